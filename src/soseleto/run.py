@@ -1,0 +1,284 @@
+"""The run folder: everything one training leaves behind, in files anyone can read, and never a pickle.
+
+``config.json``, ``metrics.jsonl``, ``ranking.parquet``, ``model.safetensors`` and ``report.html``. Whole
+files are written aside, flushed to the disk and renamed, so a kill at any moment leaves the last whole one;
+``metrics.jsonl`` grows by one flushed line a record, and a line torn by a kill is left out on reading.
+Torch, safetensors and pyarrow are imported where they are needed: looking at a run must not cost seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from soseleto.errors import DataError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = "soseleto run 1"
+CONFIG, METRICS, RANKING, MODEL, REPORT = (
+    "config.json",
+    "metrics.jsonl",
+    "ranking.parquet",
+    "model.safetensors",
+    "report.html",
+)
+_TIED = "soseleto.tied"  # metadata entry of model.safetensors: alias -> the name its values are stored under
+
+
+class RunFolder:
+    """One run's files. ``create`` starts a run, ``open`` looks at one that exists."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """Make the folder, or empty it of an earlier run; a folder with anything else in it is refused."""
+        run = cls(path)
+        if run.path.exists() and not run.path.is_dir():
+            raise UsageError(f"{run.path} is a file, and a run needs a folder: give another --out.")
+        run.path.mkdir(parents=True, exist_ok=True)
+        if not run.is_run() and any(not _is_leftover(entry) for entry in run.path.iterdir()):
+            raise UsageError(
+                f"{run.path} holds files that are no soseleto run: give --out an empty or a new folder."
+            )
+        for name in (METRICS, RANKING, MODEL, REPORT, CONFIG):  # the mark that it is a run goes last
+            (run.path / name).unlink(missing_ok=True)
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """A run that exists; anything else raises, with the nearest name that does."""
+        run = cls(path)
+        if not run.path.exists():
+            near = [str(entry) for entry in _siblings(run.path)]
+            raise UsageError(f"there is no run folder {run.path}{did_you_mean(str(run.path), near)}.")
+        if not run.is_run():
+            raise UsageError(
+                f"{run.path} is no soseleto run: name a folder that `soseleto fit` or `demo` wrote."
+            )
+        return run
+
+    def is_run(self) -> bool:
+        """Whether the folder's ``config.json`` was written by this class (the name alone proves nothing)."""
+        try:
+            config = json.loads((self.path / CONFIG).read_text("utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(config, dict) and config.get("format") == FORMAT
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Everything needed to repeat the run; versions and the device's name are added."""
+        device = str(config.get("device", "cpu"))
+        added = {"format": FORMAT, "versions": versions(), "device_name": device_name(device)}
+        write_text(self.path / CONFIG, _json({**config, **added}, indent=2) + "\n")
+
+    def config(self) -> dict[str, Any]:
+        """What ``write_config`` wrote."""
+        loaded: dict[str, Any] = json.loads(self._existing(CONFIG).read_text("utf-8"))
+        return loaded
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append one record to ``metrics.jsonl``; a number that is not finite is written as null."""
+        with (self.path / METRICS).open("a+b") as file:
+            _drop_torn_line(file)
+            file.write(_json(record).encode() + b"\n")
+            file.flush()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every whole record, in order; none yet is an empty list."""
+        path = self.path / METRICS
+        if not path.exists():
+            return []
+        *lines, _torn = path.read_bytes().split(b"\n")  # what follows the last newline is nothing, or torn
+        return [_record(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()]
+
+    def write_ranking(self, columns: Mapping[str, Sequence[Any] | np.ndarray | Tensor]) -> None:
+        """Write ``ranking.parquet`` from columns of equal length, best example first."""
+        pyarrow, parquet = _need("pyarrow"), _need("pyarrow.parquet")
+        arrays = {name: pyarrow.array(_plain_column(values)) for name, values in columns.items()}
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the columns of a ranking must have one length, got {lengths}.")
+        with aside(self.path / RANKING) as part:
+            parquet.write_table(pyarrow.table(arrays), part, compression="zstd")
+
+    def ranking(self) -> dict[str, np.ndarray]:
+        """The columns of ``ranking.parquet``, best example first."""
+        path = self._existing(RANKING)
+        table = _need("pyarrow.parquet").read_table(path, memory_map=False)
+        return {name: table.column(name).to_numpy() for name in table.column_names}
+
+    def write_model(
+        self, state_dict: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    ) -> None:
+        """Write ``model.safetensors``; a tensor under two names is stored once, and tied again on reading."""
+        tensors, tied = _untie(state_dict)
+        notes = {**(metadata or {}), _TIED: json.dumps(tied)}
+        with aside(self.path / MODEL) as part:
+            _need("safetensors.torch").save_file(tensors, part, metadata=notes)
+
+    def model_state(self) -> dict[str, Tensor]:
+        """The state dict of ``model.safetensors``, on the CPU."""
+        path = self._existing(MODEL)
+        state: dict[str, Tensor] = _need("safetensors.torch").load_file(path)
+        with _need("safetensors").safe_open(path, "pt") as file:
+            tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
+        return state | {alias: state[name] for alias, name in tied.items()}
+
+    def model_metadata(self) -> dict[str, str]:
+        """The strings that were stored beside the model."""
+        with _need("safetensors").safe_open(self._existing(MODEL), "pt") as file:
+            return {name: text for name, text in (file.metadata() or {}).items() if name != _TIED}
+
+    def _existing(self, name: str) -> Path:
+        path = self.path / name
+        if not path.exists():
+            raise DataError(f"{self.path} has no {name}: the run has not ended, or was cut short.")
+        return path
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    import torch
+
+    try:
+        own = importlib.metadata.version("soseleto")
+    except importlib.metadata.PackageNotFoundError:  # imported from a source tree that was never installed
+        own = "unknown"
+    return {"soseleto": own, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+def device_name(device: str) -> str:
+    """The machine part in words: a graphics card's name, or the processor and its number of cores."""
+    import torch
+
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name(torch.device(device)))
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+@contextlib.contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """A path to write to; it takes the place of ``path`` in one move once the block ends well."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        _sync(part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    if os.name == "posix":  # the rename itself is durable once the folder is
+        _sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file in one move."""
+    with aside(path) as part:
+        part.write_text(text, "utf-8")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _is_leftover(entry: Path) -> bool:
+    return entry.name.startswith(".") and entry.suffix == ".part"
+
+
+def _siblings(path: Path) -> list[Path]:
+    return [entry for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+
+
+def _need(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise DataError(f"a run folder needs the package {package}: type `pip install {package}`.") from error
+
+
+def _drop_torn_line(file: Any) -> None:
+    """Cut what a killed run left behind the last newline, or the next record would be glued to it."""
+    end = file.seek(0, os.SEEK_END)
+    if end == 0:
+        return
+    file.seek(end - 1)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _record(line: bytes, number: int, path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"line {number} of {path} is no JSON: restore the file, or train again.") from error
+    return record
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    """``value`` in JSON's own types: tensors as lists, classes and functions by name, NaN as null."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # a tensor, a NumPy array or one of their numbers
+        return _plain(value.tolist())
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return str(value)
+
+
+def _plain_column(values: Any) -> Any:
+    """Rows of ``values`` as Arrow takes them: a tensor through NumPy, anything else as it is."""
+    return values.detach().cpu().numpy() if hasattr(values, "detach") else values
+
+
+def _untie(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors with storage of their own, and alias -> name where one tensor has two names."""
+    tensors: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for name, tensor in state.items():
+        if not hasattr(tensor, "untyped_storage"):
+            raise DataError(
+                f"the model's state {name!r} is no tensor, and model.safetensors holds only tensors."
+            )
+        key = (
+            tensor.untyped_storage().data_ptr(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        )
+        if tensor.numel() and key in first:
+            tied[name] = first[key]
+            continue
+        first[key] = name
+        tensors[name] = tensor.detach().cpu().contiguous().clone()
+    return tensors, tied
