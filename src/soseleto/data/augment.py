@@ -1,0 +1,116 @@
+"""Random changes of image batches, made on the batch's own device and vectorised over the batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from soseleto.errors import DataError, UsageError
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What may happen to each image (N, C, H, W), uint8 or float; the dtype stays as it is.
+
+    crop: pad this many zero pixels on every side, then cut a window of the old size at a random place
+    flip: mirror left to right, with probability 1/2
+    rotate: turn by up to so many degrees either way
+    scale: enlarge or shrink by up to this share (0.1: factors from 0.9 to 1.1)
+    shift: move by up to this share of the width and of the height
+    sign: with probability 1/2 turn the image into its negative (255 - x for uint8, -x for float)
+
+    >>> augment = Augment(crop=4, flip=True)
+    >>> augment(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.Generator()).shape
+    torch.Size([8, 3, 32, 32])
+    """
+
+    crop: int = 0
+    flip: bool = False
+    rotate: float = 0.0
+    scale: float = 0.0
+    shift: float = 0.0
+    sign: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("crop", "rotate", "scale", "shift"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"{field} of Augment must be 0 or more, got {value!r}.")
+        if self.crop != int(self.crop):
+            raise UsageError(f"crop of Augment must be a whole number of pixels, got {self.crop!r}.")
+        if self.scale >= 1:
+            raise UsageError(f"scale of Augment must be below 1, got {self.scale!r}: for ±10 % say 0.1.")
+
+    @property
+    def nothing(self) -> bool:
+        """Whether every batch comes back as it is."""
+        return self == Augment()
+
+    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """The changed batch. Draws come from ``generator``, on its device, in a fixed order."""
+        if self.nothing:
+            return inputs
+        if inputs.ndim != 4:
+            raise DataError(
+                f"augmentation is for image batches (N, C, H, W), got shape {tuple(inputs.shape)}: "
+                "leave it out for tables and tokens."
+            )
+        if self.rotate or self.scale or self.shift:
+            inputs = self._affine(inputs, generator)
+        if self.crop or self.flip:
+            inputs = self._crop_flip(inputs, generator)
+        if self.sign:
+            inputs = _negative(inputs, _uniform(1, inputs, generator)[0] < 0.5)
+        return inputs
+
+    def _crop_flip(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """One gather: the place of every output pixel in the padded image, by index arithmetic."""
+        n, c, h, w = inputs.shape
+        pad, wide = int(self.crop), w + 2 * int(self.crop)
+        draws = _uniform(3, inputs, generator)
+        top, left = (draws[:2] * (2 * pad + 1)).to(torch.int64).clamp_(max=2 * pad)  # (n,) each
+        rows = torch.arange(h, device=inputs.device) + top[:, None]
+        columns = torch.arange(w, device=inputs.device)
+        if self.flip:
+            columns = torch.where((draws[2] < 0.5)[:, None], w - 1 - columns, columns)
+        columns = columns + left[:, None]
+        place = (rows[:, :, None] * wide + columns[:, None, :]).view(n, 1, h * w).expand(n, c, h * w)
+        padded = F.pad(inputs, (pad, pad, pad, pad)) if pad else inputs
+        return padded.reshape(n, c, -1).gather(2, place).view(n, c, h, w)
+
+    def _affine(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Rotation, scale and shift in one bilinear resampling; what comes from outside is 0."""
+        floats = inputs if inputs.dtype.is_floating_point else inputs.float()
+        matrix = self._matrices(floats, generator)
+        grid = F.affine_grid(matrix, list(inputs.shape), align_corners=False)
+        moved = F.grid_sample(floats, grid.to(floats.dtype), padding_mode="zeros", align_corners=False)
+        return moved if inputs.dtype.is_floating_point else moved.round_().clamp_(0, 255).to(inputs.dtype)
+
+    def _matrices(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """(N, 2, 3): from a place in the new image to the place in the old one, in units of half-sides."""
+        n, _, h, w = inputs.shape
+        angle, factor, x, y = _uniform(4, inputs, generator) * 2 - 1
+        angle = angle * math.radians(self.rotate)
+        cos, sin = angle.cos(), angle.sin()
+        inverse = 1 / (1 + factor * self.scale)
+        # Angles are turned in pixels, so a non-square image is not sheared.
+        top = torch.stack([cos * inverse, sin * inverse * (h / w), -2 * x * self.shift], dim=1)
+        bottom = torch.stack([-sin * inverse * (w / h), cos * inverse, -2 * y * self.shift], dim=1)
+        return torch.stack([top, bottom], dim=1).view(n, 2, 3)
+
+
+def _uniform(count: int, inputs: Tensor, generator: torch.Generator) -> Tensor:
+    """(count, N) numbers in [0, 1) on the inputs' device; drawn where the generator lives."""
+    draws = torch.rand(count, len(inputs), generator=generator, device=generator.device)
+    return draws.to(inputs.device, non_blocking=True)
+
+
+def _negative(inputs: Tensor, chosen: Tensor) -> Tensor:
+    chosen = chosen.view(-1, 1, 1, 1)
+    if inputs.dtype.is_floating_point:
+        return torch.where(chosen, -inputs, inputs)
+    return torch.where(chosen, 255 - inputs, inputs)

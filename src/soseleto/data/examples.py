@@ -1,0 +1,139 @@
+"""One data set in memory: inputs, labels, and an id for every example that stays the same from run to run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from soseleto.errors import DataError
+
+_CHUNK = 1 << 26  # bytes hashed at a time, so that data on a GPU is never copied back whole
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """A whole data set, gathered straight into batches by ``take``.
+
+    inputs: (N, ...): uint8 images (N, C, H, W), float features (N, D), or integer tokens (N, L)
+    labels: (N,) int64 class indices, or float targets (N, ...) for regression
+    ids: one name an example, stable from run to run; None means "0", "1", ...
+    classes: class names, by class index
+    truth: (N,) the right labels, where somebody knows them
+    paths: where each example came from
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    ids: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    truth: Tensor | None = None
+    paths: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check_lengths(self)
+        _check_labels(self)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.inputs.nbytes + self.labels.nbytes
+
+    def id_of(self, index: int) -> str:
+        """The id of one example, by its place in the data set."""
+        at = range(len(self))[index]  # negative and out-of-range places behave as in a list
+        return str(at) if self.ids is None else self.ids[at]
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels at these places, on the data's device; one gather each."""
+        index = index.to(self.inputs.device, non_blocking=True)
+        return self.inputs.index_select(0, index), self.labels.index_select(0, index)
+
+    def to(self, device: torch.device | str) -> Examples:
+        """The same examples held on another device."""
+        truth = None if self.truth is None else self.truth.to(device)
+        return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device), truth=truth)
+
+    def subset(self, index: Tensor | Sequence[int]) -> Examples:
+        """These examples only, in this order; ``index`` holds places, or is a mask of booleans."""
+        at = torch.as_tensor(index)
+        if at.dtype == torch.bool:
+            if len(at) != len(self):
+                raise DataError(f"a mask over {len(self)} examples has {len(at)} entries: give one for each.")
+            at = at.nonzero().flatten()
+        at = at.to("cpu", torch.int64)
+        inputs, labels = self.take(at)
+        places = [range(len(self))[i] for i in at.tolist()]
+        return Examples(
+            inputs,
+            labels,
+            # Without ids of their own the examples keep their places in the whole set as ids.
+            ids=tuple(self.id_of(i) for i in places),
+            classes=self.classes,
+            truth=None if self.truth is None else self.truth.index_select(0, at.to(self.truth.device)),
+            paths=None if self.paths is None else tuple(self.paths[i] for i in places),
+        )
+
+    def fingerprint(self) -> str:
+        """sha256 over the shapes, the bytes of inputs and labels, and the ids."""
+        digest = hashlib.sha256()
+        for tensor in (self.inputs, self.labels):
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            for piece in _pieces(tensor):
+                digest.update(piece)
+        ids = self.ids if self.ids is not None else [str(i) for i in range(len(self))]
+        digest.update(json.dumps(ids).encode())
+        return digest.hexdigest()
+
+
+def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """The tensor's bytes, a piece of rows at a time."""
+    rows = max(1, _CHUNK * max(len(tensor), 1) // max(tensor.nbytes, 1))
+    for piece in torch.split(tensor, rows):
+        yield piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _check_lengths(examples: Examples) -> None:
+    count = len(examples.inputs) if examples.inputs.ndim else 0
+    if count == 0:
+        raise DataError("the data set is empty: give it at least one example.")
+    fields: dict[str, Any] = {
+        "labels": examples.labels,
+        "ids": examples.ids,
+        "truth": examples.truth,
+        "paths": examples.paths,
+    }
+    for field, values in fields.items():
+        if values is not None and len(values) != count:
+            raise DataError(f"there are {count} inputs but {len(values)} {field}: give one for each input.")
+    if examples.ids is not None and len(set(examples.ids)) != count:
+        seen: set[str] = set()
+        twice = next(i for i in examples.ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
+        raise DataError(f"the id {twice!r} stands for two examples: make every id different.")
+
+
+def _check_labels(examples: Examples) -> None:
+    labels = examples.labels
+    if labels.dtype.is_floating_point:
+        return
+    if labels.dtype != torch.int64 or labels.ndim != 1:
+        raise DataError(
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}: "
+            "give (N,) int64 class indices, or float targets for regression."
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0:
+        raise DataError(f"a label is {low}: class indices start at 0.")
+    if examples.classes is not None and high >= len(examples.classes):
+        raise DataError(f"a label is {high} but there are {len(examples.classes)} class names.")
