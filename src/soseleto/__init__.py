@@ -1,0 +1,1 @@
+"""Source selection for target optimization (SOSELETO) for PyTorch."""

@@ -1,0 +1,60 @@
+"""Alignments of source examples with the target gradient, by several exact engines behind one contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from soseleto.alignment.auto import FASTEST_FIRST, make_engine
+from soseleto.alignment.compare import EngineReport, check_gradients
+from soseleto.alignment.contract import Direction, Engine, Losses, Passes, PerExampleLoss, trainable
+
+__all__ = [
+    "FASTEST_FIRST",
+    "Direction",
+    "Engine",
+    "EngineReport",
+    "Losses",
+    "Passes",
+    "PerExampleLoss",
+    "alignment",
+    "check_gradients",
+    "make_engine",
+    "trainable",
+]
+
+
+def alignment(
+    model: nn.Module,
+    per_example_loss: PerExampleLoss,
+    batch: Any,
+    direction: Direction,
+    engine: str | Engine = "auto",
+) -> tuple[Tensor, Tensor]:
+    """How each example's gradient aligns with ``direction``.
+
+    q_j = Σ_p ⟨∂ℓ_j/∂p, direction[p]⟩ over the parameters named in ``direction``.
+
+    Args:
+        model: any module; it is neither wrapped nor changed.
+        per_example_loss: ``per_example_loss(model, batch) -> (B,)``, one loss per example.
+        batch: whatever ``per_example_loss`` understands.
+        direction: parameter name -> tensor of that parameter's shape, such as a gradient of the target loss.
+        engine: ``"auto"``, ``"layerwise"``, ``"forward"``, ``"double_backward"``, ``"loop"``, or an engine object
+            (reusing one spares later calls the search for the fastest).
+
+    Returns:
+        losses and alignments, both of shape (B,) and detached.
+
+    Example:
+        >>> import torch, torch.nn.functional as F
+        >>> model = torch.nn.Linear(3, 2)
+        >>> batch = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
+        >>> direction = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+        >>> loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        >>> losses, q = alignment(model, loss, batch, direction)
+        >>> q.shape
+        torch.Size([4])
+    """
+    return make_engine(engine)(model, per_example_loss, batch, direction)

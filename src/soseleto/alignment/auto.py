@@ -1,0 +1,117 @@
+"""The fastest exact engine for the model at hand, found by trying, and said aloud."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.alignment.autograd import AutogradEngine, double_backward, forward, loop
+from soseleto.alignment.contract import (
+    Coefficients,
+    Direction,
+    Engine,
+    Losses,
+    Passes,
+    PerExampleLoss,
+    ToDirection,
+)
+from soseleto.alignment.layerwise import LayerwiseEngine
+from soseleto.errors import EngineError, UsageError, did_you_mean
+
+logger = logging.getLogger("soseleto")
+
+MAKERS: dict[str, Callable[[], Engine]] = {
+    "auto": lambda: AutoEngine(),
+    "layerwise": LayerwiseEngine,
+    "forward": lambda: AutogradEngine("forward", forward),
+    "double_backward": lambda: AutogradEngine("double_backward", double_backward),
+    "loop": lambda: AutogradEngine("loop", loop),
+}
+FASTEST_FIRST = ("layerwise", "forward", "double_backward", "loop")
+
+
+def make_engine(engine: str | Engine) -> Engine:
+    """An engine by its name; an engine is returned as it is."""
+    if not isinstance(engine, str):
+        return engine
+    if engine not in MAKERS:
+        raise UsageError(f"unknown engine {engine!r}{did_you_mean(engine, MAKERS)}: choose one of {', '.join(MAKERS)}.")
+    return MAKERS[engine]()
+
+
+class AutoEngine:
+    """Tries the engines from the fastest on, once for each model, and stays with the first that is exact."""
+
+    def __init__(self) -> None:
+        self._chosen: WeakKeyDictionary[nn.Module, Engine] = WeakKeyDictionary()
+        self.name = "auto"
+
+    def __call__(
+        self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
+    ) -> tuple[Tensor, Tensor]:
+        engine = self.choose(model, lambda candidate: candidate(model, per_example_loss, batch, direction))
+        return engine(model, per_example_loss, batch, direction)
+
+    def passes(
+        self,
+        model: nn.Module,
+        losses: Losses,
+        source: Any,
+        target: Any,
+        *,
+        to_direction: ToDirection,
+        coefficients: Coefficients,
+    ) -> Passes:
+        def trial(candidate: Engine) -> object:
+            return candidate.passes(
+                model, losses, source, target, to_direction=lambda found: found, coefficients=coefficients
+            )
+
+        engine = self.choose(model, trial)
+        return engine.passes(model, losses, source, target, to_direction=to_direction, coefficients=coefficients)
+
+    def choose(self, model: nn.Module, trial: Callable[[Engine], object]) -> Engine:
+        """The engine for this model; trials leave buffers and random states as they were."""
+        if model in self._chosen:
+            return self._chosen[model]
+        reasons = []
+        for name in FASTEST_FIRST:
+            candidate = make_engine(name)
+            try:
+                with _unchanged(model):
+                    trial(candidate)
+            except EngineError as error:
+                reasons.append(str(error))
+                continue
+            self._chosen[model] = candidate
+            self.name = name
+            _say(name, reasons)
+            return candidate
+        raise EngineError("no engine can treat this model; " + " ".join(reasons))
+
+
+def _say(name: str, reasons: list[str]) -> None:
+    if reasons:
+        logger.warning("alignments by the slower %s engine, because %s", name, reasons[0])
+    else:
+        logger.info("alignments by the %s engine", name)
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Whatever happens inside, buffers and random states come out as they went in."""
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    devices = sorted({p.device for p in model.parameters() if p.is_cuda}, key=str)
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for name, b in model.named_buffers():
+                b.copy_(buffers[name])

@@ -1,0 +1,162 @@
+"""What an engine is given, what it gives back, and the checks every engine shares.
+
+An engine computes, for a batch of source examples,
+
+    q_j = Σ_p ⟨∂ℓ_j/∂p, direction[p]⟩          (the paper's Qᵀ ∂L_t/∂θ, without its factor 1/nˢ)
+
+where ℓ_j is entry j of the batch's loss vector and p runs over the parameters named in ``direction``.
+Nothing stays behind on the model: no wrapper, no hook, no attribute, no changed gradient, and no buffer
+changed beyond what one ordinary forward changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.errors import EngineError, UsageError, did_you_mean
+
+PerExampleLoss = Callable[[nn.Module, Any], Tensor]
+Direction = Mapping[str, Tensor]
+
+
+class Losses(Protocol):
+    """The two losses of a problem, never reduced over examples."""
+
+    def source(self, model: nn.Module, batch: Any) -> Tensor: ...
+
+    def target(self, model: nn.Module, batch: Any) -> Tensor: ...
+
+    def can_join(self, source: Any, target: Any) -> bool:
+        """Whether the two batches fit into one forward."""
+        ...
+
+    def joint(self, model: nn.Module, source: Any, target: Any) -> Tensor:
+        """Source losses followed by target losses, from one forward."""
+        ...
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Everything Algorithm 1 needs from one source and one target batch, all evaluated at the same θ."""
+
+    source_losses: Tensor  # (B,)
+    target_losses: Tensor  # (T,)
+    alignment: Tensor  # (B,), at least float32
+    source_gradient: dict[str, Tensor]  # Σ_j c_j ∂ℓ_j/∂p
+    target_gradient: dict[str, Tensor]  # ∂L_t/∂p, the mean over the target batch
+
+
+# From the raw gradient of the target loss to the direction source examples are compared with (it may average
+# over steps). It may be called for some of the parameters at a time, each exactly once a step.
+ToDirection = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+# The coefficients c_j of the source gradient: known beforehand, or a function of the alignment.
+Coefficients = Tensor | Callable[[Tensor], Tensor]
+
+
+class Engine(Protocol):
+    """A way to compute alignments."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(
+        self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
+    ) -> tuple[Tensor, Tensor]:
+        """Losses and alignments of the batch, both (B,) and detached."""
+        ...
+
+    def passes(
+        self,
+        model: nn.Module,
+        losses: Losses,
+        source: Any,
+        target: Any,
+        *,
+        to_direction: ToDirection,
+        coefficients: Coefficients,
+    ) -> Passes:
+        """One training step's worth: target gradient, alignments, and the weighted source gradient."""
+        ...
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that learn, by name; a tied parameter appears once, under its first name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def named_in(direction: Direction, model: nn.Module) -> dict[str, nn.Parameter]:
+    """The model's parameters that ``direction`` names, checked: known, trainable, of the same shape."""
+    if not direction:
+        raise UsageError("direction is empty: pass a dict of parameter name -> tensor, as a target gradient is.")
+    known = dict(model.named_parameters())
+    for name, tensor in direction.items():
+        if name not in known:
+            raise UsageError(
+                f"direction names {name!r}, which is not a parameter of this model{did_you_mean(name, known)}: "
+                "use the names of model.named_parameters()."
+            )
+        if not known[name].requires_grad:
+            raise UsageError(f"direction names {name!r}, which is frozen: leave it out, or set requires_grad=True.")
+        if tensor.shape != known[name].shape:
+            raise UsageError(
+                f"direction[{name!r}] has shape {tuple(tensor.shape)}, the parameter {tuple(known[name].shape)}: "
+                "pass a gradient of that parameter."
+            )
+    return {name: known[name] for name in direction}
+
+
+def as_loss_vector(losses: object) -> Tensor:
+    """``losses`` if it is a vector with one entry per example, else an error with the line to type."""
+    if not isinstance(losses, Tensor):
+        raise UsageError(
+            f"per_example_loss returned {type(losses).__name__}: return a tensor of shape (B,), one loss per example."
+        )
+    if losses.ndim == 0:
+        raise UsageError(
+            "per_example_loss returned a scalar, but each example's own loss is needed: "
+            "write reduction='none', as in F.cross_entropy(model(x), y, reduction='none')."
+        )
+    if losses.ndim > 1:
+        raise UsageError(
+            f"per_example_loss returned shape {tuple(losses.shape)}, but one number per example is needed: "
+            "write losses.flatten(1).mean(1)."
+        )
+    if not losses.requires_grad:
+        raise UsageError(
+            "per_example_loss returned losses without a gradient: compute them with the model, outside torch.no_grad()."
+        )
+    return losses
+
+
+def reductions_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Alignments are summed in float32, or in float64 where the model is."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def inner(gradients: Mapping[str, Tensor | None], direction: Direction) -> Tensor:
+    """Σ_p ⟨gradients[p], direction[p]⟩; a parameter that got no gradient counts as zero."""
+    total: Tensor | None = None
+    for name, gradient in gradients.items():
+        if gradient is not None:
+            dtype = reductions_dtype(gradient.dtype)
+            part = (gradient.to(dtype) * direction[name].to(dtype)).sum()
+            total = part if total is None else total + part
+    if total is None:
+        first = next(iter(direction.values()))
+        return torch.zeros((), dtype=reductions_dtype(first.dtype), device=first.device)
+    return total
+
+
+def no_reentrant_checkpoint(error: RuntimeError) -> EngineError | None:
+    """PyTorch's own words about reentrant checkpointing, in ours; None for any other error."""
+    if "use_reentrant" not in str(error) and "Checkpointing is not compatible with .grad()" not in str(error):
+        return None
+    return EngineError(
+        "the model uses torch.utils.checkpoint with use_reentrant=True, which allows no per-example gradients: "
+        "call checkpoint(..., use_reentrant=False)."
+    )

@@ -1,0 +1,328 @@
+"""One short rule per function through which parameters act: what layerwise knows about layers.
+
+Every function here is linear in its parameters P (weight and bias together): y = f(a; P). So for a direction G
+
+    alignment   q_j = ⟨δ_j, f(a_j; G)⟩                 the same function once more, with G in place of P
+    gradient    Σ_j c_j ∂ℓ_j/∂P = f(a; ·)ᵀ (c δ)       the ordinary weight gradient, from scaled δ
+
+with a the layer's input, δ_j the gradient of ℓ_j at its output. Neither needs a per-example gradient. Layers whose
+parameters are small beside their activations (norms) take the other road: their per-example gradients cost less
+than a second call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one function acts.
+
+    ``arguments`` are its argument names in order, ``parameters`` those that may be parameters. ``refuse`` says, in
+    words, why a call with these arguments cannot be treated example by example, or None. Exactly one of
+    ``gradient`` (from a, δ and coefficients to parameter gradients) and ``per_example`` (from a and δ, one row per
+    example) is set; ``tangent`` goes with ``gradient``.
+    """
+
+    arguments: tuple[str, ...]
+    parameters: tuple[str, ...]
+    data: str = "input"
+    refuse: Callable[[Arguments], str | None] = lambda _: None
+    gradient: Callable[[Arguments, Tensor, Tensor, Tensor | None], dict[str, Tensor]] | None = None
+    per_example: Callable[[Arguments, Tensor, Tensor], dict[str, Tensor]] | None = None
+    tangent: Callable[[Arguments, Tensor, Mapping[str, Tensor]], Tensor] | None = None
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+        return {**dict(zip(self.arguments, args, strict=False)), **kwargs}
+
+
+def scale(rows: Tensor, coefficients: Tensor | None) -> Tensor:
+    """c_j times row j."""
+    if coefficients is None:
+        return rows
+    return rows * coefficients.to(rows.dtype).view(-1, *[1] * (rows.ndim - 1))
+
+
+def _scale_one(a: Tensor, delta: Tensor, coefficients: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A weight gradient is bilinear in a and δ: scale whichever is smaller."""
+    if a.numel() < delta.numel():
+        return scale(a, coefficients), delta
+    return a, scale(delta, coefficients)
+
+
+# --- linear ---------------------------------------------------------------------------------------------------
+
+
+def _linear_gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> dict[str, Tensor]:
+    bias = scale(delta.reshape(delta.shape[0], -1, delta.shape[-1]).sum(1), coefficients).sum(0)
+    a, delta = _scale_one(a, delta, coefficients)
+    return {"weight": delta.reshape(-1, delta.shape[-1]).T @ a.reshape(-1, a.shape[-1]), "bias": bias}
+
+
+def _linear_tangent(arguments: Arguments, a: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
+    if "weight" not in direction:
+        return direction["bias"].expand(*a.shape[:-1], -1)
+    return F.linear(a, direction["weight"], direction.get("bias"))
+
+
+LINEAR = Rule(("input", "weight", "bias"), ("weight", "bias"), gradient=_linear_gradient, tangent=_linear_tangent)
+
+
+# --- convolutions ---------------------------------------------------------------------------------------------
+
+
+def _convolution(call: Callable[..., Tensor], dims: int, *, transposed: bool) -> Rule:
+    tail = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
+
+    def settings(arguments: Arguments) -> dict[str, Any]:
+        return {k: arguments[k] for k in ("stride", "padding", *tail) if k in arguments}
+
+    def tangent(arguments: Arguments, a: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
+        weight = direction.get("weight")
+        if weight is None:  # frozen weight, free bias: the bias alone moves the output, everywhere alike
+            return direction["bias"].view(1, -1, *[1] * dims)
+        return call(a, weight, direction.get("bias"), **settings(arguments))
+
+    def gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> dict[str, Tensor]:
+        weight = arguments["weight"]
+        bias = scale(delta.flatten(2).sum(2), coefficients).sum(0)
+        a, delta = _scale_one(a, delta, coefficients)
+        padding = _padding(arguments, weight, dims)
+        if padding is None:  # 'same' with an even kernel pads one side more: let autograd do it
+            return {"weight": _weight_gradient(call, settings(arguments), a, weight, delta), "bias": bias}
+        _, grad_weight, _ = torch.ops.aten.convolution_backward(
+            delta,
+            a,
+            weight.detach().to(delta.dtype),
+            None,
+            _tuple(arguments.get("stride", 1), dims),
+            padding,
+            _tuple(arguments.get("dilation", 1), dims),
+            transposed,
+            _tuple(arguments.get("output_padding", 0), dims),
+            arguments.get("groups", 1),
+            [False, True, False],
+        )
+        return {"weight": grad_weight, "bias": bias}
+
+    names = ("input", "weight", "bias", "stride", "padding", *tail)
+    return Rule(names, ("weight", "bias"), gradient=gradient, tangent=tangent)
+
+
+def _padding(arguments: Arguments, weight: Tensor, dims: int) -> tuple[int, ...] | None:
+    padding = arguments.get("padding", 0)
+    if padding == "valid":
+        return (0,) * dims
+    if padding == "same":
+        dilation = _tuple(arguments.get("dilation", 1), dims)
+        totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        return None if any(total % 2 for total in totals) else tuple(total // 2 for total in totals)
+    return _tuple(padding, dims)
+
+
+def _weight_gradient(
+    call: Callable[..., Tensor], settings: dict[str, Any], a: Tensor, weight: Tensor, delta: Tensor
+) -> Tensor:
+    with torch.enable_grad():
+        free = weight.detach().to(delta.dtype).requires_grad_()
+        (gradient,) = torch.autograd.grad(call(a.detach(), free, None, **settings), free, delta)
+    return gradient
+
+
+def _tuple(value: Any, dims: int) -> tuple[int, ...]:
+    if isinstance(value, int):
+        return (value,) * dims
+    return tuple(value) * dims if len(value) == 1 else tuple(value)
+
+
+# --- embedding ------------------------------------------------------------------------------------------------
+
+
+def _embedding_gradient(
+    arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None
+) -> dict[str, Tensor]:
+    index, rows = a.reshape(-1), scale(delta, coefficients).reshape(-1, delta.shape[-1])
+    zeros = torch.zeros_like(arguments["weight"], dtype=rows.dtype)
+    return {"weight": zeros.index_add_(0, index, _not_padding(arguments, index, rows))}
+
+
+def _embedding_tangent(arguments: Arguments, a: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
+    return _not_padding(arguments, a, F.embedding(a, direction["weight"]))
+
+
+def _not_padding(arguments: Arguments, index: Tensor, rows: Tensor) -> Tensor:
+    """The padding row gets no gradient, so it has no part in the alignment either."""
+    padding = arguments.get("padding_idx")
+    if padding is None:
+        return rows
+    padding = padding % arguments["weight"].shape[0]
+    return rows * (index != padding).unsqueeze(-1).to(rows.dtype)
+
+
+def _refuse_embedding(arguments: Arguments) -> str | None:
+    if arguments.get("max_norm") is not None:
+        return "max_norm rewrites the weights during the forward"
+    if arguments.get("scale_grad_by_freq"):
+        return "scale_grad_by_freq mixes the examples of a batch"
+    if arguments.get("sparse"):
+        return "sparse gradients are not supported"
+    return None
+
+
+EMBEDDING = Rule(
+    ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+    ("weight",),
+    refuse=_refuse_embedding,
+    gradient=_embedding_gradient,
+    tangent=_embedding_tangent,
+)
+
+
+# --- norms: y = x̂·weight + bias, with x̂ the normalised input ----------------------------------------------------
+
+
+def _over_channels(normalised: Callable[[Arguments, Tensor], Tensor]) -> Any:
+    """Per-example gradients of a norm with one weight and bias per channel (dimension 1)."""
+
+    def per_example(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
+        rows = delta.flatten(2) if delta.ndim > 2 else delta.unsqueeze(2)
+        x_hat = normalised(arguments, a).reshape(rows.shape)
+        return {"weight": (rows * x_hat).sum(2), "bias": rows.sum(2)}
+
+    return per_example
+
+
+def _over_last(normalised: Callable[[Arguments, Tensor], Tensor]) -> Any:
+    """Per-example gradients of a norm whose weight and bias have the shape of the last dimensions."""
+
+    def per_example(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
+        shape = tuple(arguments["normalized_shape"])
+        rows = delta.reshape(delta.shape[0], -1, math.prod(shape))
+        x_hat = normalised(arguments, a).reshape(rows.shape)
+        return {
+            "weight": (rows * x_hat).sum(1).reshape(-1, *shape),
+            "bias": rows.sum(1).reshape(-1, *shape),
+        }
+
+    return per_example
+
+
+def _layer_hat(arguments: Arguments, a: Tensor) -> Tensor:
+    return F.layer_norm(a, arguments["normalized_shape"], None, None, arguments.get("eps", 1e-5))
+
+
+def _rms_hat(arguments: Arguments, a: Tensor) -> Tensor:
+    return F.rms_norm(a, arguments["normalized_shape"], None, arguments.get("eps"))
+
+
+def _group_hat(arguments: Arguments, a: Tensor) -> Tensor:
+    return F.group_norm(a, arguments["num_groups"], None, None, arguments.get("eps", 1e-5))
+
+
+def _instance_hat(arguments: Arguments, a: Tensor) -> Tensor:
+    eps = arguments.get("eps", 1e-5)
+    if arguments.get("use_input_stats", True):  # never hand over the running statistics: they were updated already
+        return F.instance_norm(a, eps=eps)
+    return _running_hat(arguments, a, eps)
+
+
+def _batch_hat(arguments: Arguments, a: Tensor) -> Tensor:
+    return _running_hat(arguments, a, arguments.get("eps", 1e-5))
+
+
+def _running_hat(arguments: Arguments, a: Tensor, eps: float) -> Tensor:
+    mean, var = arguments["running_mean"].to(a.dtype), arguments["running_var"].to(a.dtype)
+    return F.batch_norm(a, mean, var, None, None, False, 0.0, eps)
+
+
+def _refuse_batch_norm(arguments: Arguments) -> str | None:
+    if arguments.get("training", False):
+        return "BatchNorm in training mode mixes the examples of a batch"
+    return None
+
+
+LAYER_NORM = Rule(
+    ("input", "normalized_shape", "weight", "bias", "eps"),
+    ("weight", "bias"),
+    per_example=_over_last(_layer_hat),
+)
+RMS_NORM = Rule(("input", "normalized_shape", "weight", "eps"), ("weight",), per_example=_over_last(_rms_hat))
+GROUP_NORM = Rule(
+    ("input", "num_groups", "weight", "bias", "eps"),
+    ("weight", "bias"),
+    per_example=_over_channels(_group_hat),
+)
+INSTANCE_NORM = Rule(
+    ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"),
+    ("weight", "bias"),
+    per_example=_over_channels(_instance_hat),
+)
+BATCH_NORM = Rule(
+    ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    ("weight", "bias"),
+    refuse=_refuse_batch_norm,
+    per_example=_over_channels(_batch_hat),
+)
+
+
+# --- a bare parameter broadcast over the batch: position embeddings, class tokens, layer scales ---
+
+
+def _sum_to(delta: Tensor, arguments: Arguments, coefficients: Tensor | None) -> dict[str, Tensor]:
+    return {"other": scale(delta, coefficients).sum_to_size(arguments["other"].shape)}
+
+
+def _refuse_broadcast(arguments: Arguments) -> str | None:
+    if set(arguments) - {"input", "other"}:
+        return f"{', '.join(sorted(set(arguments) - {'input', 'other'}))} is not supported there"
+    if not isinstance(arguments["input"], Tensor) or arguments["input"].ndim == 0:
+        return "the parameter does not meet a batch there"
+    shape, parameter = arguments["input"].shape, arguments["other"].shape
+    if len(parameter) > len(shape) or (len(parameter) == len(shape) and parameter[0] != 1):
+        return "the parameter has an entry of its own for each place in the batch"
+    return None
+
+
+ADD = Rule(
+    ("input", "other"),
+    ("other",),
+    refuse=_refuse_broadcast,
+    gradient=lambda arguments, a, delta, c: _sum_to(delta, arguments, c),
+    tangent=lambda arguments, a, direction: direction["other"],
+)
+MULTIPLY = Rule(
+    ("input", "other"),
+    ("other",),
+    refuse=_refuse_broadcast,
+    gradient=lambda arguments, a, delta, c: _sum_to(delta * a, arguments, c),
+    tangent=lambda arguments, a, direction: a * direction["other"],
+)
+
+
+RULES: dict[Any, Rule] = {
+    F.linear: LINEAR,
+    F.conv1d: _convolution(F.conv1d, 1, transposed=False),
+    F.conv2d: _convolution(F.conv2d, 2, transposed=False),
+    F.conv3d: _convolution(F.conv3d, 3, transposed=False),
+    F.conv_transpose1d: _convolution(F.conv_transpose1d, 1, transposed=True),
+    F.conv_transpose2d: _convolution(F.conv_transpose2d, 2, transposed=True),
+    F.conv_transpose3d: _convolution(F.conv_transpose3d, 3, transposed=True),
+    F.embedding: EMBEDDING,
+    F.layer_norm: LAYER_NORM,
+    F.rms_norm: RMS_NORM,
+    F.group_norm: GROUP_NORM,
+    F.instance_norm: INSTANCE_NORM,
+    F.batch_norm: BATCH_NORM,
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), ADD),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), MULTIPLY),
+}

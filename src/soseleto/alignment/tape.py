@@ -1,0 +1,254 @@
+"""The tape of one forward: every call through which a parameter acted, and the gradient at its output.
+
+While it is open, the tape sees each torch function the model calls. A call that takes a parameter is looked up in
+the rules; its input a is kept, and a tap on its output will hear δ during the backward. A call without a rule
+raises: no parameter can act unseen. Nothing is hung on the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from soseleto.alignment.attention import refuse_attention, self_attention
+from soseleto.alignment.contract import reductions_dtype
+from soseleto.alignment.rules import ADD, MULTIPLY, RULES, Arguments, Rule, scale
+from soseleto.errors import EngineError
+
+OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
+
+
+@dataclass(eq=False)
+class Call:
+    """One use of parameters: y = f(a; P)."""
+
+    rule: Rule
+    arguments: Arguments  # without the data
+    names: dict[str, str]  # argument -> parameter name
+    a: Tensor | None
+    version: int
+    rows: int
+    dtype: torch.dtype
+    delta: Tensor | None = None
+    group: Group | None = None
+
+    def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
+        """⟨δ_j, f(a_j; direction)⟩ for the chosen rows, or None when the direction names none of our parameters."""
+        given = {k: direction[name].to(self.dtype) for k, name in self.names.items() if name in direction}
+        if not given:
+            return None
+        delta, a = self._data(rows)
+        if self.rule.per_example is not None:
+            each = self.rule.per_example(self.arguments, a, delta)
+            dtype = reductions_dtype(delta.dtype)
+            parts = [each[k].to(dtype).flatten(1) @ g.to(dtype).flatten() for k, g in given.items()]
+            return torch.stack(parts).sum(0)
+        assert self.rule.tangent is not None
+        return row_dot(delta, self.rule.tangent(self.arguments, a, given))
+
+    def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
+        """Σ_j c_j ∂ℓ_j/∂P over the chosen rows, by parameter name."""
+        delta, a = self._data(rows)
+        if self.rule.per_example is not None:
+            each = self.rule.per_example(self.arguments, a, delta)
+            found = {k: scale(each[k], coefficients).sum(0) for k in self.names}
+        else:
+            assert self.rule.gradient is not None
+            found = self.rule.gradient(self.arguments, a, delta, coefficients)
+        return {name: found[k].to(self.arguments[k].dtype) for k, name in self.names.items()}
+
+    def _data(self, rows: slice) -> tuple[Tensor, Tensor]:
+        assert self.delta is not None
+        if self.a is None:
+            return self.delta[rows], self.delta[rows]
+        if self.a._version != self.version:
+            raise EngineError(
+                f"the input of {next(iter(self.names.values()))!r} was changed in place after its use, which the "
+                f"layerwise engine cannot follow: {OTHER_ENGINES}."
+            )
+        a = self.a[rows]
+        return self.delta[rows], a.to(self.dtype) if a.is_floating_point() else a
+
+
+def row_dot(delta: Tensor, tangent: Tensor) -> Tensor:
+    """Σ over all but the first dimension of delta·tangent, summed in float32 or better."""
+    dtype = reductions_dtype(delta.dtype)
+    if tangent.shape != delta.shape:
+        tangent = tangent.expand_as(delta)
+    return (delta * tangent).flatten(1).sum(1, dtype=dtype)
+
+
+@dataclass(eq=False)
+class Group:
+    """Calls that share parameters: a tied weight's gradient is whole only when all of them have been heard."""
+
+    calls: list[Call]
+    waiting: int = 0
+
+
+Finish = Callable[[list[Call]], None]
+
+
+@dataclass
+class _Ear:
+    """Where taps report; set anew for every backward."""
+
+    finish: Finish | None = None
+
+
+class _Tap(torch.autograd.Function):
+    """The identity, except that its backward is heard. ``anchor`` is what the backward is asked to reach."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, anchor: Tensor, call: Call, ear: _Ear) -> Tensor:
+        ctx.call, ctx.ear = call, ear
+        return y.detach()  # shares memory and version with y; in-place operations may follow
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        call, ear = ctx.call, ctx.ear
+        if ear.finish is None:  # somebody else's backward
+            return delta, None, None, None
+        call.delta = delta
+        call.group.waiting -= 1
+        if call.group.waiting == 0:
+            ear.finish(call.group.calls)
+        return delta, None, None, None
+
+
+@dataclass
+class Tape(TorchFunctionMode):
+    """Records the calls of one forward of ``model``."""
+
+    model: nn.Module
+    calls: list[Call] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._names = {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
+        self._ear = _Ear()
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward and self._mine((*args, *kwargs.values())):
+            return self._attention(args, kwargs)
+        out = func(*args, **kwargs)
+        mine = self._mine((*args, *kwargs.values()))
+        if not mine or not _differentiable(out):
+            return out
+        return self._record(func, args, kwargs, mine, out)
+
+    def _mine(self, values: Iterable[Any]) -> list[str]:
+        """Names of the model's parameters among the arguments of a call (also inside lists, as LSTM passes them)."""
+        names = []
+        for value in values:
+            if isinstance(value, Tensor):
+                name = self._names.get(id(value))
+                if name is not None:
+                    names.append(name)
+            elif isinstance(value, (list, tuple)):
+                names += [self._names[id(v)] for v in value if isinstance(v, Tensor) and id(v) in self._names]
+        return names
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[str], out: Any) -> Any:
+        rule = RULES.get(func)
+        if rule is None or not isinstance(out, Tensor):
+            raise self._no_rule(mine[0], f"no rule for {resolve_name(func) or func}")
+        if rule in (ADD, MULTIPLY) and len(args) == 2 and id(args[0]) in self._names:
+            args = (args[1], args[0])  # the parameter stands first: p + x
+        arguments = rule.bind(args, kwargs)
+        if why := rule.refuse(arguments):
+            raise self._no_rule(mine[0], why)
+        data = arguments.pop(rule.data)
+        names = {k: self._names[id(arguments[k])] for k in rule.parameters if id(arguments.get(k)) in self._names}
+        if len(names) != len(mine) or not isinstance(data, Tensor):
+            raise self._no_rule(mine[0], f"{resolve_name(func)} takes it where no parameter was expected")
+        a = None if rule is ADD else data.detach()
+        call = Call(
+            rule,
+            arguments,
+            names,
+            a,
+            0 if a is None else a._version,
+            out.shape[0] if out.ndim else 0,
+            out.dtype,
+        )
+        self.calls.append(call)
+        return _Tap.apply(out, self._anchor, call, self._ear)
+
+    def _attention(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if why := refuse_attention(args, kwargs):
+            raise self._no_rule(self._mine((*args, *kwargs.values()))[0], why)
+        with self:  # the projections inside are seen as the linear layers they are
+            return self_attention(*args, **kwargs)
+
+    def _no_rule(self, parameter: str, why: str) -> EngineError:
+        path = parameter.rpartition(".")[0]
+        module = self.model.get_submodule(path)
+        where = f"{type(module).__name__} {path!r}" if path else f"{type(module).__name__} (the model itself)"
+        return EngineError(
+            f"the layerwise engine cannot treat {where}, parameter {parameter!r}: {why}; {OTHER_ENGINES}."
+        )
+
+    def check_rows(self, rows: int) -> None:
+        """Every recorded output must carry the examples in its first dimension."""
+        for call in self.calls:
+            if call.rows != rows:
+                raise self._no_rule(
+                    next(iter(call.names.values())),
+                    f"its output has {call.rows} rows where the batch has {rows} losses (is the batch not first?)",
+                )
+
+    def backward(self, losses: Tensor, finish: Finish, *, again: bool = False) -> None:
+        """Back-propagate the unweighted losses; ``finish`` hears each group of calls once its δ are complete.
+
+        Unweighted, so that an example of weight 0 still has a δ and can come back.
+        """
+        groups = _group(self.calls)
+        self._ear.finish = finish
+        torch.autograd.grad(
+            losses,
+            [self._anchor],
+            grad_outputs=torch.ones_like(losses),
+            retain_graph=again,
+            allow_unused=True,
+        )
+        for group in groups:  # calls whose output never reached the losses are never heard
+            heard = [call for call in group.calls if call.delta is not None]
+            if group.waiting and heard:
+                finish(heard)
+        self._ear.finish = None
+        for call in self.calls:
+            call.delta = call.group = None
+
+
+def _differentiable(out: Any) -> bool:
+    values = out if isinstance(out, (list, tuple)) else (out,)
+    return any(isinstance(v, Tensor) and v.requires_grad for v in values)
+
+
+def _group(calls: list[Call]) -> list[Group]:
+    """Calls connected through a shared parameter, together."""
+    owner: dict[str, Group] = {}
+    for call in calls:
+        merged = Group([call])
+        for group in {id(g): g for name in call.names.values() if (g := owner.get(name))}.values():
+            merged.calls = group.calls + merged.calls
+        for member in merged.calls:
+            owner.update(dict.fromkeys(member.names.values(), merged))
+    groups = list({id(g): g for g in owner.values()}.values())
+    for group in groups:
+        group.waiting = len(group.calls)
+        for call in group.calls:
+            call.group = group
+    return groups
