@@ -1,0 +1,135 @@
+"""The report's charts: plain numbers in, one figure with its caption, legend and alternative text out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
+from soseleto.report.files import RunFiles
+from soseleto.report.svg import Chart
+from soseleto.report.tables import PAPER_THRESHOLD, THRESHOLDS, Histogram, Kept, precision_recall
+from soseleto.report.words import count, number, share
+
+NAMES = {"right": "right labels", "wrong": "wrong labels", "all": "source examples"}
+Legend = tuple[tuple[str, str, str], ...]  # (mark, kind, words)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart as the page shows it."""
+
+    title: str
+    picture: Markup
+    caption: str = ""
+    legend: Legend = ()
+
+
+def histogram(table: Histogram, *, title: str, x_label: str, caption: str, threshold: bool) -> Figure:
+    """Bars of one group, or of right and wrong labels over each other."""
+    top = max(int(counts.max(initial=0)) for counts in table.counts.values())
+    chart = Chart(x=(table.edges[0], table.edges[-1]), y=(0, top * 1.05), x_label=x_label, y_label="examples")
+    for kind, counts in table.counts.items():
+        chart.bars(table.edges, counts, kind)
+    if threshold:
+        chart.rule(PAPER_THRESHOLD, "threshold")
+    elif table.edges[0] < 0 < table.edges[-1]:
+        chart.rule(0)
+    peaks = [
+        f"{NAMES[kind]} pile up around {number(float(table.edges[int(counts.argmax())]))}"
+        for kind, counts in table.counts.items()
+    ]
+    legend = tuple(("bar", kind, NAMES[kind]) for kind in table.counts) if len(table.counts) > 1 else ()
+    return Figure(title, chart.svg(f"Histogram of {x_label}: {'; '.join(peaks)}."), caption, legend)
+
+
+def curves(run: RunFiles, title: str, y_label: str, lines: Legend, caption: str = "") -> Figure | None:
+    """Numbers of every epoch as lines; ``lines`` is (key, kind, words). None where the run has none."""
+    series = {key: run.series(key) for key, _, _ in lines}
+    shown = tuple(line for line in lines if np.isfinite(series[line[0]]).any())
+    if not shown:
+        return None
+    epochs = run.series("epoch")
+    values = np.concatenate([series[key] for key, _, _ in shown])
+    low, high = min(0.0, float(np.nanmin(values))), float(np.nanmax(values))
+    chart = _over_epochs(epochs, (low * 1.05, max(high * 1.05, 1e-12)), y_label)
+    if low < 0:
+        chart.level(0)
+    for key, kind, _ in shown:
+        chart.line(epochs, series[key], kind)
+    said = [_from_to(words, series[key]) for key, _, words in shown]
+    legend = tuple(("line", kind, words) for _, kind, words in shown) if len(shown) > 1 else ()
+    return Figure(title, chart.svg(f"{title} over {len(epochs)} epochs: {'; '.join(said)}."), caption, legend)
+
+
+def groups(run: RunFiles, title: str = "Mean weight of right and wrong labels") -> Figure | None:
+    """Mean weight of both groups per epoch with its 95 % interval: Figure 1 (d)."""
+    epochs = run.series("epoch")
+    means = {kind: run.group(kind, "mean") for kind in ("right", "wrong")}
+    if not any(np.isfinite(mean).any() for mean in means.values()):
+        return None
+    chart = _over_epochs(epochs, (0, 1), "mean weight")
+    for kind, mean in means.items():
+        chart.band(epochs, run.group(kind, "low"), run.group(kind, "high"), kind)
+        chart.line(epochs, mean, kind)
+    said = [_from_to(NAMES[kind], mean) for kind, mean in means.items() if np.isfinite(mean).any()]
+    return Figure(
+        title,
+        chart.svg(f"Mean weight over {len(epochs)} epochs: {'; '.join(said)}."),
+        "The bands are 95 % confidence intervals of the means.",
+        tuple(("line", kind, NAMES[kind]) for kind in means),
+    )
+
+
+def precision_and_recall(table: Kept, title: str = "Precision and recall of “a low weight is wrong”") -> Figure:
+    """Of "a weight below the threshold means a wrong label", against the threshold: Figure 1 (e)."""
+    precision, recall = precision_recall(table)
+    chart = Chart(x=(0, 1), y=(0, 1), x_label="threshold on the weight", y_label="precision, recall")
+    chart.rule(PAPER_THRESHOLD, "threshold")
+    chart.line(THRESHOLDS, precision, "first")
+    chart.line(THRESHOLDS, recall, "second")
+    at = {threshold: round(threshold * 100) for threshold in (0.1, 0.5, 0.9)}
+    said = [
+        f"at {threshold} precision {number(precision[index])}, recall {number(recall[index])}"
+        for threshold, index in at.items()
+    ]
+    caption = "An example counts as found when its weight is below the threshold."
+    legend = (("line", "first", "precision"), ("line", "second", "recall"))
+    return Figure(title, chart.svg(f"Precision and recall: {'; '.join(said)}."), caption, legend)
+
+
+def weights_over_time(run: RunFiles, columns: int = 60) -> Figure | None:
+    """The epochs' weight histograms side by side: darker cells hold a larger share of the source."""
+    records = [(record["epoch"], record["histogram"]) for record in run.epochs if record.get("histogram")]
+    if len(records) < 2:
+        return None
+    shown = [records[i] for i in np.linspace(0, len(records) - 1, min(columns, len(records))).round().astype(int)]
+    edges = np.linspace(0, 1, len(shown[0][1]) + 1)
+    chart = _over_epochs(np.array([epoch for epoch, _ in records]), (0, 1), "weight")
+    places = np.linspace(*chart.x_range, len(shown) + 1)
+    for left, right, (_, counts) in zip(places[:-1], places[1:], shown, strict=True):
+        part = np.array(counts, dtype=float) / max(sum(counts), 1)
+        for row in np.flatnonzero(part > 0):
+            strength = max(0.04, float(part[row]) ** 0.5)
+            chart.cell((left, right), (edges[row], edges[row + 1]), strength, "all")
+    first, last = shown[0][1], shown[-1][1]
+    alt = (
+        f"Share of weights above {edges[-2]:.2f}: {share(first[-1] / max(sum(first), 1))} after the first "
+        f"epoch, {share(last[-1] / max(sum(last), 1))} after the last; below {edges[1]:.2f}: "
+        f"{share(last[0] / max(sum(last), 1))} after the last."
+    )
+    return Figure(
+        "Where the weights sit, epoch by epoch", chart.svg(alt), "The stronger the colour, the more source examples."
+    )
+
+
+def _over_epochs(epochs: np.ndarray, y: tuple[float, float], y_label: str) -> Chart:
+    return Chart(x=(float(epochs.min()), float(epochs.max())), y=y, x_label="epoch", y_label=y_label, whole_x=True)
+
+
+def _from_to(words: str, values: np.ndarray) -> str:
+    known = values[np.isfinite(values)]
+    if known.max() >= 1000:
+        return f"{words} from {count(known[0])} to {count(known[-1])}"
+    return f"{words} from {number(float(known[0]))} to {number(float(known[-1]))}"

@@ -1,0 +1,80 @@
+"""What the report knows: the run folder's files as plain values, and nothing of the code that trained."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from soseleto.run import RANKING, RunFolder
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """One run as its files tell it; ``ranking`` is None while the run has not ended."""
+
+    name: str
+    config: Record
+    start: Record
+    epochs: tuple[Record, ...]
+    end: Record
+    messages: tuple[str, ...]
+    ranking: dict[str, np.ndarray] | None
+
+    @property
+    def last(self) -> Record:
+        """The last epoch's record with the closing evaluation on top."""
+        return {**(self.epochs[-1] if self.epochs else {}), **self.end}
+
+    def series(self, key: str) -> np.ndarray:
+        """One number of every epoch, NaN where a record has none; (E,)."""
+        return np.array([_number(record.get(key)) for record in self.epochs], dtype=float)
+
+    def group(self, name: str, key: str) -> np.ndarray:
+        """One number of a group of every epoch ("right" or "wrong"), NaN where it is missing; (E,)."""
+        groups = (record.get("groups") or {} for record in self.epochs)
+        return np.array([_number((group.get(name) or {}).get(key)) for group in groups], dtype=float)
+
+    def column(self, name: str) -> np.ndarray | None:
+        """A column of the ranking, or None."""
+        return None if self.ranking is None else self.ranking.get(name)
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the feature columns, ``x0`` first."""
+        names = [name for name in self.ranking or {} if name[:1] == "x" and name[1:].isdigit()]
+        return sorted(names, key=lambda name: int(name[1:]))
+
+
+def read(path: str | os.PathLike[str]) -> RunFiles:
+    """Read a run folder; one that has not ended is read as far as it goes."""
+    folder = RunFolder.open(path)
+    records = folder.metrics()
+    return RunFiles(
+        name=folder.path.resolve().name,
+        config=folder.config(),
+        start=_first(records, "start"),
+        epochs=tuple(record for record in records if record.get("event") == "epoch"),
+        end=_first(records, "end"),
+        messages=_messages(records),
+        ranking=folder.ranking() if (folder.path / RANKING).exists() else None,
+    )
+
+
+def _first(records: list[Record], event: str) -> Record:
+    return next((record for record in records if record.get("event") == event), {})
+
+
+def _messages(records: list[Record]) -> tuple[str, ...]:
+    """What the run had to say, each sentence once, in order."""
+    said = [str(text) for text in _first(records, "start").get("messages") or []]
+    said += [str(record.get("text", "")) for record in records if record.get("event") == "message"]
+    return tuple(dict.fromkeys(said))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")

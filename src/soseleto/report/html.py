@@ -1,0 +1,193 @@
+"""The page: sections that the run's files support, put through one autoescaped template."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from soseleto.report import charts, figure1, tables, words
+from soseleto.report.charts import Figure
+from soseleto.report.files import RunFiles, read
+from soseleto.run import REPORT, write_text
+
+EXAMPLES_SHOWN = 20
+TABLE_THRESHOLDS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
+
+
+def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the report of a run, into the run folder unless ``out`` says where, and return its path."""
+    path = Path(run_path) / REPORT if out is None else Path(out)
+    page = render(run_path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, page)
+    return path
+
+
+def render(run_path: str | os.PathLike[str]) -> str:
+    """The report of a run as one HTML page: no network, no other files."""
+    run = read(run_path)
+    style, script = _asset("style.css"), _asset("slider.js")
+    return _template().render(
+        run=run,
+        style=Markup(style),  # our own package files: the only text that is not escaped
+        script=Markup(script),
+        policy=_policy(style, script),
+        sentences=words.sentences(run),
+        figures=words.key_figures(run),
+        panels=figure1.panels(run),
+        curves=_curves(run),
+        settings=_flat(run.config),
+        **(_ranking_sections(run) if run.ranking and len(run.ranking["weight"]) else {}),
+    )
+
+
+def _ranking_sections(run: RunFiles) -> dict[str, Any]:
+    """What needs the ranking: histograms, the threshold, labels, examples."""
+    assert run.ranking is not None
+    weight, wrong = run.ranking["weight"], run.column("wrong")
+    table = tables.kept(weight, wrong)
+    labels, more_labels = tables.by_label(run.ranking["label"], weight)
+    shown = min(EXAMPLES_SHOWN, -(-len(weight) // 2))
+    index = np.arange(len(weight))
+    return {
+        "histograms": _histograms(run, weight, wrong),
+        "truth": [] if wrong is None or figure1.panels(run) else _truth(run, table),
+        "thresholds": _threshold_rows(table),
+        "labels": labels if len(labels) > 1 else [],
+        "more_labels": more_labels,
+        "start": tables.PAPER_THRESHOLD,
+        "data": Markup(_slider_data(table, labels)),
+        "best": tables.example_rows(run.ranking, index[:shown]),
+        "worst": tables.example_rows(run.ranking, index[::-1][:shown]),
+        "features": run.features if len(run.features) <= 4 else [],
+        "forms": {name: words.decimals(run.ranking[name]) for name in ("score", *run.features)},
+    }
+
+
+def _histograms(run: RunFiles, weight: np.ndarray, wrong: np.ndarray | None) -> list[Figure]:
+    figures = [
+        charts.histogram(
+            tables.weight_histogram(weight, wrong),
+            title="Weights",
+            x_label="weight",
+            caption="The dashed line is the threshold chosen below.",
+            threshold=True,
+        )
+    ]
+    score = run.column("score")
+    table = None if score is None else tables.score_histogram(score, wrong)
+    if table is not None:
+        beyond = f" {words.count(table.beyond)} beyond the ends are in the outermost bars." if table.beyond else ""
+        caption = "Right of 0, an example pulls the model where the target wants it." + beyond
+        figures.append(charts.histogram(table, title="Scores", x_label="score", caption=caption, threshold=False))
+    return figures
+
+
+def _truth(run: RunFiles, table: tables.Kept) -> list[Figure]:
+    return [figure for figure in (charts.groups(run), charts.precision_and_recall(table)) if figure]
+
+
+def _curves(run: RunFiles) -> list[Figure]:
+    """Everything that has a value per epoch."""
+    changes = "Where the two lines part, the weight step looked further than its first order holds."
+    figures = [
+        charts.curves(
+            run,
+            "Losses",
+            "loss",
+            (
+                ("source_loss", "first", "source"),
+                ("target_loss", "second", "target"),
+                ("test_loss", "third", "test"),
+            ),
+        ),
+        charts.curves(run, "Test accuracy", "accuracy", (("test_accuracy", "third", "test accuracy"),)),
+        charts.curves(run, "Mean weight", "mean weight", (("mean_weight", "all", "mean weight"),)),
+        charts.curves(
+            run, "Effective source size", "examples", (("effective_source", "all", "effective source size"),)
+        ),
+        charts.weights_over_time(run),
+        charts.curves(
+            run,
+            "Change of the target loss in a step",
+            "change",
+            (("predicted_change", "first", "predicted"), ("actual_change", "second", "real")),
+            changes,
+        ),
+    ]
+    return [figure for figure in figures if figure]
+
+
+def _threshold_rows(table: tables.Kept) -> list[dict[str, Any]]:
+    """The slider's numbers at a few thresholds, for paper and for who has no script."""
+    rows = []
+    for threshold in TABLE_THRESHOLDS:
+        at = round(threshold * 100)
+        wrong = None if table.wrong is None else int(table.wrong[at])
+        rows.append(
+            {
+                "at": threshold,
+                "count": int(table.count[at]),
+                "effective": float(table.effective[at]),
+                "wrong": wrong,
+            }
+        )
+    return rows
+
+
+def _slider_data(table: tables.Kept, labels: list[tables.LabelRow]) -> str:
+    """A hundred numbers a row instead of one number an example: the page does not grow with the data."""
+    data = {
+        "kept": table.count.tolist(),
+        "effective": [round(value, 1) for value in table.effective.tolist()],
+        "wrong": None if table.wrong is None else table.wrong.tolist(),
+        "labels": [row.kept.tolist() for row in labels],
+    }
+    return json.dumps(data, separators=(",", ":"))  # numbers only: nothing in it can close the script element
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            rows += _flat(value, f"{prefix}{key}.")
+        elif key != "format":
+            rows.append((prefix + key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
+    return rows
+
+
+def _policy(style: str, script: str) -> str:
+    """A content policy under which this page can load nothing, and runs only its own style and script."""
+    return f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / "page" / name).read_text("utf-8")
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("soseleto.report", "page"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    forms: tuple[Callable[..., str], ...] = (words.count, words.share, words.number)
+    environment.filters.update({form.__name__: form for form in forms})
+    return environment.get_template("report.html.j2")

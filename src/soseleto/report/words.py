@@ -1,0 +1,136 @@
+"""Numbers and findings in plain words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from soseleto.report.files import RunFiles
+from soseleto.report.tables import PAPER_THRESHOLD
+
+
+def count(value: float) -> str:
+    """``12,345``."""
+    return f"{round(value):,}"
+
+
+def share(value: float) -> str:
+    """A fraction as a percentage; it never rounds to 0 or 100 that it has not reached."""
+    percent = 100 * value
+    if percent in (0, 100):
+        return f"{percent:.0f} %"
+    return f"{min(max(percent, 0.1), 99.9):.1f} %"
+
+
+def number(value: object) -> str:
+    """Three significant digits, or a dash where there is no number."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return "–"
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    return f"{value:.2e}"
+
+
+def decimals(values: np.ndarray) -> str:
+    """A format under which a column of numbers lines up, the largest with three significant digits."""
+    known = np.abs(values[np.isfinite(values)])
+    largest = float(known.max(initial=0))
+    if not 1e-6 <= largest < 1e6:
+        return "%.2e" if largest else "%.0f"
+    return f"%.{max(0, 2 - math.floor(math.log10(largest)))}f"
+
+
+def duration(seconds: float) -> str:
+    """``8 s``, ``3 min 20 s`` or ``2 h 5 min``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
+    """(name, figure, remark) of what a reader asks first; a figure the run does not have is left out."""
+    last, total = run.last, run.start.get("n_source")
+    rows = [
+        ("Source examples", total, count, f"{count(run.start.get('n_target', 0))} trusted target examples"),
+        (
+            "Effective number",
+            last.get("effective_source"),
+            count,
+            _of_total(last.get("effective_source"), total),
+        ),
+        ("Mean weight", last.get("mean_weight"), number, "0 is ignored, 1 counts in full"),
+        ("Weights at 0", last.get("share_at_zero"), share, "examples left out"),
+        ("Weights at 1", last.get("share_at_one"), share, "examples that count in full"),
+        ("Test accuracy", last.get("test_accuracy"), share, "after the last epoch"),
+    ]
+    return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
+
+
+def sentences(run: RunFiles) -> list[str]:
+    """The summary a reader can stop at."""
+    parts = [_what_happened(run), _weights(run), _truth(run), _losses(run), _engine(run)]
+    return [part for part in parts if part]
+
+
+def _what_happened(run: RunFiles) -> str:
+    source, target = run.start.get("n_source"), run.start.get("n_target")
+    data = f" with {count(source)} source and {count(target)} target examples" if source and target else ""
+    if not run.epochs:
+        return f"This run{data} has not finished its first epoch."
+    took = run.end.get("seconds")
+    time = f" in {duration(took)}" if _is_number(took) else ""
+    epochs = f"{len(run.epochs)} epoch{'s' * (len(run.epochs) > 1)}"
+    if not run.end:
+        return f"This run{data} has not ended: what follows is how it stood after {epochs}."
+    return f"This run{data} took {epochs}{time}."
+
+
+def _weights(run: RunFiles) -> str:
+    last = run.last
+    effective, total = last.get("effective_source"), run.start.get("n_source")
+    if not _is_number(effective) or not total:
+        return ""
+    text = f"The learned weights make the source count as {count(effective)} of its {count(total)} examples"
+    if _is_number(last.get("share_at_zero")) and _is_number(last.get("share_at_one")):
+        text += f": {share(last['share_at_zero'])} are left out, {share(last['share_at_one'])} count in full"
+    return text + "."
+
+
+def _truth(run: RunFiles) -> str:
+    wrong, weight = run.column("wrong"), run.column("weight")
+    if wrong is None or weight is None or not wrong.any() or wrong.all():
+        return ""
+    low = weight < np.float32(PAPER_THRESHOLD)
+    caught, spared = int((low & wrong).sum()), int((~low & ~wrong).sum())
+    return (
+        f"The right labels are known here: {count(caught)} of {count(wrong.sum())} wrong labels have a "
+        f"weight below {PAPER_THRESHOLD}, and {count(spared)} of {count((~wrong).sum())} right ones are at "
+        "or above it."
+    )
+
+
+def _losses(run: RunFiles) -> str:
+    source, target = run.last.get("source_loss"), run.last.get("target_loss")
+    text = ""
+    if _is_number(source) and _is_number(target):
+        text = f"The last source loss was {number(source)}, the last target loss {number(target)}."
+    accuracy = run.last.get("test_accuracy")
+    if _is_number(accuracy):
+        text += f" The model gets {share(accuracy)} of the test examples right."
+    return text.strip()
+
+
+def _engine(run: RunFiles) -> str:
+    engine = run.start.get("engine")
+    return f"Alignments were computed by the {engine} engine." if engine else ""
+
+
+def _of_total(value: Any, total: Any) -> str:
+    return f"{share(value / total)} of the source" if _is_number(value) and total else ""
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,465 @@
+"""The report, from fabricated run folders that follow docs/contracts.md, and in a real browser where there is one."""
+
+import html.parser
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from soseleto.errors import UsageError
+from soseleto.report import render, tables, write_report
+from soseleto.report.svg import Chart, nice_ticks
+from soseleto.report.words import share
+from soseleto.run import RunFolder
+
+CHROMIUM = shutil.which("chromium")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: run scripts/install-chromium.sh")
+
+
+def fabricate(path: Path, *, n: int = 500, features: int = 2, truth: bool = True, epochs: int = 30) -> RunFolder:
+    """A run folder as training would leave it; the weights of wrong labels fall, the others rise."""
+    rng = np.random.default_rng(0)
+    run = RunFolder.create(path)
+    run.write_config({"mode": "noisy", "seed": 0, "lr": 0.1, "source": {"fingerprint": "ab" * 32}})
+    wrong = rng.permutation(n) < n // 5
+    hard = rng.random(n)
+    run.log(_start(n))
+    for epoch in range(1, epochs + 1):
+        weight = _weights(wrong, hard, epoch / epochs)
+        run.log(_epoch(epoch, weight, wrong if truth else None))
+    run.log({"event": "message", "text": "the target loss is <small>"})
+    run.log({"event": "end", "seconds": 12.5, "test_accuracy": 0.991, "test_loss": 0.05})
+    order = np.argsort(-weight, kind="stable")
+    run.write_ranking({name: values[order] for name, values in _columns(rng, weight, wrong, features, truth).items()})
+    return run
+
+
+def _weights(wrong: np.ndarray, hard: np.ndarray, progress: float) -> np.ndarray:
+    drift = np.where(wrong, -1.3, 1.1) * progress * (0.4 + hard)
+    return np.clip(0.5 + drift, 0, 1).astype(np.float32)
+
+
+def _start(n: int) -> dict[str, object]:
+    messages = ["auto took the layerwise engine"]
+    sizes = {"n_source": n, "n_target": 50, "parameters": 42}
+    return {"event": "start", "engine": "layerwise", "messages": messages, **sizes}
+
+
+def _epoch(epoch: int, weight: np.ndarray, wrong: np.ndarray | None) -> dict[str, object]:
+    record: dict[str, object] = {
+        "event": "epoch",
+        "epoch": epoch,
+        "step": epoch * 32,
+        "lr": 0.1,
+        "source_loss": 0.7 / epoch + 0.2,
+        "target_loss": 0.7 / epoch,
+        "mean_weight": float(weight.mean()),
+        "effective_source": float(weight.sum() ** 2 / (weight**2).sum()),
+        "share_at_zero": float((weight == 0).mean()),
+        "share_at_one": float((weight == 1).mean()),
+        "histogram": np.histogram(weight, 20, (0, 1))[0],
+        "condition": 1.5,
+        "predicted_change": -0.1 / epoch,
+        "actual_change": -0.09 / epoch if epoch != 3 else float("nan"),
+        "seconds": 0.4,
+        "test_accuracy": 1 - 0.4 / epoch,
+        "test_loss": 0.6 / epoch,
+    }
+    if wrong is not None:
+        record["groups"] = {"right": _group(weight[~wrong]), "wrong": _group(weight[wrong])}
+    return record
+
+
+def _group(weight: np.ndarray) -> dict[str, float]:
+    mean, reach = float(weight.mean()), 1.96 * float(weight.std()) / len(weight) ** 0.5
+    return {"mean": mean, "low": mean - reach, "high": mean + reach, "count": len(weight)}
+
+
+def _columns(
+    rng: np.random.Generator, weight: np.ndarray, wrong: np.ndarray, features: int, truth: bool
+) -> dict[str, np.ndarray]:
+    n = len(weight)
+    points = rng.uniform(-1, 1, (n, features))
+    right = (points[:, 0] > 0) if features else rng.random(n) > 0.5
+    names = np.array(["left", "right & proper"])
+    columns = {
+        "id": np.array([f"{i:05d}" for i in range(n)]),
+        "label": names[(right ^ wrong).astype(int)],
+        "weight": weight,
+        "score": (weight - 0.4 + rng.normal(0, 0.1, n)).astype(np.float32),
+        "visits": np.full(n, 30),
+    }
+    if truth:
+        columns |= {"true_label": names[right.astype(int)], "wrong": wrong}
+    return columns | {f"x{i}": points[:, i].astype(np.float32) for i in range(features)}
+
+
+class Outline(html.parser.HTMLParser):
+    """Tags with their attributes, in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return fabricate(tmp_path_factory.mktemp("report") / "two <b>features")
+
+
+@pytest.fixture(scope="module")
+def page(run: RunFolder) -> str:
+    return render(run.path)
+
+
+def text_of(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
+
+
+def test_write_report_puts_the_page_into_the_run_or_where_it_is_told(run: RunFolder, tmp_path: Path) -> None:
+    assert write_report(run.path) == run.path / "report.html"
+    elsewhere = write_report(run.path, tmp_path / "new" / "page.html")
+    assert elsewhere.read_text("utf-8") == (run.path / "report.html").read_text("utf-8")
+
+
+def test_the_summary_says_the_numbers_in_words(page: str, run: RunFolder) -> None:
+    ranking = run.ranking()
+    low = ranking["weight"] < 0.1
+    caught, spared = (low & ranking["wrong"]).sum(), (~low & ~ranking["wrong"]).sum()
+    text = text_of(page)
+    assert "This run with 500 source and 50 target examples took 30 epochs in 12 s." in text
+    assert f"{caught} of 100 wrong labels have a weight below 0.1, and {spared} of 400 right ones" in text
+    assert "The last source loss was 0.223, the last target loss 0.0233." in text
+    assert "99.1 % of the test examples" in text
+    assert "computed by the layerwise engine" in text
+
+
+def test_messages_are_shown_and_nothing_from_the_run_is_taken_as_markup(page: str) -> None:
+    assert "the target loss is &lt;small&gt;" in page
+    assert "two &lt;b&gt;features" in page
+    assert "right &amp; proper" in page
+    assert "<b>" not in page
+    assert "<small>" not in page
+
+
+def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
+    run = fabricate(tmp_path / "run", n=40, epochs=2)
+    columns = run.ranking()
+    columns["label"] = np.array(["</script><script>alert(1)</script>", '" onload="x'] * 20)
+    run.write_ranking(columns)
+    outline = Outline(render(run.path))
+    assert [attrs.get("type") for tag, attrs in outline.tags if tag == "script"] == ["application/json", None]
+    assert not any(name.startswith("on") for _, attrs in outline.tags for name in attrs)
+
+
+def test_figure_one_has_its_five_panels(page: str) -> None:
+    titles = re.findall(r"<h3>(\([a-e]\)[^<]*)</h3>", page)
+    assert [title[:3] for title in titles] == ["(a)", "(b)", "(c)", "(d)", "(e)"]
+    assert page.count("Precision and recall: at 0.1") == 1  # drawn once, not again below
+
+
+def test_without_two_features_the_truth_has_a_section_of_its_own(tmp_path: Path) -> None:
+    page = render(fabricate(tmp_path / "run", n=60, features=0, epochs=3).path)
+    assert "Figure 1 of the paper" not in page
+    assert "Against the known truth" in page
+    assert "Wrong labels kept" in page
+
+
+def test_without_the_truth_nothing_is_said_of_wrong_labels(tmp_path: Path) -> None:
+    page = render(fabricate(tmp_path / "run", n=60, truth=False, epochs=3).path)
+    assert "Against the known truth" not in page
+    assert "Wrong labels kept" not in page
+    assert "right labels are known" not in page
+    assert "Effective number of the kept" in page
+
+
+def test_a_run_that_has_not_ended_is_reported_as_far_as_it_goes(tmp_path: Path) -> None:
+    run = fabricate(tmp_path / "run", n=60, epochs=4)
+    (run.path / "ranking.parquet").unlink()
+    kept = [record for record in run.metrics() if record["event"] in ("start", "epoch")][:3]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+    text = text_of(render(run.path))
+    assert "has not ended: what follows is how it stood after 2 epochs" in text
+    assert "Best and worst" not in text
+    (run.path / "metrics.jsonl").unlink()
+    assert "This run has not finished its first epoch" in text_of(render(run.path))
+
+
+def test_one_epoch_and_equal_scores_do_not_upset_it(tmp_path: Path) -> None:
+    run = fabricate(tmp_path / "run", n=7, epochs=1)
+    run.write_ranking(run.ranking() | {"score": np.zeros(7, dtype=np.float32)})
+    assert text_of(render(run.path)).count("The best 4") == 1
+
+
+def test_scores_that_were_never_measured_are_left_out(tmp_path: Path) -> None:
+    run = fabricate(tmp_path / "run", n=8, epochs=1)
+    run.write_ranking(run.ranking() | {"score": np.full(8, np.nan, dtype=np.float32)})
+    assert "<h3>Scores</h3>" not in render(run.path)
+
+
+def test_no_run_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no soseleto run"):
+        render(tmp_path)
+
+
+def test_the_page_refers_to_nothing_outside_itself(page: str) -> None:
+    for _, attrs in Outline(page).tags:
+        for name in ("src", "href", "srcset", "action"):
+            assert (attrs.get(name) or "#").startswith(("#", "data:"))
+    assert not re.search(r"url\(|@import|https?://", page)
+    policy = next(attrs["content"] for _, attrs in Outline(page).tags if "http-equiv" in attrs)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+def test_headings_tables_and_pictures_are_usable_without_eyes(page: str) -> None:
+    tags = Outline(page).tags
+    levels = [int(tag[1]) for tag, _ in tags if re.fullmatch("h[1-6]", tag)]
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    ids = [attrs["id"] for _, attrs in tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    links = [attrs["href"][1:] for tag, attrs in tags if tag == "a" and attrs["href"]]
+    assert set(links) <= set(ids)
+    assert all(attrs.get("aria-label") or attrs.get("aria-hidden") for tag, attrs in tags if tag == "svg")
+    assert all("scope" in attrs for tag, attrs in tags if tag == "th")
+    assert "threshold" in [attrs.get("for") for tag, attrs in tags if tag == "label"]
+
+
+def test_without_script_the_slider_is_hidden_and_a_table_stands_in(page: str) -> None:
+    assert '<div class="slider" hidden>' in page
+    assert '<tr><th scope="row" class="num">0.25</th>' in page
+
+
+def test_text_has_contrast_in_both_themes() -> None:
+    css = (Path(tables.__file__).parent / "page" / "style.css").read_text("utf-8")
+    themes = [dict(re.findall(r"--(\w+): (#\w{6})", part)) for part in css.split("@media", 2)[:2]]
+    for theme in themes:
+        for name in ("ink", "muted", "accent", "wrong"):
+            assert _contrast(theme[name], theme["paper"]) >= 4.5, name
+        for name in ("right", "first", "second", "third", "fourth"):  # marks of a chart
+            assert _contrast(theme[name], theme["paper"]) >= 3, name
+
+
+def _contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        linear = np.where(parts <= 0.03928, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_what_a_threshold_keeps_against_a_plain_count() -> None:
+    rng = np.random.default_rng(1)
+    weight = np.clip(rng.normal(0.5, 0.4, 300), 0, 1).astype(np.float32)
+    weight[:5] = np.float32(0.1)  # on a threshold: kept
+    wrong = rng.random(300) < 0.3
+    table = tables.kept(weight, wrong)
+    precision, recall = tables.precision_recall(table)
+    for index, threshold in enumerate(tables.THRESHOLDS.astype(np.float32)):
+        keep = weight >= threshold
+        assert table.count[index] == keep.sum()
+        assert table.wrong is not None
+        assert table.wrong[index] == (keep & wrong).sum()
+        total = weight[keep].astype(float).sum()
+        expected = total**2 / (weight[keep].astype(float) ** 2).sum() if keep.any() else 0
+        assert table.effective[index] == pytest.approx(expected)
+        assert recall[index] == pytest.approx((~keep & wrong).sum() / wrong.sum())
+        if (~keep).any():
+            assert precision[index] == pytest.approx((~keep & wrong).sum() / (~keep).sum())
+    assert np.isnan(precision[0])
+
+
+def test_labels_are_sorted_by_mean_weight_and_capped() -> None:
+    labels = np.array(["a", "a", "b", "b", "b", "c"])
+    rows, left_out = tables.by_label(labels, np.array([1, 0.5, 0.1, 0.2, 0.3, 0], dtype=np.float32), most=2)
+    assert [(row.label, row.count) for row in rows] == [("b", 3), ("a", 2)]
+    assert rows[0].kept[20] == 2
+    assert left_out == 1
+
+
+def test_a_label_is_not_a_class_when_it_is_a_real_number() -> None:
+    assert tables.by_label(np.array([0.1, 0.2]), np.ones(2, dtype=np.float32)) == ([], 0)
+
+
+def test_score_histogram_counts_everyone_once() -> None:
+    score = np.append(np.random.default_rng(0).normal(size=999), 1e6)
+    table = tables.score_histogram(score, None)
+    assert table is not None
+    assert table.counts["all"].sum() == 1000
+    assert table.edges[-1] < 10  # one runaway does not flatten the rest
+    assert table.beyond == 10
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (0, 30, [0, 10, 20, 30]), (-1.06, 1.06, [-1, -0.5, 0, 0.5, 1]), (2, 2, [2])],
+)
+def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) -> None:
+    assert nice_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_a_line_breaks_where_a_value_is_missing() -> None:
+    chart = Chart(x=(0, 4), y=(0, 1), x_label="x", y_label="y")
+    chart.line(np.arange(5.0), np.array([0, 1, np.nan, 1, np.nan]), "first")
+    assert [mark.count("L") for mark in chart.marks] == [1, 0]
+    assert all("nan" not in mark for mark in chart.marks)
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0 %"), (1, "100 %"), (0.99999, "99.9 %"), (0.00001, "0.1 %")])
+def test_a_share_does_not_round_to_a_bound_it_has_not_reached(value: float, text: str) -> None:
+    assert share(value) == text
+
+
+def test_fifty_thousand_examples_stay_small(tmp_path: Path) -> None:
+    page = render(fabricate(tmp_path / "run", n=50_000, epochs=3).path)
+    assert len(page) < 1_000_000
+    assert "One point in 17 is drawn." in page
+
+
+class Browser:
+    """Chromium over its debugging pipe: no ports, no packages."""
+
+    def __init__(self, profile: Path) -> None:
+        flags = (
+            "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+            "--disable-component-update --disable-sync --remote-debugging-pipe"
+        )
+        (inbox, self.outbox), (self.inbox, outbox) = os.pipe(), os.pipe()
+        command = f'exec "$0" {flags} --user-data-dir="$1" about:blank 3<&{inbox} 4>&{outbox}'
+        self.process = subprocess.Popen(
+            ["bash", "-c", command, str(CHROMIUM), str(profile)],
+            pass_fds=(inbox, outbox),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(inbox)
+        os.close(outbox)
+        self.watchdog = threading.Timer(60, self.process.kill)
+        self.watchdog.start()
+        self.reader = os.fdopen(self.inbox, "rb")
+        self.count, self.session, self.events = 0, None, list[dict[str, Any]]()
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self.count += 1
+        message = {"id": self.count, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.outbox, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self.count:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def _next(self) -> dict[str, Any]:
+        data = bytearray()
+        while (byte := self.reader.read(1)) != b"\0":
+            assert byte, "chromium has gone"
+            data += byte
+        message: dict[str, Any] = json.loads(data)
+        return message
+
+    def open(self, path: Path) -> None:
+        self.events.clear()
+        self.call("Page.navigate", url=path.as_uri())
+        while not self.js("document.readyState === 'complete' && location.protocol === 'file:'"):
+            pass
+
+    def js(self, expression: str) -> Any:
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            code = {"ArrowRight": 39, "Tab": 9, "End": 35}[key]
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def close(self) -> None:
+        self.call("Browser.close")
+        self.watchdog.cancel()
+        self.process.wait(timeout=20)
+        self.reader.close()
+        os.close(self.outbox)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@needs_browser
+def test_in_a_browser_it_opens_without_complaint_and_without_the_network(run: RunFolder, browser: Browser) -> None:
+    browser.open(write_report(run.path))
+    complaints = {"Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"}
+    assert [event for event in browser.events if event.get("method") in complaints] == []
+    asked = [event["params"]["request"]["url"] for event in browser.events if _is_request(event)]
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert any(url.startswith("file:") for url in asked)
+
+
+def _is_request(event: dict[str, Any]) -> bool:
+    return event.get("method") == "Network.requestWillBeSent"
+
+
+@needs_browser
+def test_in_a_browser_the_slider_is_moved_by_keys(run: RunFolder, browser: Browser) -> None:
+    browser.open(write_report(run.path))
+    assert browser.js("document.querySelector('.slider').hidden") is False
+    rule_before = browser.js("document.querySelector('.rule.threshold').getAttribute('x1')")
+    browser.js("document.getElementById('threshold').focus()")
+    browser.press("ArrowRight")
+    assert browser.js("document.getElementById('at').textContent") == "0.11"
+    browser.press("End")
+    weight, wrong = run.ranking()["weight"], run.ranking()["wrong"]
+    kept = weight >= 1
+    assert browser.js("document.getElementById('kept').textContent") == str(kept.sum())
+    assert browser.js("document.getElementById('wrong').textContent") == str((kept & wrong).sum())
+    assert browser.js("document.getElementById('lost').textContent") == str((~kept & ~wrong).sum())
+    expected = f"{100 * kept[run.ranking()['label'] == 'left'].mean():.1f} %"
+    rows = browser.js("[...document.querySelectorAll('#labels tbody tr')].map(row => row.innerText)")
+    assert any(row.startswith("left") and expected in row for row in rows)
+    assert browser.js("document.querySelector('.rule.threshold').getAttribute('x1')") != rule_before
+
+
+@needs_browser
+def test_in_a_browser_a_phone_is_not_scrolled_sideways_and_dark_is_dark(run: RunFolder, browser: Browser) -> None:
+    browser.call("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=2, mobile=True)
+    browser.open(write_report(run.path))
+    assert browser.js("document.documentElement.scrollWidth") <= 360
+    light = browser.js("getComputedStyle(document.body).backgroundColor")
+    feature = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.call("Emulation.setEmulatedMedia", features=feature)
+    assert browser.js("getComputedStyle(document.body).backgroundColor") != light
+    browser.call("Emulation.setEmulatedMedia", features=[])
+    browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+@needs_browser
+def test_in_a_browser_the_first_tab_skips_to_the_summary(run: RunFolder, browser: Browser) -> None:
+    browser.open(write_report(run.path))
+    browser.press("Tab")
+    assert browser.js("document.activeElement.getAttribute('href')") == "#summary"
