@@ -1,1 +1,66 @@
-"""Source selection for target optimization (SOSELETO) for PyTorch."""
+"""Source selection for target optimization (SOSELETO) for PyTorch.
+
+Someone has a large, doubtful source data set and a small, trusted target set, and wants the best model for the
+target, and to know which source examples helped, which hurt and which are mislabelled.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from soseleto.algorithm import Soseleto
+    from soseleto.engines import alignment, check_gradients
+    from soseleto.batch import cross_entropy, squared_error
+    from soseleto.errors import DataError, EngineError, SoseletoError, TrainingError, UsageError
+    from soseleto.result import Result
+    from soseleto.training import fit
+    from soseleto.weights import Weights
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataError",
+    "EngineError",
+    "Result",
+    "Soseleto",
+    "SoseletoError",
+    "TrainingError",
+    "UsageError",
+    "Weights",
+    "alignment",
+    "check_gradients",
+    "cross_entropy",
+    "fit",
+    "squared_error",
+]
+
+# Names are looked up when first used, so that `soseleto --help` does not wait for PyTorch.
+_HOMES = {
+    "Soseleto": "algorithm",
+    "alignment": "engines",
+    "check_gradients": "engines",
+    "cross_entropy": "batch",
+    "squared_error": "batch",
+    "DataError": "errors",
+    "EngineError": "errors",
+    "SoseletoError": "errors",
+    "TrainingError": "errors",
+    "UsageError": "errors",
+    "Result": "result",
+    "fit": "training",
+    "Weights": "weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'soseleto' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"soseleto.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -51,9 +51,7 @@ class RunFolder:
             raise UsageError(f"{run.path} is a file, and a run needs a folder: give another --out.")
         run.path.mkdir(parents=True, exist_ok=True)
         if not run.is_run() and any(not _is_leftover(entry) for entry in run.path.iterdir()):
-            raise UsageError(
-                f"{run.path} holds files that are no soseleto run: give --out an empty or a new folder."
-            )
+            raise UsageError(f"{run.path} holds files that are no soseleto run: give --out an empty or a new folder.")
         for name in (METRICS, RANKING, MODEL, REPORT, CONFIG):  # the mark that it is a run goes last
             (run.path / name).unlink(missing_ok=True)
         return run
@@ -66,9 +64,7 @@ class RunFolder:
             near = [str(entry) for entry in _siblings(run.path)]
             raise UsageError(f"there is no run folder {run.path}{did_you_mean(str(run.path), near)}.")
         if not run.is_run():
-            raise UsageError(
-                f"{run.path} is no soseleto run: name a folder that `soseleto fit` or `demo` wrote."
-            )
+            raise UsageError(f"{run.path} is no soseleto run: name a folder that `soseleto fit` or `demo` wrote.")
         return run
 
     def is_run(self) -> bool:
@@ -121,9 +117,7 @@ class RunFolder:
         table = _need("pyarrow.parquet").read_table(path, memory_map=False)
         return {name: table.column(name).to_numpy() for name in table.column_names}
 
-    def write_model(
-        self, state_dict: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-    ) -> None:
+    def write_model(self, state_dict: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
         """Write ``model.safetensors``; a tensor under two names is stored once, and tied again on reading."""
         tensors, tied = _untie(state_dict)
         notes = {**(metadata or {}), _TIED: json.dumps(tied)}
@@ -266,9 +260,7 @@ def _untie(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, st
     first: dict[tuple[object, ...], str] = {}
     for name, tensor in state.items():
         if not hasattr(tensor, "untyped_storage"):
-            raise DataError(
-                f"the model's state {name!r} is no tensor, and model.safetensors holds only tensors."
-            )
+            raise DataError(f"the model's state {name!r} is no tensor, and model.safetensors holds only tensors.")
         key = (
             tensor.untyped_storage().data_ptr(),
             tensor.storage_offset(),

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from soseleto.alignment.auto import FASTEST_FIRST, make_engine
-from soseleto.alignment.compare import EngineReport, check_gradients
-from soseleto.alignment.contract import Direction, Engine, Losses, Passes, PerExampleLoss, trainable
+from soseleto.engines.auto import FASTEST_FIRST, make_engine
+from soseleto.engines.compare import EngineReport, check_gradients
+from soseleto.engines.contract import Direction, Engine, Losses, Passes, PerExampleLoss, trainable
 
 __all__ = [
     "FASTEST_FIRST",

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from soseleto.alignment.contract import (
+from soseleto.engines.contract import (
     Coefficients,
     Direction,
     Losses,

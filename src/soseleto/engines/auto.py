@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from soseleto.alignment.autograd import AutogradEngine, double_backward, forward, loop
-from soseleto.alignment.contract import (
+from soseleto.engines.autograd import AutogradEngine, double_backward, forward, loop
+from soseleto.engines.contract import (
     Coefficients,
     Direction,
     Engine,
@@ -21,7 +21,7 @@ from soseleto.alignment.contract import (
     PerExampleLoss,
     ToDirection,
 )
-from soseleto.alignment.layerwise import LayerwiseEngine
+from soseleto.engines.layerwise import LayerwiseEngine
 from soseleto.errors import EngineError, UsageError, did_you_mean
 
 logger = logging.getLogger("soseleto")
@@ -69,8 +69,9 @@ class AutoEngine:
         coefficients: Coefficients,
     ) -> Passes:
         def trial(candidate: Engine) -> object:
+            neutral = torch.ones_like if callable(coefficients) else coefficients
             return candidate.passes(
-                model, losses, source, target, to_direction=lambda found: found, coefficients=coefficients
+                model, losses, source, target, to_direction=lambda found: found, coefficients=neutral
             )
 
         engine = self.choose(model, trial)
@@ -84,7 +85,7 @@ class AutoEngine:
         for name in FASTEST_FIRST:
             candidate = make_engine(name)
             try:
-                with _unchanged(model):
+                with unchanged(model):
                     trial(candidate)
             except EngineError as error:
                 reasons.append(str(error))
@@ -104,7 +105,7 @@ def _say(name: str, reasons: list[str]) -> None:
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
+def unchanged(model: nn.Module) -> Iterator[None]:
     """Whatever happens inside, buffers and random states come out as they went in."""
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     devices = sorted({p.device for p in model.parameters() if p.is_cuda}, key=str)

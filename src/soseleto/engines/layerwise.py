@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from soseleto.alignment.autograd import gradient
-from soseleto.alignment.contract import (
+from soseleto.engines.autograd import gradient
+from soseleto.engines.contract import (
     Coefficients,
     Direction,
     Losses,
@@ -35,7 +35,7 @@ from soseleto.alignment.contract import (
     reductions_dtype,
     trainable,
 )
-from soseleto.alignment.tape import OTHER_ENGINES, Call, Tape
+from soseleto.engines.tape import OTHER_ENGINES, Call, Tape
 from soseleto.errors import EngineError
 
 EVERY_ROW = slice(None)

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from soseleto.alignment.attention import refuse_attention, self_attention
-from soseleto.alignment.contract import reductions_dtype
-from soseleto.alignment.rules import ADD, MULTIPLY, RULES, Arguments, Rule, scale
+from soseleto.engines.attention import refuse_attention, self_attention
+from soseleto.engines.contract import reductions_dtype
+from soseleto.engines.rules import ADD, MULTIPLY, RULES, Arguments, Rule, scale
 from soseleto.errors import EngineError
 
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.alignment.auto import FASTEST_FIRST, _unchanged, make_engine
-from soseleto.alignment.autograd import gradient
-from soseleto.alignment.contract import Engine, PerExampleLoss, as_loss_vector, trainable
+from soseleto.engines.auto import FASTEST_FIRST, make_engine, unchanged
+from soseleto.engines.autograd import gradient
+from soseleto.engines.contract import Engine, PerExampleLoss, as_loss_vector, trainable
 from soseleto.errors import EngineError
 
 
@@ -40,7 +40,7 @@ def check_gradients(
     The time compared with is one forward and backward of the same batch. Random layers draw the same numbers in
     every engine. The model comes out unchanged.
     """
-    with _unchanged(model):
+    with unchanged(model):
         direction = gradient(as_loss_vector(per_example_loss(model, batch)).mean(), trainable(model))
     oracle, _ = _timed(model, lambda: make_engine("loop")(model, per_example_loss, batch, direction)[1], 1)
     ordinary = _ordinary_seconds(model, per_example_loss, batch, repeats)
@@ -75,7 +75,7 @@ def _timed(model: nn.Module, run: Any, repeats: int) -> tuple[Tensor, float]:
     times = []
     result = None
     for _ in range(repeats + (repeats > 1)):
-        with _unchanged(model):
+        with unchanged(model):
             torch.manual_seed(0)  # inside a fork: the same dropout for every engine, the user's state untouched
             start = time.perf_counter()
             result = run()

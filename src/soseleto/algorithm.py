@@ -1,0 +1,232 @@
+"""Algorithm 1 of the paper: SOSELETO.
+
+    Sample a source batch b, its weights α_b, and a target batch
+    Q ← [q_1 … q_L],  q_ℓ = ∂ℓ(y_ℓ, F(x_ℓ; θ, φˢ))/∂θ          (without the paper's 1/nˢ, see weight_step)
+    θ  ← θ  − λ_p Q α_b
+    φˢ ← φˢ − λ_p R α_b
+    α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ ∂L_t/∂θ)
+    φᵗ ← φᵗ − λ_p ∂L_t/∂φᵗ
+
+Everything is evaluated at the θ the step began with. "θ ← θ − λ_p …" is whatever optimizer the user chose. What we
+add to the page, each of it a setting: the target gradient may be averaged over steps, the weight step may be measured
+in units of the alignments' own size, and the weighted loss may be divided by Σα.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from soseleto.engines import Engine, Passes, make_engine, trainable
+from soseleto.engines.auto import unchanged
+from soseleto.engines.autograd import gradient
+from soseleto.batch import Batch
+from soseleto.errors import UsageError
+from soseleto.task import Task, optimizer_and_schedule, require_finite, take_step
+from soseleto.weights import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soseleto:
+    """The method's settings; ``init`` and ``step`` run it.
+
+    weight_step: how far a weight moves at a visit when its alignment is of ordinary size (``scale_free``): the step is
+        weight_step·q/rms(q), with the rms over all alignments so far. It follows the learning rate down. In the
+        paper's terms λ_α = weight_step·nˢ/(λ_p·rms(q)). ``None`` freezes the weights, which is ordinary training.
+    scale_free: ``False`` takes weight_step·q as it is; then weight_step = λ_α λ_p/nˢ of the paper.
+    initial_weight: where every α starts. The authors' notebook starts at 0.5.
+    normalize_weights: the source loss is Σαℓ/Σα over the batch; ``False`` is the paper's mean(αℓ).
+    target_average: the target gradient used for alignments is a running mean with this decay; 0 is the paper's single
+        batch. A batch of 32 gives a direction that is mostly noise; tens of steps give one that is mostly signal.
+    weights_first: the authors' notebook moves α before θ; the paper (and the default) moves θ with the old α.
+    max_norm: clip the norm of the gradient that the optimizer sees.
+    vanished: when the running target loss falls below this share of its first value, alignments carry no signal and
+        the weights are held.
+    engine: how alignments are computed.
+    """
+
+    weight_step: float | None = 0.1
+    scale_free: bool = True
+    initial_weight: float = 1.0
+    normalize_weights: bool = True
+    target_average: float = 0.95
+    weights_first: bool = False
+    max_norm: float | None = None
+    vanished: float = 1e-3
+    engine: str | Engine = "auto"
+
+    name = "soseleto"
+
+    def __post_init__(self) -> None:
+        if self.weight_step is not None and not (self.weight_step > 0 and math.isfinite(self.weight_step)):
+            raise UsageError(
+                f"weight_step must be above 0, got {self.weight_step}: "
+                "give a step such as 0.1, or None to keep the weights where they are."
+            )
+        if not 0.0 <= self.target_average < 1.0:
+            raise UsageError(f"target_average must lie in [0, 1), got {self.target_average}: 0 averages nothing.")
+        if self.max_norm is not None and self.max_norm <= 0:
+            raise UsageError(f"max_norm must be above 0, got {self.max_norm}: leave it out to clip nothing.")
+
+    def init(self, task: Task) -> SoseletoState:
+        weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
+        return SoseletoState.start(task, make_engine(self.engine), weights)
+
+    def step(self, state: SoseletoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        """One iteration of Algorithm 1."""
+        if self.weight_step is None:
+            return self._frozen_step(state, source, target)
+        task, model, losses = state.task, state.task.model, state.task.losses
+        weight_step = self.weight_step * state.lr_left()
+        alpha = state.weights.take(source.index)  # α_b
+
+        def new_coefficients(q: Tensor) -> Tensor:
+            return self.coefficients(state.move(source.index, q, weight_step, self.scale_free))
+
+        passes = state.engine.passes(
+            model,
+            losses,
+            source,
+            target,
+            to_direction=lambda found: state.average(found, self.target_average),  # ∂L_t/∂θ
+            coefficients=new_coefficients if self.weights_first else self.coefficients(alpha),
+        )
+        require_finite("source", passes.source_losses, source.index)
+        require_finite("target", passes.target_losses, target.index)
+        state.hear(passes.target_losses.mean(), self.vanished)
+        of_source = {k: g for k, g in passes.source_gradient.items() if k not in task.target_head}  # Qα_b and Rα_b
+        of_target = {k: g for k, g in passes.target_gradient.items() if k in task.target_head}  # ∂L_t/∂φᵗ
+        before = _copies(model) if monitor else {}
+        take_step(task, state, of_source | of_target, max_norm=self.max_norm)
+        if not self.weights_first:
+            state.move(source.index, passes.alignment, weight_step, self.scale_free)
+        numbers = {
+            "source_loss": passes.source_losses.mean(),
+            "target_loss": passes.target_losses.mean(),
+            "held": 1.0 - state.alive,
+            "condition": state.condition,
+        }
+        if monitor:
+            numbers |= _target_change(task, passes, before, target)
+        return numbers
+
+    def coefficients(self, alpha: Tensor) -> Tensor:
+        """c with Σ c_j ℓ_j the weighted source loss: Σαℓ/Σα, or the paper's mean(αℓ)."""
+        if self.normalize_weights:
+            return alpha / alpha.sum().clamp_min(torch.finfo(alpha.dtype).tiny)
+        return alpha / len(alpha)
+
+    def _frozen_step(self, state: SoseletoState, source: Batch, target: Batch) -> dict[str, Tensor]:
+        """Ordinary training with the weights where they are: no alignment, and a target pass only for φᵗ."""
+        task = state.task
+        losses = task.losses.source(task.model, source)
+        require_finite("source", losses.detach(), source.index)
+        c = self.coefficients(state.weights.take(source.index)).to(losses.dtype)
+        parameters = trainable(task.model)
+        gradients = {k: g for k, g in gradient(losses, parameters, c).items() if k not in task.target_head}
+        numbers = {"source_loss": losses.detach().mean()}
+        if task.target_head:
+            target_losses = task.losses.target(task.model, target)
+            require_finite("target", target_losses.detach(), target.index)
+            gradients |= gradient(target_losses.mean(), {k: parameters[k] for k in task.target_head})
+            numbers["target_loss"] = target_losses.detach().mean()
+        take_step(task, state, gradients, max_norm=self.max_norm)
+        return numbers
+
+
+@dataclass
+class SoseletoState:
+    """What is carried from step to step, beside the model: weights, optimizer, and three running means."""
+
+    task: Task
+    engine: Engine
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    first_lr: float
+    weights: Weights
+    averages: dict[str, Tensor]  # the running target gradient
+    square: Tensor  # the sum over steps of mean(q²)
+    target_loss: Tensor  # running mean
+    first_target_loss: Tensor
+    alive: Tensor  # 1 while the target loss carries a signal, else 0
+    condition: Tensor
+    steps: int = 0
+    moves: int = 0
+
+    @classmethod
+    def start(cls, task: Task, engine: Engine, weights: Weights) -> SoseletoState:
+        optimizer, schedule = optimizer_and_schedule(task)
+        zero = torch.zeros((), device=task.device)
+        return cls(
+            task=task,
+            engine=engine,
+            optimizer=optimizer,
+            schedule=schedule,
+            first_lr=optimizer.param_groups[0].get("initial_lr", optimizer.param_groups[0]["lr"]),
+            weights=weights,
+            averages={},
+            square=zero.double(),
+            target_loss=zero,
+            first_target_loss=zero,
+            alive=torch.ones_like(zero),
+            condition=zero,
+        )
+
+    @property
+    def model(self) -> nn.Module:
+        return self.task.model
+
+    def lr_left(self) -> float:
+        """The learning rate now, as a share of the first: the weight step follows the schedule."""
+        return float(self.optimizer.param_groups[0]["lr"]) / self.first_lr if self.first_lr else 1.0
+
+    def average(self, found: dict[str, Tensor], decay: float) -> dict[str, Tensor]:
+        """The running mean of the target gradient over θ's parameters, corrected for its start at 0."""
+        found = {name: g for name, g in found.items() if name in self.task.shared}
+        if decay == 0.0:
+            return found
+        for name, g in found.items():
+            self.averages.setdefault(name, torch.zeros_like(g)).lerp_(g, 1.0 - decay)
+        return {name: self.averages[name] / (1.0 - decay ** (self.steps + 1)) for name in found}
+
+    def hear(self, target_loss: Tensor, vanished: float) -> None:
+        """Follow the target loss; once it has vanished, so has every alignment's meaning, and the weights are held."""
+        if self.steps == 0:
+            self.target_loss = self.first_target_loss = target_loss
+        self.target_loss = torch.lerp(self.target_loss, target_loss, 0.1)
+        self.alive = (self.target_loss > vanished * self.first_target_loss).to(self.alive.dtype)
+        self.steps += 1
+
+    def move(self, index: Tensor, q: Tensor, weight_step: float, scale_free: bool) -> Tensor:
+        """α_b ← CLIP(α_b + λ_α λ_p Qᵀ ∂L_t/∂θ); returns the new α_b."""
+        size: Tensor | float = 1.0
+        self.moves += 1
+        if scale_free:
+            self.square = self.square + q.square().mean(dtype=torch.float64)
+            size = (self.square / self.moves).sqrt().clamp_min(torch.finfo(q.dtype).tiny).to(q.dtype)
+        change = weight_step * self.alive.to(q.dtype) * q / size
+        # The paper's sufficient condition on the batch, λ_α ≥ √nˢ/(λ_p‖Qᵀ∂L_t/∂θ‖), as a ratio that should be ≥ 1.
+        self.condition = change.norm() / math.sqrt(len(q))
+        self.weights.step(index, change, q / size)
+        return self.weights.take(index)
+
+
+def _copies(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in trainable(model).items()}
+
+
+def _target_change(task: Task, passes: Passes, before: dict[str, Tensor], target: Batch) -> dict[str, Tensor]:
+    """The first-order change of L_t on this target batch, ⟨∂L_t, θ_{m+1} − θ_m⟩, beside the real one."""
+    now = trainable(task.model)
+    first_order = sum(
+        ((g * (now[name].detach() - before[name])).sum() for name, g in passes.target_gradient.items()),
+        start=torch.zeros_like(passes.target_losses[0]),
+    )
+    with unchanged(task.model), torch.no_grad():
+        after = task.losses.target(task.model, target).mean()
+    return {"predicted_change": first_order, "actual_change": after - passes.target_losses.mean()}

@@ -1,0 +1,104 @@
+"""A batch, and the losses of the two modes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soseleto.errors import UsageError
+
+if TYPE_CHECKING:
+    from soseleto.models import TrunkAndHeads
+
+# loss(outputs, labels) -> (B,)
+Loss = Callable[[Tensor, Tensor], Tensor]
+Forward = Callable[[nn.Module, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples of one side: their places in the data set, inputs and labels, all of length B."""
+
+    index: Tensor
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def to(self, device: torch.device) -> Batch:
+        return replace(self, index=self.index.to(device), inputs=self.inputs.to(device), labels=self.labels.to(device))
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """One cross-entropy per example."""
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """One mean squared error per example."""
+    labels = labels.reshape(outputs.shape) if labels.numel() == outputs.numel() else labels
+    return (outputs - labels).square().flatten(1).mean(1) if outputs.ndim > 1 else (outputs - labels).square()
+
+
+@dataclass(frozen=True)
+class NoisyLosses:
+    """Noisy-label mode: source and target go through the same model and head."""
+
+    loss: Loss = cross_entropy
+
+    def source(self, model: nn.Module, batch: Batch) -> Tensor:
+        return _vector(self.loss(model(batch.inputs), batch.labels))
+
+    target = source
+
+    def can_join(self, source: Batch, target: Batch) -> bool:
+        return _alike(source.inputs, target.inputs) and _alike(source.labels, target.labels)
+
+    def joint(self, model: nn.Module, source: Batch, target: Batch) -> Tensor:
+        labels = torch.cat([source.labels, target.labels])
+        return _vector(self.loss(model(torch.cat([source.inputs, target.inputs])), labels))
+
+
+@dataclass(frozen=True)
+class TransferLosses:
+    """Transfer mode: one trunk, a head for each side."""
+
+    source_loss: Loss = cross_entropy
+    target_loss: Loss = cross_entropy
+
+    def source(self, model: TrunkAndHeads, batch: Batch) -> Tensor:
+        return _vector(self.source_loss(model.source_head(model.trunk(batch.inputs)), batch.labels))
+
+    def target(self, model: TrunkAndHeads, batch: Batch) -> Tensor:
+        return _vector(self.target_loss(model.target_head(model.trunk(batch.inputs)), batch.labels))
+
+    def can_join(self, source: Batch, target: Batch) -> bool:
+        return _alike(source.inputs, target.inputs)
+
+    def joint(self, model: TrunkAndHeads, source: Batch, target: Batch) -> Tensor:
+        # Both heads see every row, so that each layer's rows are the whole batch; a head costs next to nothing.
+        features = model.trunk(torch.cat([source.inputs, target.inputs]))
+        n = len(source)
+        of_source = _vector(self.source_loss(model.source_head(features)[:n], source.labels))
+        of_target = _vector(self.target_loss(model.target_head(features)[n:], target.labels))
+        return torch.cat([of_source, of_target])
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
+
+
+def _vector(losses: Tensor) -> Tensor:
+    if not isinstance(losses, Tensor) or losses.ndim != 1:
+        got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        raise UsageError(
+            f"the loss returned {got}, but one number per example is needed: write reduction='none', as in "
+            "loss=lambda outputs, labels: F.cross_entropy(outputs, labels, reduction='none')."
+        )
+    return losses

@@ -1,0 +1,152 @@
+"""Trunk and heads, and the networks of the paper's experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.errors import UsageError, did_you_mean
+
+
+class TrunkAndHeads(nn.Module):
+    """θ, φˢ and φᵗ: a representation with a classifier for each side. Called, it answers for the target."""
+
+    def __init__(self, trunk: nn.Module, source_head: nn.Module, target_head: nn.Module) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.source_head = source_head
+        self.target_head = target_head
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.target_head(self.trunk(inputs))  # type: ignore[no-any-return]
+
+
+def feature_width(trunk: nn.Module, inputs: Tensor) -> int:
+    """The number of features the trunk gives, found by one forward that leaves the trunk as it was."""
+    was = {name: module.training for name, module in trunk.named_modules()}
+    trunk.eval()
+    try:
+        with torch.no_grad():
+            features = trunk(inputs[:1])
+    finally:
+        for name, module in trunk.named_modules():
+            module.training = was[name]
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+        raise UsageError(f"in transfer mode the model is the trunk and must return (B, features), got {got}.")
+    return features.shape[1]
+
+
+def quick(classes: int = 10, *, channels: int = 3, size: int = 32) -> nn.Sequential:
+    """The CIFAR-10 "Quick" network of Caffe: three convolutions of 32, 32 and 64 channels, then 64 hidden units."""
+    return nn.Sequential(*_quick_trunk(channels, size), nn.Linear(64, classes))
+
+
+def quick_trunk(*, channels: int = 3, size: int = 32) -> nn.Sequential:
+    """Quick without its classifier."""
+    return nn.Sequential(*_quick_trunk(channels, size))
+
+
+def _quick_trunk(channels: int, size: int) -> list[nn.Module]:
+    def pool(kind: type[nn.MaxPool2d] | type[nn.AvgPool2d]) -> nn.Module:
+        return kind(3, stride=2, ceil_mode=True)
+
+    side = size
+    for _ in range(3):
+        side = _pooled(side)
+    return [
+        nn.Conv2d(channels, 32, 5, padding=2), pool(nn.MaxPool2d), nn.ReLU(),
+        nn.Conv2d(32, 32, 5, padding=2), nn.ReLU(), pool(nn.AvgPool2d),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), pool(nn.AvgPool2d),
+        nn.Flatten(), nn.Linear(64 * side * side, 64),
+    ]  # fmt: skip
+
+
+def _pooled(side: int) -> int:
+    return -(-(side - 3) // 2) + 1
+
+
+def lenet(classes: int = 10, *, channels: int = 1, size: int = 28) -> nn.Sequential:
+    """LeNet as Caffe ships it: convolutions of 20 and 50 channels, 500 hidden units."""
+    return nn.Sequential(*lenet_trunk(channels=channels, size=size), nn.Linear(500, classes))
+
+
+def lenet_trunk(*, channels: int = 1, size: int = 28) -> nn.Sequential:
+    """LeNet without its classifier."""
+    side = ((size - 4) // 2 - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(channels, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(50 * side * side, 500), nn.ReLU(),
+    )  # fmt: skip
+
+
+def mlp(inputs: int, classes: int, *, hidden: int = 64, layers: int = 2) -> nn.Sequential:
+    """Fully connected layers with ReLU; images are flattened."""
+    widths = [inputs, *[hidden] * layers]
+    body: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        body += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*body, nn.Linear(widths[-1], classes))
+
+
+def group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(min(32, channels // 2), channels)
+
+
+class _Block(nn.Module):
+    def __init__(self, before: int, after: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False), norm(after), nn.ReLU(inplace=True),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False), norm(after),
+        )  # fmt: skip
+        self.short: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.short = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), norm(after))
+        self.end = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.body(x) + self.short(x))  # type: ignore[no-any-return]
+
+
+def resnet18(
+    classes: int = 10,
+    *,
+    channels: int = 3,
+    width: int = 64,
+    norm: Callable[[int], nn.Module] = group_norm,
+) -> nn.Sequential:
+    """ResNet-18 for small images (3x3 stem, no early pooling), with GroupNorm, which keeps examples apart."""
+    trunk = resnet18_trunk(channels=channels, width=width, norm=norm)
+    return nn.Sequential(*trunk, nn.Linear(8 * width, classes))
+
+
+def resnet18_trunk(
+    *, channels: int = 3, width: int = 64, norm: Callable[[int], nn.Module] = group_norm
+) -> nn.Sequential:
+    """ResNet-18 without its classifier."""
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), norm(width), nn.ReLU(inplace=True)]
+    before = width
+    for stage in range(4):
+        after = width * 2**stage
+        layers += [_Block(before, after, 1 if stage == 0 else 2, norm), _Block(after, after, 1, norm)]
+        before = after
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def by_name(name: str, *, classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """A whole classifier by its name, for inputs of ``shape`` (without the batch)."""
+    names = ("quick", "lenet", "resnet18", "mlp")
+    if name not in names:
+        raise UsageError(f"unknown model {name!r}{did_you_mean(name, names)}: choose one of {', '.join(names)}.")
+    if name == "mlp":
+        return mlp(torch.Size(shape).numel(), classes)
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise UsageError(f"model {name!r} takes square images (C, H, W), got inputs of shape {shape}: use 'mlp'.")
+    if name == "resnet18":
+        return resnet18(classes, channels=shape[0])
+    made = quick if name == "quick" else lenet
+    return made(classes, channels=shape[0], size=shape[2])

@@ -1,0 +1,178 @@
+"""Before the first step: the device, the inputs' preparation, the assembled model, and what must fit together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.batch import Batch, Loss, NoisyLosses, TransferLosses, cross_entropy
+from soseleto.data import Examples, Preprocess
+from soseleto.data.reading import as_examples
+from soseleto.errors import DataError, UsageError, did_you_mean
+from soseleto.models import TrunkAndHeads, feature_width
+
+MODES = ("noisy", "transfer")
+
+
+@dataclass(frozen=True)
+class Data:
+    """The three sides of a problem."""
+
+    source: Examples
+    target: Examples
+    test: Examples | None
+
+    @classmethod
+    def read(cls, source: Any, target: Any, test: Any = None) -> Data:
+        return cls(
+            as_examples(source, name="source"),
+            as_examples(target, name="target"),
+            None if test is None else as_examples(test, name="test"),
+        )
+
+    def to(self, device: torch.device) -> Data:
+        return Data(
+            on_device(self.source, device),
+            on_device(self.target, device),
+            None if self.test is None else on_device(self.test, device),
+        )
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """From inputs as they are stored to what the model takes."""
+
+    standardize: Preprocess | None
+    dtype: torch.dtype
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if self.standardize is not None:
+            inputs = self.standardize(inputs)
+        if inputs.is_floating_point() or inputs.dtype == torch.uint8:
+            return inputs.to(self.dtype)
+        return inputs
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "standardize": None if self.standardize is None else self.standardize.to_dict(),
+            "dtype": str(self.dtype),
+        }
+
+
+def make_prepare(source: Examples, model: nn.Module, *, standardize: bool | None) -> Prepare:
+    """Statistics come from the source alone; bytes are standardised unless told otherwise, floats are not."""
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    wanted = source.inputs.dtype == torch.uint8 if standardize is None else standardize
+    return Prepare(Preprocess.of(source.inputs) if wanted else None, dtype)
+
+
+def choose_device(device: str | torch.device) -> torch.device:
+    """The device asked for; ``"auto"`` takes a GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"unknown device {device!r}: say 'auto', 'cpu' or 'cuda'.") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device='cuda' was asked for, but PyTorch sees no GPU here: say device='cpu'.")
+    return chosen
+
+
+def on_device(examples: Examples, device: torch.device) -> Examples:
+    """The examples where the model is, if they fit there beside it; else where they are."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return examples.to(device) if examples.nbytes < free // 2 else examples
+    return examples.to(device)
+
+
+def assemble(
+    model: nn.Module,
+    mode: str,
+    data: Data,
+    prepare: Prepare,
+    *,
+    source_head: nn.Module | None,
+    target_head: nn.Module | None,
+) -> nn.Module:
+    """The whole model: as it is in noisy mode, trunk and heads in transfer mode."""
+    if mode not in MODES:
+        raise UsageError(f"mode must be 'noisy' or 'transfer', got {mode!r}{did_you_mean(mode, MODES)}.")
+    if mode == "noisy":
+        if source_head is not None or target_head is not None:
+            raise UsageError("heads have no effect in noisy mode, where both sides share one: say mode='transfer'.")
+        return model
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    width = feature_width(model, prepare(data.source.inputs[:1].to(device)))
+    whole = TrunkAndHeads(
+        model,
+        source_head or nn.Linear(width, classes_of(data.source, "source")),
+        target_head or nn.Linear(width, classes_of(data.target, "target")),
+    )
+    return whole.to(device=device, dtype=prepare.dtype)
+
+
+def classes_of(examples: Examples, side: str) -> int:
+    """How many classes a side has."""
+    if examples.labels.is_floating_point() or examples.labels.ndim != 1:
+        raise UsageError(f"the {side} labels are not class indices: pass {side}_head=... with a head of your own.")
+    return int(examples.labels.max()) + 1 if examples.classes is None else len(examples.classes)
+
+
+def check_fit(model: nn.Module, losses: NoisyLosses | TransferLosses, data: Data, prepare: Prepare) -> None:
+    """One example through the model from each side: inputs, labels and losses must fit together."""
+    shape = data.source.inputs.shape[1:]
+    for side, examples in (("target", data.target), ("test", data.test)):
+        if examples is not None and examples.inputs.shape[1:] != shape:
+            raise DataError(
+                f"source inputs have shape {tuple(shape)} and {side} inputs {tuple(examples.inputs.shape[1:])}: "
+                "bring them to one shape."
+            )
+    was = {name: module.training for name, module in model.named_modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            for side, examples in (("source", data.source), ("target", data.target)):
+                _check_side(model, losses, side, examples, prepare)
+    finally:
+        for name, module in model.named_modules():
+            module.training = was[name]
+
+
+def _check_side(
+    model: nn.Module, losses: NoisyLosses | TransferLosses, side: str, examples: Examples, prepare: Prepare
+) -> None:
+    loss: Loss
+    if isinstance(losses, NoisyLosses):
+        loss, call = losses.loss, model
+    else:
+        assert isinstance(model, TrunkAndHeads)
+        loss, call = getattr(losses, f"{side}_loss"), nn.Sequential(model.trunk, getattr(model, f"{side}_head"))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if loss is cross_entropy:
+        if examples.labels.is_floating_point():
+            raise DataError(
+                f"{side} labels are of float type {examples.labels.dtype}: pass class indices (labels.long()), "
+                "or for regression a loss of your own, loss=soseleto.squared_error."
+            )
+        outputs = call(prepare(examples.inputs[:1].to(device)))
+        classes, highest = outputs.shape[1], int(examples.labels.max())
+        if highest >= classes:
+            raise DataError(
+                f"a {side} label is {highest}, but the model has {classes} outputs (labels 0 to {classes - 1}): "
+                "give the model more outputs or fix the label."
+            )
+    one = examples.subset([0])
+    batch = Batch(torch.zeros(1, dtype=torch.int64), prepare(one.inputs.to(device)), one.labels.to(device))
+    getattr(losses, side)(model, batch)
+
+
+def with_labels_of(dtype: torch.dtype, examples: Examples) -> Examples:
+    """Float labels in the model's precision."""
+    if examples.labels.is_floating_point() and examples.labels.dtype != dtype:
+        return replace(examples, labels=examples.labels.to(dtype))
+    return examples

@@ -1,0 +1,100 @@
+"""What a run says while it trains: history, messages, the run folder's metrics, and whoever watches progress."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from soseleto.run import RunFolder
+from soseleto.weights import Weights
+
+logger = logging.getLogger("soseleto")
+
+Progress = Callable[[str, dict[str, Any]], None]
+TELL_EVERY = 0.2  # seconds between two signs of life
+
+
+class Records:
+    """Gathers numbers on the device during an epoch and reads them once at its end."""
+
+    def __init__(self, out: str | Path | None, progress: Progress | None) -> None:
+        self.folder = None if out is None else RunFolder.create(out)
+        self.history: list[dict[str, Any]] = []
+        self.messages: list[str] = []
+        self._progress = progress
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._told = 0.0
+        self._start = time.perf_counter()
+
+    def event(self, name: str, record: dict[str, Any]) -> None:
+        """Write it to the run folder, and tell whoever watches."""
+        if self.folder is not None:
+            self.folder.log({"event": name, **record})
+        if self._progress is not None:
+            self._progress(name, record)
+
+    def message(self, text: str) -> None:
+        """Said once."""
+        if text not in self.messages:
+            self.messages.append(text)
+            logger.info(text)
+            self.event("message", {"text": text})
+
+    def step(self, numbers: dict[str, Tensor], place: dict[str, Any]) -> None:
+        for name, value in numbers.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._counts[name] = self._counts.get(name, 0) + 1
+        now = time.perf_counter()
+        if self._progress is not None and now - self._told > TELL_EVERY:
+            self._told = now
+            self._progress("step", {**place, **{name: float(value) for name, value in numbers.items()}})
+
+    def epoch(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Close an epoch: the means of its steps' numbers join the record."""
+        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        self._sums, self._counts = {}, {}
+        whole = {**record, **means, "seconds": round(time.perf_counter() - self._start, 3)}
+        self.history.append(whole)
+        self.event("epoch", whole)
+        if means.get("held", 0.0) > 0.5:
+            self.message(
+                f"the target loss has vanished ({means['target_loss']:.2g} in epoch {record['epoch']}), so alignments "
+                "carry no signal: the weights are held from here on"
+            )
+        return whole
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+
+def weight_record(weights: Weights, wrong: Tensor | None) -> dict[str, Any]:
+    """Where the weights sit, and where the truth is known the mean weight of right and wrong labels."""
+    summary = weights.summary()
+    record: dict[str, Any] = {
+        "mean_weight": summary.mean,
+        "effective_source": summary.effective,
+        "share_at_zero": summary.share_at_zero,
+        "share_at_one": summary.share_at_one,
+        "histogram": list(summary.histogram),
+    }
+    if wrong is not None:
+        groups = {"right": weights.values[~wrong], "wrong": weights.values[wrong]}
+        record["groups"] = {name: _interval(values) for name, values in groups.items() if len(values)}
+    return record
+
+
+def _interval(values: Tensor) -> dict[str, float]:
+    """A group's mean weight with its 95 % confidence interval."""
+    values = values.to(torch.float64)
+    mean = float(values.mean())
+    half = 1.96 * float(values.std(correction=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return {"mean": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half), "count": len(values)}

@@ -1,0 +1,95 @@
+"""What a method is given to train, and what it must offer: two calls, ``init`` and ``step``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from soseleto.engines.contract import Losses
+from soseleto.batch import Batch
+from soseleto.errors import TrainingError
+from soseleto.weights import Weights
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+MakeSchedule = Callable[[Optimizer, int], LRScheduler]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model to be trained on a source for the sake of a target.
+
+    Every trainable parameter is in one of three parts: those in ``shared`` are θ; those in ``target_head`` are φᵗ;
+    the others are φˢ. In noisy-label mode all are shared.
+    """
+
+    model: nn.Module
+    losses: Losses
+    n_source: int
+    steps: int
+    shared: frozenset[str]
+    target_head: frozenset[str]
+    make_optimizer: MakeOptimizer
+    make_schedule: MakeSchedule | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+class MethodState(Protocol):
+    """What a method carries from step to step."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    weights: Weights | None
+
+
+class Method(Protocol):
+    """Anything that can be trained and compared."""
+
+    @property
+    def name(self) -> str: ...
+
+    def init(self, task: Task) -> Any: ...
+
+    def step(self, state: Any, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        """One update. The numbers come back as 0-d tensors, so that a GPU need not be waited for."""
+        ...
+
+
+class NonFiniteLoss(TrainingError):
+    """Losses of some source or target examples are NaN or infinite; ``index`` holds their places."""
+
+    def __init__(self, side: str, index: list[int]) -> None:
+        super().__init__(f"{len(index)} {side} losses are not finite")
+        self.side = side
+        self.index = index
+
+
+def require_finite(side: str, losses: Tensor, index: Tensor) -> None:
+    """Stop before a NaN or infinite loss can reach the parameters."""
+    finite = losses.isfinite()
+    if not bool(finite.all()):
+        raise NonFiniteLoss(side, index[~finite].tolist())
+
+
+def take_step(task: Task, state: MethodState, gradients: dict[str, Tensor], *, max_norm: float | None = None) -> None:
+    """Hand the gradients to the optimizer, let it and the schedule step, and leave no gradient on the model."""
+    for name, parameter in task.model.named_parameters():
+        parameter.grad = gradients.get(name)
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_([p for p in task.model.parameters() if p.grad is not None], max_norm)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    if state.schedule is not None:
+        state.schedule.step()
+
+
+def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
+    optimizer = task.make_optimizer([p for p in task.model.parameters() if p.requires_grad])
+    schedule = None if task.make_schedule is None else task.make_schedule(optimizer, task.steps)
+    return optimizer, schedule

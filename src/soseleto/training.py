@@ -1,0 +1,327 @@
+"""``fit``: the training loop. It cannot tell one method from another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.algorithm import Soseleto
+from soseleto.engines import Engine
+from soseleto.batch import Batch, Loss, NoisyLosses, TransferLosses, cross_entropy
+from soseleto.data import Augment, Examples, TargetCycle, generator, seed_for, source_batches
+from soseleto.errors import TrainingError, UsageError
+from soseleto.preparing import Data, Prepare, assemble, check_fit, choose_device, make_prepare
+from soseleto.records import Progress, Records, weight_record
+from soseleto.result import Result, ranking_table
+from soseleto.schedules import linear, sgd
+from soseleto.task import MakeOptimizer, MakeSchedule, Method, NonFiniteLoss, Task
+
+
+def fit(
+    model: nn.Module,
+    source: Any,
+    target: Any,
+    mode: Literal["noisy", "transfer"] = "noisy",
+    *,
+    test: Any = None,
+    epochs: int = 30,
+    batch_size: int | None = None,
+    target_batch_size: int | None = None,
+    lr: float = 0.01,
+    weight_decay: float = 0.0,
+    optimizer: MakeOptimizer | None = None,
+    schedule: MakeSchedule | None = linear,
+    loss: Loss = cross_entropy,
+    target_loss: Loss | None = None,
+    method: Method | None = None,
+    weight_step: float | None = None,
+    engine: str | Engine | None = None,
+    source_head: nn.Module | None = None,
+    target_head: nn.Module | None = None,
+    augment_source: Augment | None = None,
+    augment_target: Augment | None = None,
+    balanced_target: bool = False,
+    standardize: bool | None = None,
+    seed: int = 0,
+    device: str | torch.device = "auto",
+    out: str | Path | None = None,
+    progress: bool | Progress = False,
+) -> Result:
+    """Train ``model`` on a large, doubtful source for the sake of a small, trusted target; weigh every source example.
+
+    Args:
+        model: in noisy mode a whole classifier; in transfer mode the trunk, which returns (B, features). It is trained
+            in place and never wrapped.
+        source, target, test: ``Examples``, a pair of arrays or tensors (inputs, labels), a Dataset, or a path.
+        mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
+        epochs, batch_size, target_batch_size: passes over the source; examples per step (256 and 32 where there are
+            that many).
+        lr, weight_decay: of the default optimizer, SGD with momentum 0.9.
+        optimizer: instead of that, a function from parameters to any torch optimizer.
+        schedule: a function from the optimizer and the number of steps to a torch scheduler, which is stepped every
+            batch; the default falls linearly to 0, ``None`` keeps the rate constant.
+        loss: ``loss(outputs, labels) -> (B,)``; ``target_loss`` where the target's is another (transfer mode).
+        method: any method: ``Soseleto(...)`` with settings of its own, or a rival. ``weight_step`` and ``engine`` are
+            shorthands for Soseleto's.
+        source_head, target_head: the classifiers of transfer mode; linear layers where nothing is said.
+        augment_source, augment_target: random changes of image batches.
+        balanced_target: class-balanced target batches.
+        standardize: centre and scale inputs by the source's statistics; by default done for uint8 images.
+        seed: everything random in the training follows from it; the global random state comes out untouched.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+        out: a run folder to write.
+        progress: ``True`` for a live line on the terminal, or a function ``progress(event, record)``.
+
+    Example:
+        >>> x, y = torch.randn(64, 2), torch.randint(2, (64,))
+        >>> result = fit(nn.Linear(2, 2), (x, y), (x[:8], y[:8]), epochs=1)
+        >>> result.weights.shape
+        torch.Size([64])
+    """
+    chosen = _method(method, weight_step, engine)
+    make_optimizer = _optimizer(optimizer, lr, weight_decay)
+    if epochs < 1:
+        raise UsageError(f"epochs must be at least 1, got {epochs}.")
+    if target_loss is not None and mode == "noisy":
+        raise UsageError("target_loss has no effect in noisy mode, where both sides share one loss: leave it out.")
+    where = choose_device(device)
+    data = Data.read(source, target, test)
+    batch_size = _batch_size("batch_size", batch_size, 256, len(data.source), "source")
+    target_batch_size = _batch_size("target_batch_size", target_batch_size, 32, len(data.target), "target")
+    with _seeded(seed, where):
+        model.to(where)
+        prepare = make_prepare(data.source, model, standardize=standardize)
+        whole = assemble(model, mode, data, prepare, source_head=source_head, target_head=target_head)
+        losses = NoisyLosses(loss) if mode == "noisy" else TransferLosses(loss, target_loss or loss)
+        check_fit(whole, losses, data, prepare)
+        loop = _Loop(
+            task=Task(
+                model=whole,
+                losses=losses,
+                n_source=len(data.source),
+                steps=epochs * math.ceil(len(data.source) / batch_size),
+                shared=_names(whole, mode, "trunk."),
+                target_head=frozenset() if mode == "noisy" else _names(whole, mode, "target_head."),
+                make_optimizer=make_optimizer,
+                make_schedule=schedule,
+                device=where,
+            ),
+            method=chosen,
+            data=data.to(where),
+            prepare=prepare,
+            evaluated_loss=target_loss or loss,
+            batch_size=batch_size,
+            target=TargetCycle(
+                len(data.target), target_batch_size, seed, data.target.labels.cpu() if balanced_target else None
+            ),
+            augment_source=augment_source or Augment(),
+            augment_target=augment_target or Augment(),
+            epochs=epochs,
+            seed=seed,
+            records=Records(out, _progress(progress)),
+        )
+        return loop.run(
+            {
+                "mode": mode,
+                "method": chosen.name,
+                "settings": repr(chosen),
+                "epochs": epochs,
+                "batch_size": batch_size,
+                "target_batch_size": target_batch_size,
+                "lr": lr if optimizer is None else None,
+                "weight_decay": weight_decay,
+                "optimizer": "SGD, momentum 0.9" if optimizer is None else _name_of(optimizer),
+                "schedule": _name_of(schedule),
+                "loss": _name_of(loss),
+                "balanced_target": balanced_target,
+                "augment_source": repr(augment_source),
+                "augment_target": repr(augment_target),
+                "seed": seed,
+                "device": str(where),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """One training: epochs over the source, a target batch beside every source batch."""
+
+    task: Task
+    method: Method
+    data: Data
+    prepare: Prepare
+    evaluated_loss: Loss
+    batch_size: int
+    target: TargetCycle
+    augment_source: Augment
+    augment_target: Augment
+    epochs: int
+    seed: int
+    records: Records
+
+    def run(self, config: dict[str, Any]) -> Result:
+        config = {**config, **self._facts()}
+        if self.records.folder is not None:
+            self.records.folder.write_config(config)
+        state = self.method.init(self.task)
+        self.records.event("start", {"epochs": self.epochs, "steps": self.task.steps, **self._facts()})
+        was_training = self.task.model.training
+        self.task.model.train()
+        for epoch in range(1, self.epochs + 1):
+            self._epoch(state, epoch)
+        self.task.model.train(was_training)
+        result = self._result(state, config)
+        self._close(result)
+        return result
+
+    def _epoch(self, state: Any, epoch: int) -> None:
+        batches = source_batches(
+            self.task.n_source, self.batch_size, seed=self.seed, epoch=epoch, device=self.task.device
+        )
+        first = (epoch - 1) * len(batches)
+        targets = self.target.block(first, len(batches)).to(self.task.device)
+        for place, index in enumerate(batches):
+            step = first + place
+            source = self._batch(self.data.source, index, self.augment_source, "augment source", step)
+            target = self._batch(self.data.target, targets[place], self.augment_target, "augment target", step)
+            try:
+                numbers = self.method.step(state, source, target, monitor=place == len(batches) - 1)
+            except NonFiniteLoss as error:
+                raise self._stop(error, epoch) from error
+            self.records.step(numbers, {"epoch": epoch, "step": step + 1, "steps": self.task.steps})
+        engine = getattr(getattr(state, "engine", None), "name", None)
+        if epoch == 1 and engine is not None:
+            self.records.message(f"alignments by the {engine} engine")
+        self.records.epoch(self._epoch_record(state, epoch, first + len(batches)))
+
+    def _epoch_record(self, state: Any, epoch: int, step: int) -> dict[str, Any]:
+        record: dict[str, Any] = {"epoch": epoch, "epochs": self.epochs, "step": step}
+        record["lr"] = float(state.optimizer.param_groups[0]["lr"])
+        if state.weights is not None:
+            record |= weight_record(state.weights, self._wrong())
+        if self.data.test is not None:
+            numbers = self._result(state, {}).evaluate(self.data.test)
+            record |= {f"test_{name}": value for name, value in numbers.items()}
+        return record
+
+    def _batch(self, examples: Examples, index: Tensor, augment: Augment, purpose: str, step: int) -> Batch:
+        inputs, labels = examples.take(index)
+        inputs, labels = inputs.to(self.task.device), labels.to(self.task.device)
+        if not augment.nothing:
+            inputs = augment(inputs, generator(self.seed, purpose, step, device=self.task.device))
+        return Batch(index, self.prepare(inputs), labels)
+
+    def _wrong(self) -> Tensor | None:
+        source = self.data.source
+        return None if source.truth is None else (source.truth != source.labels).to(self.task.device)
+
+    def _result(self, state: Any, config: dict[str, Any]) -> Result:
+        return Result(
+            model=self.task.model,
+            source=self.data.source,
+            history=self.records.history,
+            messages=self.records.messages,
+            prepare=self.prepare,
+            device=self.task.device,
+            learned=state.weights,
+            loss=self.evaluated_loss,
+            classes=self.data.target.classes,
+            out=None if self.records.folder is None else self.records.folder.path,
+            engine=getattr(getattr(state, "engine", None), "name", ""),
+            config=config,
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "n_source": len(self.data.source),
+            "n_target": len(self.data.target),
+            "parameters": sum(p.numel() for p in self.task.model.parameters()),
+            "source_fingerprint": self.data.source.fingerprint(),
+            "target_fingerprint": self.data.target.fingerprint(),
+            "classes": None if self.data.target.classes is None else list(self.data.target.classes),
+            "prepare": self.prepare.describe(),
+        }
+
+    def _stop(self, error: NonFiniteLoss, epoch: int) -> TrainingError:
+        side = self.data.source if error.side == "source" else self.data.target
+        shown = ", ".join(side.id_of(i) for i in error.index[:5]) + (", ..." if len(error.index) > 5 else "")
+        message = (
+            f"the loss of {len(error.index)} {error.side} example(s) (ids {shown}) is NaN or infinite in epoch {epoch}: "
+            "look at those examples, or lower lr."
+        )
+        self.records.message(message)
+        return TrainingError(message)
+
+    def _close(self, result: Result) -> None:
+        folder = self.records.folder
+        if folder is not None:
+            if result.learned is not None:
+                folder.write_ranking(ranking_table(result.source, result.learned))
+            folder.write_model(self.task.model.state_dict(), {"prepare": repr(self.prepare.describe())})
+        last = self.records.history[-1]
+        end = {name: value for name, value in last.items() if name.startswith("test_")}
+        self.records.event("end", {"seconds": round(self.records.seconds, 3), **end})
+
+
+def _method(method: Method | None, weight_step: float | None, engine: str | Engine | None) -> Method:
+    if method is None:
+        given: dict[str, Any] = {"weight_step": weight_step, "engine": engine}
+        return Soseleto(**{name: value for name, value in given.items() if value is not None})
+    if weight_step is not None or engine is not None:
+        name = "weight_step" if weight_step is not None else "engine"
+        raise UsageError(f"{name} has no effect beside method=...: write it there, as in Soseleto({name}=...).")
+    return method
+
+
+def _optimizer(optimizer: MakeOptimizer | None, lr: float, weight_decay: float) -> MakeOptimizer:
+    if optimizer is None:
+        return sgd(lr, weight_decay)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            "optimizer must be a function that makes one, since transfer mode adds heads: "
+            "write optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)."
+        )
+    return optimizer
+
+
+def _batch_size(name: str, given: int | None, default: int, n: int, side: str) -> int:
+    size = min(default, n) if given is None else given
+    if size < 1:
+        raise UsageError(f"{name} must be at least 1, got {size}.")
+    if size > n:
+        raise UsageError(f"{name} is {size}, but the {side} has only {n} examples: say {name}={n} or less.")
+    return size
+
+
+def _names(model: nn.Module, mode: str, prefix: str) -> frozenset[str]:
+    """The trainable parameters of one part; in noisy mode there is but one part."""
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    return frozenset(name for name in names if mode == "noisy" or name.startswith(prefix))
+
+
+def _progress(progress: bool | Progress) -> Progress | None:
+    if progress is True:
+        from soseleto.progress import live
+
+        return live()
+    return progress or None
+
+
+def _name_of(value: Any) -> str | None:
+    return None if value is None else getattr(value, "__qualname__", None) or repr(value)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, the global random state follows from the seed; outside, it is as it was."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed_for(seed, "training"))
+        yield

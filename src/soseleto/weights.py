@@ -1,0 +1,135 @@
+"""A weight, a score and a count of visits for every source example: 12 bytes each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from soseleto.errors import DataError, UsageError
+
+BINS = 20
+_CHUNK = 1 << 24  # examples summarised at a time, so that 10⁸ of them need little more memory than they hold
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Where the weights sit. ``effective`` is (Σα)²/Σα², the effective number of source examples."""
+
+    mean: float
+    effective: float
+    share_at_zero: float
+    share_at_one: float
+    histogram: tuple[int, ...]  # BINS equal bins over [0, 1]
+
+
+class Weights:
+    """α, the running score and the visits of n source examples, in the data set's own order.
+
+    The weight moves and is clipped to [0, 1]; the score is the running mean of an example's alignments and is never
+    clipped, so it still ranks examples whose weights tie at 0 or 1.
+    """
+
+    def __init__(self, n: int, *, initial: float = 1.0, device: torch.device | str = "cpu") -> None:
+        if n < 1:
+            raise UsageError(f"there are {n} source examples: at least one is needed.")
+        if not 0.0 <= initial <= 1.0:
+            raise UsageError(f"the initial weight must lie in [0, 1], got {initial}.")
+        self.values = torch.full((n,), initial, dtype=torch.float32, device=device)
+        self.scores = torch.zeros(n, dtype=torch.float32, device=device)
+        self.visits = torch.zeros(n, dtype=torch.int32, device=device)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, index: Tensor) -> Tensor:
+        """The weights at these places, (B,)."""
+        return self.values[index]
+
+    def step(self, index: Tensor, change: Tensor, alignment: Tensor) -> None:
+        """α ← CLIP(α + change) at these places, each at most once; the alignment joins the running score."""
+        self.values[index] = (self.values[index] + change.to(torch.float32)).clamp_(0.0, 1.0)  # the only clip
+        visits = self.visits[index] + 1
+        scores = self.scores[index]
+        self.visits[index] = visits
+        self.scores[index] = scores + (alignment.to(torch.float32) - scores) / visits
+
+    def check(self, index: Tensor) -> None:
+        """Raise unless ``index`` holds places of this source, each once."""
+        if index.dtype != torch.int64 or index.ndim != 1:
+            raise UsageError(f"source indices must be a vector of int64, got {index.dtype} {tuple(index.shape)}.")
+        if len(index) == 0:
+            raise UsageError("the batch holds no source index: give at least one.")
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= len(self):
+            raise UsageError(
+                f"source index {low if low < 0 else high} is out of range for {len(self)} source examples: "
+                f"use 0 to {len(self) - 1}."
+            )
+        places, counts = index.unique(return_counts=True)
+        if len(places) != len(index):
+            raise UsageError(
+                f"source index {int(places[counts.argmax()])} stands twice in one batch: "
+                "draw batches without replacement."
+            )
+
+    def summary(self) -> Summary:
+        n = len(self)
+        total = squares = zeros = ones = 0.0
+        histogram = torch.zeros(BINS, dtype=torch.float64)
+        for piece in self.values.split(_CHUNK):
+            total += float(piece.sum(dtype=torch.float64))
+            squares += float(piece.square().sum(dtype=torch.float64))
+            zeros += float((piece <= 0.0).sum())
+            ones += float((piece >= 1.0).sum())
+            histogram += torch.histc(piece, BINS, 0.0, 1.0).double().cpu()
+        return Summary(
+            mean=total / n,
+            effective=total * total / squares if squares else 0.0,
+            share_at_zero=zeros / n,
+            share_at_one=ones / n,
+            histogram=tuple(int(count) for count in histogram.tolist()),
+        )
+
+    def order(self) -> Tensor:
+        """Places from the best example to the worst: by score, then by weight, then in the source's order."""
+        by_weight = torch.sort(self.values, descending=True, stable=True).indices
+        return by_weight[torch.sort(self.scores[by_weight], descending=True, stable=True).indices]
+
+    def state(self) -> dict[str, Tensor]:
+        return {"weights": self.values, "scores": self.scores, "visits": self.visits}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        for name, mine in self.state().items():
+            if name not in state or state[name].shape != mine.shape or state[name].dtype != mine.dtype:
+                raise DataError(
+                    f"the saved {name} do not fit {len(self)} source examples: they belong to another source."
+                )
+            mine.copy_(state[name])
+
+    def save(self, path: str | Path) -> None:
+        """Write weights, scores and visits as safetensors (no pickle)."""
+        _safetensors().save_file({k: v.cpu().contiguous() for k, v in self.state().items()}, str(path))
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: torch.device | str = "cpu") -> Weights:
+        """Read what ``save`` wrote."""
+        try:
+            state = _safetensors().load_file(str(path))
+            loaded = cls(len(state["weights"]), device=device)
+        except (OSError, KeyError, Exception) as error:
+            raise DataError(f"{path} is not a file of saved weights ({error}): write one with Weights.save.") from error
+        loaded.load_state(state)
+        return loaded
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise UsageError("saving weights needs safetensors: type pip install safetensors.") from error
+    return safetensors.torch
