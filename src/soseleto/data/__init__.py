@@ -2,20 +2,35 @@
 
 from soseleto.data.augment import Augment
 from soseleto.data.examples import Examples
+from soseleto.data.fetch import fetch
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.pairing import TargetCycle, source_batches, source_order, target_batch
 from soseleto.data.preprocess import Preprocess
+from soseleto.data.problems import Problem, ProblemsError
+from soseleto.data.public import data_root, load
 from soseleto.data.randomness import generator, seed_for
+from soseleto.data.raw import Reading
+from soseleto.data.reading import Pair, as_examples, check_pair, read_pair
 
 __all__ = [
     "Augment",
     "Examples",
     "Noisy",
+    "Pair",
     "Preprocess",
+    "Problem",
+    "ProblemsError",
+    "Reading",
     "TargetCycle",
+    "as_examples",
     "by_confusion",
+    "check_pair",
+    "data_root",
+    "fetch",
     "generator",
+    "load",
     "pair_flip",
+    "read_pair",
     "seed_for",
     "source_batches",
     "source_order",

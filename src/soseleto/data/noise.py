@@ -81,9 +81,7 @@ def _deal(shares: Tensor, count: int) -> Tensor:
 def _checked(labels: Tensor, rate: float, classes: int) -> Tensor:
     labels = torch.as_tensor(labels).to("cpu")
     if labels.ndim != 1 or labels.dtype.is_floating_point or labels.dtype == torch.bool:
-        raise UsageError(
-            f"labels must be (N,) class indices, got {labels.dtype} of shape {tuple(labels.shape)}."
-        )
+        raise UsageError(f"labels must be (N,) class indices, got {labels.dtype} of shape {tuple(labels.shape)}.")
     if not 0.0 <= rate <= 1.0:
         raise UsageError(f"rate must be between 0 and 1, got {rate!r}: for 40 % say 0.4.")
     if classes < 2:
@@ -102,9 +100,7 @@ def _checked_matrix(confusion: Any) -> Tensor:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < 2:
         raise UsageError(f"confusion must be a square matrix, got shape {tuple(matrix.shape)}.")
     if not bool(matrix.isfinite().all()) or bool((matrix < 0).any()):
-        raise UsageError(
-            "confusion must hold shares of 0 or more: a negative, infinite or NaN entry is there."
-        )
+        raise UsageError("confusion must hold shares of 0 or more: a negative, infinite or NaN entry is there.")
     sums = matrix.sum(1)
     if bool(((sums - 1).abs() > 1e-6).any()):
         row = int((sums - 1).abs().argmax())

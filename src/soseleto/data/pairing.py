@@ -66,9 +66,7 @@ class TargetCycle:
 
     def __post_init__(self) -> None:
         _check_sizes(self.n, self.batch_size)
-        if self.labels is not None and (
-            self.labels.shape != (self.n,) or self.labels.dtype.is_floating_point
-        ):
+        if self.labels is not None and (self.labels.shape != (self.n,) or self.labels.dtype.is_floating_point):
             raise UsageError(
                 f"balanced batches need {self.n} class indices as labels, "
                 f"got {self.labels.dtype} of shape {tuple(self.labels.shape)}."
@@ -91,13 +89,14 @@ class TargetCycle:
         return torch.cat(orders)[skip : skip + len(places)].clone()
 
     def _balanced(self, places: range) -> Tensor:
-        """Round r holds every class once, in a shuffled order; a class gives its r-th example there."""
+        """Round r holds every class once, always in the same order, so any window is balanced to within one;
+        a class gives its r-th example there."""
         groups = self._groups
         rounds = range(places.start // len(groups), (places.stop - 1) // len(groups) + 1)
-        turns = torch.stack([_small(len(groups), self.seed, "target/turn", r) for r in rounds])
-        members = torch.stack([self._members(c, rounds) for c in range(len(groups))], dim=1)
+        turns = _small(len(groups), self.seed, "target/turns", 0).tolist()
+        members = torch.stack([self._members(c, rounds) for c in turns], dim=1)
         skip = places.start - rounds.start * len(groups)
-        return members.gather(1, turns).flatten()[skip : skip + len(places)]
+        return members.flatten()[skip : skip + len(places)]
 
     def _members(self, c: int, rounds: range) -> Tensor:
         group = self._groups[c]

@@ -58,9 +58,7 @@ class Preprocess:
                 f"of {len(self.mean)} channels or columns: the second dimension must be {len(self.mean)}."
             )
         scale, offset = _constants(self, str(inputs.device), inputs.ndim, inputs.dtype == torch.uint8)
-        if (
-            inputs.device.type == "cpu"
-        ):  # converting first is twice as fast there; elsewhere it is one more kernel
+        if inputs.device.type == "cpu":  # converting first is twice as fast there; elsewhere it is one more kernel
             return inputs.to(torch.float32, copy=True).mul_(scale).add_(offset)
         return torch.mul(inputs, scale).add_(offset)
 

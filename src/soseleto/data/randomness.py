@@ -13,9 +13,7 @@ def seed_for(seed: int, purpose: str, counter: int = 0) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def generator(
-    seed: int, purpose: str, counter: int = 0, device: torch.device | str = "cpu"
-) -> torch.Generator:
+def generator(seed: int, purpose: str, counter: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
     """A fresh generator for one purpose at one step or epoch.
 
     A resumed run asks for the same (seed, purpose, counter) and gets the same numbers, so no

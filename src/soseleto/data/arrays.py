@@ -1,0 +1,85 @@
+"""``.npz`` files with arrays x and y, and optionally id and truth; no pickles, no bombs."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soseleto.data.convert import inputs_of
+from soseleto.data.labels import names_of
+from soseleto.data.limits import check_expansion, check_size
+from soseleto.data.raw import Raw
+from soseleto.data.tables import labels_from
+from soseleto.errors import DataError
+
+_FIELDS = ("x", "y", "id", "truth")
+
+
+def read_npz(path: Path, *, name: str) -> Raw:
+    """x is inputs, y labels (the label rule applies), id names the examples, truth the right labels."""
+    arrays = _load(path)
+    for field in ("x", "y"):
+        if field not in arrays:
+            raise DataError(f"{path} has no array {field!r}: save it with np.savez(path, x=inputs, y=labels).")
+    count = len(arrays["x"]) if arrays["x"].ndim else 0
+    for field, array in arrays.items():
+        if array.ndim == 0 or len(array) != count:
+            raise DataError(f"{path} has {count} inputs in x but shape {array.shape} in {field}: give one each.")
+    if "id" in arrays and arrays["id"].ndim != 1:
+        raise DataError(f"id in {path} has shape {arrays['id'].shape}: give one name an example.")
+    labels = arrays["y"]
+    return Raw(
+        name,
+        labels_from(labels.reshape(-1).tolist() if labels.size == count else labels, name=name),
+        inputs=inputs_of(arrays["x"], name=name),
+        ids=tuple(_text(v) for v in arrays["id"].tolist()) if "id" in arrays else None,
+        truth=names_of(arrays["truth"].reshape(-1).tolist()) if "truth" in arrays else None,
+        paths=None,
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename: info for info in archive.infolist()}
+            return {
+                field: _array(archive, members[f"{field}.npy"], path) for field in _FIELDS if f"{field}.npy" in members
+            }
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise DataError(f"{path} is missing: check the path.") from error
+        raise DataError(f"{path} is not a whole .npz file ({error}): save it again with np.savez.") from error
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Any:
+    """One member, its declared shape checked against its size before memory is spent."""
+    what = f"{info.filename} in {path}"
+    check_expansion(info.compress_size, info.file_size, what=what)
+    with archive.open(info) as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+        except (ValueError, TypeError, SyntaxError, KeyError) as error:
+            raise DataError(f"{what} is not a NumPy array ({error}): save it again.") from error
+        if dtype.hasobject or dtype.kind not in "buifUS":
+            raise DataError(f"{what} is of type {dtype}: save numbers or fixed-length text, not objects.")
+        size = int(dtype.itemsize)
+        for side in shape:
+            size *= int(side)
+        check_size(size, what=what)
+        if size != info.file_size - file.tell() or min(shape, default=0) < 0:
+            raise DataError(f"{what} declares shape {shape} but holds {info.file_size} bytes: save it again.")
+        content = file.read(size)
+    if len(content) != size:
+        raise DataError(f"{what} is cut off: save it again.")
+    flat = np.frombuffer(bytearray(content), dtype=dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,88 @@
+"""Examples of one set that stand in another too: byte for byte, or as resized or recompressed images."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_BITS_APART = 6  # of 64: copies of one image differ in fewer bits of their hash
+_MEAN_APART = 6.0  # of 255: mean difference of copies, at 16 x 16
+_WORST_APART = 40.0  # of 255: worst difference of copies, at 16 x 16
+_ROWS = 512
+
+
+class Duplicate(NamedTuple):
+    first: int  # row in the one set
+    second: int  # row in the other
+    exact: bool
+
+
+def duplicates(first: Tensor, second: Tensor) -> list[Duplicate]:
+    """For each row of ``first`` the rows of ``second`` that are the same example.
+
+    Rows are the same when their bytes are. Byte images (N, C, H, W) are also the same when their difference
+    hashes (9 x 8 grey, 64 bits) are at most 6 bits apart and, as a second opinion, their 16 x 16 thumbnails
+    differ little everywhere.
+    """
+    if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
+        return []
+    found = _exact(first, second)
+    if first.ndim != 4 or first.dtype != torch.uint8:
+        return found
+    known = {(one.first, one.second) for one in found}
+    return found + [pair for pair in _alike(first, second) if pair[:2] not in known]
+
+
+def _exact(first: Tensor, second: Tensor) -> list[Duplicate]:
+    places: dict[bytes, list[int]] = {}
+    for row, digest in enumerate(_digests(first)):
+        places.setdefault(digest, []).append(row)
+    return [Duplicate(at, row, True) for row, digest in enumerate(_digests(second)) for at in places.get(digest, ())]
+
+
+def _digests(rows: Tensor) -> list[bytes]:
+    found = []
+    for piece in torch.split(rows, 4096):
+        content = piece.cpu().contiguous().view(len(piece), -1).view(torch.uint8).numpy()
+        found += [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in content]
+    return found
+
+
+def _alike(first: Tensor, second: Tensor) -> list[Duplicate]:
+    hashes, others = difference_hash(first), difference_hash(second)
+    small, small_others = _thumbnails(first), _thumbnails(second)
+    found = []
+    for start in range(0, len(hashes), _ROWS):
+        # Signs of ±1: their product is 64 minus twice the number of bits that differ.
+        agree = hashes[start : start + _ROWS] @ others.T
+        rows, columns = (agree >= 64 - 2 * _BITS_APART).nonzero(as_tuple=True)
+        for at in torch.split(torch.arange(len(rows)), 65536):
+            apart = (small[start + rows[at]].float() - small_others[columns[at]].float()).abs()
+            same = (apart.mean(1) <= _MEAN_APART) & (apart.amax(1) <= _WORST_APART)
+            found += [
+                Duplicate(start + int(r), int(c), False) for r, c in zip(rows[at][same], columns[at][same], strict=True)
+            ]
+    return found
+
+
+def difference_hash(images: Tensor) -> Tensor:
+    """(N, 64) of ±1: whether each of 9 x 8 grey cells is brighter than its right neighbour."""
+    made = []
+    for piece in torch.split(images, _ROWS):
+        grey = piece.cpu().float().mean(1, keepdim=True)
+        cells = F.interpolate(grey, size=(8, 9), mode="bilinear", antialias=True, align_corners=False)
+        made.append(torch.where(cells[..., :-1] > cells[..., 1:] + 0.5, 1.0, -1.0).flatten(1))
+    return torch.cat(made)
+
+
+def _thumbnails(images: Tensor) -> Tensor:
+    """(N, C·256) bytes."""
+    made = []
+    for piece in torch.split(images, _ROWS):
+        small = F.interpolate(piece.cpu().float(), size=(16, 16), mode="bilinear", antialias=True, align_corners=False)
+        made.append(small.round_().clamp_(0, 255).to(torch.uint8).flatten(1))
+    return torch.cat(made)

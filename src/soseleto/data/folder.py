@@ -1,0 +1,83 @@
+"""An image folder: one subfolder a class, the path below the folder is the id."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from soseleto.data.labels import Names
+from soseleto.data.problems import Problem, some
+from soseleto.data.raw import Raw, Reading
+from soseleto.errors import DataError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
+
+
+def read_folder(folder: Path, *, name: str, reading: Reading) -> Raw:
+    """Every image below each subfolder, however deep, sorted by path; hidden files are not images."""
+    classes = sorted(entry.name for entry in os.scandir(folder) if _is_class(entry))
+    if not classes:
+        raise DataError(
+            f"the {name} folder {folder} has no subfolders: make one for each class, with its images inside."
+        )
+    found = {c: sorted(_images(folder, c, allow_outside=reading.allow_outside)) for c in classes}
+    ids = [path for c in classes for path in found[c]]
+    if not ids:
+        raise DataError(
+            f"no images below {folder} of the {name}: put {', '.join(SUFFIXES[:3])} ... files into "
+            f"its subfolders ({some(classes)})."
+        )
+    labels = Names(tuple(c for c in classes for _ in found[c]))
+    files = tuple(os.path.join(folder, path) for path in ids)
+    empty = [c for c in classes if not found[c]]
+    problems = _empty(name, empty) + _outside(folder, ids, name=name, reading=reading)
+    return Raw(name, labels, files=files, ids=tuple(ids), paths=files, problems=problems)
+
+
+def _is_class(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(".") and entry.is_dir()
+
+
+def _images(folder: Path, c: str, *, allow_outside: bool) -> Iterator[str]:
+    """Posix paths relative to the folder."""
+    for here, below, names in os.walk(folder / c, followlinks=allow_outside):
+        below[:] = [b for b in below if not b.startswith(".")]
+        for name in names:
+            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
+                yield Path(os.path.relpath(os.path.join(here, name), folder)).as_posix()
+
+
+def _empty(name: str, empty: list[str]) -> tuple[Problem, ...]:
+    if not empty:
+        return ()
+    text = f"the classes {some(empty)} have no images: fill their subfolders or remove them."
+    return (Problem(name, "empty class", text),)
+
+
+def _outside(folder: Path, ids: list[str], *, name: str, reading: Reading) -> tuple[Problem, ...]:
+    if reading.allow_outside:
+        return ()
+    left = outside(folder, ids)
+    if not left:
+        return ()
+    bad = [ids[row] for row in left]
+    text = f"{some(bad)} lead outside {folder}: say allow_outside=True if that is meant."
+    return (Problem(name, "outside", text, tuple(bad)),)
+
+
+def outside(root: Path, paths: list[str]) -> list[int]:
+    """The rows whose path, links followed, does not stay below the root."""
+    real_root = os.path.realpath(root)
+    real_folder: dict[str, str] = {}  # links are resolved once a folder, not once a file
+    rows = []
+    for row, path in enumerate(paths):
+        whole = os.path.join(root, path)
+        folder, name = os.path.split(whole)
+        if folder not in real_folder:
+            real_folder[folder] = os.path.realpath(folder)
+        odd = name in ("", ".", "..") or os.path.islink(whole)
+        real = os.path.realpath(whole) if odd else os.path.join(real_folder[folder], name)
+        if os.path.commonpath([real_root, real]) != real_root:
+            rows.append(row)
+    return rows

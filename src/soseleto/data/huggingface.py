@@ -1,0 +1,82 @@
+"""Hugging Face data sets, by their shape alone: nothing of that library is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from soseleto.data.labels import names_of
+from soseleto.data.raw import Raw, Reading
+from soseleto.data.tables import IDS, LABELS, PATHS, labels_from
+from soseleto.errors import DataError, UsageError, did_you_mean
+
+
+def is_huggingface(data: Any) -> bool:
+    return hasattr(data, "column_names") and hasattr(data, "features") and hasattr(data, "__getitem__")
+
+
+def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
+    """An image column or numeric features, and a label column; ClassLabel keeps its own class order."""
+    if isinstance(data.column_names, dict):
+        raise UsageError(f"the {name} is a Hugging Face DatasetDict: choose a split, as in data[{next(iter(data))!r}].")
+    features: dict[str, Any] = dict(data.features)
+    label = _choose(features, reading.label_column, "ClassLabel", LABELS, "label_column")
+    if label is None:
+        raise DataError(f"the {name} has no label column among {list(features)}: say label_column=...")
+    identity = _choose(features, reading.id_column, None, IDS, "id_column")
+    image = _choose(features, reading.path_column, "Image", PATHS, "path_column")
+    if image is not None and type(features[image]).__name__ != "Image":
+        raise DataError(f"column {image!r} of the {name} is not of kind Image: cast it with cast_column first.")
+    classes = getattr(features[label], "names", None)
+    values = list(data[label])
+    made = Raw(
+        name,
+        torch.tensor(values, dtype=torch.int64) if classes else labels_from(values, name=name),
+        classes=tuple(classes) if classes else None,
+        ids=None if identity is None else tuple(str(value) for value in data[identity]),
+        truth=names_of(data[reading.truth_column]) if reading.truth_column else None,
+    )
+    if image is not None:
+        return replace(made, images=_Column(data, image))
+    used = {label, identity, reading.truth_column}
+    columns = tuple(c for c in features if c not in used)
+    return replace(made, inputs=_features(data, columns, name), columns=columns)
+
+
+class _Column(Sequence[Any]):
+    """One column of images, each decoded by the data set when it is asked for."""
+
+    def __init__(self, data: Any, column: str) -> None:
+        self._data, self._column = data, column
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._data[at][self._column]
+
+
+def _choose(
+    features: dict[str, Any], given: str | None, kind: str | None, usual: tuple[str, ...], option: str
+) -> str | None:
+    if given is not None:
+        if given not in features:
+            raise UsageError(f"there is no column {given!r} for {option}{did_you_mean(given, features)}.")
+        return given
+    of_kind = [c for c in features if kind is not None and type(features[c]).__name__ == kind]
+    return next(iter(of_kind), None) or next((c for c in features if c.lower() in usual), None)
+
+
+def _features(data: Any, columns: tuple[str, ...], name: str) -> torch.Tensor:
+    if not columns:
+        raise DataError(f"the {name} has a label but no features: add an image column or numeric columns.")
+    made = torch.empty(len(data), len(columns))
+    for at, column in enumerate(columns):
+        try:
+            made[:, at] = torch.tensor([float("nan") if v is None else float(v) for v in data[column]])
+        except (TypeError, ValueError) as error:
+            raise DataError(f"column {column!r} of the {name} does not hold numbers: leave it out.") from error
+    return made

@@ -1,0 +1,99 @@
+"""Whatever the user hands over, as a Raw data set: one dispatch, by what the thing is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from soseleto.data import arrays, folder, huggingface, tables
+from soseleto.data.convert import inputs_of, labels_of, stack_dataset
+from soseleto.data.examples import Examples
+from soseleto.data.optional import need
+from soseleto.data.raw import Raw, Reading
+from soseleto.errors import DataError, UsageError, did_you_mean
+
+_FORMS = (
+    "a path (image folder, .csv, .tsv, .parquet, .jsonl, .npz), a pair (inputs, labels), "
+    "a Dataset of (input, label), a data frame or Examples"
+)
+
+
+def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
+    """Any accepted form; labels are not yet numbered and images not yet decoded."""
+    if isinstance(data, Examples):
+        return _from_examples(data, name)
+    if isinstance(data, str | os.PathLike):
+        return _from_path(Path(data).expanduser(), name=name, reading=reading)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return _from_pair(data[0], data[1], name)
+    if huggingface.is_huggingface(data):
+        return huggingface.from_huggingface(data, name=name, reading=reading)
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
+        return _from_frame(data, name=name, reading=reading)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Tensor | dict):
+        return _from_pair(*stack_dataset(data, name=name), name)
+    if hasattr(data, "__iter__") and not isinstance(data, Tensor | dict):
+        raise UsageError(
+            f"the {name} can only be iterated, and weights belong to fixed examples: give a map-style "
+            "Dataset with __len__ and __getitem__."
+        )
+    raise UsageError(f"the {name} is a {type(data).__name__}: give {_FORMS}.")
+
+
+def _from_examples(data: Examples, name: str) -> Raw:
+    return Raw(
+        name,
+        data.labels,
+        inputs=data.inputs,
+        ids=data.ids,
+        classes=data.classes,
+        truth=data.truth,
+        paths=data.paths,
+    )
+
+
+def _from_pair(inputs: Any, labels: Any, name: str) -> Raw:
+    made = Raw(name, labels_of(labels, name=name), inputs=inputs_of(inputs, name=name))
+    assert made.inputs is not None
+    if len(made.inputs) != len(made):
+        raise DataError(f"the {name} has {len(made.inputs)} inputs but {len(made)} labels: give one for each.")
+    return made
+
+
+def _from_frame(data: Any, *, name: str, reading: Reading) -> Raw:
+    table = need("pyarrow", to="reading a data frame").Table.from_pandas(data, preserve_index=False)
+    return tables.from_table(table, name=name, reading=reading, folder=None, what=f"the {name} frame")
+
+
+def _from_path(path: Path, *, name: str, reading: Reading) -> Raw:
+    if path.is_dir():
+        return folder.read_folder(path, name=name, reading=_only_folder(reading, path))
+    suffix = path.suffix.lower()
+    if suffix not in (*tables.SUFFIXES, ".npz"):
+        known = f"an image folder, or a file ending in {', '.join(tables.SUFFIXES)} or .npz"
+        here = "is not there" if not path.exists() else "is of no known kind"
+        raise UsageError(f"the {name} {str(path)!r} {here}{_close(path)}: give {known}.")
+    if not path.is_file():
+        raise UsageError(f"the {name} {str(path)!r} is not there{_close(path)}: check the path.")
+    if suffix == ".npz":
+        return replace(arrays.read_npz(path, name=name), name=name)
+    return tables.read_table(path, name=name, reading=reading)
+
+
+def _only_folder(reading: Reading, path: Path) -> Reading:
+    """Column options have no effect on a folder: say so."""
+    for option in ("path_column", "id_column", "truth_column", "root"):
+        if getattr(reading, option) is not None:
+            raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")
+    return reading
+
+
+def _close(path: Path) -> str:
+    try:
+        return did_you_mean(path.name, os.listdir(path.parent))
+    except OSError:
+        return ""

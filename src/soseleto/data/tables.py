@@ -1,0 +1,180 @@
+"""CSV, TSV, Parquet and JSON-lines tables, and data frames: a row is an example.
+
+With a path column the rows are images; else every column that is not label, id or truth is a feature, and must
+hold numbers. Columns are found by name when they are not given: the first of the usual names, in any case.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from soseleto.data.folder import outside
+from soseleto.data.labels import Names, is_regression, names_of
+from soseleto.data.limits import check_size
+from soseleto.data.optional import need
+from soseleto.data.problems import Problem, some
+from soseleto.data.raw import Raw, Reading
+from soseleto.errors import DataError, UsageError, did_you_mean
+
+SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
+LABELS = ("label", "class", "target", "y", "category")
+PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
+IDS = ("id", "uid", "uuid", "key")
+
+
+def read_table(path: Path, *, name: str, reading: Reading) -> Raw:
+    return from_table(_load(path, name), name=name, reading=reading, folder=path.parent, what=str(path))
+
+
+def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, what: str) -> Raw:
+    """A pyarrow table as a data set; ``folder`` is where its relative paths start."""
+    if table.num_rows == 0:
+        raise DataError(f"{what} has no rows: give the {name} at least one example.")
+    if len(set(table.column_names)) != len(table.column_names):
+        raise DataError(f"{what} has two columns of one name: rename one of {some(table.column_names)}.")
+    label = _column(table, reading.label_column, LABELS, "label_column", what)
+    if label is None:
+        raise DataError(
+            f"{what} has no label column among {some(table.column_names)}: say label_column=... (--label-column)."
+        )
+    path = _column(table, reading.path_column, PATHS, "path_column", what, text_only=True)
+    identity = _column(table, reading.id_column, IDS, "id_column", what)
+    truth = _column(table, reading.truth_column, (), "truth_column", what)
+    used = [c for c in (label, path, identity, truth) if c is not None]
+    if len(set(used)) != len(used):
+        raise UsageError(f"{what}: one column is asked to be two things among {some(used)}.")
+    made = Raw(
+        name,
+        labels_from(table[label].to_pylist(), name=name),
+        ids=None if identity is None else _ids(table[identity].to_pylist(), identity, what),
+        truth=None if truth is None else names_of(table[truth].to_pylist()),
+        files=(),
+    )
+    if path is not None:
+        return _with_images(made, table[path].to_pylist(), reading, folder)
+    return _with_features(made, table, [c for c in table.column_names if c not in used], what)
+
+
+def labels_from(values: Any, *, name: str) -> Names | Tensor:
+    """Numbers that are not all whole are regression targets; everything else is a class name."""
+    if isinstance(values, np.ndarray):  # more than one number an example
+        if values.dtype.kind not in "buif":
+            raise DataError(f"{name} labels have shape {values.shape} and type {values.dtype}: give one name each.")
+        return torch.from_numpy(values.astype(np.float32))
+    if is_regression(values):
+        return torch.tensor([float("nan") if v is None else float(v) for v in values], dtype=torch.float32)
+    return names_of(values)
+
+
+def _load(path: Path, name: str) -> Any:
+    need("pyarrow", to=f"reading the table {path}")
+    try:
+        if path.suffix.lower() == ".parquet":
+            return _load_parquet(path)
+        if path.suffix.lower() in (".csv", ".tsv"):
+            return _load_csv(path, "\t" if path.suffix.lower() == ".tsv" else ",")
+        return need("pyarrow.json", to="reading JSON lines").read_json(str(path))
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"the {name} table {path} is missing: check the path.") from error
+    except Exception as error:  # Arrow's errors, and the OSErrors and ValueErrors it lets through
+        words = " ".join(str(error).split())[:300]
+        raise DataError(f"the {name} table {path} cannot be read ({words}): mend it or save it again.") from error
+
+
+def _load_csv(path: Path, delimiter: str) -> Any:
+    csv = need("pyarrow.csv", to="reading CSV")
+    return csv.read_csv(
+        str(path),
+        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+    )
+
+
+def _load_parquet(path: Path) -> Any:
+    parquet = need("pyarrow.parquet", to="reading Parquet")
+    with parquet.ParquetFile(str(path)) as file:
+        # A few bytes of run lengths can stand for billions of rows: look before reading.
+        check_size(8 * file.metadata.num_rows * max(1, file.metadata.num_columns), what=str(path))
+        return file.read()
+
+
+def _column(
+    table: Any, given: str | None, usual: tuple[str, ...], option: str, what: str, *, text_only: bool = False
+) -> str | None:
+    columns: list[str] = table.column_names
+    if given is not None:
+        if given not in columns:
+            hint = did_you_mean(given, columns) or f": choose from {some(columns)}"
+            raise UsageError(f"{what} has no column {given!r} for {option}{hint}.")
+        return given
+    lower = {column.lower(): column for column in reversed(columns)}
+    found = next((lower[word] for word in usual if word in lower), None)
+    if found is not None and text_only and not _is_text(table[found].type):
+        return None
+    return found
+
+
+def _is_text(kind: Any) -> bool:
+    types = need("pyarrow", to="reading tables").types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_dictionary(kind))
+
+
+def _ids(values: list[Any], column: str, what: str) -> tuple[str, ...]:
+    for row, value in enumerate(values):
+        if value is None or value == "":
+            raise DataError(f"row {row} of {what} has no id in column {column!r}: give every row one.")
+    return tuple(str(value) for value in values)
+
+
+def _with_images(made: Raw, paths: list[Any], reading: Reading, folder: Path | None) -> Raw:
+    root = Path(reading.root).expanduser() if reading.root is not None else folder or Path()
+    missing = {row for row, path in enumerate(paths) if not path or "\0" in str(path)}
+    relative = ["." if row in missing else str(path) for row, path in enumerate(paths)]
+    left = [] if reading.allow_outside else outside(root, relative)
+    problems = [
+        *_rows(made, "missing", sorted(missing), "have no path: give them one, or leave them out"),
+        *_rows(made, "outside", left, f"lead outside {root}: say root=... or allow_outside=True if meant"),
+    ]
+    never = missing.union(left)  # an empty name is never opened
+    files = tuple("" if row in never else os.path.join(root, path) for row, path in enumerate(relative))
+    return replace(made, files=files, paths=files, problems=tuple(problems))
+
+
+def _rows(made: Raw, kind: str, rows: list[int], words: str) -> list[Problem]:
+    ids = tuple(made.id_of(row) for row in rows)
+    return [Problem(made.name, kind, f"{len(ids)} rows {words} ({some(ids)}).", ids)] if ids else []
+
+
+def _with_features(made: Raw, table: Any, columns: list[str], what: str) -> Raw:
+    if not columns:
+        raise DataError(f"{what} has a label but no features: add feature columns, or say path_column=...")
+    check_size(4 * table.num_rows * len(columns), what=what)
+    inputs = torch.empty(table.num_rows, len(columns))
+    for at, column in enumerate(columns):
+        inputs[:, at] = torch.from_numpy(_numbers(table[column], column, what))
+    return replace(made, inputs=inputs, files=None, columns=tuple(columns))
+
+
+def _numbers(column: Any, name: str, what: str) -> Any:
+    """A column as float32, NaN where a value is missing."""
+    types = need("pyarrow", to="reading tables").types
+    kind = column.type
+    if types.is_null(kind):
+        return np.full(len(column), np.nan, dtype=np.float32)
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)):
+        raise DataError(
+            f"column {name!r} of {what} holds {kind}, not numbers: leave it out, turn it into numbers, or name "
+            "it as path_column, id_column or label_column."
+        )
+    if column.null_count or not (types.is_integer(kind) or types.is_floating(kind)):
+        values = [np.nan if value is None else float(value) for value in column.to_pylist()]
+        return np.asarray(values, dtype=np.float32)
+    return column.to_numpy().astype(np.float32)

@@ -1,0 +1,100 @@
+"""Labels numbered across data sets: shared between source and target in noisy mode, separate in transfer mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from soseleto.data.labels import Names, class_order
+from soseleto.data.problems import Problem, some
+from soseleto.data.raw import Raw
+from soseleto.errors import DataError
+
+
+def number_labels(raws: Sequence[Raw], *, shared: bool) -> list[Raw]:
+    """The same data sets with class indices for labels; rows without a usable label become problems.
+
+    ``raws`` are source, target and test, or a part of that. The test uses the classes of the target.
+    """
+    raws = [_named(raw) for raw in raws]
+    leaders = raws[:2] if shared else raws[:1]
+    classes = _classes(leaders)
+    made = [_number(raw, classes) for raw in leaders]
+    for raw in raws[len(made) :]:
+        if not shared and raw.name == "target":
+            classes = _classes([raw])
+        made.append(_number(raw, classes))
+    return made
+
+
+def _named(raw: Raw) -> Raw:
+    """Class indices with known names become names, so that they can be matched with other sets' names."""
+    if isinstance(raw.labels, Names) or raw.classes is None or raw.labels.dtype.is_floating_point:
+        return raw
+    names: list[str | None] = [None if c < 0 else raw.classes[c] for c in raw.labels.tolist()]
+    truth = raw.truth
+    if isinstance(truth, Tensor) and not truth.dtype.is_floating_point:
+        truth = Names(tuple(raw.classes[c] for c in truth.tolist()))
+    return replace(raw, labels=Names(tuple(names)), truth=truth)
+
+
+def _classes(raws: Sequence[Raw]) -> tuple[str, ...] | None:
+    """The class order of these sets together; None when their labels are indices or targets already."""
+    kinds = {_kind(raw) for raw in raws}
+    if len(kinds) > 1:
+        words = " but ".join(f"the {raw.name} has {_kind(raw)}" for raw in raws)
+        raise DataError(f"{words} as labels: give both the same kind.")
+    if kinds != {"class names"}:
+        return None
+    names = {name for raw in raws for name in _names(raw)}
+    fixed = raws[0].classes
+    if fixed is None:
+        return class_order(names)
+    return fixed + class_order(names.difference(fixed))
+
+
+def _kind(raw: Raw) -> str:
+    if isinstance(raw.labels, Names):
+        return "class names"
+    return "numbers to regress" if raw.labels.dtype.is_floating_point else "class indices"
+
+
+def _names(raw: Raw) -> set[str]:
+    found: set[str | None] = set(raw.labels.names) if isinstance(raw.labels, Names) else set()
+    if isinstance(raw.truth, Names):
+        found.update(raw.truth.names)
+    return {name for name in found if name is not None}
+
+
+def _number(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
+    truth = raw.truth
+    if isinstance(truth, Names):
+        truth = truth.index(classes or truth.classes)
+    if not isinstance(raw.labels, Names):
+        if classes is not None:
+            raise DataError(f"the {raw.name} has {_kind(raw)} as labels where class names are needed.")
+        return replace(raw, truth=truth)
+    if classes is None:
+        raise DataError(f"the {raw.name} has class names as labels where numbers are needed.")
+    labels = raw.labels.index(classes)
+    missing = [row for row, name in enumerate(raw.labels.names) if name is None]
+    unknown = [row for row in (labels < 0).nonzero().flatten().tolist() if raw.labels.names[row] is not None]
+    problems = list(raw.problems)
+    if missing:
+        ids = tuple(raw.id_of(row) for row in missing)
+        problems.append(Problem(raw.name, "no label", f"{len(ids)} examples have no label ({some(ids)}).", ids))
+    if unknown:
+        names = sorted({str(raw.labels.names[row]) for row in unknown})
+        text = f"the classes {some(names)} are not among the target's: leave them out, or add target examples."
+        ids = tuple(raw.id_of(row) for row in unknown)
+        problems.append(Problem(raw.name, "unknown class", text, ids))
+    return replace(raw, labels=labels, classes=classes, truth=truth, problems=tuple(problems))
+
+
+def class_counts(labels: Tensor, classes: Sequence[str]) -> dict[str, int]:
+    """How many examples each class has."""
+    counts = torch.bincount(labels.cpu(), minlength=len(classes)).tolist()
+    return dict(zip(classes, counts, strict=True))
