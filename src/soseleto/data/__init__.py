@@ -2,7 +2,6 @@
 
 from soseleto.data.augment import Augment
 from soseleto.data.examples import Examples
-from soseleto.data.fetch import fetch
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.pairing import TargetCycle, source_batches, source_order, target_batch
 from soseleto.data.preprocess import Preprocess
@@ -26,7 +25,6 @@ __all__ = [
     "by_confusion",
     "check_pair",
     "data_root",
-    "fetch",
     "generator",
     "load",
     "pair_flip",

@@ -21,7 +21,7 @@ class Examples:
     """A whole data set, gathered straight into batches by ``take``.
 
     inputs: (N, ...): uint8 images (N, C, H, W), float features (N, D), or integer tokens (N, L)
-    labels: (N,) int64 class indices, or float targets (N, ...) for regression
+    labels: (N,) int64 class indices, int64 targets (N, ...) such as tokens, or float targets (N, ...) for regression
     ids: one name an example, stable from run to run; None means "0", "1", ...
     classes: class names, by class index
     truth: (N,) the right labels, where somebody knows them
@@ -127,13 +127,13 @@ def _check_labels(examples: Examples) -> None:
     labels = examples.labels
     if labels.dtype.is_floating_point:
         return
-    if labels.dtype != torch.int64 or labels.ndim != 1:
+    if labels.dtype != torch.int64 or labels.ndim == 0:
         raise DataError(
             f"labels are {labels.dtype} of shape {tuple(labels.shape)}: "
             "give (N,) int64 class indices, or float targets for regression."
         )
     low, high = int(labels.min()), int(labels.max())
-    if low < 0:
+    if low < 0 and labels.ndim == 1:  # tokens may use a negative index for what is not to be predicted
         raise DataError(f"a label is {low}: class indices start at 0.")
     if examples.classes is not None and high >= len(examples.classes):
         raise DataError(f"a label is {high} but there are {len(examples.classes)} class names.")

@@ -44,6 +44,8 @@ def check_options(reading: Reading) -> None:
     _sides(reading.image_size)
     if reading.channels not in (None, 1, 3):
         raise UsageError(f"channels must be 1 (grey) or 3 (RGB), got {reading.channels!r}.")
+    if reading.workers is not None and reading.workers < 0:
+        raise UsageError(f"workers must be 0 or more, got {reading.workers}.")
 
 
 def pixels_of(
@@ -105,10 +107,10 @@ def _seen(image: Any) -> tuple[int, int, bool]:
 
 
 def _usual_size(seen: list[tuple[int, int, bool]]) -> tuple[int, int]:
-    sizes = {(height, width) for height, width, _ in seen}
-    if len(sizes) == 1 and max(*sizes) <= (_LARGEST, _LARGEST):
-        return next(iter(sizes))
-    side = min(_LARGEST, round(median(min(size) for size in ((h, w) for h, w, _ in seen))))
+    sizes = [(height, width) for height, width, _ in seen]
+    if len(set(sizes)) == 1 and max(sizes[0]) <= _LARGEST:
+        return sizes[0]
+    side = min(_LARGEST, round(median(min(size) for size in sizes)))
     return side, side
 
 

@@ -76,11 +76,10 @@ def labels_from(values: Any, *, name: str) -> Names | Tensor:
 def _load(path: Path, name: str) -> Any:
     need("pyarrow", to=f"reading the table {path}")
     try:
-        if path.suffix.lower() == ".parquet":
-            return _load_parquet(path)
-        if path.suffix.lower() in (".csv", ".tsv"):
-            return _load_csv(path, "\t" if path.suffix.lower() == ".tsv" else ",")
-        return need("pyarrow.json", to="reading JSON lines").read_json(str(path))
+        table = _parsed(path)
+        table.validate(full=True)  # text that is not UTF-8, offsets that lead nowhere
+        str(table.column_names)
+        return table
     except DataError:
         raise
     except FileNotFoundError as error:
@@ -88,6 +87,15 @@ def _load(path: Path, name: str) -> Any:
     except Exception as error:  # Arrow's errors, and the OSErrors and ValueErrors it lets through
         words = " ".join(str(error).split())[:300]
         raise DataError(f"the {name} table {path} cannot be read ({words}): mend it or save it again.") from error
+
+
+def _parsed(path: Path) -> Any:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _load_parquet(path)
+    if suffix in (".csv", ".tsv"):
+        return _load_csv(path, "\t" if suffix == ".tsv" else ",")
+    return need("pyarrow.json", to="reading JSON lines").read_json(str(path))
 
 
 def _load_csv(path: Path, delimiter: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from soseleto.data import optional
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import DataError
 
 _CHUNK = 64  # files handed to a worker at a time
 _FEW = 256  # up to so many files, starting workers costs more than it saves
@@ -50,8 +50,6 @@ def decode_files(
 
 def worker_count(workers: int | None, files: int) -> int:
     """How many processes to start; 0 means to decode in this one."""
-    if workers is not None and workers < 0:
-        raise UsageError(f"workers must be 0 or more, got {workers}.")
     if workers is not None:
         return min(workers, -(-files // _CHUNK))
     if files <= _FEW:

@@ -1,0 +1,46 @@
+"""Small files to read, and the real public sets where SOSELETO_DATA says they are."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture(scope="session")
+def real_root() -> Path:
+    root = os.environ.get("SOSELETO_DATA")
+    if not root:
+        pytest.skip("SOSELETO_DATA is not set: it names the folder with the real public sets")
+    return Path(root)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """No test writes into the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("SOSELETO_CACHE", str(folder))
+    return folder
+
+
+def picture(seed: int, size: tuple[int, int] = (32, 32)) -> Image.Image:
+    """A smooth colour image (width, height) that no other seed gives."""
+    random = np.random.default_rng(seed)
+    coarse = Image.fromarray(random.integers(0, 256, (5, 5, 3), dtype=np.uint8))
+    return coarse.resize(size, Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def image_folder(tmp_path):
+    """Makes a folder of images: ``image_folder("source", {"cat": [1, 2], "dog": [3]})``, one a seed."""
+
+    def make(name: str, classes: dict[str, list[int]], size=(32, 32), suffix=".png") -> Path:
+        for label, seeds in classes.items():
+            folder = tmp_path / name / label
+            folder.mkdir(parents=True)
+            for seed in seeds:
+                picture(seed, size).save(folder / f"{seed:04d}{suffix}")
+        return tmp_path / name
+
+    return make

@@ -1,0 +1,109 @@
+"""Augmentation: each change against an obviously right one, image by image."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from soseleto.data import Augment, generator
+from soseleto.errors import DataError, UsageError
+
+
+def random_images(n=64, c=3, h=8, w=10, dtype=torch.uint8):
+    images = torch.randint(1, 256, (n, c, h, w), generator=generator(0, "images", 0), dtype=torch.uint8)
+    return images.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("crop", [0, 2])
+@pytest.mark.parametrize("flip", [False, True])
+def test_crop_and_flip_give_windows_of_the_padded_image(dtype, crop, flip):
+    images = random_images(dtype=dtype)
+    made = Augment(crop=crop, flip=flip)(images, generator(0, "augment", 0))
+    assert made.dtype == dtype
+    seen = set()
+    for image, new in zip(images, made, strict=True):
+        padded = F.pad(image, (crop, crop, crop, crop))
+        choices = {
+            (top, left, mirrored): (window.flip(2) if mirrored else window)
+            for top in range(2 * crop + 1)
+            for left in range(2 * crop + 1)
+            for mirrored in ((False, True) if flip else (False,))
+            for window in [padded[:, top : top + 8, left : left + 10]]
+        }
+        matching = [key for key, window in choices.items() if torch.equal(window, new)]
+        assert len(matching) == 1
+        seen.add(matching[0])
+    wanted = {
+        (crop, flip) == (0, False): 1,
+        (crop, flip) == (0, True): 2,
+        (crop, flip) == (2, False): 18,  # of 25
+        (crop, flip) == (2, True): 30,  # of 50
+    }[True]
+    assert len(seen) >= wanted
+    assert flip == any(key[2] for key in seen)
+
+
+def test_a_seed_decides_and_the_batch_is_left_alone():
+    images = random_images()
+    before = images.clone()
+    augment = Augment(crop=2, flip=True, rotate=10, scale=0.1, shift=0.1, sign=True)
+    first = augment(images, generator(0, "augment", 5))
+    assert torch.equal(first, augment(images, generator(0, "augment", 5)))
+    assert not torch.equal(first, augment(images, generator(0, "augment", 6)))
+    assert torch.equal(images, before)
+    assert Augment()(images, generator(0, "augment", 5)) is images
+
+
+def test_affine_turns_by_the_angle_it_draws():
+    image = torch.zeros(400, 1, 33, 33)
+    image[:, 0, 16, 26] = 1.0  # ten pixels to the right of the centre
+    made = Augment(rotate=90)(image, generator(0, "augment", 0))
+    mass = made.sum((1, 2, 3))
+    rows = (made[:, 0].sum(2) * torch.arange(33)).sum(1) / mass - 16
+    columns = (made[:, 0].sum(1) * torch.arange(33)).sum(1) / mass - 16
+    radius = (rows**2 + columns**2).sqrt()
+    assert radius.min() > 9.4
+    assert radius.max() < 10.6
+    angle = torch.rad2deg(torch.atan2(rows, columns))
+    assert angle.abs().max() <= 91
+    assert angle.min() < -80
+    assert angle.max() > 80
+
+
+def test_shift_and_scale_stay_within_their_shares():
+    image = torch.zeros(300, 1, 40, 40)
+    image[:, 0, 15:25, 15:25] = 1.0
+    moved = Augment(shift=0.2)(image, generator(0, "augment", 0))[:, 0]
+    centre = (moved.sum(1) * torch.arange(40)).sum(1) / moved.sum((1, 2)) - 19.5
+    assert centre.abs().max() <= 8.1
+    assert centre.max() > 6
+    sizes = Augment(scale=0.2)(image, generator(0, "augment", 0)).sum((1, 2, 3)) / 100
+    assert 0.6 < sizes.min() < 0.75
+    assert 1.3 < sizes.max() < 1.48
+
+
+def test_nothing_moves_when_the_affine_part_is_tiny():
+    images = random_images()
+    made = Augment(rotate=1e-6)(images, generator(0, "augment", 0))
+    assert (made.int() - images.int()).abs().max() <= 1
+
+
+def test_sign_gives_the_negative_of_about_half():
+    for dtype, opposite in ((torch.uint8, lambda x: 255 - x), (torch.float32, lambda x: -x)):
+        images = random_images(n=200, dtype=dtype)
+        made = Augment(sign=True)(images, generator(0, "augment", 0))
+        kept = (made == images).flatten(1).all(1)
+        turned = (made == opposite(images)).flatten(1).all(1)
+        assert bool((kept ^ turned).all())
+        assert 60 < int(turned.sum()) < 140
+
+
+@pytest.mark.parametrize("wrong", [{"crop": -1}, {"crop": 1.5}, {"scale": 1.0}, {"rotate": float("nan")}])
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        Augment(**wrong)
+
+
+def test_tables_cannot_be_augmented():
+    with pytest.raises(DataError, match="image batches"):
+        Augment(flip=True)(torch.zeros(3, 4), generator(0, "augment", 0))

@@ -1,0 +1,157 @@
+"""All problems in one list before training, and going on without the examples concerned."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from soseleto.data import Examples, ProblemsError, Reading, check_pair, read_pair
+from soseleto.data.duplicates import duplicates
+from soseleto.errors import DataError
+
+
+def kinds(problems):
+    return {(problem.where, problem.kind) for problem in problems}
+
+
+@pytest.fixture
+def messy(image_folder):
+    """Folders with one of everything that goes wrong."""
+    source = image_folder("source", {"ant": list(range(10)), "bee": list(range(10, 20)), "empty": []}, (48, 48))
+    target = image_folder("target", {"ant": [100, 101], "bee": [102, 103], "yak": [104]})
+    test = image_folder("test", {"ant": [200, 201], "bee": [202], "gnu": [203]})
+    whole = (source / "ant" / "0000.png").read_bytes()
+    (source / "ant" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (source / "ant" / "text.jpg").write_text("this is no image")
+    (source / "ant" / "nothing.png").write_bytes(b"")
+    Image.new("RGB", (1000, 8)).save(source / "bee" / "strip.png")
+    (target / "ant" / "same.png").write_bytes((test / "ant" / "0200.png").read_bytes())
+    Image.open(source / "bee" / "0012.png").resize((96, 96), Image.Resampling.BICUBIC).save(
+        target / "bee" / "resized.jpg", quality=90
+    )
+    return source, target, test
+
+
+def test_everything_is_found_at_once(messy):
+    problems = check_pair(*messy, mode="noisy")
+    assert kinds(problems) == {
+        ("source", "empty class"),
+        ("source", "unreadable"),
+        ("source", "absurd size"),
+        ("target", "class not in source"),
+        ("test", "unknown class"),
+        ("test", "duplicate"),
+        ("source", "near duplicate"),
+    }
+    bad = {one for problem in problems if problem.where == "source" for one in problem.ids}
+    assert bad == {"ant/cut.png", "ant/text.jpg", "ant/nothing.png", "bee/strip.png", "bee/0012.png"}
+    (copy,) = [problem for problem in problems if problem.kind == "duplicate"]
+    assert copy.ids == ("ant/0200.png",)
+    assert "ant/same.png = ant/0200.png" in copy.text
+
+
+def test_they_stop_or_are_left_out(messy):
+    with pytest.raises(ProblemsError, match=r"the data have \d+ problems.*skip_bad=True") as caught:
+        read_pair(*messy, mode="noisy")
+    assert kinds(caught.value.problems) == kinds(check_pair(*messy, mode="noisy"))
+    assert "ant/cut.png" in str(caught.value)
+    pair = read_pair(*messy, mode="noisy", skip_bad=True)
+    assert len(pair.source) == 19
+    assert "yak/0104.png" not in pair.target.ids
+    assert pair.test.ids == ("ant/0201.png", "bee/0202.png")
+    assert {one for problem in pair.dropped for one in problem.ids} >= {"yak/0104.png", "gnu/0203.png"}
+    assert all(problem.to_dict()["text"] for problem in pair.dropped)
+    again = check_pair(pair.source, pair.target, pair.test, mode="noisy")
+    assert not [problem for problem in again if problem.stops]
+
+
+def test_transfer_mode_lets_the_target_have_its_own_classes(messy):
+    assert ("target", "class not in source") not in kinds(check_pair(*messy, mode="transfer"))
+
+
+def test_missing_files_of_a_table(tmp_path, image_folder):
+    image_folder("images", {"a": [1, 2]})
+    table = tmp_path / "t.csv"
+    table.write_text("path,label\nimages/a/0001.png,x\nimages/a/none.png,x\n,y\nimages/a/0002.png,y\n")
+    target = image_folder("target", {"x": [7], "y": [8]})
+    problems = check_pair(table, target, mode="noisy")
+    assert kinds(problems) == {("source", "missing")}
+    assert {one for problem in problems for one in problem.ids} == {"1", "2"}
+    pair = read_pair(table, target, mode="noisy", skip_bad=True)
+    assert pair.source.ids == ("0", "3")  # rows keep their numbers
+    assert pair.source.labels.tolist() == [0, 1]
+
+
+def test_columns_of_a_table(tmp_path):
+    source = tmp_path / "s.csv"
+    source.write_text("a,b,c,d,e,label\n1,5,1,1,2,x\n2,5,nan,2,3,y\n3,5,3,inf,1,x\n4,5,4,4,2,y\n")
+    target = tmp_path / "t.csv"
+    target.write_text("a,b,c,d,e,label\n4,5,4,4,2,y\n9,9,9,9,9,x\n")
+    problems = check_pair(source, target, mode="noisy")
+    found = {problem.kind: problem for problem in problems}
+    assert set(found) == {"nan", "constant", "duplicate"}
+    assert found["nan"].ids == ("1", "2")
+    assert "column 'c', column 'd'" in found["nan"].text
+    assert "column 'b'" in found["constant"].text
+    assert not found["constant"].stops
+    assert found["duplicate"].ids == ("3",)
+    assert read_pair(source, target, mode="noisy", skip_bad=True).source.ids == ("0",)
+
+
+def test_labels_that_are_hardly_labels(tmp_path):
+    source = (np.random.default_rng(0).random((200, 3)), [str(i) for i in range(200)])
+    problems = check_pair(source, (np.zeros((1, 3)), ["5"]), mode="noisy")
+    assert kinds(problems) == {("source", "absurd classes")}
+    targets = torch.tensor([0.5, float("nan"), 1.0])
+    problems = check_pair((np.random.default_rng(0).random((3, 3)), targets), (np.zeros((1, 3)), [0.5]), mode="noisy")
+    assert [problem.ids for problem in problems] == [("1",)]
+
+
+def test_nothing_left_says_so(image_folder):
+    target = image_folder("target", {"yak": [1]})
+    source = image_folder("source", {"ant": [2]})
+    with pytest.raises(DataError, match="nothing is left of the target once its 1 bad"):
+        read_pair(source, target, mode="noisy", skip_bad=True)
+    (source / "ant" / "0002.png").write_bytes(b"broken")
+    with pytest.raises(DataError, match="none of the source images looked at can be read"):
+        check_pair(source, target, mode="noisy", reading=Reading())
+
+
+def test_clean_data_has_no_problems(image_folder):
+    source = image_folder("source", {"a": list(range(20)), "b": list(range(20, 40))})
+    target = image_folder("target", {"a": [100], "b": [101]})
+    assert check_pair(source, target, mode="noisy") == []
+
+
+def test_resized_and_recompressed_copies_are_found_and_others_are_not(image_folder, tmp_path):
+    root = image_folder("many", {"a": list(range(300))}, size=(64, 64))
+    originals = torch.stack([_read(path) for path in sorted(root.rglob("*.png"))])
+    copies = []
+    for seed in range(0, 300, 10):
+        image = Image.open(root / "a" / f"{seed:04d}.png")
+        image.resize((200, 200), Image.Resampling.LANCZOS).save(tmp_path / "copy.jpg", quality=75)
+        copies.append(_read(tmp_path / "copy.jpg"))
+    found = duplicates(torch.stack(copies), originals)
+    assert {(pair.first, pair.second) for pair in found} == {(i, 10 * i) for i in range(30)}
+    assert not any(pair.exact for pair in found)
+
+
+def _read(path):
+    image = Image.open(path).convert("RGB").resize((32, 32), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
+
+
+def test_real_images_are_not_taken_for_copies_of_each_other(real_root):
+    from soseleto.data import load
+
+    for name in ("mnist", "cifar10"):
+        train, test = load(name, "train", real_root), load(name, "test", real_root)
+        found = duplicates(train.inputs[:500], test.inputs[:4000])
+        assert len(found) <= 2, name
+
+
+def test_class_counts_of_sets_in_memory():
+    source = Examples(torch.rand(4, 5), torch.tensor([0, 0, 2, 2]), classes=("a", "b", "c"))
+    target = Examples(torch.rand(2, 5), torch.tensor([0, 2]), classes=("a", "b", "c"))
+    problems = check_pair(source, target, mode="noisy")
+    assert [(problem.kind, problem.stops) for problem in problems] == [("empty class", False)]

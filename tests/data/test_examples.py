@@ -1,0 +1,163 @@
+"""Examples, and everything in memory that becomes Examples."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from soseleto.data import Examples, as_examples
+from soseleto.errors import DataError, UsageError
+
+
+def small(**changes) -> Examples:
+    fields = {"inputs": torch.arange(12.0).reshape(4, 3), "labels": torch.tensor([0, 1, 1, 0])} | changes
+    return Examples(**fields)
+
+
+def test_take_gathers_in_the_asked_order():
+    inputs, labels = small().take(torch.tensor([3, 1]))
+    assert inputs.tolist() == [[9, 10, 11], [3, 4, 5]]
+    assert labels.tolist() == [0, 1]
+
+
+def test_ids_default_to_places_and_survive_a_subset():
+    assert small().id_of(2) == "2"
+    assert small().subset([2, 0]).ids == ("2", "0")
+    assert small().subset(torch.tensor([False, True, False, True])).ids == ("1", "3")
+    named = small(ids=("a", "b", "c", "d"), paths=("p", "q", "r", "s"), truth=torch.tensor([1, 1, 0, 0]))
+    part = named.subset(torch.tensor([3, 1]))
+    assert (part.ids, part.paths, part.truth.tolist()) == (("d", "b"), ("s", "q"), [0, 1])
+    with pytest.raises(IndexError):
+        small().id_of(4)
+
+
+def test_fingerprint_sees_every_field_it_should():
+    same = small().fingerprint()
+    assert small().fingerprint() == same
+    assert small(ids=("0", "1", "2", "3")).fingerprint() == same  # what None means
+    assert small(inputs=torch.arange(12.0).reshape(4, 3) + 1).fingerprint() != same
+    assert small(labels=torch.tensor([0, 1, 1, 1])).fingerprint() != same
+    assert small(ids=("0", "1", "2", "x")).fingerprint() != same
+    assert small(inputs=torch.arange(12.0).reshape(4, 3, 1)).fingerprint() != same
+
+
+def test_fingerprint_is_the_same_however_the_memory_lies():
+    turned = torch.arange(12.0).reshape(4, 3).T.contiguous().T
+    assert not turned.is_contiguous()
+    assert small(inputs=turned).fingerprint() == small().fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"labels": torch.tensor([0, 1])}, "4 inputs but 2 labels"),
+        ({"labels": torch.tensor([0, 1, -1, 0])}, "a label is -1"),
+        ({"labels": torch.tensor([0, 1, 2, 0]), "classes": ("a", "b")}, "a label is 2 but there are 2"),
+        ({"labels": torch.zeros(4, dtype=torch.int32)}, "torch.int32"),
+        ({"ids": ("a", "b", "a", "c")}, "'a' stands for two"),
+        ({"inputs": torch.zeros(0, 3), "labels": torch.zeros(0, dtype=torch.int64)}, "empty"),
+    ],
+)
+def test_wrong_fields_are_named(changes, words):
+    with pytest.raises(DataError, match=words):
+        small(**changes)
+
+
+class Items(Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, at):
+        return self.items[at]
+
+
+def test_datasets_are_stacked():
+    made = as_examples(Items([(torch.ones(2) * i, i % 2) for i in range(5)]), name="source")
+    assert made.inputs.tolist() == [[float(i)] * 2 for i in range(5)]
+    assert made.labels.tolist() == [0, 1, 0, 1, 0]
+    pair = TensorDataset(torch.zeros(3, 4), torch.tensor([0, 1, 2]))
+    assert as_examples(pair, name="source").inputs.shape == (3, 4)
+    floats = as_examples(Items([(np.ones(2), 0.5), (np.ones(2), 1.5)]), name="source")
+    assert floats.labels.tolist() == [0.5, 1.5]
+
+
+def test_ragged_datasets_say_which_item():
+    with pytest.raises(DataError, match=r"input 1 of the target data set has shape \(3,\)"):
+        as_examples(Items([(torch.ones(2), 0), (torch.ones(3), 1)]), name="target")
+
+
+def test_what_cannot_be_read_says_what_can():
+    class Endless(IterableDataset):
+        def __iter__(self):
+            yield torch.ones(2), 0
+
+    with pytest.raises(UsageError, match="map-style"):
+        as_examples(Endless(), name="source")
+    with pytest.raises(UsageError, match="is a int: give a path"):
+        as_examples(3, name="source")
+    with pytest.raises(DataError, match=r"return \(input, label\)"):
+        as_examples(Items([{"x": 1}]), name="source")
+    with pytest.raises(DataError, match="3 inputs but 2 labels"):
+        as_examples((torch.zeros(3, 2), torch.tensor([0, 1])), name="source")
+
+
+def test_arrays_follow_the_rules_of_shape_and_type():
+    images = np.zeros((2, 8, 9, 3), np.uint8)
+    images[:, 1, 2, 0] = 7
+    made = as_examples((images, np.array([1, 0])), name="source")
+    assert made.inputs.shape == (2, 3, 8, 9)
+    assert made.inputs[0, 0, 1, 2] == 7
+    assert as_examples((images[..., 0], [0, 1]), name="source").inputs.shape == (2, 1, 8, 9)
+    assert as_examples((np.zeros((2, 3)), [0, 1]), name="source").inputs.dtype == torch.float32
+    assert as_examples((np.zeros((2, 3), ">i2"), [0, 1]), name="source").inputs.dtype == torch.int64
+    assert as_examples((np.zeros(2), [0, 1]), name="source").inputs.shape == (2, 1)
+    named = as_examples((np.zeros((3, 2)), ["dog", "cat", "dog"]), name="source")
+    assert (named.classes, named.labels.tolist()) == (("cat", "dog"), [1, 0, 1])
+
+
+def test_examples_pass_through_and_frames_are_tables():
+    pandas = pytest.importorskip("pandas")
+    one = small()
+    assert as_examples(one, name="source") is one
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3, 4], "label": ["y", "x"], "id": ["u", "v"]})
+    made = as_examples(frame, name="source")
+    assert (made.inputs.tolist(), made.classes, made.ids) == ([[1, 3], [2, 4]], ("x", "y"), ("u", "v"))
+
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("PIL", "pyarrow", "scipy", "pandas", "sklearn"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Block())
+import torch
+import soseleto.data as data
+from soseleto.errors import DataError
+data.as_examples((torch.zeros(2, 2), torch.tensor([0, 1])), name="source")
+try:
+    data.as_examples(sys.argv[1], name="source")
+except DataError as error:
+    print(error)
+"""
+
+
+def test_importing_needs_torch_and_numpy_alone(tmp_path):
+    (tmp_path / "a.csv").write_text("a,label\n1,2\n")
+    command = [sys.executable, "-c", BLOCKED, str(tmp_path / "a.csv")]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    assert "needs pyarrow, which is not installed: type pip install" in made.stdout
+
+
+def test_a_missing_package_is_named_with_the_line_to_type(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("a,label\n1,2\n")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"needs pyarrow, which is not installed: type pip install 'soseleto'"):
+        as_examples(tmp_path / "a.csv", name="source")

@@ -1,0 +1,190 @@
+"""The image rules, one by one, and the cache that decodes each file once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from soseleto.data import as_examples, cache, decoding, workers
+from soseleto.errors import DataError, UsageError
+
+
+def read(image: Image.Image, path: Path, height=8, width=8, channels=3, **save):
+    image.save(path, **save)
+    return decoding.decode(path.read_bytes(), height, width, channels)
+
+
+def test_modes(tmp_path):
+    red = (255, 0, 0)
+    flat = {
+        "palette": (Image.new("RGB", (8, 8), red).convert("P", palette=Image.Palette.ADAPTIVE), "a.png"),
+        "clear": (Image.new("RGBA", (8, 8), (0, 0, 0, 0)), "b.png"),
+        "half": (Image.new("RGBA", (8, 8), (0, 0, 0, 128)), "c.png"),
+        "grey and alpha": (Image.new("LA", (8, 8), (10, 255)), "d.png"),
+        "cmyk": (Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "e.tif"),
+        "one bit": (Image.new("1", (8, 8), 1), "f.png"),
+        "16 bit": (Image.fromarray(np.full((8, 8), 257 * 100, np.uint16)), "g.png"),
+        "float": (Image.fromarray(np.full((8, 8), 0.5, np.float32)), "h.tif"),
+        "float to 255": (Image.fromarray(np.full((8, 8), 77.0, np.float32)), "i.tif"),
+    }
+    got = {name: read(image, tmp_path / file)[:, 4, 4].tolist() for name, (image, file) in flat.items()}
+    assert got == {
+        "palette": [255, 0, 0],
+        "clear": [255, 255, 255],
+        "half": [127, 127, 127],
+        "grey and alpha": [10, 10, 10],
+        "cmyk": [255, 0, 0],
+        "one bit": [255, 255, 255],
+        "16 bit": [100, 100, 100],
+        "float": [128, 128, 128],
+        "float to 255": [77, 77, 77],
+    }
+
+
+def test_transparent_palette_lies_on_white(tmp_path):
+    image = Image.new("P", (8, 8), 0)
+    image.putpalette([10, 20, 30] * 256)
+    assert read(image, tmp_path / "a.png", transparency=0)[:, 4, 4].tolist() == [255, 255, 255]
+
+
+def test_orientation_is_applied(tmp_path):
+    image = Image.new("RGB", (16, 8))
+    image.paste((255, 255, 255), (0, 0, 8, 8))  # the left half is white
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: shown a quarter clockwise, left becomes top
+    made = read(image, tmp_path / "a.png", height=16, width=8, exif=exif.tobytes())
+    assert made[0, 2, 4] == 255
+    assert made[0, 13, 4] == 0
+    assert decoding.probe(str(tmp_path / "a.png")) == (16, 8, True)
+
+
+def test_resizing_takes_the_centred_window(tmp_path):
+    image = Image.new("L", (40, 10), 0)
+    image.paste(200, (15, 0, 25, 10))
+    made = read(image, tmp_path / "a.png", channels=1)
+    assert made.shape == (1, 8, 8)
+    assert made.min() > 180  # the filter reaches a little over the edge; all else would be dark
+
+
+def test_large_jpegs_are_decoded_small_but_alike(tmp_path):
+    random = np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    large = Image.fromarray(random).resize((1024, 1024), Image.Resampling.BICUBIC)
+    quick = read(large, tmp_path / "a.jpg", 32, 32, quality=95)
+    exact = read(large, tmp_path / "a.png", 32, 32)
+    assert np.abs(quick.astype(int) - exact.astype(int)).mean() < 2
+
+
+def test_sizes_and_colours_come_from_the_source(image_folder, tmp_path):
+    assert as_examples(image_folder("a", {"x": [1, 2]}, size=(20, 12)), name="s").inputs.shape[1:] == (3, 12, 20)
+    mixed = image_folder("b", {"x": [1, 2]}, size=(20, 12))
+    Image.new("RGB", (50, 40)).save(mixed / "x" / "big.png")
+    assert as_examples(mixed, name="s").inputs.shape[1:] == (3, 12, 12)
+    assert as_examples(mixed, name="s", image_size=(9, 7), channels=1).inputs.shape[1:] == (1, 9, 7)
+    huge = image_folder("c", {"x": [1]}, size=(300, 400))
+    assert as_examples(huge, name="s").inputs.shape[1:] == (3, 224, 224)
+    (tmp_path / "d" / "x").mkdir(parents=True)
+    Image.new("L", (10, 10), 3).save(tmp_path / "d" / "x" / "a.png")
+    assert as_examples(tmp_path / "d", name="s").inputs.shape[1:] == (1, 10, 10)
+    for wrong in ({"image_size": 2}, {"image_size": (8, 8, 8)}, {"channels": 2}, {"workers": -1}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            as_examples(tmp_path / "d", name="s", **wrong)
+
+
+def test_each_file_is_decoded_once(image_folder, own_cache, monkeypatch):
+    root = image_folder("source", {"a": [1, 2], "b": [3]})
+    first = as_examples(root, name="source")
+    calls = []
+    real = decoding.fill
+    monkeypatch.setattr(decoding, "fill", lambda *args: calls.append(args) or real(*args))
+    assert torch.equal(as_examples(root, name="source").inputs, first.inputs)
+    for path in root.rglob("*.png"):
+        os.utime(path, (1, 1))  # other times, same content
+    assert torch.equal(as_examples(root, name="source").inputs, first.inputs)
+    assert calls == []
+    assert as_examples(root, name="source", image_size=16).inputs.shape[2:] == (16, 16)
+    assert len(calls) == 1
+    (root / "b" / "0003.png").write_bytes((root / "a" / "0001.png").read_bytes())
+    changed = as_examples(root, name="source")
+    assert len(calls) == 2
+    assert torch.equal(changed.inputs[2], changed.inputs[0])
+    first.inputs[0] = 0  # writing to what was handed out leaves the cache as it is
+    assert not torch.equal(as_examples(root, name="source").inputs[0], first.inputs[0])
+    assert not list(own_cache.glob("unfinished-*"))
+
+
+def test_workers_give_the_same_as_one_process(image_folder, tmp_path):
+    root = image_folder("source", {"a": list(range(100)), "b": list(range(100, 150))})
+    (root / "a" / "bad.png").write_bytes(b"nothing")
+    files = sorted(str(path) for path in root.rglob("*.png"))
+    seen = []
+    alone = workers.decode_files(files, tmp_path / "alone", (3, 16, 16), workers=0)
+    bad = workers.decode_files(files, tmp_path / "many", (3, 16, 16), workers=2, progress=lambda *two: seen.append(two))
+    assert alone == bad == [(100, "is not an image of a known kind")]
+    assert (tmp_path / "alone").read_bytes() == (tmp_path / "many").read_bytes()
+    assert seen[-1] == (151, 151)
+
+
+def test_a_dying_worker_gives_a_clear_error_and_no_cache_entry(image_folder, tmp_path, monkeypatch, own_cache):
+    root = image_folder("source", {"a": list(range(70))})
+    script = tmp_path / "decoding.py"
+    script.write_text("import os, sys; sys.stdin.readline(); sys.stdin.readline(); os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
+    with pytest.raises(DataError, match=r"an image worker died \(exit code -9\) between .*a/0000.png and"):
+        as_examples(root, name="source", workers=1)
+    assert [path for path in own_cache.iterdir() if path.name != "stats"] == []
+
+
+KILLED = """
+import sys, soseleto.data as data
+from soseleto.data import decoding
+def slow(rows, jobs, shape):
+    rows[0] = 1
+    print("half way", flush=True)
+    sys.stdin.readline()
+decoding.fill = slow
+data.as_examples(sys.argv[1], name="source", workers=0)
+"""
+
+
+def test_a_kill_midway_leaves_no_entry_that_could_be_taken_for_whole(image_folder, own_cache):
+    root = image_folder("source", {"a": [1, 2, 3]})
+    command = [sys.executable, "-c", KILLED, str(root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"half way\n"
+        process.send_signal(signal.SIGKILL)
+    left = [path.name for path in own_cache.iterdir()]
+    assert len(left) == 1
+    assert left[0].startswith("unfinished-")
+    made = as_examples(root, name="source")
+    assert made.inputs[0].float().std() > 1
+    old = own_cache / left[0]
+    assert old.exists()  # it might belong to a process at work ...
+    os.utime(old, (time.time() - 90000,) * 2)
+    (root / "a" / "0009.png").write_bytes((root / "a" / "0001.png").read_bytes())
+    as_examples(root, name="source")
+    assert not old.exists()  # ... but not a day later
+
+
+def test_a_damaged_entry_is_named(image_folder, own_cache):
+    root = image_folder("source", {"a": [1, 2]})
+    as_examples(root, name="source")
+    (entry,) = [path for path in own_cache.iterdir() if path.name != "stats"]
+    (entry / "pixels").write_bytes(b"short")
+    with pytest.raises(DataError, match="is damaged: delete that folder"):
+        as_examples(root, name="source")
+    assert json.loads((entry / "meta.json").read_text())["shape"] == [2, 3, 32, 32]
+
+
+def test_a_full_disk_is_foreseen(image_folder, monkeypatch):
+    usage = type("Usage", (), {"free": 10})
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(DataError, match="GiB are free: give a smaller image_size"):
+        as_examples(image_folder("source", {"a": [1]}), name="source")

@@ -1,0 +1,91 @@
+"""Label noise: exact counts, honest masks."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from soseleto.data import by_confusion, pair_flip, symmetric
+from soseleto.errors import UsageError
+
+label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=60)
+rates = st.floats(0, 1)
+
+
+@settings(deadline=None, max_examples=80)
+@given(labels=label_lists, rate=rates, seed=st.integers(0, 3))
+def test_exactly_the_asked_number_is_flipped(labels, rate, seed):
+    labels = torch.tensor(labels)
+    for made in (symmetric(labels, rate, 5, seed), pair_flip(labels, rate, 5, seed)):
+        assert int(made.flipped.sum()) == round(rate * len(labels))
+        assert torch.equal(made.flipped, made.labels != labels)
+        assert int(made.labels.min()) >= 0
+        assert int(made.labels.max()) <= 4
+
+
+def test_symmetric_is_uniform_over_the_other_classes():
+    labels = torch.arange(10).repeat(3000)
+    made = symmetric(labels, 0.4, 10, seed=0)
+    shift = (made.labels - labels)[made.flipped] % 10
+    counts = torch.bincount(shift, minlength=10)
+    assert counts[0] == 0
+    expected = 12000 / 9
+    assert ((counts[1:] - expected).abs() < 5 * expected**0.5).all()
+    assert not torch.equal(made.labels, symmetric(labels, 0.4, 10, seed=1).labels)
+    assert torch.equal(made.labels, symmetric(labels, 0.4, 10, seed=0).labels)
+
+
+def test_pair_flip_goes_to_the_next_class():
+    labels = torch.arange(5).repeat(20)
+    made = pair_flip(labels, 0.5, 5, seed=0)
+    assert torch.equal(made.labels[made.flipped], (labels[made.flipped] + 1) % 5)
+
+
+def test_confusion_counts_are_exact():
+    labels = torch.tensor([0] * 10 + [1] * 7)
+    made = by_confusion(labels, [[0.7, 0.3], [0.5, 0.5]], seed=0)
+    assert torch.bincount(made.labels[:10]).tolist() == [7, 3]
+    assert sorted(torch.bincount(made.labels[10:]).tolist()) == [3, 4]
+    assert torch.equal(made.flipped, made.labels != labels)
+    assert torch.equal(by_confusion(labels, torch.eye(2), seed=0).labels, labels)
+
+
+@settings(deadline=None, max_examples=60)
+@given(labels=st.lists(st.integers(0, 2), min_size=1, max_size=50), rows=st.lists(rates, min_size=9, max_size=9))
+def test_any_valid_confusion_keeps_the_class_sizes(labels, rows):
+    matrix = torch.tensor(rows, dtype=torch.float64).reshape(3, 3) + 1e-3
+    matrix = matrix / matrix.sum(1, keepdim=True)
+    labels = torch.tensor(labels)
+    made = by_confusion(labels, matrix, seed=0)
+    for c in range(3):
+        counts = torch.bincount(made.labels[labels == c], minlength=3)
+        assert ((counts - matrix[c] * int((labels == c).sum())).abs() < 1).all()
+
+
+@pytest.mark.parametrize(
+    ("matrix", "words"),
+    [
+        ([[0.5, 0.4], [0, 1]], "row 0 of confusion sums to 0.9"),
+        ([[1.5, -0.5], [0, 1]], "negative"),
+        ([[float("nan"), 1], [0, 1]], "NaN"),
+        ([[1, 0, 0], [0, 1, 0]], "square"),
+    ],
+)
+def test_wrong_matrices_are_refused(matrix, words):
+    with pytest.raises(UsageError, match=words):
+        by_confusion(torch.tensor([0, 1]), matrix, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: symmetric(torch.tensor([0, 1]), 40, 2, 0), "rate must be between 0 and 1, got 40"),
+        (lambda: symmetric(torch.tensor([0, 2]), 0.4, 2, 0), "outside 0 to 1"),
+        (lambda: symmetric(torch.tensor([0, 0]), 0.4, 1, 0), "classes must be at least 2"),
+        (lambda: pair_flip(torch.tensor([0.5]), 0.4, 2, 0), "class indices"),
+        (lambda: by_confusion(torch.tensor([0, 5]), torch.eye(2), 0), "outside 0 to 1"),
+    ],
+)
+def test_wrong_arguments_are_named(call, words):
+    with pytest.raises(UsageError, match=words):
+        call()

@@ -1,0 +1,215 @@
+"""People's own files: folders, tables, arrays, Hugging Face data sets, and one rule for their labels."""
+
+import json
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+
+from soseleto.data import Preprocess, ProblemsError, as_examples, read_pair
+from soseleto.data.labels import class_order
+from soseleto.errors import DataError, UsageError
+
+
+def test_an_image_folder(image_folder):
+    root = image_folder("source", {"dog": [1, 2], "cat": [3]})
+    (root / "cat" / "deeper").mkdir()
+    Image.new("RGB", (32, 32), "red").save(root / "cat" / "deeper" / "z.png")
+    (root / "cat" / "notes.txt").write_text("not an image")
+    (root / "cat" / ".hidden.png").write_bytes(b"not an image")
+    made = as_examples(root, name="source")
+    assert made.ids == ("cat/0003.png", "cat/deeper/z.png", "dog/0001.png", "dog/0002.png")
+    assert (made.classes, made.labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
+    assert made.inputs.dtype == torch.uint8
+    assert made.inputs[1, :, 5, 5].tolist() == [255, 0, 0]
+    wanted = np.asarray(Image.open(made.paths[2])).transpose(2, 0, 1)
+    assert np.array_equal(made.inputs[2].numpy(), wanted)
+    assert as_examples(root, name="source").fingerprint() == made.fingerprint()
+
+
+def test_numbered_classes_are_sorted_as_numbers(image_folder):
+    made = as_examples(image_folder("source", {"10": [1], "9": [2], "1": [3]}), name="source")
+    assert made.classes == ("1", "9", "10")
+    assert class_order(["10", "9", "b"]) == ("10", "9", "b")
+    assert class_order(["-1", "2", "10"]) == ("-1", "2", "10")
+
+
+def write_table(path, columns):
+    if path.suffix == ".parquet":
+        pa.parquet.write_table(pa.table(columns), path)
+    elif path.suffix in (".csv", ".tsv"):
+        between = "," if path.suffix == ".csv" else "\t"
+        rows = [list(columns), *zip(*columns.values(), strict=True)]
+        path.write_text("".join(between.join(map(str, row)) + "\n" for row in rows))
+    else:
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".jsonl"])
+def test_tables_of_features_in_every_format(tmp_path, suffix):
+    columns = {"id": ["p", "q", "r"], "a": [1, 2, 3], "b": [0.5, 1.5, 2.5], "Class": ["x", "y", "x"]}
+    made = as_examples(write_table(tmp_path / f"t{suffix}", columns), name="source")
+    assert made.inputs.tolist() == [[1, 0.5], [2, 1.5], [3, 2.5]]
+    assert (made.ids, made.classes, made.labels.tolist()) == (("p", "q", "r"), ("x", "y"), [0, 1, 0])
+
+
+def test_tables_of_image_paths(tmp_path, image_folder):
+    image_folder("images", {"a": [1], "b": [2]})
+    columns = {"file": ["images/a/0001.png", "images/b/0002.png"], "label": [7, 3]}
+    made = as_examples(write_table(tmp_path / "t.csv", columns), name="source")
+    assert made.inputs.shape == (2, 3, 32, 32)
+    assert (made.ids, made.classes, made.labels.tolist()) == (None, ("3", "7"), [1, 0])
+    assert [os.path.basename(path) for path in made.paths] == ["0001.png", "0002.png"]
+    (tmp_path / "elsewhere").mkdir()
+    moved = write_table(tmp_path / "elsewhere" / "t.csv", columns)
+    again = as_examples(moved, name="source", root=tmp_path)
+    assert torch.equal(again.inputs, made.inputs)
+
+
+def test_columns_by_option_and_errors_that_help(tmp_path):
+    columns = {"one": [1, 2], "two": [3, 4], "what": ["x", "y"], "who": ["u", "v"], "truly": ["x", "x"]}
+    path = write_table(tmp_path / "t.csv", columns)
+    made = as_examples(path, name="source", label_column="what", id_column="who", truth_column="truly")
+    assert (made.inputs.tolist(), made.ids, made.truth.tolist()) == ([[1, 3], [2, 4]], ("u", "v"), [0, 0])
+    with pytest.raises(DataError, match=r"no label column among one, two, what.*label_column"):
+        as_examples(path, name="source")
+    with pytest.raises(UsageError, match="did you mean 'what'"):
+        as_examples(path, name="source", label_column="whta")
+    with pytest.raises(DataError, match=r"column 'who' of .* holds string, not numbers"):
+        as_examples(path, name="source", label_column="what", truth_column="truly")
+    with pytest.raises(UsageError, match="two things"):
+        as_examples(path, name="source", label_column="what", id_column="what")
+    with pytest.raises(UsageError, match=r"'.*tt.csv' is not there \(did you mean 't.csv'\?\)"):
+        as_examples(tmp_path / "tt.csv", name="source")
+    with pytest.raises(UsageError, match="has no effect on the image folder"):
+        as_examples(tmp_path, name="source", path_column="x")
+
+
+def test_whole_numbers_in_any_guise_are_one_class_and_fractions_are_targets(tmp_path):
+    whole = write_table(tmp_path / "a.csv", {"x": [1, 2, 3], "label": [2.0, 10.0, 2.0]})
+    assert as_examples(whole, name="source").classes == ("2", "10")
+    target = write_table(tmp_path / "b.csv", {"x": [1, 2, 3], "label": [2.5, 10.0, 2.0]})
+    assert as_examples(target, name="source").labels.tolist() == [2.5, 10.0, 2.0]
+
+
+def test_missing_labels_and_ids_are_found(tmp_path):
+    path = write_table(tmp_path / "t.csv", {"x": [1, 2, 3], "label": ["a", "", "b"]})
+    with pytest.raises(ProblemsError, match="1 examples have no label \\(1\\)"):
+        as_examples(path, name="source")
+    path = write_table(tmp_path / "t.csv", {"x": [1, 2], "label": ["a", "b"], "id": ["p", "p"]})
+    with pytest.raises(DataError, match="'p' stands for two"):
+        as_examples(path, name="source")
+
+
+def test_npz(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (3, 6, 7, 3), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, y=np.array(["b", "a", "b"]), id=np.array(["i", "j", "k"]))
+    made = as_examples(tmp_path / "a.npz", name="source")
+    assert torch.equal(made.inputs, torch.from_numpy(x).permute(0, 3, 1, 2))
+    assert (made.ids, made.classes, made.labels.tolist()) == (("i", "j", "k"), ("a", "b"), [1, 0, 1])
+    np.savez_compressed(tmp_path / "b.npz", x=np.asfortranarray(np.arange(6.0).reshape(2, 3)), y=[4, 2])
+    made = as_examples(tmp_path / "b.npz", name="source")
+    assert (made.inputs.tolist(), made.classes) == ([[0, 1, 2], [3, 4, 5]], ("2", "4"))
+    np.savez(tmp_path / "c.npz", x=np.zeros((2, 3)))
+    with pytest.raises(DataError, match="has no array 'y'"):
+        as_examples(tmp_path / "c.npz", name="source")
+    np.savez(tmp_path / "d.npz", x=np.zeros((2, 3)), y=np.zeros(3))
+    with pytest.raises(DataError, match="2 inputs in x but shape"):
+        as_examples(tmp_path / "d.npz", name="source")
+
+
+class ClassLabel:
+    def __init__(self, names):
+        self.names = names
+
+
+class HuggingImage:
+    pass
+
+
+HuggingImage.__name__ = "Image"
+
+
+class HuggingFace:
+    """Behaves as datasets.Dataset does: columns by name, rows by number."""
+
+    def __init__(self, columns, features):
+        self.columns, self.features, self.column_names = columns, features, list(columns)
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            return list(self.columns[key])
+        return {name: values[key] for name, values in self.columns.items()}
+
+
+def test_hugging_face_images_and_features():
+    images = [Image.new("RGB", (20, 10), "red"), Image.new("L", (10, 10), 100)]
+    data = HuggingFace(
+        {"image": images, "label": [1, 0]}, {"image": HuggingImage(), "label": ClassLabel(["no", "yes"])}
+    )
+    made = as_examples(data, name="source", image_size=8)
+    assert made.inputs.shape == (2, 3, 8, 8)
+    assert made.inputs[:, :, 4, 4].tolist() == [[255, 0, 0], [100, 100, 100]]
+    assert (made.classes, made.labels.tolist()) == (("no", "yes"), [1, 0])
+    table = HuggingFace({"a": [1, None], "y": ["u", "v"]}, {"a": object(), "y": object()})
+    made = as_examples(table, name="source")
+    assert made.inputs[0, 0] == 1
+    assert made.inputs[1, 0].isnan()
+
+
+def test_noisy_mode_shares_the_classes_and_transfer_mode_does_not(image_folder):
+    source = image_folder("source", {"ant": [1], "bee": [2], "cow": [3]})
+    target = image_folder("target", {"cow": [4], "bee": [5]})
+    test = image_folder("test", {"cow": [6]})
+    shared = read_pair(source, target, test, mode="noisy")
+    assert shared.source.classes == shared.target.classes == shared.test.classes == ("ant", "bee", "cow")
+    assert (shared.target.labels.tolist(), shared.test.labels.tolist()) == ([1, 2], [2])
+    apart = read_pair(source, target, test, mode="transfer")
+    assert apart.source.classes == ("ant", "bee", "cow")
+    assert apart.target.classes == apart.test.classes == ("bee", "cow")
+    assert (apart.target.labels.tolist(), apart.test.labels.tolist()) == ([0, 1], [1])
+    with pytest.raises(UsageError, match=r"mode must be 'noisy' or 'transfer', got 'noise' \(did you"):
+        read_pair(source, target, mode="noise")
+
+
+def test_known_class_order_is_kept_and_kinds_must_agree(tmp_path):
+    source = as_examples((np.zeros((2, 2)), ["b", "a"]), name="source")
+    fixed = type(source)(source.inputs, torch.tensor([0, 1]), classes=("zebra", "ant"))
+    pair = read_pair(fixed, (np.ones((2, 2)), ["ant", "zebra"]), mode="noisy")
+    assert pair.target.classes == ("zebra", "ant")
+    assert pair.target.labels.tolist() == [1, 0]
+    with pytest.raises(DataError, match="the source has class names but the target has class indices"):
+        read_pair(fixed, (np.ones((2, 2)), [0, 1]), mode="noisy")
+
+
+def test_sets_must_fit_together(tmp_path, image_folder):
+    table = write_table(tmp_path / "s.csv", {"a": [1, 2], "b": [3, 5], "label": ["x", "y"]})
+    turned = write_table(tmp_path / "t.csv", {"b": [7, 8], "label": ["x", "y"], "a": [5, 6]})
+    pair = read_pair(table, turned, mode="noisy")
+    assert pair.target.inputs.tolist() == [[5, 7], [6, 8]]  # by name, in the source's order
+    assert pair.columns == ("a", "b")
+    other = write_table(tmp_path / "u.csv", {"a": [5, 6], "label": ["x", "y"]})
+    with pytest.raises(DataError, match="the target table lacks b"):
+        read_pair(table, other, mode="noisy")
+    with pytest.raises(DataError, match="has images but the source has features"):
+        read_pair(table, image_folder("f", {"x": [1], "y": [2]}), mode="noisy")
+    with pytest.raises(DataError, match=r"target inputs have shape \(2,\) but the source's have \(3,\)"):
+        read_pair((np.zeros((2, 3)), [0, 1]), (np.zeros((2, 2)), [0, 1]), mode="noisy")
+
+
+def test_the_target_takes_the_shape_of_the_source_and_statistics_come_from_it_alone(image_folder):
+    source = image_folder("source", {"a": [1, 2], "b": [3]}, size=(24, 24))
+    target = image_folder("target", {"a": [4], "b": [5]}, size=(60, 40))
+    pair = read_pair(source, target, mode="noisy")
+    assert pair.target.inputs.shape == (2, 3, 24, 24)
+    alone = Preprocess.of(as_examples(source, name="source").inputs)
+    assert Preprocess.of(pair.source.inputs) == alone

@@ -1,0 +1,225 @@
+"""No code runs from data, nothing is written or read outside its folder, bombs are refused."""
+
+import gzip
+import io
+import os
+import pickle
+import struct
+import tarfile
+import zipfile
+import zlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image, PngImagePlugin
+
+from soseleto.data import ProblemsError, archive, as_examples, check_pair, decoding
+from soseleto.data.public.cifar import read_human, read_python
+from soseleto.data.public.idx import read_idx
+from soseleto.data.public.mat import read_mat
+from soseleto.errors import DataError
+
+
+class Hostile:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def hostile_pickles(marker):
+    """Ways to run code: a call, a call hidden in an array, in a builtin, by old instructions."""
+    array = np.empty(1, dtype=object)
+    array[0] = Hostile(marker)
+    word = str(marker).encode()
+    return {
+        "call": pickle.dumps({"data": Hostile(marker)}, protocol=2),
+        "newest protocol": pickle.dumps({"data": Hostile(marker)}, protocol=5),
+        "inside an array": pickle.dumps({"data": array}, protocol=2),
+        "eval": b'cbuiltins\neval\n(S\'__import__("os").mkdir("' + word + b"\")'\ntR.",
+        "old instruction": b"(S'" + word + b"'\nios\nmkdir\n.",
+        "object instruction": b"(cos\nmkdir\nS'" + word + b"'\no.",
+        "getattr": b"cbuiltins\ngetattr\n(cos\nS'mkdir'\ntR(S'" + word + b"'\ntR.",
+        "numpy's own loader": b"cnumpy\nload\n(S'" + word + b"'\ntR.",
+        "a module of ours": b"csoseleto.data.public.unpickle\nos\n.",
+        "codecs": b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00rot13tR.",
+    }
+
+
+@pytest.mark.parametrize("name", list(hostile_pickles("x")))
+def test_pickles_that_would_run_code_are_refused(name, tmp_path):
+    marker = tmp_path / "was here"
+    content = hostile_pickles(marker)[name]
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"refused|damaged"):
+        read_python(path)
+    packed = tmp_path / "CIFAR-10_human.pt"
+    with zipfile.ZipFile(packed, "w") as file:
+        file.writestr("archive/data.pkl", content)
+    with pytest.raises(DataError, match=r"refused|damaged"):
+        read_human(packed)
+    assert not marker.exists()
+
+
+def test_the_hostile_pickle_is_a_real_one(tmp_path):
+    marker = tmp_path / "was here"
+    pickle.loads(hostile_pickles(marker)["call"])
+    assert marker.exists()
+
+
+def test_torch_files_with_tensors_or_code_are_refused(tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save({"clean_label": torch.zeros(3)}, path)
+    with pytest.raises(DataError, match=r"refused: it .*, and only arrays"):
+        read_human(path)
+
+
+def test_object_arrays_in_npz_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.array([Hostile(tmp_path / "m")], dtype=object), y=np.array([1]))
+    with pytest.raises(DataError, match="not objects"):
+        as_examples(tmp_path / "a.npz", name="source")
+    assert not (tmp_path / "m").exists()
+
+
+def tar_of(path, members):
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                info.type, info.linkname = tarfile.SYMTYPE, content
+                tar.addfile(info)
+            else:
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil-from-archive", "good/../../evil", "a\\..\\evil", "c:evil"])
+def test_archives_cannot_write_outside(tmp_path, name):
+    (tmp_path / "into").mkdir()
+    path = tar_of(tmp_path / "a.tar.gz", {name: b"evil", "good/file": b"good"})
+    with pytest.raises(DataError, match="would leave its folder"):
+        archive.unpack(path, tmp_path / "into", [name, "good/file"])
+    assert [p.name for p in tmp_path.rglob("*evil*")] == []
+
+
+def test_links_in_archives_are_refused(tmp_path):
+    (tmp_path / "into").mkdir()
+    path = tar_of(tmp_path / "a.tar.gz", {"good": "../outside", "good/file": b"evil"})
+    with pytest.raises(DataError, match="is a link or device"):
+        archive.unpack(path, tmp_path / "into", ["good"])
+    os.symlink(tmp_path, tmp_path / "into" / "way")
+    path = tar_of(tmp_path / "b.tar.gz", {"way/file": b"evil"})
+    with pytest.raises(DataError, match="leads outside"):
+        archive.unpack(path, tmp_path / "into", ["way/file"])
+    assert not (tmp_path / "file").exists()
+
+
+def test_archives_give_what_is_wanted_or_say_what_is_lacking(tmp_path):
+    path = tar_of(tmp_path / "a.tar.gz", {"d/one": b"1", "d/two": b"22"})
+    (written,) = archive.unpack(path, tmp_path / "into", ["d/two"])
+    assert written.read_bytes() == b"22"
+    assert not (tmp_path / "into" / "d" / "one").exists()
+    with pytest.raises(DataError, match="lacks d/three"):
+        archive.unpack(path, tmp_path / "into", ["d/two", "d/three"])
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(DataError, match=r"damaged|lacks"):
+        archive.unpack(path, tmp_path / "again", ["d/two"])
+    assert not list((tmp_path / "again").rglob("two"))
+
+
+def test_archive_bombs_are_refused(tmp_path):
+    path = tar_of(tmp_path / "a.tar.gz", {"zeros": bytes(1 << 25)})
+    with pytest.raises(DataError, match="decompression bomb"):
+        archive.unpack(path, tmp_path / "into", ["zeros"])
+    assert not (tmp_path / "into").exists()
+
+
+def test_manifests_cannot_read_outside_their_root(tmp_path, image_folder):
+    image_folder("images", {"a": [1, 2]})
+    image_folder("secret", {"a": [3]})
+    secret = tmp_path / "secret" / "a" / "0003.png"
+    os.symlink(secret, tmp_path / "images" / "a" / "link.png")
+    os.symlink(tmp_path / "secret", tmp_path / "images" / "folder")
+    table = tmp_path / "images" / "t.csv"
+    rows = ["a/0001.png", "../secret/a/0003.png", str(secret), "a/link.png", "folder/a/0003.png", "a/../a/0002.png"]
+    table.write_text("path,label\n" + "".join(f"{row},x\n" for row in rows))
+    with pytest.raises(ProblemsError, match="4 rows lead outside"):
+        as_examples(table, name="source")
+    (problem,) = check_pair(table, (np.zeros((1, 3, 32, 32), np.uint8), ["x"]), mode="noisy")
+    assert problem.ids == ("1", "2", "3", "4")
+    told = as_examples(table, name="source", allow_outside=True)
+    assert len(told) == 6
+    assert torch.equal(told.inputs[1], told.inputs[4])
+
+
+def test_image_folders_cannot_read_outside_either(tmp_path, image_folder):
+    root = image_folder("images", {"a": [1]})
+    secret = image_folder("secret", {"b": [3]})
+    os.symlink(secret / "b" / "0003.png", root / "a" / "link.png")
+    with pytest.raises(ProblemsError, match=r"a/link.png lead outside"):
+        as_examples(root, name="source")
+    assert len(as_examples(root, name="source", allow_outside=True)) == 2
+
+
+def png_claiming(width, height):
+    """A PNG whose header claims a size its data do not have."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
+
+
+def test_image_bombs_are_refused_before_a_pixel_is_decoded(tmp_path):
+    rows = np.zeros((3, 3, 8, 8), np.uint8)
+    for name, size in (("a", (60000, 60000)), ("b", (9000, 9000)), ("c", (4, 4000000))):
+        (tmp_path / name).write_bytes(png_claiming(*size))
+    bad = decoding.fill(rows, [(i, str(tmp_path / name)) for i, name in enumerate("abc")], (3, 8, 8))
+    assert [row for row, _ in bad] == [0, 1, 2]
+    assert "more than the" in bad[1][1] or "more pixels" in bad[1][1]
+    assert "absurd size" in bad[2][1]
+
+
+def test_text_chunks_and_programs_in_images_are_refused(tmp_path):
+    info = PngImagePlugin.PngInfo()
+    info.add_text("k", "x" * (1 << 21), zip=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png", pnginfo=info)
+    (tmp_path / "b.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+    rows = np.zeros((2, 3, 8, 8), np.uint8)
+    bad = decoding.fill(rows, [(0, str(tmp_path / "a.png")), (1, str(tmp_path / "b.png"))], (3, 8, 8))
+    assert (1, "is not an image of a known kind") in bad
+    assert {row for row, _ in bad} <= {0, 1}
+
+
+def test_compressed_bombs_are_refused(tmp_path):
+    zeros = 1 << 26
+    (tmp_path / "a.gz").write_bytes(gzip.compress(struct.pack(">BBBBI", 0, 0, 8, 1, zeros) + bytes(zeros)))
+    with pytest.raises(DataError, match="decompression bomb"):
+        read_idx(tmp_path / "a.gz")
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((zeros >> 3, 8), np.uint8), y=np.zeros(zeros >> 3, np.int8))
+    with pytest.raises(DataError, match="decompression bomb"):
+        as_examples(tmp_path / "a.npz", name="source")
+    with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data.pkl", bytes(zeros))
+    with pytest.raises(DataError, match="decompression bomb"):
+        read_human(tmp_path / "a.pt")
+    io = pytest.importorskip("scipy.io")
+    io.savemat(tmp_path / "a.mat", {"X": np.zeros(zeros, np.uint8)}, do_compression=True)
+    with pytest.raises(DataError, match="decompression bomb"):
+        read_mat(tmp_path / "a.mat", ("X",))
+
+
+def test_a_table_that_stands_for_billions_of_rows_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("soseleto.data.limits.MAX_BYTES", 1 << 20)
+    table = pa.table({"a": np.zeros(1 << 18), "label": np.zeros(1 << 18, np.int8)})
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 10000
+    with pytest.raises(DataError, match="more than the"):
+        as_examples(tmp_path / "a.parquet", name="source")
