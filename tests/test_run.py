@@ -130,6 +130,8 @@ def test_model_round_trip_ties_what_was_tied(run: RunFolder) -> None:
     assert state["head.weight"] is state["embedding.weight"]
     torch.testing.assert_close(state["head.weight"], head.weight.detach())
     assert run.model_metadata() == {"model": "tied"}
+    modes = [(run.path / name).stat().st_mode for name in ("config.json", "model.safetensors")]
+    assert modes[0] == modes[1]
     assert (run.path / "model.safetensors").stat().st_size < 400  # 15 floats once, not twice
 
 
@@ -154,9 +156,7 @@ def test_a_missing_file_is_one_sentence(run: RunFolder, reader: str) -> None:
         getattr(run, reader)()
 
 
-def test_a_write_that_fails_leaves_the_last_whole_file(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_the_last_whole_file(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def disk_full(self: Path, text: str, encoding: str) -> int:
         with self.open("w") as file:
             file.write(text[:1])
@@ -187,7 +187,5 @@ def test_the_module_imports_without_the_file_packages() -> None:
         "try: run.write_ranking({'id': ['a']})\n"
         "except DataError as error: print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "a run folder needs the package pyarrow: type `pip install pyarrow`.\n", done.stderr

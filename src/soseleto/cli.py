@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,7 +15,6 @@ DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 app = typer.Typer(
     name="soseleto",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
@@ -34,7 +34,7 @@ def soseleto(
     """
 
 
-@app.command()
+@app.command(short_help="The paper's synthetic experiment, in seconds.")
 def demo(
     out: Annotated[Path, typer.Option(help="The run folder to write.")] = Path("runs/demo"),
     seed: Seed = 0,
@@ -55,6 +55,73 @@ def demo(
     for line in synthetic.describe(synthetic.summary(result, synthetic.make_data(seed)[0])):
         typer.echo(line)
     _tell_report(page, open_)
+
+
+@app.command(short_help="Train on your own data.")
+def fit(
+    source: Annotated[Path, typer.Option(help="The large, doubtful set.", show_default=False)],
+    target: Annotated[Path, typer.Option(help="The small, trusted set.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
+    test: Annotated[Path | None, typer.Option(help="A set to measure the accuracy on.")] = None,
+    mode: Annotated[str, typer.Option(metavar="noisy|transfer", help="Same classes, or other ones.")] = "noisy",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.py:FUNCTION",
+            help="quick, lenet, resnet18, mlp, or your own. [default: quick for images, mlp for tables]",
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the source.")] = 30,
+    batch_size: Annotated[int | None, typer.Option(help="Source examples a step. [default: 256]")] = None,
+    target_batch_size: Annotated[int | None, typer.Option(help="Target examples a step. [default: 32]")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate, falling to 0. [default: 0.01]")] = None,
+    weight_step: Annotated[float | None, typer.Option(help="How far a weight moves at a visit. [default: 0.1]")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="NAME", help="Computes the alignments. [default: auto]")] = None,
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
+    image_size: Annotated[int | None, typer.Option(help="Resize images to this many pixels a side.")] = None,
+    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the labels.")] = None,
+    path_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the image files.")] = None,
+    id_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the examples' names.")] = None,
+    truth_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the right labels.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on without unusable examples.")] = False,
+) -> None:
+    """Train on your own data: out come a model, a ranking and a report.
+
+    A data set is a folder of images with one subfolder a class, a table (.csv,
+    .tsv, .parquet, .jsonl) of features or of image paths, or an .npz file with
+    x and y. FUNCTION(classes=..., shape=...) of your own file returns the model
+    (in transfer mode its trunk).
+    """
+    from soseleto import commands
+
+    words = commands.FitWords(
+        source=source,
+        target=target,
+        out=out,
+        test=test,
+        mode=mode,
+        model=model,
+        epochs=epochs,
+        seed=seed,
+        device=device,
+        skip_bad=skip_bad,
+        reading={
+            "image_size": image_size,
+            "label_column": label_column,
+            "path_column": path_column,
+            "id_column": id_column,
+            "truth_column": truth_column,
+        },
+        training={
+            "batch_size": batch_size,
+            "target_batch_size": target_batch_size,
+            "lr": lr,
+            "weight_step": weight_step,
+            "engine": engine,
+        },
+    )
+    commands.fit(words, typer.echo)
 
 
 @app.command()
@@ -110,7 +177,7 @@ def reproduce(
     typer.echo(f"wrote {path}")
 
 
-@app.command("check-gradients")
+@app.command("check-gradients", short_help="Compare the engines on a model.")
 def check_gradients(
     model: Annotated[
         str, typer.Option(metavar="NAME|FILE.py:FUNCTION", help="A model by name, or your own.")
@@ -130,7 +197,7 @@ def check_gradients(
     commands.check_gradients(model, batch, engine or [])
 
 
-@app.command()
+@app.command(short_help="Fetch and verify a public data set.")
 def data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The data set.", show_default=False)],
     data_root: Annotated[
@@ -140,7 +207,7 @@ def data(
     """Fetch and verify a public data set, or say what is missing."""
     from soseleto.data import fetch
 
-    raise typer.Exit(fetch.main(name, data_root, typer.echo))
+    fetch.main(name, data_root, typer.echo)
 
 
 def _tell_report(page: Path, show: bool) -> None:
@@ -155,24 +222,25 @@ def main(arguments: list[str] | None = None) -> None:
     """The console entry point: every error is one sentence on standard error, and an exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
-    if "--version" in words[:1]:
+    words = [word for word in words if word != "--debug"]
+    if words == ["--version"]:
         from importlib.metadata import version
 
         typer.echo(f"soseleto {version('soseleto')}")
         sys.exit(DONE)
-    sys.exit(_run([word for word in words if word != "--debug"], debug))
+    sys.exit(_run(words or ["--help"], debug))
 
 
 def _run(words: list[str], debug: bool) -> int:
     try:
-        code: Any = app(words, prog_name="soseleto", standalone_mode=False)
-        code = code if isinstance(code, int) else DONE
+        answer = app(words, prog_name="soseleto", standalone_mode=False)
+        code = answer if isinstance(answer, int) else DONE
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:
         if debug:
-            raise
-        typer.echo(f"soseleto: {_sentence(error)}", err=True)
+            traceback.print_exc()
+        typer.echo(f"soseleto: {_sentence(error, words)}", err=True)
         return MISUSED if isinstance(error, UsageError) or _is_usage(error) else FAILED
     if code == INTERRUPTED:
         typer.echo("soseleto: stopped; what was written so far is kept.", err=True)
@@ -184,9 +252,12 @@ def _is_usage(error: Exception) -> bool:
     return getattr(error, "exit_code", None) == MISUSED
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: Exception, words: list[str]) -> str:
     if hasattr(error, "format_message"):
-        return f"{error.format_message().rstrip('.')}: see `soseleto --help`."
+        verbs = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+        verb = f" {words[0]}" if words[0] in verbs else ""
+        said = error.format_message().rstrip(".?")
+        return f"{said[:1].lower()}{said[1:]} (see `soseleto{verb} --help`)."
     if isinstance(error, SoseletoError):
         return str(error)
     if isinstance(error, OSError) and error.filename:

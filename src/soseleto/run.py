@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,8 @@ class RunFolder:
         notes = {**(metadata or {}), _TIED: json.dumps(tied)}
         with aside(self.path / MODEL) as part:
             _need("safetensors.torch").save_file(tensors, part, metadata=notes)
+            if (self.path / CONFIG).exists():  # safetensors lets nobody else read its files: as open as the others
+                shutil.copymode(self.path / CONFIG, part)
 
     def model_state(self) -> dict[str, Tensor]:
         """The state dict of ``model.safetensors``, on the CPU."""

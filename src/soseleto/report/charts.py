@@ -44,23 +44,43 @@ def histogram(table: Histogram, *, title: str, x_label: str, caption: str, thres
     return Figure(title, chart.svg(f"Histogram of {x_label}: {'; '.join(peaks)}."), caption, legend)
 
 
-def curves(run: RunFiles, title: str, y_label: str, lines: Legend, caption: str = "") -> Figure | None:
-    """Numbers of every epoch as lines; ``lines`` is (key, kind, words). None where the run has none."""
+def curves(
+    run: RunFiles,
+    title: str,
+    y_label: str,
+    lines: Legend,
+    *,
+    caption: str = "",
+    from_zero: bool = True,
+    level: float | None = None,
+) -> Figure | None:
+    """Numbers of every epoch as lines; ``lines`` is (key, kind, words). None where the run has none.
+
+    ``level`` is a value worth a dashed line of its own.
+    """
     series = {key: run.series(key) for key, _, _ in lines}
     shown = tuple(line for line in lines if np.isfinite(series[line[0]]).any())
     if not shown:
         return None
     epochs = run.series("epoch")
     values = np.concatenate([series[key] for key, _, _ in shown])
-    low, high = min(0.0, float(np.nanmin(values))), float(np.nanmax(values))
-    chart = _over_epochs(epochs, (low * 1.05, max(high * 1.05, 1e-12)), y_label)
-    if low < 0:
-        chart.level(0)
+    chart = _over_epochs(epochs, _reach(values, from_zero, level), y_label)
+    if level is not None:
+        chart.level(level)
     for key, kind, _ in shown:
         chart.line(epochs, series[key], kind)
     said = [_from_to(words, series[key]) for key, _, words in shown]
     legend = tuple(("line", kind, words) for _, kind, words in shown) if len(shown) > 1 else ()
     return Figure(title, chart.svg(f"{title} over {len(epochs)} epochs: {'; '.join(said)}."), caption, legend)
+
+
+def _reach(values: np.ndarray, from_zero: bool, level: float | None) -> tuple[float, float]:
+    """Bounds with a little room, that hold 0 and the level where they are asked for."""
+    wanted = [float(np.nanmin(values)), float(np.nanmax(values))]
+    wanted += [0.0] * from_zero + [level] * (level is not None)  # type: ignore[list-item]
+    low, high = min(wanted), max(wanted)
+    room = 0.05 * (high - low)
+    return low - room * (low != 0), high + room * (high != 0)
 
 
 def groups(run: RunFiles, title: str = "Mean weight of right and wrong labels") -> Figure | None:

@@ -24,6 +24,11 @@ def share(value: float) -> str:
     return f"{min(max(percent, 0.1), 99.9):.1f} %"
 
 
+def percent(value: float) -> str:
+    """What is a percentage already, as accuracies in a run's records are."""
+    return share(value / 100)
+
+
 def number(value: object) -> str:
     """Three significant digits, or a dash where there is no number."""
     if not isinstance(value, int | float) or not math.isfinite(value):
@@ -64,7 +69,7 @@ def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
         ("Mean weight", last.get("mean_weight"), number, "0 is ignored, 1 counts in full"),
         ("Weights at 0", last.get("share_at_zero"), share, "examples left out"),
         ("Weights at 1", last.get("share_at_one"), share, "examples that count in full"),
-        ("Test accuracy", last.get("test_accuracy"), share, "after the last epoch"),
+        ("Test accuracy", last.get("test_accuracy"), percent, "after the last epoch"),
     ]
     return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
 
@@ -119,12 +124,12 @@ def _losses(run: RunFiles) -> str:
         text = f"The last source loss was {number(source)}, the last target loss {number(target)}."
     accuracy = run.last.get("test_accuracy")
     if _is_number(accuracy):
-        text += f" The model gets {share(accuracy)} of the test examples right."
+        text += f" The model gets {percent(accuracy)} of the test examples right."
     return text.strip()
 
 
 def _engine(run: RunFiles) -> str:
-    engine = run.start.get("engine")
+    engine = run.last.get("engine") or run.start.get("engine")
     return f"Alignments were computed by the {engine} engine." if engine else ""
 
 

@@ -1,0 +1,360 @@
+"""The command line: what it prints, what it writes, and that every mistake is one sentence and an exit code."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow.parquet
+import pytest
+import torch
+from rich.console import Console
+
+from soseleto import cli
+from soseleto.errors import DataError
+from soseleto.experiments import synthetic
+from soseleto.progress import LiveLine
+from soseleto.run import RunFolder
+
+COMMANDS = ("demo", "fit", "report", "rank", "reproduce", "check-gradients", "data")
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Soseleto:
+    """``soseleto WORDS`` in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *words: object) -> Said:
+        with pytest.raises(SystemExit) as left:
+            cli.main([str(word) for word in words])
+        out, err = self.capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return Said(left.value.code, out, err)
+
+
+@pytest.fixture
+def soseleto(capsys: pytest.CaptureFixture[str]) -> Soseleto:
+    return Soseleto(capsys)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "short"
+    synthetic.run(out, epochs=2)
+    return out
+
+
+def in_a_shell(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "error::ResourceWarning", "-m", "soseleto", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def one_sentence(said: Said) -> str:
+    """The error as it should be: one line, our name before it, no traceback, a full stop."""
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("soseleto: ")
+    assert said.err.endswith(".\n")
+    return said.err.removeprefix("soseleto: ").strip()
+
+
+def test_help_is_quick_and_does_without_torch() -> None:
+    code = (
+        "import sys\nfrom soseleto.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit as left: print(left.code, 'torch' in sys.modules)"
+    )
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("0 False\n")
+    assert time.monotonic() - begin < 5  # a tenth of a second on a machine at rest
+
+
+@pytest.mark.parametrize("command", [(), *((command,) for command in COMMANDS)])
+def test_help_fits_eighty_columns(
+    soseleto: Soseleto, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = soseleto(*command, "--help")
+    assert said.code == 0
+    assert max(len(line) for line in said.out.splitlines()) <= 80
+    assert "..." not in said.out.replace("[ARGS]...", "").replace("=...", "").replace(", ...", "")  # nothing cut off
+
+
+def test_without_words_it_prints_its_help(soseleto: Soseleto) -> None:
+    said = soseleto()
+    assert said.code == 0
+    assert all(f"\n  {command} " in said.out for command in COMMANDS)
+
+
+def test_version(soseleto: Soseleto) -> None:
+    said = soseleto("--version")
+    assert (said.code, said.out.split()[0]) == (0, "soseleto")
+    assert said.out.split()[1][0].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["dmeo"], "did you mean 'demo'"),
+        (["rank"], "missing argument 'RUN' (see `soseleto rank --help`)"),
+        (["rank", "RUN", "--best", "many"], "invalid value for '--best'"),
+        (["rank", "RUN", "--bets", "3"], "--bets"),
+        (["rank", "RUN", "--best", "3", "--worst", "3"], "--best and --worst exclude each other"),
+        (["rank", "RUN", "--worst", "0"], "--worst must be at least 1, got 0"),
+        (["rank", "RUN", "--format", "cvs"], "unknown format 'cvs' (did you mean 'csv'?)"),
+        (["report", "nowhere"], "there is no run folder nowhere"),
+        (["report", "."], "is no soseleto run"),
+        (["reproduce", "sinthetic", "--out", "x"], "did you mean 'synthetic'"),
+        (["check-gradients", "--engine", "forwrd"], "did you mean 'forward'"),
+        (["check-gradients", "--model", "qick"], "did you mean 'quick'"),
+        (["check-gradients", "--model", "gone.py:make"], "there is no file gone.py"),
+        (["check-gradients", "--batch", "0"], "--batch must be at least 1"),
+        (["data", "minst"], "did you mean 'mnist'"),
+        (["fit", "--source", "a.csv"], "missing option '--target'"),
+        (["fit", "--source", "a.csv", "--target", "b.csv", "--out", "o", "--mode", "nosy"], "did you mean 'noisy'"),
+    ],
+)
+def test_words_that_are_off_are_one_sentence_and_exit_two(
+    soseleto: Soseleto, run: Path, words: list[str], sentence: str
+) -> None:
+    said = soseleto(*[str(run) if word == "RUN" else word for word in words])
+    assert sentence.lower() in one_sentence(said).lower()
+    assert said.code == 2
+
+
+def test_work_that_fails_exits_one(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:
+    copy = RunFolder.create(tmp_path / "copy")
+    copy.write_config({})
+    said = soseleto("rank", copy.path)
+    assert "has no ranking.parquet" in one_sentence(said)
+    assert said.code == 1
+
+
+def test_an_error_nobody_foresaw_is_named_and_debug_shows_where(
+    soseleto: Soseleto, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path, out: Path | None) -> Path:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("soseleto.report.write_report", broken)
+    said = soseleto("report", run)
+    assert one_sentence(said) == "unexpected ZeroDivisionError: division by zero (add --debug to see where)."
+    assert said.code == 1
+    loud = soseleto("report", run, "--debug")
+    assert "Traceback" in loud.err
+    assert "in broken" in loud.err
+    assert loud.code == 1
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = soseleto("rank", run, "--out", tmp_path / "file" / "ranking.csv")
+    assert str(tmp_path / "file") in one_sentence(said)
+    assert said.code == 1
+
+
+def test_report_writes_the_page_and_says_where(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:
+    assert soseleto("report", run) == (0, f"report: {run / 'report.html'}\n", "")
+    assert soseleto("report", run, "--out", tmp_path / "page.html").code == 0
+    assert (tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_rank_prints_the_whole_ranking_best_first(soseleto: Soseleto, run: Path) -> None:
+    said = soseleto("rank", run)
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    ranking = RunFolder.open(run).ranking()
+    assert [row["id"] for row in rows] == list(ranking["id"])
+    assert [float(row["weight"]) for row in rows] == pytest.approx(ranking["weight"].tolist())
+    assert rows[0].keys() == ranking.keys()
+
+
+def test_rank_best_and_worst_as_json(soseleto: Soseleto, run: Path) -> None:
+    ids = RunFolder.open(run).ranking()["id"].tolist()
+    best = json.loads(soseleto("rank", run, "--best", 3, "--format", "json").out)
+    worst = json.loads(soseleto("rank", run, "--worst", 3, "--format", "json").out)
+    assert [row["id"] for row in best] == ids[:3]
+    assert [row["id"] for row in worst] == ids[::-1][:3]
+    assert isinstance(worst[0]["wrong"], bool)
+
+
+def test_rank_into_a_parquet_file(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "worst.parquet"
+    said = soseleto("rank", run, "--worst", 5, "--format", "parquet", "--out", file)
+    assert (said.code, said.out, said.err) == (0, "", f"wrote {file}\n")
+    table = pyarrow.parquet.read_table(file)
+    assert table.num_rows == 5
+    assert table["score"].to_pylist() == sorted(table["score"].to_pylist())
+
+
+def test_demo_writes_a_run_a_report_and_what_it_found(
+    soseleto: Soseleto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthetic, "EPOCHS", 1)
+    said = soseleto("demo", "--out", tmp_path / "demo", "--seed", 1)
+    assert said.code == 0
+    assert "test accuracy" in said.out
+    assert said.out.endswith(f"report: {tmp_path / 'demo' / 'report.html'}\n")
+    assert "engine" in said.err  # the run's message; no progress line, as this is no terminal
+    assert RunFolder.open(tmp_path / "demo").config()["seed"] == 1
+    assert "(c) Flipped points" in (tmp_path / "demo" / "report.html").read_text("utf-8")
+
+
+def test_demo_refuses_a_folder_of_other_files(soseleto: Soseleto, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    said = soseleto("demo", "--out", tmp_path)
+    assert "no soseleto run" in one_sentence(said)
+    assert said.code == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
+def test_control_c_ends_with_one_sentence_and_keeps_what_was_written(tmp_path: Path) -> None:
+    process = in_a_shell("demo", "--out", tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.exists() and "epoch" in metrics.read_text()):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "soseleto: stopped; what was written so far is kept."
+    assert "Traceback" not in err
+    assert out == ""
+    assert RunFolder.open(tmp_path / "run").metrics()[0]["event"] == "start"
+
+
+def test_a_reader_that_leaves_early_is_no_error(run: Path) -> None:
+    process = in_a_shell("rank", run)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline().startswith("id,label")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    process.wait()
+
+
+def test_check_gradients_prints_every_engine(soseleto: Soseleto) -> None:
+    said = soseleto("check-gradients", "--model", "mlp", "--batch", 4)
+    assert said.code == 0
+    assert all(engine in said.out for engine in ("layerwise", "forward", "double_backward", "loop"))
+
+
+def test_check_gradients_on_ones_own_file(soseleto: Soseleto, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("WIDTH = 3\n")
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom beside import WIDTH\n"
+        "def loss(model, batch):\n    return model(batch).square().sum(1)\n"
+        "def make(batch_size):\n    return torch.nn.Linear(WIDTH, 2), loss, torch.ones(batch_size, WIDTH)\n"
+        "def odd(batch_size):\n    return 5\n"
+    )
+    said = soseleto("check-gradients", "--model", f"{tmp_path}/mine.py:make", "--engine", "forward", "--batch", 5)
+    assert said.code == 0
+    assert "forward" in said.out
+    assert "layerwise" not in said.out
+    wrong = soseleto("check-gradients", "--model", f"{tmp_path}/mine.py:mak")
+    assert "has no function 'mak' (did you mean 'make'?)" in one_sentence(wrong)
+    odd = soseleto("check-gradients", "--model", f"{tmp_path}/mine.py:odd")
+    assert "must return (model, per_example_loss, batch), got int" in one_sentence(odd)
+
+
+def test_data_calls_the_fetcher_with_its_folder(
+    soseleto: Soseleto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from soseleto.data import fetch
+
+    def unreachable(name: str, root: Path | None, report: object) -> None:
+        raise DataError(f"{name} is missing in {root}: fetch it.")
+
+    monkeypatch.setattr(fetch, "main", unreachable)
+    said = soseleto("data", "mnist", "--data-root", tmp_path)
+    assert one_sentence(said) == f"mnist is missing in {tmp_path}: fetch it."
+    assert said.code == 1
+
+
+def write_table(path: Path, count: int, seed: int) -> Path:
+    """Points in the plane, labelled by their side."""
+    points = torch.rand(count, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    rows = [f"{x:.4f},{y:.4f},{'right' if x > 0 else 'left'}" for x, y in points.tolist()]
+    path.write_text("\n".join(["a,b,label", *rows]) + "\n")
+    return path
+
+
+def test_fit_on_tables_end_to_end(soseleto: Soseleto, tmp_path: Path) -> None:
+    source, target, test = (write_table(tmp_path / f"{n}.csv", n, n) for n in (60, 20, 40))
+    out = tmp_path / "run"
+    said = soseleto(
+        "fit", "--source", source, "--target", target, "--test", test, "--out", out,
+        "--epochs", 2, "--batch-size", 16, "--lr", 0.1, "--engine", "loop", "--seed", 7,
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    assert "60 source and 20 target examples, noisy mode, 2 epochs" in said.out
+    assert "test accuracy" in said.out
+    assert said.out.endswith(f"report: {out / 'report.html'}\n")
+    config = RunFolder.open(out).config()
+    assert (config["epochs"], config["batch_size"], config["lr"], config["seed"]) == (2, 16, 0.1, 7)
+    assert set(RunFolder.open(out).ranking()["label"]) == {"left", "right"}
+
+
+def test_fit_in_transfer_mode_with_ones_own_trunk(soseleto: Soseleto, tmp_path: Path) -> None:
+    source, target = (write_table(tmp_path / f"{n}.csv", n, n) for n in (30, 10))
+    (tmp_path / "trunk.py").write_text(
+        "from torch import nn\ndef make(classes, shape):\n    return nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU())\n"
+    )
+    words = ["fit", "--source", source, "--target", target, "--out", tmp_path / "run", "--mode", "transfer"]
+    said = soseleto(*words, "--epochs", 1, "--model", f"{tmp_path}/trunk.py:make")
+    assert said.code == 0, said.err
+    assert RunFolder.open(tmp_path / "run").model_state()["trunk.0.weight"].shape == (5, 2)
+    by_name = soseleto(*words, "--epochs", 1, "--model", "mlp")
+    assert by_name.code == 0, by_name.err
+
+
+def test_fit_lists_bad_examples_and_goes_on_when_told(soseleto: Soseleto, tmp_path: Path) -> None:
+    source, target = (write_table(tmp_path / f"{n}.csv", n, n) for n in (30, 10))
+    source.write_text(source.read_text() + "0.5,,left\n")
+    words = ["fit", "--source", source, "--target", target, "--out", tmp_path / "run", "--epochs", 1]
+    refused = soseleto(*words)
+    assert refused.code == 1
+    assert "--skip-bad" in refused.err
+    assert "Traceback" not in refused.err
+    accepted = soseleto(*words, "--skip-bad")
+    assert accepted.code == 0, accepted.err
+    assert len(RunFolder.open(tmp_path / "run").ranking()["id"]) == 30
+
+
+def test_the_live_line_shows_numbers_and_leaves_nothing_behind() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100, color_system=None)
+    with LiveLine(console) as line:
+        line("start", {"epochs": 4, "steps": 40})
+        line("message", {"text": "alignments by the [loop] engine"})
+        line("epoch", {"epoch": 1, "step": 10, "source_loss": 0.41, "mean_weight": 0.5, "effective_source": 1234.4})
+        line("step", {"epoch": 2, "step": 20, "source_loss": 0.25})
+        assert line.line().plain.startswith("epoch 2/4 ")
+        assert "source 0.25 · weight 0.50 · effective 1,234" in line.line().plain
+    text = file.getvalue()
+    assert "alignments by the [loop] engine\n" in text
+    assert "source 0.41" in text
+    assert text.endswith("\r\x1b[2K")
+
+
+def test_the_live_line_is_silent_without_a_terminal() -> None:
+    file = io.StringIO()
+    with LiveLine(Console(file=file, width=100)) as line:
+        line("start", {"epochs": 1, "steps": 1})
+        line("epoch", {"epoch": 1, "step": 1, "source_loss": 0.41})
+        line("message", {"text": "said"})
+    assert file.getvalue() == "said\n"
