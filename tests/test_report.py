@@ -315,6 +315,13 @@ def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) ->
     assert nice_ticks(low, high) == pytest.approx(ticks)
 
 
+def test_long_ticks_get_room() -> None:
+    def left(high: float) -> float:
+        return Chart(x=(0, 1), y=(0, high), x_label="x", y_label="y").left
+
+    assert left(0.0001) > left(1)
+
+
 def test_a_line_breaks_where_a_value_is_missing() -> None:
     chart = Chart(x=(0, 4), y=(0, 1), x_label="x", y_label="y")
     chart.line(np.arange(5.0), np.array([0, 1, np.nan, 1, np.nan]), "first")

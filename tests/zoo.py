@@ -1,5 +1,6 @@
 """The models every engine is run through, and which engines decline which of them."""
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -106,10 +107,8 @@ class Attention(nn.Module):
 
     def attend(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
-        if self.fused:
-            mixed = F.scaled_dot_product_attention(q, k, v)
-        else:
-            mixed = ((q @ k.transpose(-1, -2)) / 2).softmax(-1) @ v
+        plain = not self.fused
+        mixed = ((q @ k.transpose(-1, -2)) / 2).softmax(-1) @ v if plain else F.scaled_dot_product_attention(q, k, v)
         return self.merge(mixed.transpose(1, 2).flatten(2))
 
     def forward(self, tokens: Tensor) -> Tensor:

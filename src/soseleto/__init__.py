@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from soseleto.algorithm import Soseleto
-    from soseleto.engines import alignment, check_gradients
     from soseleto.batch import cross_entropy, squared_error
+    from soseleto.engines import alignment, check_gradients
     from soseleto.errors import DataError, EngineError, SoseletoError, TrainingError, UsageError
     from soseleto.result import Result
     from soseleto.training import fit

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from soseleto.batch import Batch
 from soseleto.engines import Engine, Passes, make_engine, trainable
 from soseleto.engines.auto import unchanged
 from soseleto.engines.autograd import gradient
-from soseleto.batch import Batch
 from soseleto.errors import UsageError
 from soseleto.task import Task, optimizer_and_schedule, require_finite, take_step
 from soseleto.weights import Weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,8 @@ from torch import Tensor, nn
 
 from soseleto.errors import UsageError
 
-if TYPE_CHECKING:
-    from soseleto.models import TrunkAndHeads
-
 # loss(outputs, labels) -> (B,)
 Loss = Callable[[Tensor, Tensor], Tensor]
-Forward = Callable[[nn.Module, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,8 @@ class NoisyLosses:
     def source(self, model: nn.Module, batch: Batch) -> Tensor:
         return _vector(self.loss(model(batch.inputs), batch.labels))
 
-    target = source
+    def target(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self.source(model, batch)
 
     def can_join(self, source: Batch, target: Batch) -> bool:
         return _alike(source.inputs, target.inputs) and _alike(source.labels, target.labels)
@@ -72,16 +69,16 @@ class TransferLosses:
     source_loss: Loss = cross_entropy
     target_loss: Loss = cross_entropy
 
-    def source(self, model: TrunkAndHeads, batch: Batch) -> Tensor:
+    def source(self, model: Any, batch: Batch) -> Tensor:
         return _vector(self.source_loss(model.source_head(model.trunk(batch.inputs)), batch.labels))
 
-    def target(self, model: TrunkAndHeads, batch: Batch) -> Tensor:
+    def target(self, model: Any, batch: Batch) -> Tensor:
         return _vector(self.target_loss(model.target_head(model.trunk(batch.inputs)), batch.labels))
 
     def can_join(self, source: Batch, target: Batch) -> bool:
         return _alike(source.inputs, target.inputs)
 
-    def joint(self, model: TrunkAndHeads, source: Batch, target: Batch) -> Tensor:
+    def joint(self, model: Any, source: Batch, target: Batch) -> Tensor:
         # Both heads see every row, so that each layer's rows are the whole batch; a head costs next to nothing.
         features = model.trunk(torch.cat([source.inputs, target.inputs]))
         n = len(source)

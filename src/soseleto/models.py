@@ -21,7 +21,7 @@ class TrunkAndHeads(nn.Module):
         self.target_head = target_head
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.target_head(self.trunk(inputs))  # type: ignore[no-any-return]
+        return self.target_head(self.trunk(inputs))
 
 
 def feature_width(trunk: nn.Module, inputs: Tensor) -> int:
@@ -109,7 +109,7 @@ class _Block(nn.Module):
         self.end = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.end(self.body(x) + self.short(x))  # type: ignore[no-any-return]
+        return self.end(self.body(x) + self.short(x))
 
 
 def resnet18(

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from soseleto.engines.contract import Losses
 from soseleto.batch import Batch
+from soseleto.engines.contract import Losses
 from soseleto.errors import TrainingError
 from soseleto.weights import Weights
 
@@ -42,10 +42,14 @@ class Task:
 class MethodState(Protocol):
     """What a method carries from step to step."""
 
-    model: nn.Module
-    optimizer: Optimizer
-    schedule: LRScheduler | None
-    weights: Weights | None
+    @property
+    def optimizer(self) -> Optimizer: ...
+
+    @property
+    def schedule(self) -> LRScheduler | None: ...
+
+    @property
+    def weights(self) -> Weights | None: ...
 
 
 class Method(Protocol):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.engines import Engine
 from soseleto.batch import Batch, Loss, NoisyLosses, TransferLosses, cross_entropy
 from soseleto.data import Augment, Examples, TargetCycle, generator, seed_for, source_batches
+from soseleto.engines import Engine
 from soseleto.errors import TrainingError, UsageError
 from soseleto.preparing import Data, Prepare, assemble, check_fit, choose_device, make_prepare
 from soseleto.records import Progress, Records, weight_record
@@ -253,8 +253,8 @@ class _Loop:
         side = self.data.source if error.side == "source" else self.data.target
         shown = ", ".join(side.id_of(i) for i in error.index[:5]) + (", ..." if len(error.index) > 5 else "")
         message = (
-            f"the loss of {len(error.index)} {error.side} example(s) (ids {shown}) is NaN or infinite in epoch {epoch}: "
-            "look at those examples, or lower lr."
+            f"the loss of {len(error.index)} {error.side} example(s) (ids {shown}) is NaN or infinite "
+            f"in epoch {epoch}: look at those examples, or lower lr."
         )
         self.records.message(message)
         return TrainingError(message)

@@ -168,7 +168,8 @@ class _Sweep:
     def close(self) -> None:
         if callable(self.coefficients):
             c = self.coefficients(self.alignment)
-            for call, call.delta in self._late:
+            for call, delta in self._late:
+                call.delta = delta
                 _add(self.source_gradient, call.gradient(c, self._source))
 
 

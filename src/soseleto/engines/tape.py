@@ -111,7 +111,7 @@ class _Tap(torch.autograd.Function):
         return y.detach()  # shares memory and version with y; in-place operations may follow
 
     @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None, None, None]:
         call, ear = ctx.call, ctx.ear
         if ear.finish is None:  # somebody else's backward
             return delta, None, None, None
@@ -184,7 +184,7 @@ class Tape(TorchFunctionMode):
             out.dtype,
         )
         self.calls.append(call)
-        return _Tap.apply(out, self._anchor, call, self._ear)
+        return _Tap.apply(out, self._anchor, call, self._ear)  # type: ignore[no-untyped-call]
 
     def _attention(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if why := refuse_attention(args, kwargs):

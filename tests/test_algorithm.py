@@ -1,0 +1,338 @@
+"""Algorithm 1: against finite differences, against a plain NumPy transcription, and against ordinary training."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from soseleto.algorithm import Soseleto, SoseletoState
+from soseleto.batch import Batch, NoisyLosses, TransferLosses
+from soseleto.engines import trainable
+from soseleto.errors import UsageError
+from soseleto.models import TrunkAndHeads
+from soseleto.schedules import cosine, linear, sgd
+from soseleto.task import NonFiniteLoss, Task
+
+WIDTH, CLASSES, N = 4, 3, 12
+PAPER = {"scale_free": False, "target_average": 0.0, "normalize_weights": False, "initial_weight": 0.5}
+ENGINES = ["loop", "double_backward", "forward", "layerwise", "auto"]
+
+
+def batch(n: int, seed: int, offset: int = 0) -> Batch:
+    seeded = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(n, WIDTH, generator=seeded, dtype=torch.float64)
+    return Batch(torch.arange(n) + offset, inputs, torch.randint(CLASSES, (n,), generator=seeded))
+
+
+def net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
+
+
+def noisy_task(model: nn.Module, **changes: Any) -> Task:
+    names = frozenset(trainable(model))
+    fields: dict[str, Any] = {
+        "model": model, "losses": NoisyLosses(), "n_source": N, "steps": 10, "shared": names,
+        "target_head": frozenset(), "make_optimizer": sgd(0.1, momentum=0.0),
+    }  # fmt: skip
+    return Task(**{**fields, **changes})
+
+
+def transfer_task(**changes: Any) -> Task:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        trunk = nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh())
+        model = TrunkAndHeads(trunk, nn.Linear(6, CLASSES), nn.Linear(6, CLASSES)).double()
+    names = trainable(model)
+    return noisy_task(
+        model,
+        losses=TransferLosses(),
+        shared=frozenset(n for n in names if n.startswith("trunk.")),
+        target_head=frozenset(n for n in names if n.startswith("target_head.")),
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("make", [lambda: noisy_task(net()), transfer_task], ids=["noisy", "transfer"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weight_step_is_the_descent_direction_of_the_target_loss(make: Callable[[], Task], engine: str) -> None:
+    """−∂/∂α_j L_t(θ − λQα) at λ → 0 over λ, by central differences in α, equals the alignment the weights step by."""
+    task = make()
+    source, target, lam = batch(N, 1), batch(7, 2), 1e-3
+    parameters = {k: v.detach() for k, v in task.model.named_parameters()}
+    losses = task.losses.source(task.model, source)
+    shared = sorted(task.shared)
+    columns = [
+        torch.autograd.grad(loss, [task.model.get_parameter(k) for k in shared], retain_graph=True) for loss in losses
+    ]
+
+    def target_loss(alpha: Tensor) -> Tensor:
+        moved = dict(parameters)
+        for place, name in enumerate(shared):
+            moved[name] = parameters[name] - lam * sum(a * c[place] for a, c in zip(alpha, columns, strict=True))
+        with torch.no_grad():
+            called = {f"model.{k}": v for k, v in moved.items()}
+            return functional_call(_Target(task), called, (target,))
+
+    slopes = []
+    for j in range(N):
+        # The second-order term of L_t is even in α, so differences around α = 0 are exact to O(λ³ε²).
+        e = torch.zeros(N, dtype=torch.float64)
+        e[j] = 1.0
+        slopes.append((target_loss(e) - target_loss(-e)) / 2)
+    right = -torch.stack(slopes) / lam
+
+    method = Soseleto(weight_step=1e-3, engine=engine, **PAPER)
+    state = method.init(task)
+    method.step(state, source, target)
+    moved = (state.weights.values.double() - 0.5) / 1e-3
+    assert float((state.weights.scores.double() - right).norm() / right.norm()) < 1e-6
+    assert float((moved - right).norm() / right.norm()) < 1e-3  # float32 weights near 0.5 keep four digits of a step
+
+
+class _Target(nn.Module):
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.model, self.losses = task.model, task.losses
+
+    def forward(self, target: Batch) -> Tensor:
+        return self.losses.target(self.model, target).mean()
+
+
+def softmax_gradient(x: np.ndarray, y: np.ndarray, w: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Per-example gradients of the cross-entropy of a linear classifier, by hand: (n, classes, width), (n, classes)."""
+    z = x @ w.T + b
+    p = np.exp(z - z.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1.0
+    return p[:, :, None] * x[:, None, :], p
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("weights_first", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_steps_equal_a_numpy_transcription(engine: str, weights_first: bool, normalize: bool) -> None:
+    model = nn.Linear(WIDTH, CLASSES).double()
+    method = Soseleto(
+        weight_step=0.3, weights_first=weights_first, engine=engine, **{**PAPER, "normalize_weights": normalize}
+    )
+    state = method.init(noisy_task(model))
+    w, b = model.weight.detach().numpy().copy(), model.bias.detach().numpy().copy()
+    alpha, lam = np.full(N, 0.5), 0.1
+    for m in range(3):
+        source, target = batch(5, m, offset=m), batch(4, 100 + m)
+        method.step(state, source, target)
+        index = source.index.numpy()
+        q_w, q_b = softmax_gradient(source.inputs.numpy(), source.labels.numpy(), w, b)  # the columns of Q
+        t_w, t_b = (g.mean(0) for g in softmax_gradient(target.inputs.numpy(), target.labels.numpy(), w, b))
+        aligned = (q_w * t_w).sum((1, 2)) + (q_b * t_b).sum(1)  # Qᵀ ∂L_t/∂θ
+        new = np.clip(alpha[index] + 0.3 * aligned, 0.0, 1.0)
+        used = new if weights_first else alpha[index]
+        c = used / used.sum() if normalize else used / len(used)
+        w, b = w - lam * np.einsum("n,nci->ci", c, q_w), b - lam * np.einsum("n,nc->c", c, q_b)
+        alpha[index] = new
+    np.testing.assert_allclose(model.weight.detach().numpy(), w, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(model.bias.detach().numpy(), b, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(state.weights.values.numpy(), alpha, rtol=1e-6)
+
+
+def test_transfer_trains_each_part_by_its_own_loss() -> None:
+    task = transfer_task()
+    start = copy.deepcopy(task.model.state_dict())
+    source, target = batch(6, 1), batch(5, 2)
+    right = {}
+    for side, parts in (("source", ("trunk.", "source_head.")), ("target", ("target_head.",))):
+        names = [n for n in start if n.startswith(parts)]
+        one = getattr(task.losses, side)(task.model, source if side == "source" else target)
+        weight = 0.5 if side == "source" else 1.0
+        gradients = torch.autograd.grad(weight * one.mean(), [task.model.get_parameter(n) for n in names])
+        right |= {n: start[n] - 0.1 * g for n, g in zip(names, gradients, strict=True)}
+    method = Soseleto(weight_step=0.1, **PAPER)
+    method.step(method.init(task), source, target)
+    for name, value in task.model.state_dict().items():
+        assert torch.allclose(value, right[name], rtol=1e-6), name
+
+
+@pytest.mark.parametrize("settings", [{"normalize_weights": False}, {"normalize_weights": True}])
+def test_weights_all_one_and_frozen_is_ordinary_training_bit_for_bit(settings: dict[str, bool]) -> None:
+    ours, plain = net().float(), net().float()
+    method = Soseleto(weight_step=None, initial_weight=1.0, **settings)
+    state = method.init(noisy_task(ours, make_optimizer=sgd(0.1, 1e-3), make_schedule=linear))
+    optimizer = sgd(0.1, 1e-3)(plain.parameters())
+    schedule = linear(optimizer, 10)
+    for m in range(5):
+        b = batch(8, m)  # a power of two: Σα/α is then exact whichever way it is divided
+        b = Batch(b.index, b.inputs.float(), b.labels)
+        method.step(state, b, b)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(plain(b.inputs), b.labels).backward()
+        optimizer.step()
+        schedule.step()
+    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    "make_optimizer", [lambda p: torch.optim.Adam(p, lr=1e-2), lambda p: torch.optim.AdamW(p), sgd(0.05, 1e-2)]
+)
+@pytest.mark.parametrize("schedule", [None, linear, cosine])
+def test_any_optimizer_and_schedule(make_optimizer: Any, schedule: Any) -> None:
+    model = net()
+    method = Soseleto()
+    state = method.init(noisy_task(model, make_optimizer=make_optimizer, make_schedule=schedule))
+    before = [p.detach().clone() for p in model.parameters()]
+    for m in range(4):
+        method.step(state, batch(N, m), batch(5, m + 50))
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    expected = {None: 1.0, linear: 0.6, cosine: 0.5 * (1 + math.cos(0.4 * math.pi))}[schedule]
+    assert state.lr_left() == pytest.approx(expected)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_weight_decay_does_not_touch_the_source_weights() -> None:
+    model = nn.Linear(WIDTH, CLASSES).double()
+    method = Soseleto(weight_step=1e-12, initial_weight=0.7)
+    state = method.init(noisy_task(model, make_optimizer=sgd(0.1, weight_decay=0.5)))
+    for m in range(5):
+        method.step(state, batch(N, m), batch(4, m))
+    assert torch.allclose(state.weights.values, torch.tensor(0.7), atol=1e-6)
+
+
+def test_gradient_clipping_bounds_the_step() -> None:
+    model = net()
+    before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+    method = Soseleto(max_norm=1e-3)
+    method.step(method.init(noisy_task(model)), batch(N, 0), batch(4, 1))
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert float((after - before).norm()) == pytest.approx(0.1 * 1e-3, rel=1e-3)
+
+
+def test_the_default_weight_step_is_scale_free() -> None:
+    """A loss a million times larger gives the same weights."""
+    weights = []
+    for scale in (1.0, 1e6):
+        losses = NoisyLosses(lambda o, y, s=scale: s * nn.functional.cross_entropy(o, y, reduction="none"))
+        task = noisy_task(net(), losses=losses, make_optimizer=sgd(1e-12))
+        method = Soseleto(engine="loop")
+        state = method.init(task)
+        for m in range(3):
+            method.step(state, batch(N, m), batch(5, m + 9))
+        weights.append(state.weights.values.clone())
+    assert torch.allclose(weights[0], weights[1], atol=1e-5)
+    assert 0.1 < float((1 - weights[0]).max()) < 0.9
+
+
+def test_averaging_follows_the_running_mean_of_the_target_gradient() -> None:
+    model, decay = nn.Linear(WIDTH, CLASSES).double(), 0.8
+    method = Soseleto(weight_step=1e-9, scale_free=False, target_average=decay, engine="loop")
+    state = method.init(noisy_task(model, make_optimizer=sgd(1e-12)))
+    means = []
+    for m in range(3):
+        target = batch(4, m + 30)
+        t_w, _ = softmax_gradient(
+            target.inputs.numpy(),
+            target.labels.numpy(),
+            *(p.detach().numpy().copy() for p in (model.weight, model.bias)),
+        )
+        means.append(t_w.mean(0))
+        method.step(state, batch(N, m), target)
+    weights = np.array([decay**2, decay, 1.0]) * (1 - decay)
+    right = np.tensordot(weights, np.stack(means), 1)
+    np.testing.assert_allclose(state.averages["weight"].numpy(), right, rtol=1e-6)
+
+
+def vanish(state: SoseletoState, method: Soseleto, model: nn.Linear) -> dict[str, Tensor]:
+    numbers = method.step(state, batch(N, 0), batch(4, 1))
+    perfect = Batch(torch.arange(3), 100.0 * torch.eye(3, WIDTH, dtype=torch.float64), torch.arange(3))
+    with torch.no_grad():
+        model.weight.copy_(10 * torch.eye(3, WIDTH))
+        model.bias.zero_()
+    for _ in range(80):  # the running mean needs a while to believe it
+        numbers = method.step(state, batch(N, 0), perfect)
+    return numbers
+
+
+def test_weights_are_held_when_the_target_loss_has_vanished() -> None:
+    model = nn.Linear(WIDTH, CLASSES).double()
+    method = Soseleto(weight_step=0.1)
+    state = method.init(noisy_task(model, make_optimizer=sgd(1e-9)))
+    numbers = vanish(state, method, model)
+    assert float(numbers["held"]) == 1.0
+    held = state.weights.values.clone()
+    method.step(state, batch(N, 3), Batch(torch.arange(3), 100 * torch.eye(3, WIDTH).double(), torch.arange(3)))
+    assert torch.equal(state.weights.values, held)
+
+
+def test_monitor_tells_the_paper_condition_and_the_change_of_the_target_loss() -> None:
+    model = net()
+    method = Soseleto(weight_step=0.3, **PAPER, engine="loop")
+    state = method.init(noisy_task(model, make_optimizer=sgd(1e-4, momentum=0.0)))
+    source, target = batch(N, 0), batch(5, 1)
+    numbers = method.step(state, source, target, monitor=True)
+    q = state.weights.scores.double()
+    # λ_α λ_p ‖Qᵀ∂L_t/∂θ‖ / √nˢ with nˢ = L: weight_step·L is λ_α λ_p and Q carries 1/L.
+    assert float(numbers["condition"]) == pytest.approx(0.3 * float(q.norm()) / math.sqrt(N), rel=1e-5)
+    assert float(numbers["predicted_change"]) == pytest.approx(float(numbers["actual_change"]), rel=1e-2)
+    assert float(numbers["predicted_change"]) == pytest.approx(-1e-4 * float((0.5 * q).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("settings", [{}, {"weight_step": None}])
+def test_non_finite_losses_stop_before_the_parameters_move(side: str, settings: dict[str, Any]) -> None:
+    if side == "target" and settings:
+        pytest.skip("frozen weights in noisy mode need no target")
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    method = Soseleto(**settings, engine="loop")
+    state = method.init(noisy_task(model))
+    batches = {"source": batch(N, 0), "target": batch(5, 1)}
+    batches[side].inputs[3] = float("nan")
+    with pytest.raises(NonFiniteLoss) as caught:
+        method.step(state, batches["source"], batches["target"])
+    assert (caught.value.side, caught.value.index) == (side, [3])
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert torch.all(state.weights.values == 1.0)
+
+
+def test_memory_does_not_grow_over_2000_steps() -> None:
+    model = net().float()
+    method = Soseleto()
+    state = method.init(noisy_task(model, steps=2500))
+    source, target = batch(N, 0), batch(5, 1)
+    source, target = (Batch(b.index, b.inputs.float(), b.labels) for b in (source, target))
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    for _ in range(300):
+        method.step(state, source, target)
+    before = resident()
+    for _ in range(2000):
+        method.step(state, source, target)
+    assert resident() - before < 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"weight_step": 0.0}, "weight_step must be above 0"),
+        ({"weight_step": -1.0}, "weight_step must be above 0"),
+        ({"weight_step": float("nan")}, "weight_step must be above 0"),
+        ({"target_average": 1.0}, "target_average"),
+        ({"max_norm": 0.0}, "max_norm"),
+    ],
+)
+def test_bad_settings(settings: dict[str, float], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Soseleto(**settings)  # type: ignore[arg-type]

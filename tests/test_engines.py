@@ -1,0 +1,238 @@
+"""Every engine on every model of the zoo, against the one-by-one oracle, in float64."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import soseleto
+from soseleto.engines import FASTEST_FIRST, make_engine, trainable
+from soseleto.errors import EngineError, UsageError
+from zoo import BY_NAME, CLASSES, PROBLEMS, Problem, cross_entropy
+
+TOLERANCE = 1e-6
+ENGINES = ("loop", "double_backward", "forward", "layerwise")
+EXACT = [p for p in PROBLEMS if "loop" not in p.declines]
+
+
+def direction_for(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
+    seeded = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(p.shape, dtype=p.dtype, generator=seeded) for n, p in trainable(model).items()}
+
+
+def run(problem: Problem, engine: str, direction: dict[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """A fresh model each time, so that no engine profits from another's forward; one random state for all."""
+    model, batch = problem.build()
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return soseleto.alignment(model, problem.loss, batch, direction or direction_for(model), engine=engine)
+
+
+def relative(found: Tensor, right: Tensor) -> float:
+    return float((found - right).norm() / right.norm())
+
+
+def finite_difference(problem: Problem) -> Tensor:
+    """Central differences of the loss vector along the direction: no autograd at all."""
+    model, batch = problem.build()
+    direction, step = direction_for(model), 1e-6
+
+    def losses(sign: float) -> Tensor:
+        moved = copy.deepcopy(model)
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(5)
+            for name, p in moved.named_parameters():
+                if name in direction:
+                    p.add_(direction[name], alpha=sign * step)
+            return problem.loss(moved, batch)
+
+    return (losses(1.0) - losses(-1.0)) / (2 * step)
+
+
+def test_the_zoo_is_large_enough() -> None:
+    assert len(EXACT) >= 20
+
+
+@pytest.mark.parametrize("problem", EXACT, ids=lambda p: p.name)
+@pytest.mark.parametrize("engine", ENGINES[1:])
+def test_engine_equals_loop(problem: Problem, engine: str) -> None:
+    if engine in problem.declines:
+        with pytest.raises(EngineError, match=problem.declines[engine]):
+            run(problem, engine)
+        return
+    right_losses, right = run(problem, "loop")
+    losses, found = run(problem, engine)
+    assert losses.shape == found.shape == (len(right),)
+    assert not losses.requires_grad
+    assert not found.requires_grad
+    assert relative(losses, right_losses) <= 1e-12
+    assert relative(found, right) <= TOLERANCE
+
+
+@pytest.mark.parametrize("problem", [p for p in EXACT if "attention" not in p.name], ids=lambda p: p.name)
+def test_loop_equals_finite_differences(problem: Problem) -> None:
+    # The zoo's attention models hold an embedding whose padding row has no gradient by convention.
+    assert relative(run(problem, "loop")[1], finite_difference(problem)) <= 1e-5
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_reentrant_checkpointing_is_named(engine: str) -> None:
+    problem = BY_NAME["checkpointed_reentrant"]
+    with pytest.raises(EngineError, match=problem.declines[engine]):
+        run(problem, engine)
+
+
+@pytest.mark.parametrize("problem", EXACT, ids=lambda p: p.name)
+def test_auto_is_exact_and_takes_the_fastest(problem: Problem, caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = problem.build()
+    direction = direction_for(model)
+    engine = make_engine("auto")
+    with caplog.at_level(logging.INFO, logger="soseleto"), torch.random.fork_rng():
+        torch.manual_seed(5)
+        _, found = engine(model, problem.loss, batch, direction)
+        engine(model, problem.loss, batch, direction)
+    expected = next(name for name in FASTEST_FIRST if name not in problem.declines)
+    assert engine.name == expected
+    said = [record for record in caplog.records if expected in record.getMessage()]
+    assert len(said) == 1  # once, not at every call
+    assert (said[0].levelno == logging.WARNING) == (expected != "layerwise")
+    assert relative(found, run(problem, "loop")[1]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "name", ["residual_groupnorm", "residual_batchnorm_train", "transformer_encoder_layer", "dropout"]
+)
+def test_nothing_stays_on_the_model(engine: str, name: str) -> None:
+    problem = BY_NAME[name]
+    if engine in problem.declines:
+        pytest.skip("the engine declines this model")
+    model, batch = problem.build()
+    once, _ = problem.build()
+    torch.manual_seed(5)
+    problem.loss(once, batch)  # one ordinary forward is what buffers may show
+    before = {id(m): set(vars(m)) for m in model.modules()}
+    torch.manual_seed(5)
+    soseleto.alignment(model, problem.loss, batch, direction_for(model), engine=engine)
+    for module in model.modules():
+        assert set(vars(module)) == before[id(module)]
+        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+            assert not getattr(module, hooks)
+    assert all(p.grad is None and p._backward_hooks is None for p in model.parameters())
+    for key, value in once.state_dict().items():
+        assert torch.equal(model.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_direction_may_name_some_parameters_only(engine: str) -> None:
+    problem = BY_NAME["residual_groupnorm"]
+    model, _ = problem.build()
+    some = {k: v for k, v in direction_for(model).items() if k in ("one.0.weight", "two.2.bias", "out.weight")}
+    assert relative(run(problem, engine, some)[1], run(problem, "loop", some)[1]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("engine", ["double_backward", "forward", "layerwise"])
+def test_mixed_precision_is_close(engine: str) -> None:
+    """Under bf16 autocast an engine is as exact as bf16 allows, and its alignments are float32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 3))
+    batch = torch.randn(16, 3, 8, 8), torch.randint(3, (16,))
+    direction = direction_for(model)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = model(batch[0])
+        return nn.functional.cross_entropy(outputs.float(), batch[1], reduction="none")
+
+    _, exact = soseleto.alignment(model, cross_entropy, batch, direction, engine="loop")
+    _, found = soseleto.alignment(model, loss, batch, direction, engine=engine)
+    assert found.dtype == torch.float32
+    assert 0 < relative(found, exact) < 0.03
+
+
+@pytest.mark.parametrize("name", ["attention_fused", "tied_language_model"])
+@pytest.mark.parametrize("engine", ["double_backward", "forward", "layerwise"])
+def test_nothing_is_left_for_the_garbage_collector(name: str, engine: str) -> None:
+    """Reference cycles would hold a step's activations until the collector happens to run."""
+    problem = BY_NAME[name]
+    model, batch = problem.build()
+    direction, reused = direction_for(model), make_engine(engine)
+
+    def tensors() -> int:
+        return sum(type(o) is Tensor for o in gc.get_objects())
+
+    reused(model, problem.loss, batch, direction)
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors()
+        for _ in range(5):
+            reused(model, problem.loss, batch, direction)
+        assert tensors() == before
+    finally:
+        gc.enable()
+
+
+BAD_DIRECTIONS = [
+    ({}, "direction is empty"),
+    ({"0.wieght": torch.ones(3, 7)}, r"did you mean '0.weight'"),
+    ({"0.weight": torch.ones(2, 2)}, r"shape \(2, 2\)"),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("direction", "words"), BAD_DIRECTIONS)
+def test_bad_directions(engine: str, direction: dict[str, Tensor], words: str) -> None:
+    model = nn.Sequential(nn.Linear(7, CLASSES))
+    batch = torch.randn(4, 7), torch.randint(CLASSES, (4,))
+    with pytest.raises(UsageError, match=words):
+        soseleto.alignment(model, cross_entropy, batch, direction, engine=engine)
+
+
+def test_a_frozen_parameter_in_the_direction_is_named() -> None:
+    model, batch = BY_NAME["frozen_parameters"].build()
+    direction = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    with pytest.raises(UsageError, match=r"'0.weight', which is frozen"):
+        soseleto.alignment(model, cross_entropy, batch, direction)
+
+
+BAD_LOSSES = [
+    (lambda m, b: cross_entropy(m, b).mean(), "reduction='none'"),
+    (lambda m, b: cross_entropy(m, b).unsqueeze(1), r"flatten\(1\).mean\(1\)"),
+    (lambda m, b: cross_entropy(m, b).tolist(), "returned list"),
+    (lambda m, b: cross_entropy(m, b).detach(), "without a gradient"),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("loss", "words"), BAD_LOSSES)
+def test_bad_losses(engine: str, loss: object, words: str) -> None:
+    model = nn.Linear(7, CLASSES)
+    batch = torch.randn(4, 7), torch.randint(CLASSES, (4,))
+    with pytest.raises(UsageError, match=words):
+        soseleto.alignment(model, loss, batch, direction_for(model), engine=engine)  # type: ignore[arg-type]
+
+
+def test_unknown_engine() -> None:
+    with pytest.raises(UsageError, match="did you mean 'forward'"):
+        make_engine("foward")
+
+
+def test_check_gradients_compares_engines_and_leaves_the_model_alone() -> None:
+    problem = BY_NAME["residual_batchnorm_train"]
+    model, batch = problem.build()
+    state = copy.deepcopy(model.state_dict())
+    reports = {r.engine: r for r in soseleto.check_gradients(model, problem.loss, batch)}
+    assert set(reports) == set(FASTEST_FIRST)
+    assert reports["layerwise"].error is None
+    assert "training mode" in reports["layerwise"].message
+    assert reports["forward"].error is not None
+    assert reports["forward"].error <= 1e-10
+    assert reports["loop"].ratio is not None
+    assert reports["loop"].ratio > 0
+    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())

@@ -1,0 +1,307 @@
+"""``fit`` over tensors, arrays and Datasets, in both modes, with custom losses, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import soseleto
+from soseleto.data import Augment, Examples
+from soseleto.models import mlp
+
+N = 120
+
+
+def points(n: int, seed: int, wrong: int = 0) -> Examples:
+    """Points in the plane, two classes; ``wrong`` of the labels are flipped."""
+    seeded = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(n, 2, generator=seeded) * 2 - 1
+    truth = (inputs[:, 0] + inputs[:, 1] > 0).long()
+    labels = truth.clone()
+    labels[:wrong] = 1 - labels[:wrong]
+    return Examples(inputs, labels, truth=truth)
+
+
+def net(inputs: int = 2, outputs: int = 2) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return mlp(inputs, outputs, hidden=8, layers=1)
+
+
+def fit(**changes: Any) -> soseleto.Result:
+    given: dict[str, Any] = {
+        "model": net(), "source": points(N, 0, wrong=30), "target": points(20, 1), "epochs": 4, "batch_size": 16,
+        "target_batch_size": 10, "lr": 0.1, "device": "cpu",
+    }  # fmt: skip
+    return soseleto.fit(**{**given, **changes})
+
+
+class Pairs(Dataset[tuple[Tensor, int]]):
+    def __init__(self, examples: Examples) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        if i >= len(self):
+            raise IndexError
+        return self.examples.inputs[i], int(self.examples.labels[i])
+
+
+def test_result_has_a_weight_and_a_score_per_source_example() -> None:
+    result = fit(test=points(500, 2), epochs=40)
+    assert result.weights.dtype == result.scores.dtype == torch.float32
+    assert result.weights.shape == result.scores.shape == (N,)
+    assert float(result.weights.min()) >= 0
+    assert float(result.weights.max()) <= 1
+    wrong = torch.arange(N) < 30
+    assert float(result.weights[wrong].mean()) < float(result.weights[~wrong].mean()) - 0.3
+    assert result.history[-1]["test_accuracy"] > 90
+    assert result.evaluate(points(500, 2))["accuracy"] == result.history[-1]["test_accuracy"]
+    assert len(result.history) == 40
+    assert result.predict(points(9, 3).inputs).shape == (9,)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda e: (e.inputs, e.labels),
+        lambda e: (e.inputs.numpy(), e.labels.numpy()),
+        lambda e: TensorDataset(e.inputs, e.labels),
+        Pairs,
+    ],
+    ids=["tensors", "arrays", "TensorDataset", "Dataset"],
+)
+def test_every_form_of_data_gives_the_same_run(form: Any) -> None:
+    right = fit()
+    source, target = points(N, 0, wrong=30), points(20, 1)
+    found = fit(source=form(source), target=form(target))
+    assert torch.equal(found.weights, right.weights)
+
+
+def test_repeatable_to_the_last_bit_and_the_global_random_state_is_untouched() -> None:
+    dropout = lambda: nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2))  # noqa: E731
+    torch.manual_seed(7)
+    start = dropout().state_dict()
+    results = []
+    for noise in (1, 2):
+        model = dropout()
+        model.load_state_dict(start)
+        torch.manual_seed(noise)
+        state = torch.get_rng_state()
+        results.append(fit(model=model))
+        assert torch.equal(torch.get_rng_state(), state)
+    one, two = results
+    assert torch.equal(one.weights, two.weights)
+    assert torch.equal(one.scores, two.scores)
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
+    for a, b in zip(one.history, two.history, strict=True):
+        assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
+    other = net()
+    assert not torch.equal(fit(model=other, seed=1).weights, fit().weights)
+
+
+def test_transfer_with_disjoint_classes() -> None:
+    source = points(N, 0)
+    target = points(30, 1)
+    target = Examples(target.inputs, target.labels + 2 * (target.inputs[:, 0] > 0).long())  # four classes of its own
+    trunk = nn.Sequential(nn.Linear(2, 16), nn.Tanh())
+    result = fit(model=trunk, source=source, target=target, mode="transfer", epochs=60, lr=0.3)
+    assert result.model(target.inputs).shape == (30, 4)
+    assert result.model.trunk is trunk
+    assert result.evaluate(target)["accuracy"] > 80
+
+
+def test_regression_finds_the_outliers() -> None:
+    def line(n: int, seed: int, off: int) -> Examples:
+        seeded = torch.Generator().manual_seed(seed)
+        x = torch.randn(n, 3, generator=seeded)
+        y = x @ torch.tensor([1.0, -2.0, 0.5])
+        y[:off] += 6 * torch.sign(torch.randn(off, generator=seeded))
+        return Examples(x, y)
+
+    model = nn.Linear(3, 1)
+    result = fit(
+        model=model, source=line(N, 0, 30), target=line(20, 1, 0), loss=soseleto.squared_error, epochs=30, lr=0.05
+    )
+    off = torch.arange(N) < 30
+    assert float(result.weights[off].mean()) < float(result.weights[~off].mean()) - 0.2
+    assert result.evaluate(line(200, 5, 0))["loss"] < 0.5
+    assert "accuracy" not in result.evaluate(line(200, 5, 0))
+    assert result.predict(torch.randn(4, 3)).shape == (4, 1)
+
+
+class NextToken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(6, 16), nn.Linear(16, 6)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.embed(tokens)))
+
+
+def test_a_loss_per_sequence_finds_the_shuffled_ones() -> None:
+    """Next-token prediction; half of the source counts upwards as the target does, half is random."""
+
+    def sequences(n: int, seed: int, noise: int) -> Examples:
+        seeded = torch.Generator().manual_seed(seed)
+        tokens = (torch.randint(6, (n, 1), generator=seeded) + torch.arange(9)) % 6
+        tokens[:noise] = torch.randint(6, (noise, 9), generator=seeded)
+        return Examples(tokens[:, :-1], tokens[:, 1:])
+
+    def per_sequence(outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.transpose(1, 2), labels, reduction="none").mean(1)
+
+    result = fit(
+        model=NextToken(), source=sequences(N, 0, 60), target=sequences(20, 1, 0), loss=per_sequence, epochs=30, lr=0.5
+    )
+    noisy = torch.arange(N) < 60
+    assert float(result.scores[noisy].max()) < float(result.scores[~noisy].min())
+    assert result.evaluate(sequences(50, 2, 0))["loss"] < 0.5
+
+
+def test_images_as_bytes_are_standardised_and_augmented() -> None:
+    seeded = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (64, 1, 8, 8), generator=seeded, dtype=torch.uint8)
+    labels = (images.float().mean((1, 2, 3)) > 127).long()
+    seen = []
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(64, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x)
+            return self.out(x.flatten(1))
+
+    fit(
+        model=Net(),
+        source=(images, labels),
+        target=(images[:20], labels[:20]),
+        augment_source=Augment(flip=True),
+        epochs=1,
+    )
+    joint = max(seen, key=len)
+    assert joint.dtype == torch.float32
+    assert abs(float(joint.mean())) < 0.2
+    assert 0.8 < float(joint.std()) < 1.2
+
+
+def test_progress_hears_events_in_order() -> None:
+    heard: list[tuple[str, dict[str, Any]]] = []
+    fit(progress=lambda event, record: heard.append((event, record)), test=points(50, 9))
+    names = [name for name, _ in heard if name != "step"]
+    assert names == ["start", "message", "epoch", "epoch", "epoch", "epoch", "end"] or names.count("epoch") == 4
+    assert names[0] == "start"
+    assert names[-1] == "end"
+    step = next(record for name, record in heard if name == "step")
+    assert {"epoch", "step", "steps", "source_loss", "target_loss"} <= set(step)
+
+
+def test_history_holds_the_convergence_monitor() -> None:
+    record = fit().history[-1]
+    for name in ("condition", "predicted_change", "actual_change", "effective_source", "mean_weight", "share_at_zero",
+                 "share_at_one", "source_loss", "target_loss", "lr", "held"):  # fmt: skip
+        assert np.isfinite(record[name]), name
+    assert set(record["groups"]) == {"right", "wrong"}
+
+
+def test_ranking_is_best_first_with_the_truth() -> None:
+    table = fit().ranking()
+    assert list(table)[:5] == ["id", "label", "weight", "score", "visits"]
+    assert np.all(np.diff(table["score"]) <= 0)
+    assert table.rows == N
+    assert set(table["visits"]) == {4}
+    assert table["wrong"].sum() == 30
+    assert table["wrong"][: N // 2].sum() < table["wrong"][N // 2 :].sum()
+    assert table.to_arrow().num_rows == N
+    assert "..." in repr(table)
+
+
+def test_run_folder_is_whole(tmp_path: Path) -> None:
+    result = fit(out=tmp_path / "run", test=points(50, 9))
+    files = {p.name for p in (tmp_path / "run").iterdir()}
+    assert {"config.json", "metrics.jsonl", "ranking.parquet", "model.safetensors"} <= files
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines].count("epoch") == 4
+    assert lines[0]["event"] == "start"
+    assert lines[-1]["event"] == "end"
+    assert result.out == tmp_path / "run"
+
+
+def test_nan_stops_with_the_ids_and_keeps_the_run_folder(tmp_path: Path) -> None:
+    source = points(N, 0)
+    source.inputs[17] = float("nan")
+    source = Examples(source.inputs, source.labels, ids=tuple(f"photo-{i}" for i in range(N)))
+    model = net()
+    with pytest.raises(soseleto.TrainingError, match=r"photo-17.* is NaN or infinite in epoch 1"):
+        fit(model=model, source=source, out=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["epochs"] == 4
+    assert "photo-17" in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def float_labels(n: int, seed: int) -> Examples:
+    examples = points(n, seed)
+    return Examples(examples.inputs, examples.labels.float())
+
+
+def large_labels(n: int, seed: int) -> Examples:
+    examples = points(n, seed)
+    return Examples(examples.inputs, examples.labels + 5)
+
+
+BAD = [
+    ({"source": float_labels(N, 0)}, "source labels are of float type"),
+    ({"target": large_labels(20, 0)}, r"a target label is 6, but the model has 2 outputs \(labels 0 to 1\)"),
+    ({"target": (torch.randn(20, 3), torch.zeros(20, dtype=torch.int64))}, r"shape \(2,\) and target inputs \(3,\)"),
+    ({"target": (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))}, "empty"),
+    ({"batch_size": 500}, "batch_size is 500, but the source has only 120 examples"),
+    ({"target_batch_size": 21}, "target_batch_size=20 or less"),
+    ({"epochs": 0}, "epochs must be at least 1"),
+    ({"lr": 0.0}, "lr must be above 0"),
+    ({"weight_step": -0.1}, "weight_step must be above 0"),
+    ({"engine": "layerwize"}, "did you mean 'layerwise'"),
+    ({"mode": "nosy"}, "did you mean 'noisy'"),
+    ({"device": "gpu"}, "unknown device 'gpu'"),
+    ({"loss": lambda o, y: F.cross_entropy(o, y)}, "reduction='none'"),
+    ({"source_head": nn.Linear(2, 2)}, "no effect in noisy mode"),
+    ({"target_loss": soseleto.cross_entropy}, "no effect in noisy mode"),
+    ({"method": soseleto.Soseleto(), "weight_step": 0.1}, "weight_step has no effect beside method"),
+    ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "optimizer must be a function"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "words"), BAD, ids=[words for _, words in BAD])
+def test_bad_input_gets_one_sentence(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(soseleto.SoseletoError, match=words) as caught:
+        fit(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_core_imports_with_torch_and_numpy_alone() -> None:
+    import subprocess
+    import sys
+
+    script = """
+import sys, torch
+before = set(sys.modules)
+import soseleto
+x, y = torch.randn(40, 2), torch.randint(2, (40,))
+result = soseleto.fit(torch.nn.Linear(2, 2), (x, y), (x[:8], y[:8]), epochs=2)
+assert result.weights.shape == (40,)
+extra = {"pyarrow", "safetensors", "typer", "rich", "jinja2", "matplotlib", "PIL", "scipy", "sklearn"}
+loaded = {name.split(".")[0] for name in set(sys.modules) - before}
+assert not loaded & extra, loaded & extra
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
