@@ -47,8 +47,10 @@ class Chart:
         whole_x: bool = False,
     ) -> None:
         self.width, self.height = width, height
-        self.left, self.right, self.top, self.bottom = 54.0, width - 12.0, 12.0, height - 40.0
         self.x_range, self.y_range = _wide(x), _wide(y)
+        self.y_ticks = nice_ticks(*self.y_range, most=5)
+        longest = max(len(tick_text(tick)) for tick in self.y_ticks)
+        self.left, self.right, self.top, self.bottom = max(54.0, 24 + 7.5 * longest), width - 12.0, 12.0, height - 40.0
         self.labels = (x_label, y_label)
         self.whole_x = whole_x
         self.marks: list[str] = []
@@ -120,7 +122,7 @@ class Chart:
 
     def _grid(self) -> str:
         parts = []
-        for value in nice_ticks(*self.y_range, most=5):
+        for value in self.y_ticks:
             at = _n(float(self.y(value)))
             parts.append(f'<line class="grid" x1="{_n(self.left)}" x2="{_n(self.right)}" y1="{at}" y2="{at}"/>')
             parts.append(_text(self.left - 6, float(self.y(value)) + 3.5, tick_text(value), "tick end"))
