@@ -164,7 +164,7 @@ def load_function(name: str) -> Callable[..., Any]:
     found = getattr(module, function, None)
     if not callable(found):
         raise UsageError(f"{path} has no function {function!r}{did_you_mean(function, dir(module))}.")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _plan(pair: Pair, words: FitWords, model: nn.Module) -> str:

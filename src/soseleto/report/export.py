@@ -66,7 +66,7 @@ def _parquet(columns: dict[str, Any]) -> bytes:
 def _shortest(values: Any) -> list[Any]:
     """Plain values; a float32 in the fewest digits that give it back (0.1, not 0.10000000149011612)."""
     if values.dtype.kind != "f" or values.dtype.itemsize > 4:
-        return values.tolist()  # type: ignore[no-any-return]
+        return values.tolist()
     return [float(str(value)) for value in values]
 
 
