@@ -43,6 +43,20 @@ def test_crop_and_flip_give_windows_of_the_padded_image(dtype, crop, flip):
     assert flip == any(key[2] for key in seen)
 
 
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("pad", [0, 3])
+def test_both_ways_to_cut_windows_agree(pad, flip):
+    from soseleto.data.augment import _windows_by_copy, _windows_by_gather
+
+    random = generator(0, "windows", 0)
+    padded = F.pad(random_images(), (pad,) * 4)
+    top, left = torch.randint(0, 2 * pad + 1, (2, 64), generator=random)
+    mirrored = torch.rand(64, generator=random) < 0.5 if flip else None
+    copied = _windows_by_copy(padded, top, left, mirrored, pad)
+    assert copied.is_contiguous()
+    assert torch.equal(copied, _windows_by_gather(padded, top, left, mirrored, pad))
+
+
 def test_a_seed_decides_and_the_batch_is_left_alone():
     images = random_images()
     before = images.clone()

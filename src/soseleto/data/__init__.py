@@ -2,6 +2,7 @@
 
 from soseleto.data.augment import Augment
 from soseleto.data.examples import Examples
+from soseleto.data.feed import feed
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.pairing import TargetCycle, source_batches, source_order, target_batch
 from soseleto.data.preprocess import Preprocess
@@ -25,6 +26,7 @@ __all__ = [
     "by_confusion",
     "check_pair",
     "data_root",
+    "feed",
     "generator",
     "load",
     "pair_flip",

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from soseleto.errors import DataError, UsageError
+
+
+_NUMPY = (torch.uint8, torch.float32, torch.float64, torch.float16)  # types that NumPy has too
 
 
 @dataclass(frozen=True)
@@ -68,19 +72,14 @@ class Augment:
         return inputs
 
     def _crop_flip(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
-        """One gather: the place of every output pixel in the padded image, by index arithmetic."""
-        n, c, h, w = inputs.shape
-        pad, wide = int(self.crop), w + 2 * int(self.crop)
+        pad = int(self.crop)
         draws = _uniform(3, inputs, generator)
-        top, left = (draws[:2] * (2 * pad + 1)).to(torch.int64).clamp_(max=2 * pad)  # (n,) each
-        rows = torch.arange(h, device=inputs.device) + top[:, None]
-        columns = torch.arange(w, device=inputs.device)
-        if self.flip:
-            columns = torch.where((draws[2] < 0.5)[:, None], w - 1 - columns, columns)
-        columns = columns + left[:, None]
-        place = (rows[:, :, None] * wide + columns[:, None, :]).view(n, 1, h * w).expand(n, c, h * w)
+        top, left = (draws[:2] * (2 * pad + 1)).to(torch.int64).clamp_(max=2 * pad)  # (N,) each
+        mirrored = draws[2] < 0.5 if self.flip else None
         padded = F.pad(inputs, (pad, pad, pad, pad)) if pad else inputs
-        return padded.reshape(n, c, -1).gather(2, place).view(n, c, h, w)
+        if inputs.device.type == "cpu" and inputs.dtype in _NUMPY:
+            return _windows_by_copy(padded, top, left, mirrored, pad)
+        return _windows_by_gather(padded, top, left, mirrored, pad)
 
     def _affine(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """Rotation, scale and shift in one bilinear resampling; what comes from outside is 0."""
@@ -101,6 +100,31 @@ class Augment:
         top = torch.stack([cos * inverse, sin * inverse * (h / w), -2 * x * self.shift], dim=1)
         bottom = torch.stack([-sin * inverse * (w / h), cos * inverse, -2 * y * self.shift], dim=1)
         return torch.stack([top, bottom], dim=1).view(n, 2, 3)
+
+
+def _windows_by_gather(padded: Tensor, top: Tensor, left: Tensor, mirrored: Tensor | None, pad: int) -> Tensor:
+    """One gather: the place of every output pixel in the padded image, by index arithmetic."""
+    n, c, high, wide = padded.shape
+    h, w = high - 2 * pad, wide - 2 * pad
+    rows = torch.arange(h, device=padded.device) + top[:, None]
+    columns = torch.arange(w, device=padded.device)
+    if mirrored is not None:
+        columns = torch.where(mirrored[:, None], w - 1 - columns, columns)
+    columns = columns + left[:, None]
+    place = (rows[:, :, None] * wide + columns[:, None, :]).view(n, 1, h * w).expand(n, c, h * w)
+    return padded.reshape(n, c, -1).gather(2, place).view(n, c, h, w)
+
+
+def _windows_by_copy(padded: Tensor, top: Tensor, left: Tensor, mirrored: Tensor | None, pad: int) -> Tensor:
+    """The same on a CPU, where copying whole rows is several times faster than gathering pixels."""
+    array = padded.detach().numpy()
+    h, w = padded.shape[2] - 2 * pad, padded.shape[3] - 2 * pad
+    windows = np.lib.stride_tricks.sliding_window_view(array, (h, w), axis=(2, 3)).transpose(0, 2, 3, 1, 4, 5)
+    made = windows[np.arange(len(array)), top.numpy(), left.numpy()]
+    if mirrored is not None:
+        chosen = mirrored.numpy()
+        made[chosen] = made[chosen][..., ::-1]
+    return torch.from_numpy(made)
 
 
 def _uniform(count: int, inputs: Tensor, generator: torch.Generator) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,7 @@ def load_pickle(path: Path) -> dict[Any, Any]:
         content = path.read_bytes()
         if content[:4] == b"PK\x03\x04":
             content = _from_zip(path)
-        stream = io.BytesIO(content)
-        value = _load(stream)
-        if value == _TORCH_MAGIC:
-            _load(stream), _load(stream)  # protocol version and machine
-            value = _load(stream)
+        value = _last(io.BytesIO(content))
     except _Refused as error:
         raise DataError(f"{path} is refused: it {error}, and only arrays and plain values are read.") from error
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, EOFError, OSError, RuntimeError,
@@ -75,6 +72,17 @@ def load_pickle(path: Path) -> dict[Any, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__} where a dictionary of arrays was expected.")
     return {_plain(key): _plain(entry) for key, entry in value.items()}
+
+
+def _last(stream: io.BytesIO) -> Any:
+    """The value that counts: the only one, or the fourth of torch's older format."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # pickletools, on odd escapes in names
+        value = _load(stream)
+        if value == _TORCH_MAGIC:
+            _load(stream), _load(stream)  # protocol version and machine
+            value = _load(stream)
+    return value
 
 
 def _from_zip(path: Path) -> bytes:

@@ -1,0 +1,64 @@
+"""An epoch's batches, gathered, augmented and standardised a block of steps at a time.
+
+On a GPU a small batch costs more to ask for than to compute; a block asks once for many steps. What comes out is a
+function of (seed, purpose, epoch, step), so a resumed epoch continues with the very same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from soseleto.data.augment import Augment
+from soseleto.data.examples import Examples
+from soseleto.data.randomness import generator
+
+_BLOCK_BYTES = 1 << 26  # of float inputs
+_BLOCK_STEPS = 16
+
+
+class Fed(NamedTuple):
+    places: Tensor  # (B,) in the data set
+    inputs: Tensor  # (B, ...) as the model takes them
+    labels: Tensor
+
+
+def feed(
+    examples: Examples,
+    batches: Sequence[Tensor],
+    *,
+    seed: int,
+    epoch: int,
+    purpose: str = "source/augment",
+    augment: Augment | None = None,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    start: int = 0,
+) -> Iterator[Fed]:
+    """The batches ``batches[start:]`` of indices, on the examples' device, one after the other.
+
+    ``augment`` changes the inputs as they are stored; ``prepare`` (a Preprocess, say) makes them what the model takes.
+    """
+    steps = block_steps(examples, max((len(batch) for batch in batches), default=1))
+    for first in range(start - start % steps, len(batches), steps):
+        block = batches[first : first + steps]
+        flat = torch.cat(list(block)).to(examples.device)
+        inputs, labels = examples.take(flat)
+        if augment is not None and not augment.nothing:
+            random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
+            inputs = augment(inputs, random)
+        if prepare is not None:
+            inputs = prepare(inputs)
+        sizes = [len(batch) for batch in block]
+        made = zip(*(torch.split(whole, sizes) for whole in (flat, inputs, labels)), strict=True)
+        for at, (index, batch, wanted) in enumerate(made):
+            if first + at >= start:
+                yield Fed(index, batch, wanted)
+
+
+def block_steps(examples: Examples, batch_size: int) -> int:
+    """How many steps a block has: by shapes alone, so that a resumed run has the same blocks."""
+    one = 4 * batch_size * max(1, examples.inputs[0].numel())
+    return max(1, min(_BLOCK_STEPS, _BLOCK_BYTES // one))

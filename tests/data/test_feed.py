@@ -1,0 +1,45 @@
+"""Blocks of batches: the same examples, and the same again after a resume."""
+
+import torch
+
+from soseleto.data import Augment, Examples, Preprocess, feed, source_batches
+from soseleto.data.feed import block_steps
+
+
+def examples(n=100):
+    inputs = torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return Examples(inputs, torch.arange(n) % 7)
+
+
+def epoch_of(data, batches, **options):
+    return list(feed(data, batches, seed=0, epoch=3, **options))
+
+
+def test_batches_are_what_take_gives():
+    data = examples()
+    batches = source_batches(100, 8, seed=0, epoch=3)
+    made = epoch_of(data, batches)
+    assert len(made) == 13
+    for batch, index in zip(made, batches, strict=True):
+        assert torch.equal(batch.places, index)
+        assert torch.equal(batch.inputs, data.inputs[index])
+        assert torch.equal(batch.labels, data.labels[index])
+
+
+def test_a_resumed_epoch_continues_with_the_same_batches():
+    data, prepare = examples(400), Preprocess.of(examples(400).inputs)
+    batches = source_batches(400, 8, seed=0, epoch=3)
+    options = {"augment": Augment(crop=2, flip=True), "prepare": prepare}
+    whole = epoch_of(data, batches, **options)
+    for start in (0, 1, 15, 16, 17, 49):
+        rest = epoch_of(data, batches, start=start, **options)
+        assert len(rest) == 50 - start
+        assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(rest, whole[start:], strict=True))
+    other = list(feed(data, batches, seed=1, epoch=3, **options))
+    assert not torch.equal(other[0].inputs, whole[0].inputs)
+
+
+def test_blocks_stay_small_for_large_inputs():
+    assert block_steps(examples(), 8) == 16
+    large = Examples(torch.zeros(1, 3, 224, 224, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    assert block_steps(large, 256) == 1
