@@ -2,7 +2,7 @@
 
 from soseleto.data.augment import Augment
 from soseleto.data.examples import Examples
-from soseleto.data.feed import feed
+from soseleto.data.feeding import feed
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.pairing import TargetCycle, source_batches, source_order, target_batch
 from soseleto.data.preprocess import Preprocess

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from soseleto.errors import DataError, UsageError
 
-
 _NUMPY = (torch.uint8, torch.float32, torch.float64, torch.float16)  # types that NumPy has too
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from soseleto.data import Augment, Examples, Preprocess, feed, source_batches
-from soseleto.data.feed import block_steps
+from soseleto.data.feeding import block_steps
 
 
 def examples(n=100):
@@ -40,6 +40,26 @@ def test_a_resumed_epoch_continues_with_the_same_batches():
 
 
 def test_blocks_stay_small_for_large_inputs():
-    assert block_steps(examples(), 8) == 16
-    large = Examples(torch.zeros(1, 3, 224, 224, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
-    assert block_steps(large, 256) == 1
+    assert block_steps(examples(), 8) == 1
+    assert block_steps(Elsewhere(3, 8, 8), 8) == 16
+    assert block_steps(Elsewhere(3, 224, 224), 256) == 1
+
+
+def test_blocks_of_many_steps_hold_the_same_batches(monkeypatch):
+    data, batches = examples(), source_batches(100, 8, seed=0, epoch=3)
+    single = epoch_of(data, batches)
+    monkeypatch.setattr("soseleto.data.feeding.block_steps", lambda examples, batch_size: 4)
+    for start in (0, 3, 4, 12):
+        blocks = epoch_of(data, batches, start=start)
+        assert len(blocks) == 13 - start
+        for one, other in zip(single[start:], blocks, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class Elsewhere:
+    """Stands for examples on another device."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, *shape):
+        self.inputs = torch.zeros(1, *shape, dtype=torch.uint8)

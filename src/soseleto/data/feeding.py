@@ -43,22 +43,36 @@ def feed(
     """
     steps = block_steps(examples, max((len(batch) for batch in batches), default=1))
     for first in range(start - start % steps, len(batches), steps):
-        block = batches[first : first + steps]
-        flat = torch.cat(list(block)).to(examples.device)
-        inputs, labels = examples.take(flat)
-        if augment is not None and not augment.nothing:
-            random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
-            inputs = augment(inputs, random)
-        if prepare is not None:
-            inputs = prepare(inputs)
-        sizes = [len(batch) for batch in block]
-        made = zip(*(torch.split(whole, sizes) for whole in (flat, inputs, labels)), strict=True)
-        for at, (index, batch, wanted) in enumerate(made):
-            if first + at >= start:
-                yield Fed(index, batch, wanted)
+        random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
+        made = _block(examples, batches[first : first + steps], augment, prepare, random)
+        while made:  # handed out one by one, so that nothing is held here longer than needed
+            one = made.pop(0)
+            if first >= start:
+                yield one
+            first += 1
+            del one
+
+
+def _block(
+    examples: Examples,
+    block: Sequence[Tensor],
+    augment: Augment | None,
+    prepare: Callable[[Tensor], Tensor] | None,
+    random: torch.Generator,
+) -> list[Fed]:
+    flat = torch.cat(list(block)).to(examples.device) if len(block) > 1 else block[0].to(examples.device)
+    inputs, labels = examples.take(flat)
+    if augment is not None:
+        inputs = augment(inputs, random)
+    if prepare is not None:
+        inputs = prepare(inputs)
+    sizes = [len(batch) for batch in block]
+    return [Fed(*parts) for parts in zip(*(torch.split(t, sizes) for t in (flat, inputs, labels)), strict=True)]
 
 
 def block_steps(examples: Examples, batch_size: int) -> int:
-    """How many steps a block has: by shapes alone, so that a resumed run has the same blocks."""
+    """How many steps a block has: by device and shapes alone, so that a resumed run has the same blocks."""
+    if examples.device.type == "cpu":
+        return 1  # asking costs little there, and a small batch stays in the processor's cache
     one = 4 * batch_size * max(1, examples.inputs[0].numel())
     return max(1, min(_BLOCK_STEPS, _BLOCK_BYTES // one))
