@@ -1,0 +1,58 @@
+"""Noisy and clean mixed: each step trains on the source batch and the target batch together.
+
+    θ ← θ − λ_p ∂/∂θ [ (1 − s)·mean_j ℓ_j + s·L_t ],      s = T/(B + T) unless said otherwise
+
+With s = T/(B + T) every example of the joint batch counts the same. In transfer mode it trains both heads at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from soseleto.batch import Batch
+from soseleto.engines import trainable
+from soseleto.engines.autograd import gradient
+from soseleto.methods.state import State, require_share
+from soseleto.task import Task, require_finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixed:
+    """target_share: the target's share s of the loss; ``None`` counts every example of the joint batch the same."""
+
+    target_share: float | None = None
+
+    name = "mixed"
+
+    def __post_init__(self) -> None:
+        if self.target_share is not None:
+            require_share("target_share", self.target_share)
+
+    def init(self, task: Task) -> State:
+        return State.start(task)
+
+    def step(self, state: State, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        of_source, of_target = _losses(state.task, source, target)
+        share = share_of_target(self.target_share, source, target)
+        loss = (1.0 - share) * of_source.mean() + share * of_target.mean()
+        state.take(gradient(loss, trainable(state.task.model)))
+        return {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
+
+
+def share_of_target(given: float | None, source: Batch, target: Batch) -> float:
+    """s: as given, or so that every example of both batches counts the same."""
+    return len(target) / (len(source) + len(target)) if given is None else given
+
+
+def _losses(task: Task, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
+    """Source and target losses, from one forward where the batches can share it."""
+    if task.losses.can_join(source, target):
+        joint = task.losses.joint(task.model, source, target)
+        of_source, of_target = joint[: len(source)], joint[len(source) :]
+    else:
+        of_source, of_target = task.losses.source(task.model, source), task.losses.target(task.model, target)
+    require_finite("source", of_source.detach(), source.index)
+    require_finite("target", of_target.detach(), target.index)
+    return of_source, of_target

@@ -1,0 +1,37 @@
+"""Matrices of label noise: Q[j, i] = p(label j | class i), so every column sums to 1."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def project(matrix: Tensor) -> Tensor:
+    """The nearest matrix (least squares) whose columns are probabilities.
+
+    >>> project(torch.tensor([[2.0, 0.5], [0.0, 0.5]]))
+    tensor([[1.0000, 0.5000],
+            [0.0000, 0.5000]])
+    """
+    n = len(matrix)
+    ordered = matrix.sort(dim=0, descending=True).values
+    ranks = torch.arange(1, n + 1, device=matrix.device, dtype=matrix.dtype)[:, None]
+    surplus = (ordered.cumsum(0) - 1.0) / ranks
+    kept = (ordered > surplus).sum(0, keepdim=True)  # at least one a column
+    return (matrix - surplus.gather(0, kept - 1)).clamp_min(0.0)
+
+
+def label_counts(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Σ over examples of p(class k | x)·[label = j], as a matrix (k, j)."""
+    return probabilities.T @ F.one_hot(labels, probabilities.shape[1]).to(probabilities.dtype)
+
+
+def from_confusions(clean: Tensor, noisy: Tensor) -> Tensor:
+    """Q from how one and the same classifier answers for clean and for noisy labels.
+
+    With C[k, i] = p(answer k, class i) on clean examples and C̃[k, j] = p(answer k, label j) on noisy ones, and labels
+    that depend on the class alone, C̃ = C Qᵀ; so Q = (C⁻¹ C̃)ᵀ, brought to the nearest matrix of probabilities.
+    """
+    clean, noisy = clean.double() / clean.sum(), noisy.double() / noisy.sum()
+    return project(torch.linalg.lstsq(clean.cpu(), noisy.cpu(), driver="gelsd").solution.T).to(clean.device)

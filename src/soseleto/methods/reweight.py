@@ -1,0 +1,70 @@
+"""Learning to Reweight Examples (Ren et al. 2018): weights from one virtual step, forgotten after it.
+
+    θ̂(ε) = θ − λ_p ∂/∂θ Σ_j ε_j ℓ_j                      a virtual step
+    u_j  = −∂L_t(θ̂(ε))/∂ε_j at ε = 0  =  λ_p ⟨∂ℓ_j/∂θ, ∂L_t/∂θ⟩
+    w̃_j = max(0, u_j),     w_j = w̃_j / Σ_i w̃_i           (all 0 where the sum is 0)
+    θ ← θ − λ_p ∂/∂θ Σ_j w_j ℓ_j
+
+At ε = 0 the virtual step stands still, so u is the alignment times λ_p, and λ_p cancels in w: no double backward is
+needed, and the engines give u exactly. The weight of an example is not carried to its next visit: that is the
+difference from SOSELETO. Nothing deviates from the paper; the step is that of the user's optimizer, as there.
+
+``state.weights`` only reports: the value is w_j as a share of the batch's largest at the last visit, the score the
+running mean of that share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from soseleto.batch import Batch
+from soseleto.engines import Engine, make_engine
+from soseleto.methods.state import State
+from soseleto.task import Task, require_finite
+from soseleto.weights import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reweight:
+    """engine: how alignments are computed."""
+
+    engine: str | Engine = "auto"
+
+    name = "reweight"
+
+    def init(self, task: Task) -> ReweightState:
+        weights = Weights(task.n_source, device=task.device)
+        return ReweightState.start(task, engine=make_engine(self.engine), weights=weights)
+
+    def step(self, state: ReweightState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        task = state.task
+        passes = state.engine.passes(
+            task.model,
+            task.losses,
+            source,
+            target,
+            to_direction=lambda found: {name: g for name, g in found.items() if name in task.shared},
+            coefficients=normalized,
+        )
+        require_finite("source", passes.source_losses, source.index)
+        require_finite("target", passes.target_losses, target.index)
+        of_source = {k: g for k, g in passes.source_gradient.items() if k not in task.target_head}
+        of_target = {k: g for k, g in passes.target_gradient.items() if k in task.target_head}
+        state.take(of_source | of_target)
+        w = normalized(passes.alignment)
+        state.report(source.index, w / w.max().clamp_min(torch.finfo(w.dtype).tiny))
+        return {"source_loss": passes.source_losses.mean(), "target_loss": passes.target_losses.mean()}
+
+
+def normalized(alignment: Tensor) -> Tensor:
+    """w = max(0, u)/Σ max(0, u), and 0 where no example helps."""
+    helping = alignment.clamp_min(0.0)
+    return helping / helping.sum().clamp_min(torch.finfo(helping.dtype).tiny)
+
+
+@dataclass(kw_only=True)
+class ReweightState(State):
+    engine: Engine

@@ -1,0 +1,98 @@
+"""What every rival carries from step to step, and the small checks they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from soseleto.batch import Batch
+from soseleto.errors import UsageError
+from soseleto.task import Task, optimizer_and_schedule, require_finite, take_step
+from soseleto.weights import Weights
+
+
+@dataclass(kw_only=True)
+class State:
+    """The task, its optimizer and schedule, the number of steps taken, and weights where the method has any."""
+
+    task: Task
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    first_lr: float
+    weights: Weights | None = None
+    steps: int = 0
+
+    @classmethod
+    def start(cls, task: Task, **more: Any) -> Self:
+        """The state before the first step; ``more`` are the fields a method adds."""
+        optimizer, schedule = optimizer_and_schedule(task)
+        group = optimizer.param_groups[0]
+        first_lr = float(group.get("initial_lr", group["lr"]))
+        return cls(task=task, optimizer=optimizer, schedule=schedule, first_lr=first_lr, **more)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate now."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def lr_left(self) -> float:
+        """The learning rate now, as a share of the first: whatever else is learned follows the schedule."""
+        return self.lr / self.first_lr if self.first_lr else 1.0
+
+    def report(self, index: Tensor, values: Tensor) -> None:
+        """For methods without memory: the weight becomes ``values``, the score their running mean over visits."""
+        if self.weights is None:
+            self.weights = Weights(self.task.n_source, device=self.task.device)
+        self.weights.step(index, values - self.weights.take(index), values)
+
+    def take(self, gradients: dict[str, Tensor]) -> None:
+        """One step of the model."""
+        take_step(self.task, self, gradients)
+        self.steps += 1
+
+
+def require_noisy(task: Task, name: str) -> None:
+    """Raise for a method that knows only one classifier for both sides."""
+    if task.target_head:
+        raise UsageError(f"the method {name!r} has no target head of its own: say mode='noisy', or use another method.")
+
+
+def require_share(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise UsageError(f"{name} must lie in [0, 1], got {value}.")
+
+
+def source_losses(task: Task, batch: Batch) -> Tensor:
+    """The source's losses (B,) with their graph, finite."""
+    losses = task.losses.source(task.model, batch)
+    require_finite("source", losses.detach(), batch.index)
+    return losses
+
+
+def target_losses(task: Task, batch: Batch) -> Tensor:
+    """The target's losses (T,) with their graph, finite."""
+    losses = task.losses.target(task.model, batch)
+    require_finite("target", losses.detach(), batch.index)
+    return losses
+
+
+def class_scores(model: nn.Module, batch: Batch, name: str) -> Tensor:
+    """The model's outputs (B, classes), for a method that reads them as the logits of a softmax."""
+    outputs = model(batch.inputs)
+    if outputs.ndim != 2 or batch.labels.is_floating_point():
+        raise UsageError(
+            f"the method {name!r} needs class scores (B, classes) and class indices, got outputs of shape "
+            f"{tuple(outputs.shape)} and labels of {batch.labels.dtype}: use it for classification."
+        )
+    return outputs
+
+
+def both(source: Batch, target: Batch) -> Tensor:
+    """The inputs of the two batches in one, so that they share a forward."""
+    return torch.cat([source.inputs, target.inputs])

@@ -1,0 +1,124 @@
+"""Training with a noise layer after the softmax (Sukhbaatar et al. 2014, "bottom-up" label flips).
+
+    p(ỹ = j | x) = Σ_i Q[j, i] · p(y = i | x; θ),      Q[j, i] = p(ỹ = j | y = i)
+    source loss: −log p(ỹ | x), target loss: −log p(y | x)
+    θ, Q ← a gradient step on (1 − s)·mean source + s·mean target; then Q is projected onto probabilities
+
+Q is learned beside θ with weight decay, which spreads it (without, it stays near the identity and θ learns the noise
+itself). The first steps train on clean examples alone, as the pre-training in the papers that compare with it. The
+noise layer is dropped afterwards: the model itself answers for the right label.
+
+Deviations: Q starts at the estimate from two confusion matrices, gathered in the second half of the pre-training
+(``estimate=False`` starts it at the identity); the clean examples stay in the loss after the pre-training; the
+projection is the nearest matrix in least squares; Q's rate follows the model's schedule down.
+
+``state.weights`` only reports: p(y = ỹ | x, ỹ) at the last visit, and its running mean as the score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from soseleto.batch import Batch
+from soseleto.engines import trainable
+from soseleto.engines.autograd import gradient
+from soseleto.errors import UsageError
+from soseleto.methods.mixed import share_of_target
+from soseleto.methods.noise_matrix import from_confusions, label_counts, project
+from soseleto.methods.state import State, both, class_scores, require_noisy, require_share
+from soseleto.task import Task, require_finite
+from soseleto.weights import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sukhbaatar:
+    """pretrain: share of all steps spent on clean examples alone; noise_lr, noise_decay: Q's rate and weight decay;
+    estimate: start Q from confusion matrices; target_share: s, or ``None`` to count every example the same."""
+
+    pretrain: float = 0.1
+    noise_lr: float = 0.01
+    noise_decay: float = 0.01
+    estimate: bool = True
+    target_share: float | None = None
+
+    name = "sukhbaatar"
+
+    def __post_init__(self) -> None:
+        require_share("pretrain", self.pretrain)
+        if self.target_share is not None:
+            require_share("target_share", self.target_share)
+        if self.noise_lr < 0 or self.noise_decay < 0:
+            raise UsageError(f"noise_lr and noise_decay must be 0 or more, got {self.noise_lr}, {self.noise_decay}.")
+
+    def init(self, task: Task) -> SukhbaatarState:
+        require_noisy(task, self.name)
+        return SukhbaatarState.start(
+            task,
+            weights=Weights(task.n_source, device=task.device),
+            pretraining=round(self.pretrain * task.steps),
+        )
+
+    def step(self, state: SukhbaatarState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        if state.steps < state.pretraining:
+            return self._pretrain_step(state, source, target)
+        task = state.task
+        scores = class_scores(task.model, Batch(source.index, both(source, target), source.labels), self.name)
+        q = state.matrix(scores.shape[1], scores).requires_grad_()
+        source_loss, clean = noisy_losses(q, scores[: len(source)], source.labels)
+        target_loss = F.cross_entropy(scores[len(source) :], target.labels, reduction="none")
+        require_finite("source", source_loss.detach(), source.index)
+        require_finite("target", target_loss.detach(), target.index)
+        share = share_of_target(self.target_share, source, target)
+        loss = (1.0 - share) * source_loss.mean() + share * target_loss.mean()
+        parameters = trainable(task.model)
+        *found, of_q = torch.autograd.grad(loss, [*parameters.values(), q], allow_unused=True)
+        rate = self.noise_lr * state.lr_left
+        state.q = project(q.detach() - rate * (of_q + self.noise_decay * q.detach()))
+        state.take({name: g for name, g in zip(parameters, found, strict=True) if g is not None})
+        state.report(source.index, clean)
+        return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
+
+    def _pretrain_step(self, state: SukhbaatarState, source: Batch, target: Batch) -> dict[str, Tensor]:
+        scores = class_scores(state.task.model, target, self.name)
+        losses = F.cross_entropy(scores, target.labels, reduction="none")
+        require_finite("target", losses.detach(), target.index)
+        if self.estimate and state.steps >= state.pretraining // 2:
+            state.gather(scores.detach(), source, target)
+        state.take(gradient(losses.mean(), trainable(state.task.model)))
+        if self.estimate and state.steps == state.pretraining:
+            state.q = from_confusions(state.clean, state.noisy).to(scores.dtype)
+        return {"target_loss": losses.detach().mean()}
+
+
+@dataclass(kw_only=True)
+class SukhbaatarState(State):
+    """pretraining: steps of it; q: the noise layer; clean, noisy: confusion matrices, summed over steps."""
+
+    pretraining: int
+    q: Tensor | None = None
+    clean: Tensor = field(default_factory=lambda: torch.zeros(()))
+    noisy: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def matrix(self, classes: int, like: Tensor) -> Tensor:
+        if self.q is None:
+            self.q = torch.eye(classes, dtype=like.dtype, device=like.device)
+        return self.q
+
+    def gather(self, target_scores: Tensor, source: Batch, target: Batch) -> None:
+        with torch.no_grad():
+            noisy = self.task.model(source.inputs).softmax(1)
+        self.clean = self.clean + label_counts(target_scores.softmax(1), target.labels)
+        self.noisy = self.noisy + label_counts(noisy, source.labels)
+
+
+def noisy_losses(q: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """−log Σ_i Q[ỹ, i] p_i of each example, and p(y = ỹ | x, ỹ), both (B,); the latter detached."""
+    p = scores.softmax(1)
+    observed = (q[labels] * p).sum(1).clamp_min(torch.finfo(p.dtype).tiny)  # p(ỹ | x)
+    with torch.no_grad():
+        right = q.diagonal()[labels] * p.gather(1, labels[:, None]).squeeze(1) / observed
+    return -observed.log(), right.detach()

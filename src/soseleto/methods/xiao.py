@@ -1,0 +1,169 @@
+"""Label and noise type predicted together (Xiao et al. 2015).
+
+    p(ỹ | y, z):  z = clean: I[ỹ, y];  z = random: (1 − I)[ỹ, y]/(L − 1);  z = confusing: C[ỹ, y]
+    E: p(y, z | ỹ, x) ∝ p(ỹ | y, z) · p(y | x; θ₁) · p(z | x; θ₂)
+    M: θ₁ by the gradient of −Σ_y p(y | ỹ, x) log p(y | x; θ₁),  θ₂ likewise for z
+
+θ₁ is the model; θ₂ is a second network of the same architecture with three outputs. The first steps train θ₁ on
+clean examples alone, θ₂ starts as its copy, and afterwards clean and noisy batches are mixed, with equal shares as in
+the paper, so that the posterior does not drift away.
+
+Deviations: the paper estimates C, and trains θ₂ before the mixture, on images that have both a noisy and a right
+label; here the clean examples have no noisy label, so C starts at the pre-trained model's own confusions between
+different classes, then follows the posterior's counts (the M-step for C), and θ₂ starts with equal odds for the three
+types. θ₂ has an optimizer and a schedule of its own, like the model's.
+
+``state.weights`` only reports: p(z = clean | ỹ, x) at the last visit, and its running mean as the score.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from soseleto.batch import Batch
+from soseleto.engines import trainable
+from soseleto.engines.autograd import gradient
+from soseleto.errors import UsageError
+from soseleto.methods.mixed import share_of_target
+from soseleto.methods.noise_matrix import label_counts
+from soseleto.methods.state import State, both, class_scores, require_noisy, require_share
+from soseleto.task import Task, require_finite
+from soseleto.weights import Weights
+
+TYPES = ("clean", "random", "confusing")
+_MEMORY = 0.99  # of the counts that C follows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Xiao:
+    """pretrain: share of all steps spent on clean examples alone; target_share: the clean examples' share of the
+    loss afterwards, or ``None`` to count every example the same."""
+
+    pretrain: float = 0.1
+    target_share: float | None = 0.5
+
+    name = "xiao"
+
+    def __post_init__(self) -> None:
+        require_share("pretrain", self.pretrain)
+        if self.target_share is not None:
+            require_share("target_share", self.target_share)
+
+    def init(self, task: Task) -> XiaoState:
+        require_noisy(task, self.name)
+        noise_net = noise_network(task.model)
+        optimizer = task.make_optimizer(noise_net.parameters())
+        return XiaoState.start(
+            task,
+            weights=Weights(task.n_source, device=task.device),
+            pretraining=round(self.pretrain * task.steps),
+            noise_net=noise_net,
+            noise_optimizer=optimizer,
+            noise_schedule=None if task.make_schedule is None else task.make_schedule(optimizer, task.steps),
+        )
+
+    def step(self, state: XiaoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        if state.steps < state.pretraining:
+            return self._pretrain_step(state, target)
+        scores = class_scores(state.task.model, Batch(source.index, both(source, target), source.labels), self.name)
+        of_source, of_target = scores[: len(source)], scores[len(source) :]
+        types = state.noise_net(source.inputs)
+        labels, kinds = state.posterior(of_source.detach(), types.detach(), source.labels)
+        source_loss = -(labels * of_source.log_softmax(1)).sum(1)
+        target_loss = F.cross_entropy(of_target, target.labels, reduction="none")
+        require_finite("source", source_loss.detach(), source.index)
+        require_finite("target", target_loss.detach(), target.index)
+        state.noise_step(-(kinds * types.log_softmax(1)).sum(1).mean())
+        share = share_of_target(self.target_share, source, target)
+        loss = (1.0 - share) * source_loss.mean() + share * target_loss.mean()
+        state.take(gradient(loss, trainable(state.task.model)))
+        state.report(source.index, kinds[:, 0])
+        return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
+
+    def _pretrain_step(self, state: XiaoState, target: Batch) -> dict[str, Tensor]:
+        scores = class_scores(state.task.model, target, self.name)
+        losses = F.cross_entropy(scores, target.labels, reduction="none")
+        require_finite("target", losses.detach(), target.index)
+        if state.steps >= state.pretraining // 2:
+            state.count(label_counts(scores.detach().softmax(1), target.labels))
+        state.take(gradient(losses.mean(), trainable(state.task.model)))
+        if state.noise_schedule is not None:
+            state.noise_optimizer.step()  # without gradients it does nothing, but the schedule asks for it
+            state.noise_schedule.step()
+        if state.steps == state.pretraining:
+            copy_shared(state.task.model, state.noise_net)
+        return {"target_loss": losses.detach().mean()}
+
+
+@dataclass(kw_only=True)
+class XiaoState(State):
+    """counts: how often class i was labelled j in confusion, as a matrix (j, i); C is its columns, normalised."""
+
+    pretraining: int
+    noise_net: nn.Module
+    noise_optimizer: Optimizer
+    noise_schedule: LRScheduler | None
+    counts: Tensor | None = None
+
+    def count(self, counts: Tensor) -> None:
+        self.counts = counts if self.counts is None else torch.lerp(counts, self.counts, _MEMORY)
+
+    def posterior(self, scores: Tensor, types: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The E-step: p(y | ỹ, x) (B, L) and p(z | ỹ, x) (B, 3); its counts join those of C."""
+        p_y, p_z = scores.softmax(1), types.softmax(1)
+        joint = p_z[:, :, None] * p_y[:, None, :] * likelihoods(self._confusion(p_y), labels)
+        joint = joint / joint.sum((1, 2), keepdim=True).clamp_min(torch.finfo(joint.dtype).tiny)
+        self.count(label_counts(joint[:, TYPES.index("confusing")], labels).T)
+        return joint.sum(1), joint.sum(2)
+
+    def _confusion(self, like: Tensor) -> Tensor:
+        """C: no class is confused with itself."""
+        classes = like.shape[1]
+        off = 1.0 - torch.eye(classes, dtype=like.dtype, device=like.device)
+        counts = off if self.counts is None else self.counts.to(like.dtype) * off + 1e-6
+        return counts * off / (counts * off).sum(0, keepdim=True)
+
+    def noise_step(self, loss: Tensor) -> None:
+        """The M-step of θ₂."""
+        loss.backward(inputs=list(self.noise_net.parameters()))
+        self.noise_optimizer.step()
+        self.noise_optimizer.zero_grad(set_to_none=True)
+        if self.noise_schedule is not None:
+            self.noise_schedule.step()
+
+
+def likelihoods(confusion: Tensor, labels: Tensor) -> Tensor:
+    """p(ỹ | y, z) of the labels that are there, (B, 3, L)."""
+    identity = torch.eye(len(confusion), dtype=confusion.dtype, device=confusion.device)
+    random = (1.0 - identity) / (len(confusion) - 1)
+    return torch.stack([identity[labels], random[labels], confusion[labels]], dim=1)
+
+
+def noise_network(model: nn.Module) -> nn.Module:
+    """A copy of the model whose last linear layer has three outputs, all equally likely at first."""
+    last = next((name for name, module in reversed(list(model.named_modules())) if isinstance(module, nn.Linear)), None)
+    if not last:
+        raise UsageError(
+            "the method 'xiao' puts a noise type in place of the last linear layer: give a model with one."
+        )
+    made = copy.deepcopy(model)
+    old = made.get_submodule(last)
+    assert isinstance(old, nn.Linear)
+    new = nn.Linear(old.in_features, len(TYPES)).to(old.weight.device, old.weight.dtype)
+    nn.init.zeros_(new.weight)
+    nn.init.zeros_(new.bias)
+    made.set_submodule(last, new)
+    return made
+
+
+def copy_shared(model: nn.Module, into: nn.Module) -> None:
+    """Whatever has the same name and shape, which is all but the last layer."""
+    mine = into.state_dict()
+    into.load_state_dict(mine | {k: v for k, v in model.state_dict().items() if k in mine and mine[k].shape == v.shape})

@@ -1,0 +1,420 @@
+"""Every method through one contract, and each against its paper's formula where it has one, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from soseleto.algorithm import Soseleto
+from soseleto.batch import Batch, NoisyLosses, TransferLosses
+from soseleto.data import Examples
+from soseleto.engines import trainable
+from soseleto.errors import DataError, UsageError
+from soseleto.methods import (
+    METHODS,
+    EarlyStopping,
+    MetaWeightNet,
+    Mixed,
+    Ordinary,
+    Recording,
+    Reweight,
+    Signals,
+    Sukhbaatar,
+    TargetOnly,
+    Xiao,
+    by_name,
+    correct_only,
+    corrected,
+)
+from soseleto.methods.noise_matrix import from_confusions, project
+from soseleto.methods.recording import margins
+from soseleto.methods.reweight import normalized
+from soseleto.methods.sukhbaatar import noisy_losses
+from soseleto.methods.xiao import likelihoods, noise_network
+from soseleto.models import TrunkAndHeads
+from soseleto.schedules import linear, sgd
+from soseleto.task import Method, NonFiniteLoss, Task
+from soseleto.training import fit
+
+WIDTH, CLASSES, N, STEPS = 4, 3, 12, 10
+
+
+def batch(n: int, seed: int) -> Batch:
+    seeded = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(n, WIDTH, generator=seeded, dtype=torch.float64)
+    return Batch(torch.arange(n), inputs, torch.randint(CLASSES, (n,), generator=seeded))
+
+
+def net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
+
+
+def make_task(model: nn.Module | None = None, **changes: Any) -> Task:
+    model = model or net()
+    fields: dict[str, Any] = {
+        "model": model, "losses": NoisyLosses(), "n_source": N, "steps": STEPS, "shared": frozenset(trainable(model)),
+        "target_head": frozenset(), "make_optimizer": sgd(0.1, momentum=0.0), "make_schedule": linear,
+    }  # fmt: skip
+    return Task(**{**fields, **changes})
+
+
+def transfer_task() -> Task:
+    model = TrunkAndHeads(nn.Linear(WIDTH, 6), nn.Linear(6, CLASSES), nn.Linear(6, CLASSES)).double()
+    names = trainable(model)
+    return make_task(
+        model,
+        losses=TransferLosses(),
+        shared=frozenset(n for n in names if n.startswith("trunk.")),
+        target_head=frozenset(n for n in names if n.startswith("target_head.")),
+    )
+
+
+def wrapped() -> dict[str, Method]:
+    heldout = batch(8, 7)
+    return {
+        "early stopping": EarlyStopping(method=Ordinary(), heldout=heldout, every=2),
+        "recording": Recording(Soseleto(), Signals(N)),
+    }
+
+
+EVERY = [*METHODS, "early stopping", "recording"]
+
+
+def made(name: str) -> Method:
+    return METHODS[name]() if name in METHODS else wrapped()[name]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_contract(name: str) -> None:
+    method, task = made(name), make_task()
+    assert method.name
+    hooks, names = _hooks(task.model), list(task.model.state_dict())
+    state = method.init(task)
+    before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
+    for step in range(STEPS):
+        numbers = method.step(state, batch(N, step), batch(7, 100 + step), monitor=step == STEPS - 1)
+        assert numbers
+        assert all(value.ndim == 0 and bool(value.isfinite()) and not value.requires_grad for value in numbers.values())
+        assert all(p.grad is None for p in task.model.parameters())
+    after = dict(task.model.named_parameters())
+    assert all(bool(p.isfinite().all()) and not torch.equal(p, before[k]) for k, p in after.items())
+    assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)  # the schedule was stepped every time
+    assert state.schedule is not None
+    if state.weights is not None:
+        assert len(state.weights) == N
+        assert bool(((state.weights.values >= 0) & (state.weights.values <= 1)).all())
+        assert bool((state.weights.visits > 0).all())
+    assert (_hooks(task.model), list(task.model.state_dict())) == (hooks, names)
+
+
+def _hooks(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._backward_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_fit_runs_every_method(name: str) -> None:
+    inputs, labels = torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(N) % CLASSES
+    result = fit(net(), (inputs, labels), (inputs[:6], labels[:6]), epochs=2, batch_size=5, method=made(name))
+    assert result.predict(inputs).shape == (N,)
+    assert len(result.history) == 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nan_stops_before_it_reaches_the_parameters(name: str) -> None:
+    task, method = make_task(), METHODS[name]()
+    state = method.init(task)
+    bad = batch(7, 1)
+    bad.inputs[2] = float("nan")
+    source = batch(N, 0) if name != "ordinary" else bad
+    with pytest.raises(NonFiniteLoss):
+        method.step(state, source, bad)
+    assert all(bool(p.isfinite().all()) for p in task.model.parameters())
+
+
+@pytest.mark.parametrize("name", ["ordinary", "sukhbaatar", "xiao", "meta_weight_net", "recording"])
+def test_methods_without_a_target_head_say_so(name: str) -> None:
+    with pytest.raises(UsageError, match="mode='noisy'"):
+        made(name).init(transfer_task())
+
+
+@pytest.mark.parametrize("method", [TargetOnly(), Mixed(), Reweight()], ids=lambda m: m.name)
+def test_methods_that_know_transfer_train_the_target_head(method: Method) -> None:
+    task = transfer_task()
+    before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
+    method.step(method.init(task), batch(N, 0), batch(7, 1))
+    moved = {k for k, p in task.model.named_parameters() if not torch.equal(p, before[k])}
+    assert task.target_head <= moved
+    assert task.shared <= moved
+
+
+def test_by_name_suggests() -> None:
+    assert by_name("mixed") == Mixed()
+    with pytest.raises(UsageError, match="did you mean 'ordinary'"):
+        by_name("ordinry")
+
+
+def one_step(method: Method, source: Batch, target: Batch) -> dict[str, Tensor]:
+    """The change of every parameter in one plain gradient step, over the learning rate."""
+    task = make_task(make_schedule=None)
+    before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
+    method.step(method.init(task), source, target)
+    return {k: (before[k] - p.detach()) / 0.1 for k, p in task.model.named_parameters()}
+
+
+def plain_gradient(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    return dict(zip(trainable(model), torch.autograd.grad(loss, list(model.parameters())), strict=True))
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 1e-9) -> bool:
+    return all(torch.allclose(one[k], other[k], rtol=tolerance, atol=1e-12) for k in other)
+
+
+def test_plain_methods_take_the_gradient_they_say() -> None:
+    source, target, model = batch(N, 0), batch(7, 1), net()
+    l_s, l_t = (
+        F.cross_entropy(model(source.inputs), source.labels),
+        F.cross_entropy(model(target.inputs), target.labels),
+    )
+    of_source, of_target = plain_gradient(l_s, model), plain_gradient(l_t, model)
+
+    def mix(share: float) -> dict[str, Tensor]:
+        return {k: (1 - share) * of_source[k] + share * of_target[k] for k in of_source}
+
+    assert same(one_step(Ordinary(), source, target), of_source)
+    assert same(one_step(TargetOnly(), source, target), of_target)
+    assert same(one_step(Mixed(), source, target), mix(7 / (N + 7)))
+    assert same(one_step(Mixed(target_share=0.5), source, target), mix(0.5))
+
+
+@pytest.mark.parametrize("engine", ["loop", "double_backward", "forward", "layerwise", "auto"])
+def test_reweight_is_one_virtual_step_by_double_backward(engine: str) -> None:
+    """Ren et al., Algorithm 1 word for word: ε = 0, a virtual step with a graph, ∂L_t/∂ε, clip, normalise, step."""
+    source, target, model = batch(N, 0), batch(7, 1), net()
+    losses = F.cross_entropy(model(source.inputs), source.labels, reduction="none")
+    epsilon = torch.zeros(N, dtype=torch.float64, requires_grad=True)
+    moves = torch.autograd.grad((epsilon * losses).sum(), list(model.parameters()), create_graph=True)
+    virtual = {k: p - 0.1 * move for (k, p), move in zip(model.named_parameters(), moves, strict=True)}
+    l_t = F.cross_entropy(functional_call(model, virtual, (target.inputs,)), target.labels)
+    (of_epsilon,) = torch.autograd.grad(l_t, epsilon, retain_graph=True)
+    clipped = (-of_epsilon).clamp_min(0.0)
+    w = clipped / clipped.sum()
+    assert 0 < int((w == 0).sum()) < N
+    assert same(one_step(Reweight(engine=engine), source, target), plain_gradient((w * losses).sum(), model))
+
+
+def test_reweight_takes_no_step_when_no_example_helps() -> None:
+    assert torch.equal(normalized(torch.tensor([-1.0, -2.0])), torch.zeros(2))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_meta_weight_net_gradient_by_central_differences(normalize: bool) -> None:
+    method, task = MetaWeightNet(hidden=5, normalize_weights=normalize), make_task()
+    source, target = batch(N, 0), batch(7, 1)
+    torch.manual_seed(0)
+    state = method.init(task)
+    losses = task.losses.source(task.model, source)
+    found, _ = method.meta_gradient(state, losses, target)
+
+    def target_loss() -> float:
+        """L_t after a real step with the weights of now."""
+        c = method.coefficients(state.weigh(losses)).detach()
+        moves = plain_gradient_of(losses, c, task.model)
+        moved = {k: p - 0.1 * moves[k] for k, p in task.model.named_parameters()}
+        return float(F.cross_entropy(functional_call(task.model, moved, (target.inputs,)), target.labels))
+
+    step, worst = 1e-4, 0.0
+    for parameter, g in zip(state.net.parameters(), found, strict=True):
+        numeric = torch.zeros_like(g)
+        for at in range(parameter.numel()):
+            with torch.no_grad():
+                parameter.view(-1)[at] += step
+                up = target_loss()
+                parameter.view(-1)[at] -= 2 * step
+                down = target_loss()
+                parameter.view(-1)[at] += step
+            numeric.view(-1)[at] = (up - down) / (2 * step)
+        worst = max(worst, float((g - numeric).norm() / numeric.norm().clamp_min(1e-3)))
+    assert worst < 1e-6
+
+
+def plain_gradient_of(losses: Tensor, c: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    found = torch.autograd.grad(losses, list(model.parameters()), grad_outputs=c, retain_graph=True)
+    return dict(zip(trainable(model), found, strict=True))
+
+
+def test_meta_weight_net_steps_with_the_new_weights() -> None:
+    method, task, source, target = MetaWeightNet(meta_lr=0.5), make_task(), batch(N, 0), batch(7, 1)
+    state = method.init(task)
+    losses = task.losses.source(task.model, source)
+    before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
+    method.step(state, source, target)
+    assert state.weights is not None
+    v = state.weigh(losses).detach()  # the step's own losses, the weight network after its step
+    expected = gradient_at(before, source, v / N)
+    found = {k: (before[k] - p.detach()) / 0.1 for k, p in task.model.named_parameters()}
+    assert same(found, expected)
+    assert torch.allclose(state.weights.values.double(), v, atol=1e-6)
+
+
+def gradient_at(parameters: dict[str, Tensor], source: Batch, c: Tensor) -> dict[str, Tensor]:
+    model = net()
+    model.load_state_dict(parameters)
+    losses = F.cross_entropy(model(source.inputs), source.labels, reduction="none")
+    return plain_gradient_of(losses, c, model)
+
+
+def test_sukhbaatar_layer_by_hand() -> None:
+    p = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
+    q = torch.tensor([[0.8, 0.1, 0.3], [0.1, 0.9, 0.0], [0.1, 0.0, 0.7]], dtype=torch.float64)
+    losses, right = noisy_losses(q, p.log(), torch.tensor([0]))
+    observed = 0.8 * 0.7 + 0.1 * 0.2 + 0.3 * 0.1  # p(ỹ = 0)
+    assert float(losses[0]) == pytest.approx(-torch.tensor(observed, dtype=torch.float64).log().item(), rel=1e-12)
+    assert float(right[0]) == pytest.approx(0.8 * 0.7 / observed, rel=1e-12)
+
+
+def test_sukhbaatar_with_the_identity_is_mixed_training() -> None:
+    source, target = batch(N, 0), batch(7, 1)
+    identity = Sukhbaatar(pretrain=0.0, noise_lr=0.0)
+    assert same(one_step(identity, source, target), one_step(Mixed(), source, target))
+
+
+def test_sukhbaatar_finds_the_noise_from_confusions() -> None:
+    q = torch.tensor([[0.7, 0.2, 0.1], [0.2, 0.7, 0.1], [0.1, 0.1, 0.8]], dtype=torch.float64)
+    clean = torch.tensor([[8.0, 1.0, 1.0], [1.0, 6.0, 2.0], [1.0, 3.0, 7.0]], dtype=torch.float64)
+    assert torch.allclose(from_confusions(5 * clean, clean @ q.T), q, atol=1e-12)
+
+
+def test_sukhbaatar_keeps_probabilities_and_learns_the_noise() -> None:
+    """Two far apart classes, 30 % of class 0 labelled 1: the learned column comes near (0.7, 0.3)."""
+    seeded = torch.Generator().manual_seed(0)
+    truth = torch.arange(400) % 2
+    inputs = torch.randn(400, 2, generator=seeded) + 4.0 * truth[:, None] - 2.0
+    labels = torch.where((truth == 0) & (torch.rand(400, generator=seeded) < 0.3), 1, truth)
+    model = nn.Linear(2, 2)
+    task = make_task(model, n_source=400, steps=300)
+    method = Sukhbaatar(noise_lr=0.1, noise_decay=0.0)
+    state = method.init(task)
+    everything = torch.arange(400)
+    for _ in range(300):
+        method.step(state, Batch(everything, inputs, labels), Batch(everything[:20], inputs[:20], truth[:20]))
+    assert state.q is not None
+    assert torch.allclose(state.q.sum(0), torch.ones(2), atol=1e-5)
+    assert float(state.q.detach()[1, 0]) == pytest.approx(float(labels[truth == 0].float().mean()), abs=0.05)
+    assert state.weights is not None
+    wrong = labels != truth
+    assert float(state.weights.scores[wrong].mean()) < 0.2 < 0.8 < float(state.weights.scores[~wrong].mean())
+
+
+def test_projection_is_the_nearest_matrix_of_probabilities() -> None:
+    matrix = torch.randn(4, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[:, :4] * 2
+    found = project(matrix)
+    assert torch.allclose(found.sum(0), torch.ones(4, dtype=torch.float64))
+    assert bool((found >= 0).all())
+    assert torch.allclose(project(found), found)
+    other = torch.rand(200, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    other = other / other.sum(1, keepdim=True)
+    assert bool(((other - matrix).square().sum((1, 2)) >= (found - matrix).square().sum()).all())
+
+
+def test_xiao_posterior_by_hand() -> None:
+    method, task = Xiao(), make_task()
+    state = method.init(task)
+    c = torch.tensor([[0.0, 0.5, 1.0], [1.0, 0.0, 0.0], [0.0, 0.5, 0.0]], dtype=torch.float64)
+    state.counts = c
+    p_y, p_z = torch.tensor([[0.5, 0.3, 0.2]]).double(), torch.tensor([[0.6, 0.3, 0.1]]).double()
+    labels, kinds = state.posterior(p_y.log(), p_z.log(), torch.tensor([0]))
+    joint = torch.tensor(  # rows: clean, random, confusing; columns: y
+        [[0.6 * 0.5, 0, 0], [0, 0.3 * 0.3 / 2, 0.3 * 0.2 / 2], [0, 0.1 * 0.3 * 0.5, 0.1 * 0.2 * 1.0]]
+    ).double()
+    joint /= joint.sum()
+    assert torch.allclose(labels[0], joint.sum(0), atol=1e-5)
+    assert torch.allclose(kinds[0], joint.sum(1), atol=1e-5)
+    assert torch.allclose(likelihoods(c, torch.tensor([1])).sum(), torch.tensor(1.0 + 1.0 + 1.0).double())
+
+
+def test_xiao_step_is_the_gradient_of_the_expected_log_likelihood() -> None:
+    source, target, model = batch(N, 0), batch(7, 1), net()
+    scores = model(source.inputs)
+    prior = scores.detach().softmax(1)
+    off = (1.0 - torch.eye(CLASSES, dtype=torch.float64)) / (CLASSES - 1)  # random and confusing are the same at first
+    joint = prior * (torch.eye(CLASSES, dtype=torch.float64) + 2 * off)[source.labels]
+    posterior = joint / joint.sum(1, keepdim=True)
+    of_source = -(posterior * scores.log_softmax(1)).sum(1).mean()
+    of_target = F.cross_entropy(model(target.inputs), target.labels)
+    expected = plain_gradient(0.5 * of_source + 0.5 * of_target, model)
+    assert same(one_step(Xiao(pretrain=0.0), source, target), expected)
+
+
+def test_xiao_needs_a_last_linear_layer() -> None:
+    with pytest.raises(UsageError, match="last linear layer"):
+        noise_network(nn.Sequential(nn.Flatten()))
+
+
+def test_early_stopping_leaves_the_best_model() -> None:
+    """The labels turn over half-way, so the best model on the held-out is an early one."""
+    heldout = batch(60, 5)
+    method = EarlyStopping(method=Ordinary(), heldout=heldout, every=1)
+    task = make_task(make_schedule=None)
+    state = method.init(task)
+    for step in range(STEPS):
+        labels = heldout.labels if step < STEPS // 2 else (heldout.labels + 1) % CLASSES
+        index = torch.arange(N)
+        method.step(state, Batch(index, heldout.inputs[:N], labels[:N]), heldout)
+    found = float((task.model(heldout.inputs).argmax(1) == heldout.labels).double().mean())
+    assert found == pytest.approx(state.best_accuracy)
+    assert task.model.training
+
+
+def test_recording_follows_loss_and_margin_without_an_extra_forward() -> None:
+    signals = Signals(N)
+    task, source, target = make_task(), batch(N, 0), batch(7, 1)
+    method = Recording(Soseleto(), signals)
+    state = method.init(task)
+    expected_loss, expected_margin = torch.zeros(N).double(), torch.zeros(N).double()
+    for _ in range(3):
+        with torch.no_grad():
+            scores = task.model(source.inputs)
+        expected_loss += F.cross_entropy(scores, source.labels, reduction="none") / 3
+        expected_margin += margins(scores, source) / 3
+        method.step(state, source, target)
+    assert signals.extra_forwards == 0
+    assert torch.allclose(signals.loss.double(), expected_loss, atol=1e-5)
+    assert torch.allclose(signals.margin.double(), expected_margin, atol=1e-5)
+
+
+def test_recording_changes_nothing() -> None:
+    source, target = batch(N, 0), batch(7, 1)
+    assert same(one_step(Recording(Mixed(), Signals(N)), source, target), one_step(Mixed(), source, target), 0.0)
+    signals = Signals(N)
+    one_step(Recording(TargetOnly(), signals), source, target)
+    assert signals.extra_forwards == 1  # the target alone was run
+
+
+def test_oracles() -> None:
+    source = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 1]), truth=torch.tensor([0, 0, 1]))
+    assert corrected(source).labels.tolist() == [0, 0, 1]
+    assert correct_only(source).ids == ("0", "2")
+    with pytest.raises(DataError, match="truth="):
+        corrected(Examples(torch.zeros(1, 2), torch.tensor([0])))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Mixed(target_share=2.0),
+        lambda: Xiao(pretrain=-1.0),
+        lambda: Sukhbaatar(noise_lr=-1.0),
+        lambda: MetaWeightNet(hidden=0),
+        lambda: EarlyStopping(method=Ordinary(), heldout=batch(3, 0), every=0),
+    ],
+)
+def test_bad_settings_raise(make: Any) -> None:
+    with pytest.raises(UsageError):
+        make()
