@@ -121,3 +121,16 @@ def test_wrong_settings_are_refused(wrong):
 def test_tables_cannot_be_augmented():
     with pytest.raises(DataError, match="image batches"):
         Augment(flip=True)(torch.zeros(3, 4), generator(0, "augment", 0))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_gpu_gives_the_same_for_the_same_draws(dtype):
+    images = random_images(dtype=dtype)
+    augment = Augment(crop=2, flip=True, sign=True)
+    here = augment(images, generator(0, "augment", 0))
+    there = augment(images.cuda(), generator(0, "augment", 0))
+    assert there.is_cuda
+    assert torch.equal(there.cpu(), here)
+    own = augment(images.cuda(), generator(0, "augment", 0, "cuda"))
+    assert torch.equal(own, augment(images.cuda(), generator(0, "augment", 0, "cuda")))
