@@ -58,8 +58,8 @@ class LayerwiseEngine:
 
         def finish(calls: list[Call]) -> None:
             for call in calls:
-                if (part := call.alignment(direction, EVERY_ROW)) is not None:
-                    q.add_(part)
+                call.add_alignment(q, direction, EVERY_ROW)
+                call.close()
 
         tape.backward(losses, finish)
         return losses.detach(), q
@@ -87,7 +87,7 @@ class LayerwiseEngine:
             tape, joint = self._forward(model, lambda: losses.source(model, source))
             n_source = len(joint)
         sweep.split(joint, n_source)
-        tape.backward(joint, sweep.finish)
+        tape.backward(joint, sweep.finish, scales=sweep.scales)
         sweep.close()
         return Passes(
             source_losses=joint[:n_source].detach(),
@@ -121,6 +121,7 @@ class LayerwiseEngine:
         def finish(calls: list[Call]) -> None:
             for call in calls:
                 _add(mine, call.gradient(c, EVERY_ROW))
+                call.close()
 
         try:
             tape.backward(losses, finish, again=True)
@@ -144,16 +145,18 @@ class _Sweep:
 
     def split(self, losses: Tensor, n_source: int) -> None:
         self._source, self._target = slice(0, n_source), slice(n_source, None)
-        self._n_target = len(losses) - n_source
+        self.scales = torch.ones_like(losses)  # the target's part of the sum of losses is their mean
+        if n_source < len(losses):
+            self.scales[n_source:] = 1.0 / (len(losses) - n_source)
         self.alignment = torch.zeros(n_source, dtype=reductions_dtype(losses.dtype), device=losses.device)
 
     def finish(self, calls: list[Call]) -> None:
         direction = self.direction if self.direction is not None else self._direction(calls)
         for call in calls:
-            if (part := call.alignment(direction, self._source)) is not None:
-                self.alignment.add_(part)
+            call.add_alignment(self.alignment, direction, self._source)
             if isinstance(self.coefficients, Tensor):
                 _add(self.source_gradient, call.gradient(self.coefficients, self._source))
+                call.close()
             elif call.delta is not None:
                 self._late.append((call, call.delta))
 
@@ -161,7 +164,6 @@ class _Sweep:
         found: dict[str, Tensor] = {}
         for call in calls:
             _add(found, call.gradient(None, self._target))
-        found = {name: g / self._n_target for name, g in found.items()}
         self.target_gradient.update(found)
         return self.to_direction(found)
 
@@ -169,8 +171,9 @@ class _Sweep:
         if callable(self.coefficients):
             c = self.coefficients(self.alignment)
             for call, delta in self._late:
-                call.delta = delta
+                call.hear(delta)
                 _add(self.source_gradient, call.gradient(c, self._source))
+                call.close()
 
 
 def _gradient_keeping_graph(losses: Tensor, parameters: dict[str, nn.Parameter], c: Tensor) -> dict[str, Tensor]:

@@ -1,13 +1,13 @@
 """One short rule per function through which parameters act: what layerwise knows about layers.
 
-Every function here is linear in its parameters P (weight and bias together): y = f(a; P). So for a direction G
+Every function here is linear in its parameters P: y = f(a; P). So for a direction G
 
     alignment   q_j = ⟨δ_j, f(a_j; G)⟩                 the same function once more, with G in place of P
     gradient    Σ_j c_j ∂ℓ_j/∂P = f(a; ·)ᵀ (c δ)       the ordinary weight gradient, from scaled δ
 
-with a the layer's input, δ_j the gradient of ℓ_j at its output. Neither needs a per-example gradient. Layers whose
-parameters are small beside their activations (norms) take the other road: their per-example gradients cost less
-than a second call.
+with a the layer's input and δ_j the gradient of ℓ_j at its output. Neither forms a per-example gradient. Parameters
+that are small beside the activations (biases, a norm's weight) take the other road: their per-example gradients are
+sums over δ that cost one pass, and alignment and gradient follow from them by a product.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from soseleto.engines.contract import reductions_dtype
+
 Arguments = dict[str, Any]
 
 
@@ -28,19 +30,23 @@ Arguments = dict[str, Any]
 class Rule:
     """How one function acts.
 
-    ``arguments`` are its argument names in order, ``parameters`` those that may be parameters. ``refuse`` says, in
-    words, why a call with these arguments cannot be treated example by example, or None. Exactly one of
-    ``gradient`` (from a, δ and coefficients to parameter gradients) and ``per_example`` (from a and δ, one row per
-    example) is set; ``tangent`` goes with ``gradient``.
+    ``arguments`` are its argument names in order. ``large`` is the parameter treated by ``tangent`` (a and G to
+    f(a; G)) and ``gradient`` (a, δ and coefficients to the parameter's gradient); ``per_example`` gives the gradients
+    of the small ones, one row per example, in float32 or better. ``refuse`` says in words why a call with these
+    arguments cannot be treated example by example, or None.
     """
 
     arguments: tuple[str, ...]
-    parameters: tuple[str, ...]
-    data: str = "input"
+    large: str | None = None
+    small: tuple[str, ...] = ()
     refuse: Callable[[Arguments], str | None] = lambda _: None
-    gradient: Callable[[Arguments, Tensor, Tensor, Tensor | None], dict[str, Tensor]] | None = None
+    tangent: Callable[[Arguments, Tensor, Tensor], Tensor] | None = None
+    gradient: Callable[[Arguments, Tensor, Tensor, Tensor | None], Tensor] | None = None
     per_example: Callable[[Arguments, Tensor, Tensor], dict[str, Tensor]] | None = None
-    tangent: Callable[[Arguments, Tensor, Mapping[str, Tensor]], Tensor] | None = None
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return self.small if self.large is None else (self.large, *self.small)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         return {**dict(zip(self.arguments, args, strict=False)), **kwargs}
@@ -63,22 +69,33 @@ def _scale_one(a: Tensor, delta: Tensor, coefficients: Tensor | None) -> tuple[T
 # --- linear ---------------------------------------------------------------------------------------------------
 
 
-def _linear_gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> dict[str, Tensor]:
-    bias = scale(delta.reshape(delta.shape[0], -1, delta.shape[-1]).sum(1), coefficients).sum(0)
+def _linear_gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
     a, delta = _scale_one(a, delta, coefficients)
-    return {"weight": delta.reshape(-1, delta.shape[-1]).T @ a.reshape(-1, a.shape[-1]), "bias": bias}
+    return delta.reshape(-1, delta.shape[-1]).T @ a.reshape(-1, a.shape[-1])
 
 
-def _linear_tangent(arguments: Arguments, a: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
-    if "weight" not in direction:
-        return direction["bias"].expand(*a.shape[:-1], -1)
-    return F.linear(a, direction["weight"], direction.get("bias"))
+def _linear_bias(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
+    dtype = reductions_dtype(delta.dtype)
+    if delta.ndim == 2:
+        return {"bias": delta.to(dtype)}
+    return {"bias": delta.reshape(len(delta), -1, delta.shape[-1]).sum(1, dtype=dtype)}
 
 
-LINEAR = Rule(("input", "weight", "bias"), ("weight", "bias"), gradient=_linear_gradient, tangent=_linear_tangent)
+LINEAR = Rule(
+    ("input", "weight", "bias"),
+    large="weight",
+    small=("bias",),
+    tangent=lambda arguments, a, direction: F.linear(a, direction),
+    gradient=_linear_gradient,
+    per_example=_linear_bias,
+)
 
 
 # --- convolutions ---------------------------------------------------------------------------------------------
+
+
+def _channel_bias(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
+    return {"bias": delta.flatten(2).sum(2, dtype=reductions_dtype(delta.dtype))}
 
 
 def _convolution(call: Callable[..., Tensor], dims: int, *, transposed: bool) -> Rule:
@@ -87,20 +104,16 @@ def _convolution(call: Callable[..., Tensor], dims: int, *, transposed: bool) ->
     def settings(arguments: Arguments) -> dict[str, Any]:
         return {k: arguments[k] for k in ("stride", "padding", *tail) if k in arguments}
 
-    def tangent(arguments: Arguments, a: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
-        weight = direction.get("weight")
-        if weight is None:  # frozen weight, free bias: the bias alone moves the output, everywhere alike
-            return direction["bias"].view(1, -1, *[1] * dims)
-        return call(a, weight, direction.get("bias"), **settings(arguments))
+    def tangent(arguments: Arguments, a: Tensor, direction: Tensor) -> Tensor:
+        return call(a, direction, None, **settings(arguments))
 
-    def gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> dict[str, Tensor]:
+    def gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
         weight = arguments["weight"]
-        bias = scale(delta.flatten(2).sum(2), coefficients).sum(0)
         a, delta = _scale_one(a, delta, coefficients)
         padding = _padding(arguments, weight, dims)
         if padding is None:  # 'same' with an even kernel pads one side more: let autograd do it
-            return {"weight": _weight_gradient(call, settings(arguments), a, weight, delta), "bias": bias}
-        _, grad_weight, _ = torch.ops.aten.convolution_backward(
+            return _weight_gradient(call, settings(arguments), a, weight, delta)
+        return torch.ops.aten.convolution_backward(
             delta,
             a,
             weight.detach().to(delta.dtype),
@@ -112,11 +125,16 @@ def _convolution(call: Callable[..., Tensor], dims: int, *, transposed: bool) ->
             _tuple(arguments.get("output_padding", 0), dims),
             arguments.get("groups", 1),
             [False, True, False],
-        )
-        return {"weight": grad_weight, "bias": bias}
+        )[1]
 
-    names = ("input", "weight", "bias", "stride", "padding", *tail)
-    return Rule(names, ("weight", "bias"), gradient=gradient, tangent=tangent)
+    return Rule(
+        ("input", "weight", "bias", "stride", "padding", *tail),
+        large="weight",
+        small=("bias",),
+        tangent=tangent,
+        gradient=gradient,
+        per_example=_channel_bias,
+    )
 
 
 def _padding(arguments: Arguments, weight: Tensor, dims: int) -> tuple[int, ...] | None:
@@ -148,16 +166,14 @@ def _tuple(value: Any, dims: int) -> tuple[int, ...]:
 # --- embedding ------------------------------------------------------------------------------------------------
 
 
-def _embedding_gradient(
-    arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None
-) -> dict[str, Tensor]:
+def _embedding_gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
     index, rows = a.reshape(-1), scale(delta, coefficients).reshape(-1, delta.shape[-1])
     zeros = torch.zeros_like(arguments["weight"], dtype=rows.dtype)
-    return {"weight": zeros.index_add_(0, index, _not_padding(arguments, index, rows))}
+    return zeros.index_add_(0, index, _not_padding(arguments, index, rows))
 
 
-def _embedding_tangent(arguments: Arguments, a: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
-    return _not_padding(arguments, a, F.embedding(a, direction["weight"]))
+def _embedding_tangent(arguments: Arguments, a: Tensor, direction: Tensor) -> Tensor:
+    return _not_padding(arguments, a, F.embedding(a, direction))
 
 
 def _not_padding(arguments: Arguments, index: Tensor, rows: Tensor) -> Tensor:
@@ -181,7 +197,7 @@ def _refuse_embedding(arguments: Arguments) -> str | None:
 
 EMBEDDING = Rule(
     ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
-    ("weight",),
+    large="weight",
     refuse=_refuse_embedding,
     gradient=_embedding_gradient,
     tangent=_embedding_tangent,
@@ -196,8 +212,8 @@ def _over_channels(normalised: Callable[[Arguments, Tensor], Tensor]) -> Any:
 
     def per_example(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
         rows = delta.flatten(2) if delta.ndim > 2 else delta.unsqueeze(2)
-        x_hat = normalised(arguments, a).reshape(rows.shape)
-        return {"weight": (rows * x_hat).sum(2), "bias": rows.sum(2)}
+        x_hat, dtype = normalised(arguments, a).reshape(rows.shape), reductions_dtype(delta.dtype)
+        return {"weight": (rows * x_hat).sum(2, dtype=dtype), "bias": rows.sum(2, dtype=dtype)}
 
     return per_example
 
@@ -206,13 +222,11 @@ def _over_last(normalised: Callable[[Arguments, Tensor], Tensor]) -> Any:
     """Per-example gradients of a norm whose weight and bias have the shape of the last dimensions."""
 
     def per_example(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
-        shape = tuple(arguments["normalized_shape"])
-        rows = delta.reshape(delta.shape[0], -1, math.prod(shape))
+        shape, dtype = tuple(arguments["normalized_shape"]), reductions_dtype(delta.dtype)
+        rows = delta.reshape(len(delta), -1, math.prod(shape))
         x_hat = normalised(arguments, a).reshape(rows.shape)
-        return {
-            "weight": (rows * x_hat).sum(1).reshape(-1, *shape),
-            "bias": rows.sum(1).reshape(-1, *shape),
-        }
+        found = {"weight": (rows * x_hat).sum(1, dtype=dtype), "bias": rows.sum(1, dtype=dtype)}
+        return {name: value.reshape(-1, *shape) for name, value in found.items()}
 
     return per_example
 
@@ -253,23 +267,23 @@ def _refuse_batch_norm(arguments: Arguments) -> str | None:
 
 LAYER_NORM = Rule(
     ("input", "normalized_shape", "weight", "bias", "eps"),
-    ("weight", "bias"),
+    small=("weight", "bias"),
     per_example=_over_last(_layer_hat),
 )
-RMS_NORM = Rule(("input", "normalized_shape", "weight", "eps"), ("weight",), per_example=_over_last(_rms_hat))
+RMS_NORM = Rule(("input", "normalized_shape", "weight", "eps"), small=("weight",), per_example=_over_last(_rms_hat))
 GROUP_NORM = Rule(
     ("input", "num_groups", "weight", "bias", "eps"),
-    ("weight", "bias"),
+    small=("weight", "bias"),
     per_example=_over_channels(_group_hat),
 )
 INSTANCE_NORM = Rule(
     ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"),
-    ("weight", "bias"),
+    small=("weight", "bias"),
     per_example=_over_channels(_instance_hat),
 )
 BATCH_NORM = Rule(
     ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
-    ("weight", "bias"),
+    small=("weight", "bias"),
     refuse=_refuse_batch_norm,
     per_example=_over_channels(_batch_hat),
 )
@@ -278,8 +292,8 @@ BATCH_NORM = Rule(
 # --- a bare parameter broadcast over the batch: position embeddings, class tokens, layer scales ---
 
 
-def _sum_to(delta: Tensor, arguments: Arguments, coefficients: Tensor | None) -> dict[str, Tensor]:
-    return {"other": scale(delta, coefficients).sum_to_size(arguments["other"].shape)}
+def _sum_to(delta: Tensor, arguments: Arguments, coefficients: Tensor | None) -> Tensor:
+    return scale(delta, coefficients).sum_to_size(arguments["other"].shape)
 
 
 def _refuse_broadcast(arguments: Arguments) -> str | None:
@@ -295,17 +309,17 @@ def _refuse_broadcast(arguments: Arguments) -> str | None:
 
 ADD = Rule(
     ("input", "other"),
-    ("other",),
+    large="other",
     refuse=_refuse_broadcast,
     gradient=lambda arguments, a, delta, c: _sum_to(delta, arguments, c),
-    tangent=lambda arguments, a, direction: direction["other"],
+    tangent=lambda arguments, a, direction: direction,
 )
 MULTIPLY = Rule(
     ("input", "other"),
-    ("other",),
+    large="other",
     refuse=_refuse_broadcast,
     gradient=lambda arguments, a, delta, c: _sum_to(delta * a, arguments, c),
-    tangent=lambda arguments, a, direction: a * direction["other"],
+    tangent=lambda arguments, a, direction: a * direction,
 )
 
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from soseleto.engines.attention import refuse_attention, self_attention
 from soseleto.engines.contract import reductions_dtype
-from soseleto.engines.rules import ADD, MULTIPLY, RULES, Arguments, Rule, scale
+from soseleto.engines.rules import ADD, MULTIPLY, RULES, Arguments, Rule
 from soseleto.errors import EngineError
 
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
@@ -36,34 +36,53 @@ class Call:
     rows: int
     dtype: torch.dtype
     delta: Tensor | None = None
+    small: dict[str, Tensor] | None = None
     group: Group | None = None
 
-    def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
-        """⟨δ_j, f(a_j; direction)⟩ for the chosen rows, or None when the direction names none of our parameters."""
-        given = {k: direction[name].to(self.dtype) for k, name in self.names.items() if name in direction}
-        if not given:
-            return None
-        delta, a = self._data(rows)
-        if self.rule.per_example is not None:
-            each = self.rule.per_example(self.arguments, a, delta)
-            dtype = reductions_dtype(delta.dtype)
-            parts = [each[k].to(dtype).flatten(1) @ g.to(dtype).flatten() for k, g in given.items()]
-            return torch.stack(parts).sum(0)
-        assert self.rule.tangent is not None
-        return row_dot(delta, self.rule.tangent(self.arguments, a, given))
+    @property
+    def large(self) -> str | None:
+        """The name of the parameter treated by tangents, if it learns."""
+        return None if self.rule.large is None else self.names.get(self.rule.large)
+
+    def hear(self, delta: Tensor) -> None:
+        self.delta = delta
+
+    def close(self) -> None:
+        """Everything that was needed of δ is done."""
+        self.delta = self.small = None
+
+    def small_gradients(self) -> dict[str, Tensor]:
+        """Per-example gradients of the small parameters, (rows, ...), by name; computed once."""
+        if self.small is None:
+            self.small = {}
+            wanted = [k for k in self.rule.small if k in self.names]
+            if wanted and self.rule.per_example is not None:
+                delta, a = self._data(slice(None))
+                found = self.rule.per_example(self.arguments, a, delta)
+                self.small = {self.names[k]: found[k] for k in wanted}
+        return self.small
+
+    def add_alignment(self, q: Tensor, direction: Mapping[str, Tensor], rows: slice) -> None:
+        """Add ⟨δ_j, f(a_j; direction)⟩ to q_j, for the chosen rows and the parameters the direction names."""
+        for name, each in self.small_gradients().items():
+            if name in direction:
+                q.addmv_(each[rows].flatten(1).to(q.dtype), direction[name].flatten().to(q.dtype))
+        if self.large in direction:
+            assert self.rule.tangent is not None
+            delta, a = self._data(rows)
+            q.add_(row_dot(delta, self.rule.tangent(self.arguments, a, direction[self.large].to(self.dtype))))
 
     def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
-        """Σ_j c_j ∂ℓ_j/∂P over the chosen rows, by parameter name."""
-        delta, a = self._data(rows)
-        if self.rule.per_example is not None:
-            each = self.rule.per_example(self.arguments, a, delta)
-            found = {k: scale(each[k], coefficients).sum(0) for k in self.names}
-        else:
+        """Σ_j c_j ∂ℓ_j/∂P over the chosen rows, by parameter name; c = 1 where none are given."""
+        found = {name: _combine(coefficients, each[rows]) for name, each in self.small_gradients().items()}
+        if self.large is not None:
             assert self.rule.gradient is not None
-            found = self.rule.gradient(self.arguments, a, delta, coefficients)
-        return {name: found[k].to(self.arguments[k].dtype) for k, name in self.names.items()}
+            delta, a = self._data(rows)
+            found[self.large] = self.rule.gradient(self.arguments, a, delta, coefficients)
+        return {name: found[name].to(self.arguments[k].dtype) for k, name in self.names.items()}
 
     def _data(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """a and δ of these rows."""
         assert self.delta is not None
         if self.a is None:
             return self.delta[rows], self.delta[rows]
@@ -74,6 +93,13 @@ class Call:
             )
         a = self.a[rows]
         return self.delta[rows], a.to(self.dtype) if a.is_floating_point() else a
+
+
+def _combine(coefficients: Tensor | None, each: Tensor) -> Tensor:
+    """Σ_j c_j each_j."""
+    if coefficients is None:
+        return each.sum(0)
+    return torch.mv(each.flatten(1).T, coefficients.to(each.dtype)).view(each.shape[1:])
 
 
 def row_dot(delta: Tensor, tangent: Tensor) -> Tensor:
@@ -115,7 +141,7 @@ class _Tap(torch.autograd.Function):
         call, ear = ctx.call, ctx.ear
         if ear.finish is None:  # somebody else's backward
             return delta, None, None, None
-        call.delta = delta
+        call.hear(delta)
         call.group.waiting -= 1
         if call.group.waiting == 0:
             ear.finish(call.group.calls)
@@ -164,12 +190,12 @@ class Tape(TorchFunctionMode):
         rule = RULES.get(func)
         if rule is None or not isinstance(out, Tensor):
             raise self._no_rule(mine[0], f"no rule for {resolve_name(func) or func}")
-        if rule in (ADD, MULTIPLY) and len(args) == 2 and id(args[0]) in self._names:
+        if (rule is ADD or rule is MULTIPLY) and len(args) == 2 and id(args[0]) in self._names:
             args = (args[1], args[0])  # the parameter stands first: p + x
         arguments = rule.bind(args, kwargs)
         if why := rule.refuse(arguments):
             raise self._no_rule(mine[0], why)
-        data = arguments.pop(rule.data)
+        data = arguments.pop("input")
         names = {k: self._names[id(arguments[k])] for k in rule.parameters if id(arguments.get(k)) in self._names}
         if len(names) != len(mine) or not isinstance(data, Tensor):
             raise self._no_rule(mine[0], f"{resolve_name(func)} takes it where no parameter was expected")
@@ -209,17 +235,18 @@ class Tape(TorchFunctionMode):
                     f"its output has {call.rows} rows where the batch has {rows} losses (is the batch not first?)",
                 )
 
-    def backward(self, losses: Tensor, finish: Finish, *, again: bool = False) -> None:
-        """Back-propagate the unweighted losses; ``finish`` hears each group of calls once its δ are complete.
+    def backward(self, losses: Tensor, finish: Finish, *, scales: Tensor | None = None, again: bool = False) -> None:
+        """Back-propagate the losses; ``finish`` hears each group of calls once its δ are complete.
 
-        Unweighted, so that an example of weight 0 still has a δ and can come back.
+        Source losses are never weighted here, so that an example of weight 0 still has a δ and can come back.
+        ``scales`` multiplies each example's δ; it serves to make a mean of the target's losses.
         """
         groups = _group(self.calls)
         self._ear.finish = finish
         torch.autograd.grad(
             losses,
             [self._anchor],
-            grad_outputs=torch.ones_like(losses),
+            grad_outputs=torch.ones_like(losses) if scales is None else scales,
             retain_graph=again,
             allow_unused=True,
         )
@@ -229,7 +256,8 @@ class Tape(TorchFunctionMode):
                 finish(heard)
         self._ear.finish = None
         for call in self.calls:
-            call.delta = call.group = None
+            call.close()
+            call.group = None
 
 
 def _differentiable(out: Any) -> bool:
