@@ -174,6 +174,8 @@ def test_weights_all_one_and_frozen_is_ordinary_training_bit_for_bit(settings: d
         b = batch(8, m)  # a power of two: Σα/α is then exact whichever way it is divided
         b = Batch(b.index, b.inputs.float(), b.labels)
         method.step(state, b, b)
+        assert state.schedule is not None
+        state.schedule.step()
         optimizer.zero_grad()
         nn.functional.cross_entropy(plain(b.inputs), b.labels).backward()
         optimizer.step()
@@ -193,6 +195,8 @@ def test_any_optimizer_and_schedule(make_optimizer: Any, schedule: Any) -> None:
     before = [p.detach().clone() for p in model.parameters()]
     for m in range(4):
         method.step(state, batch(N, m), batch(5, m + 50))
+        if state.schedule is not None:
+            state.schedule.step()
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     expected = {None: 1.0, linear: 0.6, cosine: 0.5 * (1 + math.cos(0.4 * math.pi))}[schedule]
     assert state.lr_left() == pytest.approx(expected)

@@ -27,7 +27,7 @@ from soseleto.engines import Engine, Passes, make_engine, trainable
 from soseleto.engines.auto import unchanged
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.task import Task, optimizer_and_schedule, require_finite, take_step
+from soseleto.task import Task, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 
 
@@ -83,10 +83,11 @@ class Soseleto:
             return self._frozen_step(state, source, target)
         task, model, losses = state.task, state.task.model, state.task.losses
         weight_step = self.weight_step * state.lr_left()
+        state.steps.add_(1)
         alpha = state.weights.take(source.index)  # α_b
 
         def new_coefficients(q: Tensor) -> Tensor:
-            return self.coefficients(state.move(source.index, q, weight_step, self.scale_free))
+            return self.coefficients(self._move(state, source, q, weight_step))
 
         passes = state.engine.passes(
             model,
@@ -96,24 +97,35 @@ class Soseleto:
             to_direction=lambda found: state.average(found, self.target_average),  # ∂L_t/∂θ
             coefficients=new_coefficients if self.weights_first else self.coefficients(alpha),
         )
-        require_finite("source", passes.source_losses, source.index)
-        require_finite("target", passes.target_losses, target.index)
+        task.guard("source", passes.source_losses, source.index)
+        task.guard("target", passes.target_losses, target.index)
         state.hear(passes.target_losses.mean(), self.vanished)
         of_source = {k: g for k, g in passes.source_gradient.items() if k not in task.target_head}  # Qα_b and Rα_b
         of_target = {k: g for k, g in passes.target_gradient.items() if k in task.target_head}  # ∂L_t/∂φᵗ
         before = _copies(model) if monitor else {}
         take_step(task, state, of_source | of_target, max_norm=self.max_norm)
         if not self.weights_first:
-            state.move(source.index, passes.alignment, weight_step, self.scale_free)
+            self._move(state, source, passes.alignment, weight_step)
         numbers = {
             "source_loss": passes.source_losses.mean(),
             "target_loss": passes.target_losses.mean(),
             "held": 1.0 - state.alive,
-            "condition": state.condition,
+            "condition": state.condition.clone(),
         }
         if monitor:
             numbers |= _target_change(task, passes, before, target)
         return numbers
+
+    def _move(self, state: SoseletoState, source: Batch, q: Tensor, weight_step: Tensor | float) -> Tensor:
+        """α_b ← CLIP(α_b + λ_α λ_p Qᵀ ∂L_t/∂θ); returns the new α_b."""
+        if self.target_average > 0.0:
+            q = q / state.mean_so_far(self.target_average).to(q.dtype)
+        size = state.size_of(q) if self.scale_free else torch.ones_like(q[0])
+        change = weight_step * state.alive.to(q.dtype) * q / size
+        # The paper's sufficient condition on the batch, λ_α ≥ √nˢ/(λ_p‖Qᵀ∂L_t/∂θ‖), as a ratio that should be ≥ 1.
+        state.condition.copy_(change.norm() / math.sqrt(len(q)))
+        state.weights.step(source.index, change, q / size)
+        return state.weights.take(source.index)
 
     def coefficients(self, alpha: Tensor) -> Tensor:
         """c with Σ c_j ℓ_j the weighted source loss: Σαℓ/Σα, or the paper's mean(αℓ)."""
@@ -125,14 +137,14 @@ class Soseleto:
         """Ordinary training with the weights where they are: no alignment, and a target pass only for φᵗ."""
         task = state.task
         losses = task.losses.source(task.model, source)
-        require_finite("source", losses.detach(), source.index)
+        task.guard("source", losses.detach(), source.index)
         c = self.coefficients(state.weights.take(source.index)).to(losses.dtype)
         parameters = trainable(task.model)
         gradients = {k: g for k, g in gradient(losses, parameters, c).items() if k not in task.target_head}
         numbers = {"source_loss": losses.detach().mean()}
         if task.target_head:
             target_losses = task.losses.target(task.model, target)
-            require_finite("target", target_losses.detach(), target.index)
+            task.guard("target", target_losses.detach(), target.index)
             gradients |= gradient(target_losses.mean(), {k: parameters[k] for k in task.target_head})
             numbers["target_loss"] = target_losses.detach().mean()
         take_step(task, state, gradients, max_norm=self.max_norm)
@@ -141,7 +153,11 @@ class Soseleto:
 
 @dataclass
 class SoseletoState:
-    """What is carried from step to step, beside the model: weights, optimizer, and three running means."""
+    """What is carried from step to step, beside the model: weights, optimizer, and running means.
+
+    Every number is a tensor on the device that is changed in place: nothing here waits for a GPU, and a step can be
+    replayed as a CUDA graph.
+    """
 
     task: Task
     engine: Engine
@@ -149,71 +165,68 @@ class SoseletoState:
     schedule: LRScheduler | None
     first_lr: float
     weights: Weights
-    averages: dict[str, Tensor]  # the running target gradient
-    square: Tensor  # the sum over steps of mean(q²)
+    averages: dict[str, Tensor]  # the running target gradient, a sum that starts at 0
+    steps: Tensor  # begun so far
+    moves: Tensor  # of the weights, so far
+    square: Tensor  # the sum over moves of mean(q²)
     target_loss: Tensor  # running mean
     first_target_loss: Tensor
     alive: Tensor  # 1 while the target loss carries a signal, else 0
     condition: Tensor
-    steps: int = 0
-    moves: int = 0
 
     @classmethod
     def start(cls, task: Task, engine: Engine, weights: Weights) -> SoseletoState:
         optimizer, schedule = optimizer_and_schedule(task)
-        zero = torch.zeros((), device=task.device)
+
+        def number(value: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.full((), value, dtype=dtype, device=task.device)
+
         return cls(
             task=task,
             engine=engine,
             optimizer=optimizer,
             schedule=schedule,
-            first_lr=optimizer.param_groups[0].get("initial_lr", optimizer.param_groups[0]["lr"]),
+            first_lr=float(optimizer.param_groups[0].get("initial_lr", optimizer.param_groups[0]["lr"])),
             weights=weights,
             averages={},
-            square=zero.double(),
-            target_loss=zero,
-            first_target_loss=zero,
-            alive=torch.ones_like(zero),
-            condition=zero,
+            steps=number(dtype=torch.float64),
+            moves=number(dtype=torch.float64),
+            square=number(dtype=torch.float64),
+            target_loss=number(),
+            first_target_loss=number(),
+            alive=number(1.0),
+            condition=number(),
         )
 
-    @property
-    def model(self) -> nn.Module:
-        return self.task.model
-
-    def lr_left(self) -> float:
+    def lr_left(self) -> Tensor | float:
         """The learning rate now, as a share of the first: the weight step follows the schedule."""
-        return float(self.optimizer.param_groups[0]["lr"]) / self.first_lr if self.first_lr else 1.0
+        return self.optimizer.param_groups[0]["lr"] / self.first_lr if self.first_lr else 1.0
 
     def average(self, found: dict[str, Tensor], decay: float) -> dict[str, Tensor]:
-        """The running mean of the target gradient over θ's parameters, corrected for its start at 0."""
+        """The running mean of the target gradient over θ's parameters; ``mean_so_far`` tells what its start cost."""
         found = {name: g for name, g in found.items() if name in self.task.shared}
         if decay == 0.0:
             return found
         for name, g in found.items():
             self.averages.setdefault(name, torch.zeros_like(g)).lerp_(g, 1.0 - decay)
-        return {name: self.averages[name] / (1.0 - decay ** (self.steps + 1)) for name in found}
+        return {name: self.averages[name] for name in found}
+
+    def mean_so_far(self, decay: float) -> Tensor:
+        """How much of a running mean that started at 0 is there by now: 1 − decayᵐ."""
+        return 1.0 - torch.pow(decay, self.steps)
 
     def hear(self, target_loss: Tensor, vanished: float) -> None:
         """Follow the target loss; once it has vanished, so has every alignment's meaning, and the weights are held."""
-        if self.steps == 0:
-            self.target_loss = self.first_target_loss = target_loss
-        self.target_loss = torch.lerp(self.target_loss, target_loss, 0.1)
-        self.alive = (self.target_loss > vanished * self.first_target_loss).to(self.alive.dtype)
-        self.steps += 1
+        loss, first = target_loss.to(torch.float32), self.steps == 1
+        self.first_target_loss.copy_(torch.where(first, loss, self.first_target_loss))
+        self.target_loss.copy_(torch.where(first, loss, torch.lerp(self.target_loss, loss, 0.1)))
+        self.alive.copy_(self.target_loss > vanished * self.first_target_loss)
 
-    def move(self, index: Tensor, q: Tensor, weight_step: float, scale_free: bool) -> Tensor:
-        """α_b ← CLIP(α_b + λ_α λ_p Qᵀ ∂L_t/∂θ); returns the new α_b."""
-        size: Tensor | float = 1.0
-        self.moves += 1
-        if scale_free:
-            self.square = self.square + q.square().mean(dtype=torch.float64)
-            size = (self.square / self.moves).sqrt().clamp_min(torch.finfo(q.dtype).tiny).to(q.dtype)
-        change = weight_step * self.alive.to(q.dtype) * q / size
-        # The paper's sufficient condition on the batch, λ_α ≥ √nˢ/(λ_p‖Qᵀ∂L_t/∂θ‖), as a ratio that should be ≥ 1.
-        self.condition = change.norm() / math.sqrt(len(q))
-        self.weights.step(index, change, q / size)
-        return self.weights.take(index)
+    def size_of(self, q: Tensor) -> Tensor:
+        """The root mean square of all alignments so far, these included."""
+        self.moves.add_(1)
+        self.square.add_(q.square().mean(dtype=torch.float64))
+        return (self.square / self.moves).sqrt().to(q.dtype).clamp_min(torch.finfo(q.dtype).tiny)
 
 
 def _copies(model: nn.Module) -> dict[str, Tensor]:

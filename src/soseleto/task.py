@@ -16,6 +16,8 @@ from soseleto.engines.contract import Losses
 from soseleto.errors import TrainingError
 from soseleto.weights import Weights
 
+# guard(side, losses, index): called on every batch's losses before they can reach the parameters
+Guard = Callable[[str, Tensor, Tensor], None]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 MakeSchedule = Callable[[Optimizer, int], LRScheduler]
 
@@ -37,10 +39,11 @@ class Task:
     make_optimizer: MakeOptimizer
     make_schedule: MakeSchedule | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    guard: Guard = field(default_factory=lambda: require_finite)
 
 
 class MethodState(Protocol):
-    """What a method carries from step to step."""
+    """What a method carries from step to step. The training loop steps the schedule, after every step."""
 
     @property
     def optimizer(self) -> Optimizer: ...
@@ -81,16 +84,38 @@ def require_finite(side: str, losses: Tensor, index: Tensor) -> None:
         raise NonFiniteLoss(side, index[~finite].tolist())
 
 
+class DeferredGuard:
+    """``require_finite`` for a device that must not be waited for: remembers on the device, speaks when asked."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._bad = torch.zeros((), dtype=torch.bool, device=device)
+        self._where: dict[str, Tensor] = {}  # side -> the places of the first bad batch, -1 where all was well
+
+    def __call__(self, side: str, losses: Tensor, index: Tensor) -> None:
+        finite = losses.isfinite()
+        places = torch.where(finite, -1, index)
+        known = self._where.setdefault(side, torch.full_like(places, -1))
+        if len(known) == len(places):
+            known.copy_(torch.where(self._bad, known, places))
+        self._bad.logical_or_(~finite.all())
+
+    def check(self) -> None:
+        """Raise if any batch since the start had a loss that was not finite (this waits for the device)."""
+        if bool(self._bad):
+            for side, places in self._where.items():
+                if found := [place for place in places.tolist() if place >= 0]:
+                    raise NonFiniteLoss(side, found)
+            raise NonFiniteLoss("source", [])
+
+
 def take_step(task: Task, state: MethodState, gradients: dict[str, Tensor], *, max_norm: float | None = None) -> None:
-    """Hand the gradients to the optimizer, let it and the schedule step, and leave no gradient on the model."""
+    """Hand the gradients to the optimizer, let it step, and leave no gradient on the model."""
     for name, parameter in task.model.named_parameters():
         parameter.grad = gradients.get(name)
     if max_norm is not None:
         nn.utils.clip_grad_norm_([p for p in task.model.parameters() if p.grad is not None], max_norm)
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
-    if state.schedule is not None:
-        state.schedule.step()
 
 
 def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:

@@ -195,6 +195,8 @@ class _Loop:
                 numbers = self.method.step(state, source, target, monitor=place == len(batches) - 1)
             except NonFiniteLoss as error:
                 raise self._stop(error, epoch) from error
+            if state.schedule is not None:
+                state.schedule.step()
             self.records.step(numbers, {"epoch": epoch, "step": step + 1, "steps": self.task.steps})
         engine = getattr(getattr(state, "engine", None), "name", None)
         if epoch == 1 and engine is not None:

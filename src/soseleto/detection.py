@@ -1,0 +1,80 @@
+"""How well a signal tells wrong labels from right ones, where the truth is known.
+
+Every signal is a *trust*: the higher, the more the label is believed (a weight, a score, a margin; a loss with its
+sign turned). Ties are treated exactly: tied examples stand for every order they could be in, equally likely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from soseleto.errors import DataError
+
+# Shares of the source that are kept, for the curves of the paper's appendix: 5 %, 10 %, ... 100 %.
+FRACTIONS = tuple(round(0.05 * step, 2) for step in range(1, 21))
+
+
+def auroc(trust: Tensor, wrong: Tensor) -> float:
+    """The probability that a right label is trusted more than a wrong one; a tie counts half.
+
+    It is the Mann-Whitney statistic by mid-ranks: (R − n(n+1)/2)/(n·m), with R the sum of the ranks of the n right
+    examples among all, and m wrong ones.
+
+    >>> auroc(torch.tensor([0.9, 0.8, 0.3, 0.3]), torch.tensor([False, False, True, False]))
+    0.8333333333333334
+    """
+    trust, wrong = _checked(trust, wrong)
+    _, place, counts = trust.unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0)
+    ranks = (last - (counts - 1).double() / 2)[place]  # the middle of the ranks a tied group shares
+    right = int((~wrong).sum())
+    return float((ranks[~wrong].sum() - right * (right + 1) / 2) / (right * (len(wrong) - right)))
+
+
+def precision_at_errors(trust: Tensor, wrong: Tensor) -> float:
+    """The share of wrong labels among the k least trusted, with k the true number of wrong labels."""
+    trust, wrong = _checked(trust, wrong)
+    k = int(wrong.sum())
+    return float(_wrong_among_lowest(trust, wrong, np.array([k]))[0] / k)
+
+
+def wrong_among_kept(trust: Tensor, wrong: Tensor, fractions: Sequence[float] = FRACTIONS) -> list[float]:
+    """The share of wrong labels among the most trusted round(f·n) examples, for each f: the appendix's figure."""
+    trust, wrong = _checked(trust, wrong)
+    kept = np.array([max(1, round(f * len(trust))) for f in fractions])
+    lost = _wrong_among_lowest(trust, wrong, len(trust) - kept)
+    return ((int(wrong.sum()) - lost) / kept).tolist()
+
+
+def compare(signals: Mapping[str, Tensor], wrong: Tensor) -> dict[str, dict[str, float]]:
+    """AUROC and precision at the true number of errors, for each signal."""
+    return {
+        name: {"auroc": auroc(trust, wrong), "precision": precision_at_errors(trust, wrong)}
+        for name, trust in signals.items()
+    }
+
+
+def _wrong_among_lowest(trust: Tensor, wrong: Tensor, k: np.ndarray) -> np.ndarray:
+    """The expected number of wrong labels among the k least trusted; linear inside a group of ties."""
+    _, place, counts = trust.unique(return_inverse=True, return_counts=True)
+    errors = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, place, wrong.double())
+    examples = np.concatenate([[0.0], counts.cumsum(0).double().numpy()])
+    return np.interp(k, examples, np.concatenate([[0.0], errors.cumsum(0).numpy()]))
+
+
+def _checked(trust: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor]:
+    trust, wrong = trust.detach().cpu().double(), wrong.detach().cpu()
+    if trust.ndim != 1 or trust.shape != wrong.shape or wrong.dtype != torch.bool:
+        raise DataError(
+            f"a signal of shape {tuple(trust.shape)} was given with {wrong.dtype} {tuple(wrong.shape)}: "
+            "give one number and one boolean (is the label wrong?) for each example."
+        )
+    if bool(trust.isnan().any()):
+        raise DataError(f"{int(trust.isnan().sum())} entries of the signal are NaN: such examples cannot be ranked.")
+    if bool(wrong.all()) or not bool(wrong.any()):
+        raise DataError("every label is of one kind: detection needs right and wrong ones.")
+    return trust, wrong
