@@ -1,5 +1,6 @@
 """The image rules, one by one, and the cache that decodes each file once."""
 
+import hashlib
 import json
 import os
 import signal
@@ -19,7 +20,8 @@ from soseleto.errors import DataError, UsageError
 
 def read(image: Image.Image, path: Path, height=8, width=8, channels=3, **save):
     image.save(path, **save)
-    return decoding.decode(path.read_bytes(), height, width, channels)
+    made = decoding.decode(path.read_bytes(), (channels, height, width))
+    return np.frombuffer(made, np.uint8).reshape(channels, height, width)
 
 
 def test_modes(tmp_path):
@@ -120,22 +122,30 @@ def test_each_file_is_decoded_once(image_folder, own_cache, monkeypatch):
     assert not list(own_cache.glob("unfinished-*"))
 
 
+def decode_all(files, array, count, progress=None):
+    with workers.Workers(count) as pool:
+        return pool.decode(files, array, (3, 16, 16), progress), pool.digests(files)
+
+
 def test_workers_give_the_same_as_one_process(image_folder, tmp_path):
     root = image_folder("source", {"a": list(range(100)), "b": list(range(100, 150))})
     (root / "a" / "bad.png").write_bytes(b"nothing")
-    files = sorted(str(path) for path in root.rglob("*.png"))
+    files = [*sorted(str(path) for path in root.rglob("*.png")), str(root / "none.png")]
     seen = []
-    alone = workers.decode_files(files, tmp_path / "alone", (3, 16, 16), workers=0)
-    bad = workers.decode_files(files, tmp_path / "many", (3, 16, 16), workers=2, progress=lambda *two: seen.append(two))
-    assert alone == bad == [(100, "is not an image of a known kind")]
+    alone, digests = decode_all(files, tmp_path / "alone", 0)
+    many = decode_all(files, tmp_path / "many", 2, lambda *two: seen.append(two))
+    assert many == (alone, digests)
+    assert alone.bad == [(100, "is not an image of a known kind"), (151, "is missing")]
+    assert alone.digests == digests
+    assert digests[0] == hashlib.sha256((root / "a" / "0000.png").read_bytes()).hexdigest()
     assert (tmp_path / "alone").read_bytes() == (tmp_path / "many").read_bytes()
-    assert seen[-1] == (151, 151)
+    assert seen[-1] == (152, 152)
 
 
 def test_a_dying_worker_gives_a_clear_error_and_no_cache_entry(image_folder, tmp_path, monkeypatch, own_cache):
     root = image_folder("source", {"a": list(range(70))})
     script = tmp_path / "decoding.py"
-    script.write_text("import os, sys; sys.stdin.readline(); sys.stdin.readline(); os.kill(os.getpid(), 9)")
+    script.write_text("import os, sys; sys.stdin.readline(); os.kill(os.getpid(), 9)")
     monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
     with pytest.raises(DataError, match=r"an image worker died \(exit code -9\) between .*a/0000.png and"):
         as_examples(root, name="source", workers=1)
@@ -145,8 +155,7 @@ def test_a_dying_worker_gives_a_clear_error_and_no_cache_entry(image_folder, tmp
 KILLED = """
 import sys, soseleto.data as data
 from soseleto.data import decoding
-def slow(rows, jobs, shape):
-    rows[0] = 1
+def slow(array, first, paths, shape):
     print("half way", flush=True)
     sys.stdin.readline()
 decoding.fill = slow

@@ -4,8 +4,8 @@ CACHE/KEY/pixels      uint8 (N, C, H, W), mapped into memory
 CACHE/KEY/meta.json   its shape, and which rows could not be decoded
 CACHE/stats/KEY       path, size and time of the files -> KEY, so that unchanged files are not even opened
 
-KEY is a hash over the bytes of all files in order, the wanted shape and the version of the image rules. An entry is
-written aside and renamed, so a kill at any moment leaves either a whole entry or none.
+KEY is the number of files and the wanted shape, then a hash over the content of all files in order and the version of
+the image rules. An entry is written aside and renamed, so a kill at any moment leaves either a whole entry or none.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from soseleto.data import optional
-from soseleto.data.workers import Bad, decode_files
+from soseleto.data.workers import Bad, Progress, Workers, worker_count
 from soseleto.errors import DataError
 
 _STALE = 24 * 3600  # seconds after which another process's unfinished entry is removed
+
+Shape = tuple[int, int, int]
 
 
 class Decoded(NamedTuple):
@@ -45,37 +46,45 @@ def cache_root(given: Path | str | None = None) -> Path:
 
 def decoded(
     files: Sequence[str],
-    shape: tuple[int, int, int],
+    shape: Shape,
     *,
     cache: Path | str | None = None,
     workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Decoded:
     """All files as one array, from the cache when they are there."""
     root = cache_root(cache)
-    rules = f"{optional.decoding().VERSION} {shape}"
-    note = root / "stats" / _stat_key(files, rules)
+    note = root / "stats" / _stat_key(files, shape)
     entry = _noted(root, note)
     if entry is None:
-        entry = root / _content_key(files, rules)
-        if not (entry / "meta.json").is_file():
-            _make(entry, files, shape, workers=workers, progress=progress)
+        root.mkdir(parents=True, exist_ok=True)
+        with Workers(worker_count(workers, len(files))) as pool:
+            entry = _by_content(root, files, shape, pool) or _make(root, files, shape, pool, progress)
         _write_note(note, entry.name)
     return _open(entry, len(files), shape)
 
 
-def _make(entry: Path, files: Sequence[str], shape: tuple[int, int, int], **options: Any) -> None:
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(entry.parent)
-    _check_room(entry.parent, len(files) * int(np.prod(shape)))
-    aside = Path(tempfile.mkdtemp(prefix="unfinished-", dir=entry.parent))
+def _by_content(root: Path, files: Sequence[str], shape: Shape, pool: Workers) -> Path | None:
+    """The entry with the same content, for files that were moved, copied or touched since."""
+    if not any(root.glob(f"{_prefix(len(files), shape)}-*")):
+        return None  # none could match: the files are hashed while they are decoded, and read once only
+    entry = root / _key(pool.digests(files), shape)
+    return entry if (entry / "meta.json").is_file() else None
+
+
+def _make(root: Path, files: Sequence[str], shape: Shape, pool: Workers, progress: Progress | None) -> Path:
+    _sweep(root)
+    _check_room(root, len(files) * int(np.prod(shape)))
+    aside = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
     try:
-        bad = decode_files(files, aside / "pixels", shape, **options)
-        meta = {"shape": [len(files), *shape], "bad": bad}
+        answer = pool.decode(files, aside / "pixels", shape, progress)
+        meta = {"shape": [len(files), *shape], "bad": answer.bad}
         (aside / "meta.json").write_text(json.dumps(meta))
+        entry = root / _key(answer.digests, shape)
         _rename(aside, entry)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+    return entry
 
 
 def _rename(aside: Path, entry: Path) -> None:
@@ -86,7 +95,7 @@ def _rename(aside: Path, entry: Path) -> None:
             raise
 
 
-def _open(entry: Path, count: int, shape: tuple[int, int, int]) -> Decoded:
+def _open(entry: Path, count: int, shape: Shape) -> Decoded:
     meta = json.loads((entry / "meta.json").read_text())
     whole = count * int(np.prod(shape))
     if meta["shape"] != [count, *shape] or (entry / "pixels").stat().st_size != whole:
@@ -112,31 +121,25 @@ def _write_note(note: Path, key: str) -> None:
     os.replace(aside, note)
 
 
-def _stat_key(files: Sequence[str], rules: str) -> str:
-    digest = hashlib.sha256(rules.encode())
+def _prefix(count: int, shape: Shape) -> str:
+    return f"{count}-{shape[0]}x{shape[1]}x{shape[2]}"
+
+
+def _key(digests: Iterable[str], shape: Shape) -> str:
+    content = list(digests)
+    whole = hashlib.sha256("\n".join([str(optional.decoding().VERSION), *content]).encode()).hexdigest()
+    return f"{_prefix(len(content), shape)}-{whole}"
+
+
+def _stat_key(files: Sequence[str], shape: Shape) -> str:
+    digest = hashlib.sha256(f"{optional.decoding().VERSION} {shape} {os.getcwd()}".encode())
     for path in files:
         try:
             stat = os.stat(path)
-            digest.update(f"{os.path.abspath(path)}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+            digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
         except OSError:
             digest.update(f"{path}\0missing\0".encode())
     return digest.hexdigest()
-
-
-def _content_key(files: Sequence[str], rules: str) -> str:
-    digest = hashlib.sha256(rules.encode())
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        for one in pool.map(_file_digest, files, chunksize=64):
-            digest.update(one)
-    return digest.hexdigest()
-
-
-def _file_digest(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
-    except OSError as error:
-        return hashlib.sha256(f"missing {type(error).__name__}".encode()).digest()
 
 
 def _sweep(root: Path) -> None:

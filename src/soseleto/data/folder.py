@@ -40,12 +40,18 @@ def _is_class(entry: os.DirEntry[str]) -> bool:
 
 
 def _images(folder: Path, c: str, *, allow_outside: bool) -> Iterator[str]:
-    """Posix paths relative to the folder."""
-    for here, below, names in os.walk(folder / c, followlinks=allow_outside):
-        below[:] = [b for b in below if not b.startswith(".")]
-        for name in names:
-            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
-                yield Path(os.path.relpath(os.path.join(here, name), folder)).as_posix()
+    """Posix paths relative to the folder; folders that are links are entered only when told to."""
+    below = [c]
+    while below:
+        here = below.pop()
+        with os.scandir(folder / here) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=allow_outside):
+                    below.append(f"{here}/{entry.name}")
+                elif entry.name.lower().endswith(SUFFIXES):
+                    yield f"{here}/{entry.name}"
 
 
 def _empty(name: str, empty: list[str]) -> tuple[Problem, ...]:

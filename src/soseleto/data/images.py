@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,14 +63,14 @@ def pixels_of(
 
 def _convert(images: Sequence[Any], shape: Shape) -> tuple[Tensor, list[tuple[int, str]]]:
     rules = optional.decoding()
-    made = np.zeros((len(images), *shape), dtype=np.uint8)
+    made = torch.zeros((len(images), *shape), dtype=torch.uint8)
     bad = []
     for row in range(len(images)):
         try:
-            made[row] = rules.pixels(images[row], shape[1], shape[2], shape[0])
+            made[row] = torch.frombuffer(bytearray(rules.pixels(images[row], shape)), dtype=torch.uint8).view(shape)
         except Exception as error:  # as in decoding.fill: one bad image must not stop the others
             bad.append((row, rules.reason(error)))
-    return torch.from_numpy(made), bad
+    return made, bad
 
 
 def _problems(raw: Raw, bad: list[tuple[int, str]], names: list[str]) -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from soseleto.errors import DataError, UsageError
 
-_ROWS = 4096  # examples at a time, so that statistics of a large set need little memory
+_ROWS = 1024  # examples at a time, so that statistics of a large set need little memory
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def _sums(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if len(inputs) == 0 or inputs.ndim < 2:
         raise DataError(f"inputs of shape {tuple(inputs.shape)} have no channels or columns to standardise by.")
     one = _byte_sums if inputs.dtype == torch.uint8 else _float_sums
-    pieces = [one(piece.cpu()) for piece in torch.split(inputs, _ROWS)]
+    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:  # torch lets the others run meanwhile
+        pieces = list(pool.map(lambda piece: one(piece.cpu()), torch.split(inputs, _ROWS)))
     total, squares, count = (torch.stack(parts).sum(0) for parts in zip(*pieces, strict=True))
     return total, squares, count
 

@@ -1,4 +1,4 @@
-"""Image files decoded by parallel worker processes straight into one array on disk."""
+"""Image files hashed and decoded by parallel worker processes, straight into one array on disk."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from types import TracebackType
+from typing import Any, NamedTuple
 
 from soseleto.data import optional
 from soseleto.errors import DataError
@@ -22,95 +21,126 @@ _CHUNK = 64  # files handed to a worker at a time
 _FEW = 256  # up to so many files, starting workers costs more than it saves
 
 Bad = list[tuple[int, str]]
+Progress = Callable[[int, int], None]
 
 
-def decode_files(
-    files: Sequence[str],
-    array: Path,
-    shape: tuple[int, int, int],
-    *,
-    workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Bad:
-    """Fill the uint8 array file (N, C, H, W) at ``array``; return (row, reason) for what could not be read."""
-    count = worker_count(workers, len(files))
-    with open(array, "wb") as file:
-        file.truncate(len(files) * int(np.prod(shape)))
-    jobs: queue.SimpleQueue[list[tuple[int, str]]] = queue.SimpleQueue()
-    for start in range(0, len(files), _CHUNK):
-        jobs.put([(row, files[row]) for row in range(start, min(start + _CHUNK, len(files)))])
-    tally = _Tally(len(files), progress)
-    if count == 0:
-        _here(jobs, tally, np.memmap(array, dtype=np.uint8, mode="r+", shape=(len(files), *shape)))
-    else:
-        header = {"array": str(array), "shape": [len(files), *shape]}
-        _everywhere(jobs, tally, header, count)
-    return sorted(tally.bad)
+class Answer(NamedTuple):
+    digests: list[str]  # of the files' content, in order
+    bad: Bad  # (row, reason) for what could not be decoded; those rows are zero
 
 
 def worker_count(workers: int | None, files: int) -> int:
-    """How many processes to start; 0 means to decode in this one."""
-    if workers is not None:
-        return min(workers, -(-files // _CHUNK))
-    if files <= _FEW:
-        return 0
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 64)
+    """How many processes to start; 0 means to work in this one."""
+    if workers is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = 0 if files <= _FEW else cores
+    return min(workers, -(-files // _CHUNK))
+
+
+class Workers:
+    """Processes that live for one ``with`` block, or none at all: then the work is done here."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._processes: list[Any] = []
+
+    def __enter__(self) -> Workers:
+        # A file for their words: a full pipe of warnings would block a worker.
+        self._words = tempfile.TemporaryFile("w+")
+        # -S and -P: nothing is imported but Pillow, from where this process would import it; the user's main script
+        # is not run again there.
+        command = [sys.executable, "-S", "-P", str(Path(__file__).with_name("decoding.py"))]
+        places = os.pathsep.join(place for place in sys.path if place)
+        for _ in range(self._count):
+            process = subprocess.Popen(
+                command, env={**os.environ, "PYTHONPATH": places}, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,
+            )  # fmt: skip
+            self._processes.append(process)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            _end(process)
+        self._words.close()
+
+    def digests(self, files: Sequence[str]) -> list[str]:
+        return self._run(files, None, (0, 0, 0), None).digests
+
+    def decode(
+        self, files: Sequence[str], array: Path, shape: tuple[int, int, int], progress: Progress | None = None
+    ) -> Answer:
+        """Fill the uint8 array file (N, C, H, W) at ``array``."""
+        with open(array, "wb") as file:
+            file.truncate(len(files) * shape[0] * shape[1] * shape[2])
+        return self._run(files, array, shape, progress)
+
+    def _run(
+        self, files: Sequence[str], array: Path | None, shape: tuple[int, int, int], progress: Progress | None
+    ) -> Answer:
+        jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        for first in range(0, len(files), _CHUNK):
+            paths = list(files[first : first + _CHUNK])
+            place = None if array is None else str(array)
+            jobs.put({"array": place, "first": first, "paths": paths, "shape": shape})
+        tally = _Tally(len(files), progress)
+        if not self._processes:
+            _here(jobs, tally)
+            return tally.answer()
+        threads = [threading.Thread(target=_feed, args=(p, jobs, tally)) for p in self._processes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if tally.death is not None:
+            self._words.seek(0)
+            raise _death(*tally.death, self._words.read().strip().splitlines())
+        return tally.answer()
 
 
 class _Tally:
-    """What the workers have reported so far."""
+    """What has been answered so far."""
 
-    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
-        self.bad: Bad = []
-        self.death: tuple[int, list[tuple[int, str]]] | None = None
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.death: tuple[int, list[str]] | None = None
+        self._digests: dict[int, list[str]] = {}
+        self._bad: Bad = []
         self._done, self._total, self._progress = 0, total, progress
         self._lock = threading.Lock()
 
-    def add(self, count: int, bad: Bad) -> None:
+    def add(self, job: dict[str, Any], answer: Any) -> None:
         with self._lock:
-            self.bad += bad
-            self._done += count
+            self._digests[job["first"]] = answer[0]
+            self._bad += [(row, why) for row, why in answer[1]]
+            self._done += len(job["paths"])
             if self._progress:
                 self._progress(self._done, self._total)
 
-    def fail(self, code: int, job: list[tuple[int, str]]) -> None:
+    def fail(self, code: int, paths: list[str]) -> None:
         with self._lock:
-            self.death = self.death or (code, job)
+            self.death = self.death or (code, paths)
+
+    def answer(self) -> Answer:
+        return Answer([one for first in sorted(self._digests) for one in self._digests[first]], sorted(self._bad))
 
 
-def _here(jobs: queue.SimpleQueue[Any], tally: _Tally, rows: Any) -> None:
+def _here(jobs: queue.SimpleQueue[dict[str, Any]], tally: _Tally) -> None:
     decoding = optional.decoding()
     while not jobs.empty():
         job = jobs.get()
-        tally.add(len(job), decoding.fill(rows, job, rows.shape[1:]))
-    rows.flush()
+        if job["array"] is None:
+            tally.add(job, (decoding.digests(job["paths"]), []))
+            continue
+        with open(job["array"], "r+b") as array:
+            tally.add(job, decoding.fill(array.fileno(), job["first"], job["paths"], job["shape"]))
 
 
-def _everywhere(jobs: queue.SimpleQueue[Any], tally: _Tally, header: dict[str, Any], count: int) -> None:
-    # -P keeps this folder off the worker's import path; the user's main script is never imported there.
-    command = [sys.executable, "-P", str(Path(__file__).with_name("decoding.py"))]
-    with tempfile.TemporaryFile("w+") as words:  # a file: a full pipe of warnings would block a worker
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": words}
-        processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(count)]  # type: ignore[call-overload]
-        threads = [threading.Thread(target=_feed, args=(p, jobs, tally, header)) for p in processes]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            for process in processes:
-                _end(process)
-        if tally.death is not None:
-            words.seek(0)
-            raise _death(*tally.death, words.read().strip().splitlines())
-
-
-def _feed(process: Any, jobs: queue.SimpleQueue[Any], tally: _Tally, header: dict[str, Any]) -> None:
+def _feed(process: Any, jobs: queue.SimpleQueue[dict[str, Any]], tally: _Tally) -> None:
     """Give one worker a job at a time until none is left, or any worker has failed."""
-    job: list[tuple[int, str]] = []
+    job: dict[str, Any] = {"paths": []}
     try:
-        process.stdin.write(json.dumps(header) + "\n")
         while tally.death is None:
             try:
                 job = jobs.get_nowait()
@@ -121,14 +151,14 @@ def _feed(process: Any, jobs: queue.SimpleQueue[Any], tally: _Tally, header: dic
             answer = process.stdout.readline()
             if not answer:
                 raise BrokenPipeError
-            tally.add(len(job), [(row, why) for row, why in json.loads(answer)])
+            tally.add(job, json.loads(answer))
     except (OSError, ValueError):
         process.kill()
-        tally.fail(process.wait(), job)
+        tally.fail(process.wait(), job["paths"])
 
 
-def _death(code: int, job: list[tuple[int, str]], words: list[str]) -> DataError:
-    between = f" between {job[0][1]} and {job[-1][1]}" if job else ""
+def _death(code: int, paths: list[str], words: list[str]) -> DataError:
+    between = f" between {paths[0]} and {paths[-1]}" if paths else ""
     said = f" saying {words[-1]!r}" if words else ""
     return DataError(
         f"an image worker died (exit code {code}){said}{between}: "
