@@ -26,7 +26,7 @@ from soseleto.engines import Losses, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.state import State, require_noisy, source_losses
-from soseleto.task import Task, require_finite
+from soseleto.task import Task
 from soseleto.weights import Weights
 
 
@@ -84,7 +84,7 @@ class MetaWeightNet:
             for (name, p), move in zip(parameters.items(), moves, strict=True)
         }
         meta_losses = functional_call(_Target(task.model, task.losses), virtual, (target,))
-        require_finite("target", meta_losses.detach(), target.index)
+        task.guard("target", meta_losses.detach(), target.index)
         loss = meta_losses.mean()
         return torch.autograd.grad(loss, list(state.net.parameters()), retain_graph=True), loss.detach()
 

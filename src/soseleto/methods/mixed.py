@@ -15,7 +15,7 @@ from soseleto.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.methods.state import State, require_share
-from soseleto.task import Task, require_finite
+from soseleto.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,6 @@ def _losses(task: Task, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
         of_source, of_target = joint[: len(source)], joint[len(source) :]
     else:
         of_source, of_target = task.losses.source(task.model, source), task.losses.target(task.model, target)
-    require_finite("source", of_source.detach(), source.index)
-    require_finite("target", of_target.detach(), target.index)
+    task.guard("source", of_source.detach(), source.index)
+    task.guard("target", of_target.detach(), target.index)
     return of_source, of_target

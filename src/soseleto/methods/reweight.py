@@ -23,7 +23,7 @@ from torch import Tensor
 from soseleto.batch import Batch
 from soseleto.engines import Engine, make_engine
 from soseleto.methods.state import State
-from soseleto.task import Task, require_finite
+from soseleto.task import Task
 from soseleto.weights import Weights
 
 
@@ -49,8 +49,8 @@ class Reweight:
             to_direction=lambda found: {name: g for name, g in found.items() if name in task.shared},
             coefficients=normalized,
         )
-        require_finite("source", passes.source_losses, source.index)
-        require_finite("target", passes.target_losses, target.index)
+        task.guard("source", passes.source_losses, source.index)
+        task.guard("target", passes.target_losses, target.index)
         of_source = {k: g for k, g in passes.source_gradient.items() if k not in task.target_head}
         of_target = {k: g for k, g in passes.target_gradient.items() if k in task.target_head}
         state.take(of_source | of_target)

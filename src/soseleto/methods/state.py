@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.batch import Batch
 from soseleto.errors import UsageError
-from soseleto.task import Task, optimizer_and_schedule, require_finite, take_step
+from soseleto.task import Task, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 
 
@@ -36,12 +36,12 @@ class State:
         return cls(task=task, optimizer=optimizer, schedule=schedule, first_lr=first_lr, **more)
 
     @property
-    def lr(self) -> float:
+    def lr(self) -> Tensor | float:
         """The learning rate now."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        return self.optimizer.param_groups[0]["lr"]
 
     @property
-    def lr_left(self) -> float:
+    def lr_left(self) -> Tensor | float:
         """The learning rate now, as a share of the first: whatever else is learned follows the schedule."""
         return self.lr / self.first_lr if self.first_lr else 1.0
 
@@ -71,14 +71,14 @@ def require_share(name: str, value: float) -> None:
 def source_losses(task: Task, batch: Batch) -> Tensor:
     """The source's losses (B,) with their graph, finite."""
     losses = task.losses.source(task.model, batch)
-    require_finite("source", losses.detach(), batch.index)
+    task.guard("source", losses.detach(), batch.index)
     return losses
 
 
 def target_losses(task: Task, batch: Batch) -> Tensor:
     """The target's losses (T,) with their graph, finite."""
     losses = task.losses.target(task.model, batch)
-    require_finite("target", losses.detach(), batch.index)
+    task.guard("target", losses.detach(), batch.index)
     return losses
 
 

@@ -30,7 +30,7 @@ from soseleto.errors import UsageError
 from soseleto.methods.mixed import share_of_target
 from soseleto.methods.noise_matrix import from_confusions, label_counts, project
 from soseleto.methods.state import State, both, class_scores, require_noisy, require_share
-from soseleto.task import Task, require_finite
+from soseleto.task import Task
 from soseleto.weights import Weights
 
 
@@ -70,8 +70,8 @@ class Sukhbaatar:
         q = state.matrix(scores.shape[1], scores).requires_grad_()
         source_loss, clean = noisy_losses(q, scores[: len(source)], source.labels)
         target_loss = F.cross_entropy(scores[len(source) :], target.labels, reduction="none")
-        require_finite("source", source_loss.detach(), source.index)
-        require_finite("target", target_loss.detach(), target.index)
+        task.guard("source", source_loss.detach(), source.index)
+        task.guard("target", target_loss.detach(), target.index)
         share = share_of_target(self.target_share, source, target)
         loss = (1.0 - share) * source_loss.mean() + share * target_loss.mean()
         parameters = trainable(task.model)
@@ -85,7 +85,7 @@ class Sukhbaatar:
     def _pretrain_step(self, state: SukhbaatarState, source: Batch, target: Batch) -> dict[str, Tensor]:
         scores = class_scores(state.task.model, target, self.name)
         losses = F.cross_entropy(scores, target.labels, reduction="none")
-        require_finite("target", losses.detach(), target.index)
+        state.task.guard("target", losses.detach(), target.index)
         if self.estimate and state.steps >= state.pretraining // 2:
             state.gather(scores.detach(), source, target)
         state.take(gradient(losses.mean(), trainable(state.task.model)))

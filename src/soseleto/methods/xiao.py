@@ -11,7 +11,7 @@ the paper, so that the posterior does not drift away.
 Deviations: the paper estimates C, and trains θ₂ before the mixture, on images that have both a noisy and a right
 label; here the clean examples have no noisy label, so C starts at the pre-trained model's own confusions between
 different classes, then follows the posterior's counts (the M-step for C), and θ₂ starts with equal odds for the three
-types. θ₂ has an optimizer and a schedule of its own, like the model's.
+types. One optimizer serves both networks.
 
 ``state.weights`` only reports: p(z = clean | ỹ, x) at the last visit, and its running mean as the score.
 """
@@ -19,13 +19,11 @@ types. θ₂ has an optimizer and a schedule of its own, like the model's.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.batch import Batch
 from soseleto.engines import trainable
@@ -34,7 +32,7 @@ from soseleto.errors import UsageError
 from soseleto.methods.mixed import share_of_target
 from soseleto.methods.noise_matrix import label_counts
 from soseleto.methods.state import State, both, class_scores, require_noisy, require_share
-from soseleto.task import Task, require_finite
+from soseleto.task import Task
 from soseleto.weights import Weights
 
 TYPES = ("clean", "random", "confusing")
@@ -59,14 +57,11 @@ class Xiao:
     def init(self, task: Task) -> XiaoState:
         require_noisy(task, self.name)
         noise_net = noise_network(task.model)
-        optimizer = task.make_optimizer(noise_net.parameters())
         return XiaoState.start(
-            task,
+            replace(task, make_optimizer=lambda own: task.make_optimizer([*own, *noise_net.parameters()])),
             weights=Weights(task.n_source, device=task.device),
             pretraining=round(self.pretrain * task.steps),
             noise_net=noise_net,
-            noise_optimizer=optimizer,
-            noise_schedule=None if task.make_schedule is None else task.make_schedule(optimizer, task.steps),
         )
 
     def step(self, state: XiaoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
@@ -78,9 +73,9 @@ class Xiao:
         labels, kinds = state.posterior(of_source.detach(), types.detach(), source.labels)
         source_loss = -(labels * of_source.log_softmax(1)).sum(1)
         target_loss = F.cross_entropy(of_target, target.labels, reduction="none")
-        require_finite("source", source_loss.detach(), source.index)
-        require_finite("target", target_loss.detach(), target.index)
-        state.noise_step(-(kinds * types.log_softmax(1)).sum(1).mean())
+        state.task.guard("source", source_loss.detach(), source.index)
+        state.task.guard("target", target_loss.detach(), target.index)
+        state.give_gradient(-(kinds * types.log_softmax(1)).sum(1).mean())
         share = share_of_target(self.target_share, source, target)
         loss = (1.0 - share) * source_loss.mean() + share * target_loss.mean()
         state.take(gradient(loss, trainable(state.task.model)))
@@ -90,13 +85,10 @@ class Xiao:
     def _pretrain_step(self, state: XiaoState, target: Batch) -> dict[str, Tensor]:
         scores = class_scores(state.task.model, target, self.name)
         losses = F.cross_entropy(scores, target.labels, reduction="none")
-        require_finite("target", losses.detach(), target.index)
+        state.task.guard("target", losses.detach(), target.index)
         if state.steps >= state.pretraining // 2:
             state.count(label_counts(scores.detach().softmax(1), target.labels))
         state.take(gradient(losses.mean(), trainable(state.task.model)))
-        if state.noise_schedule is not None:
-            state.noise_optimizer.step()  # without gradients it does nothing, but the schedule asks for it
-            state.noise_schedule.step()
         if state.steps == state.pretraining:
             copy_shared(state.task.model, state.noise_net)
         return {"target_loss": losses.detach().mean()}
@@ -108,8 +100,6 @@ class XiaoState(State):
 
     pretraining: int
     noise_net: nn.Module
-    noise_optimizer: Optimizer
-    noise_schedule: LRScheduler | None
     counts: Tensor | None = None
 
     def count(self, counts: Tensor) -> None:
@@ -130,13 +120,9 @@ class XiaoState(State):
         counts = off if self.counts is None else self.counts.to(like.dtype) * off + 1e-6
         return counts * off / (counts * off).sum(0, keepdim=True)
 
-    def noise_step(self, loss: Tensor) -> None:
-        """The M-step of θ₂."""
+    def give_gradient(self, loss: Tensor) -> None:
+        """The M-step of θ₂, which the optimizer takes together with that of θ₁."""
         loss.backward(inputs=list(self.noise_net.parameters()))
-        self.noise_optimizer.step()
-        self.noise_optimizer.zero_grad(set_to_none=True)
-        if self.noise_schedule is not None:
-            self.noise_schedule.step()
 
 
 def likelihoods(confusion: Tensor, labels: Tensor) -> Tensor:

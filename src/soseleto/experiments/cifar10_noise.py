@@ -1,0 +1,276 @@
+"""Table 1 and its figure: CIFAR-10 with noisy labels, Quick, every method in the table.
+
+5,000 clean target images; the other 45,000 are the source, with 30, 40 or 50 % of their labels flipped to another
+class, or with the human labels of CIFAR-10N. Batches of 256 and 32, 60 epochs, accuracy on the 10,000 test images
+after the last epoch. All methods share data, preprocessing, augmentation, schedule and number of steps.
+
+    python -m soseleto.experiments.cifar10_noise --methods soseleto ordinary --noise 0.4 --seeds 0 1 2 --out FILE
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soseleto.batch import Batch
+from soseleto.data import Augment, Examples, Preprocess, generator, load, seed_for, symmetric
+from soseleto.detection import FRACTIONS, compare, wrong_among_kept
+from soseleto.errors import UsageError, did_you_mean
+from soseleto.experiments import runner
+from soseleto.experiments.results import Results, Row
+from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct_only, corrected
+from soseleto.models import quick
+from soseleto.preparing import choose_device
+from soseleto.schedules import cosine, linear
+from soseleto.task import MakeSchedule, Method
+
+NAME = "cifar10-noise"
+NOISE: tuple[float | str, ...] = (0.3, 0.4, 0.5, "worse_label", "aggre_label")
+SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})
+LABELS: Mapping[str, Callable[[Examples], Examples]] = MappingProxyType(
+    {"noisy": lambda source: source, "corrected": corrected, "correct_only": correct_only}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run, complete.
+
+    method: the row's name; base, settings: which method that is, and what differs from its defaults
+    noise: the share of flipped labels, or a label set of CIFAR-10N; labels: what an oracle is told about them
+    n_clean: clean images, of which n_heldout are kept out of training; the rest of the train split is the source
+    n_source, n_test: fewer than there are; size: side of the images, 32 or averaged down to 16
+    early_stopping: keep the model of the epoch that is best on the held-out images
+    select: measure on the held-out images and leave the test set alone: for choosing settings
+    record: follow the loss and margin of every source example
+    """
+
+    method: str
+    base: str
+    noise: float | str
+    seed: int = 0
+    settings: tuple[tuple[str, Any], ...] = ()
+    labels: str = "noisy"
+    n_clean: int = 5000
+    n_heldout: int = 0
+    n_source: int | None = None
+    n_test: int | None = None
+    size: int = 32
+    epochs: int = 60
+    batch_size: int = 256
+    target_batch_size: int = 32
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    schedule: str = "linear"
+    crop: int = 0
+    flip: bool = False
+    early_stopping: bool = False
+    select: bool = False
+    record: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.select or self.early_stopping) and not 0 < self.n_heldout < self.n_clean:
+            raise UsageError(f"n_heldout must lie between 0 and n_clean, got {self.n_heldout}: say n_heldout=1000.")
+
+
+# The lines of the table: title, and what makes each differ from the common configuration.
+LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "ordinary_constant": ("ordinary training, constant rate", {"base": "ordinary", "schedule": "constant"}),
+        "ordinary": ("ordinary training", {"base": "ordinary"}),
+        "ordinary_early_stopped": (
+            "ordinary training, early stopped",
+            {"base": "ordinary", "early_stopping": True, "n_heldout": 1000, "schedule": "constant"},
+        ),
+        "target_only": ("target only", {"base": "target_only"}),
+        "mixed": ("noisy and clean mixed", {"base": "mixed"}),
+        "sukhbaatar": ("Sukhbaatar et al. 2014", {"base": "sukhbaatar"}),
+        "sukhbaatar_10k": ("Sukhbaatar et al. 2014, 10,000 clean", {"base": "sukhbaatar", "n_clean": 10000}),
+        "xiao": ("Xiao et al. 2015", {"base": "xiao"}),
+        "xiao_10k": ("Xiao et al. 2015, 10,000 clean", {"base": "xiao", "n_clean": 10000}),
+        "reweight": ("Learning to Reweight", {"base": "reweight"}),
+        "meta_weight_net": ("Meta-Weight-Net", {"base": "meta_weight_net"}),
+        "soseleto": ("**SOSELETO**", {"base": "soseleto"}),
+        "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (("weight_step", None),)}),
+        "soseleto_no_average": ("… one target batch", {"base": "soseleto", "settings": (("target_average", 0.0),)}),
+        "soseleto_unscaled": (
+            "… step not scaled",
+            {"base": "soseleto", "settings": (("scale_free", False), ("weight_step", 0.05))},
+        ),
+        "soseleto_mean": ("… loss not normalised", {"base": "soseleto", "settings": (("normalize_weights", False),)}),
+        "soseleto_constant": ("… constant rate", {"base": "soseleto", "schedule": "constant"}),
+        "oracle_subset": ("oracle: only the right labels", {"base": "ordinary", "labels": "correct_only"}),
+        "oracle": ("oracle: every label corrected", {"base": "ordinary", "labels": "corrected"}),
+    }
+)
+SMALL: Mapping[str, Any] = MappingProxyType(
+    {"n_source": 4000, "n_clean": 1000, "n_test": 2000, "size": 16, "epochs": 12, "batch_size": 64, "lr": 0.02}
+)
+
+
+def configuration(
+    method: str, *, noise: float | str = 0.4, seed: int = 0, small: bool = False, **changes: Any
+) -> Config:
+    """The complete configuration of one line of the table; ``small`` is sized for a CPU and minutes."""
+    if method not in LINES:
+        known = ", ".join(LINES)
+        raise UsageError(f"unknown method {method!r}{did_you_mean(method, LINES)}: choose from {known}.")
+    if noise not in NOISE and not (isinstance(noise, float) and 0.0 < noise < 1.0):
+        raise UsageError(f"noise must be a share between 0 and 1, 'worse_label' or 'aggre_label', got {noise!r}.")
+    fields = {**LINES[method][1], **(SMALL if small else {}), **changes}
+    if changes.get("settings"):  # a variant gets a name of its own
+        fields["settings"] = tuple({**dict(LINES[method][1].get("settings", ())), **dict(changes["settings"])}.items())
+        method += "[" + ",".join(f"{name}={value}" for name, value in changes["settings"]) + "]"
+    return Config(method=method, noise=noise, seed=seed, **fields)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The four sides; the source carries the truth beside its labels."""
+
+    source: Examples
+    target: Examples
+    heldout: Examples | None
+    test: Examples
+
+
+def prepare_data(config: Config, root: str | Path | None = None) -> Data:
+    """Drawn by the seed: clean images, the noisy rest, and which labels are flipped; the same for every method."""
+    human = config.noise if isinstance(config.noise, str) else None
+    train, test = _split("train", root, human), _split("test", root, None)
+    truth = train.labels if train.truth is None else train.truth
+    order = torch.randperm(len(train), generator=generator(config.seed, f"{NAME}/split"))
+    clean, rest = order[: config.n_clean], order[config.n_clean :][: config.n_source]
+    heldout, target = clean[: config.n_heldout], clean[config.n_heldout :]
+    source = replace(train.subset(rest), truth=truth[rest])
+    if isinstance(config.noise, float):
+        noisy = symmetric(source.labels, config.noise, classes=10, seed=config.seed)
+        source = replace(source, labels=noisy.labels)
+    right = replace(train, labels=truth, truth=None)
+    shrink = partial(_shrunk, size=config.size)
+    return Data(
+        source=shrink(LABELS[config.labels](source)),
+        target=shrink(right.subset(target)),
+        heldout=shrink(right.subset(heldout)) if len(heldout) else None,
+        test=shrink(test.subset(range(config.n_test)) if config.n_test else test),
+    )
+
+
+@lru_cache(maxsize=4)
+def _split(split: str, root: str | Path | None, human: str | None) -> Examples:
+    return load("cifar10", split, root) if human is None else load("cifar10n", split, root, label_set=human)
+
+
+def _shrunk(examples: Examples, *, size: int) -> Examples:
+    side = examples.inputs.shape[-1]
+    if side == size:
+        return examples
+    small = F.avg_pool2d(examples.inputs.float(), side // size).round().to(torch.uint8)
+    return replace(examples, inputs=small)
+
+
+def make_method(config: Config, data: Data, signals: Signals | None = None) -> Method:
+    """The method with its settings, early stopping around it where asked for, and recording where there are signals."""
+    method = by_name(config.base)
+    if config.settings:
+        method = dataclasses.replace(method, **dict(config.settings))  # type: ignore[type-var]
+    if config.early_stopping:
+        assert data.heldout is not None
+        inputs = Preprocess.of(data.source.inputs)(data.heldout.inputs)  # as fit prepares them
+        heldout = Batch(torch.arange(len(inputs)), inputs, data.heldout.labels)
+        method = EarlyStopping(method=method, heldout=heldout, every=-(-len(data.source) // config.batch_size))
+    return method if signals is None else Recording(method, signals)
+
+
+def make_model(config: Config) -> nn.Module:
+    """Quick with initial values drawn by the seed; the global random state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(config.seed, f"{NAME}/model"))
+        return quick(10, size=config.size)
+
+
+def heading(config: Config) -> Row:
+    """The entries of a row that are known before the run."""
+    plain = {**dataclasses.asdict(config), "settings": dict(config.settings)}
+    return {"method": config.method, "setting": {"noise": config.noise}, "seed": config.seed, "config": plain}
+
+
+def run_one(config: Config, root: str | Path | None = None, device: str = "auto") -> Row:
+    """Train once and measure: accuracy in percent, seconds of training, and how wrong labels were told from right."""
+    from soseleto.training import fit
+
+    data = prepare_data(config, root)
+    signals = Signals(len(data.source)) if config.record and config.labels == "noisy" else None
+    augment = Augment(crop=config.crop, flip=config.flip)
+    begin = time.perf_counter()
+    result = fit(
+        make_model(config),
+        data.source,
+        data.target,
+        mode="noisy",
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        target_batch_size=config.target_batch_size,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        schedule=SCHEDULES[config.schedule],
+        method=make_method(config, data, signals),
+        augment_source=augment,
+        augment_target=augment,
+        seed=config.seed,
+        device=device,
+    )
+    found: Row = {"seconds": time.perf_counter() - begin}
+    if data.heldout is not None:
+        found["heldout_accuracy"] = result.evaluate(data.heldout)["accuracy"]
+    if not config.select:
+        found["accuracy"] = result.evaluate(data.test)["accuracy"]
+    weights = {} if result.learned is None else {"weight": result.weights, "score": result.scores}
+    return {**heading(config), **found, **_detection(data.source, weights, signals)}
+
+
+def _detection(source: Examples, weights: dict[str, Tensor], signals: Signals | None) -> Row:
+    """AUROC and precision of every signal, and the appendix's curves at 20 sizes."""
+    assert source.truth is not None
+    wrong = source.labels.cpu() != source.truth.cpu()
+    trust = dict(weights)
+    if signals is not None and bool((signals.visits > 0).all()):
+        trust |= {"loss": -signals.loss.cpu(), "margin": signals.margin.cpu()}
+    if not trust or not bool(wrong.any()):
+        return {}
+    kept = {name: [round(100 * share, 2) for share in wrong_among_kept(t, wrong)] for name, t in trust.items()}
+    found = {name: {k: round(v, 4) for k, v in one.items()} for name, one in compare(trust, wrong).items()}
+    return {"detection": found, "kept": {"fraction": list(FRACTIONS), **kept}}
+
+
+def run_all(
+    configs: Sequence[Config],
+    out: str | Path,
+    *,
+    root: str | Path | None = None,
+    device: str = "auto",
+    processes: int = 1,
+    report: Callable[[str], None] = print,
+) -> Results:
+    """Run what ``out`` does not hold yet; every row is on the disk as soon as its run ends."""
+    run = partial(run_one, root=root, device=device)
+    return runner.run_all(
+        configs, out, run, name=NAME, heading=heading, device=str(choose_device(device)), processes=processes,
+        report=report,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    from soseleto.experiments.cifar10_words import main
+
+    main()

@@ -1,0 +1,147 @@
+"""The words of ``python -m soseleto.experiments.cifar10_noise``, and the tables made from what it wrote."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from soseleto.errors import SoseletoError, UsageError
+from soseleto.experiments.cifar10_noise import LINES, NOISE, SCHEDULES, Config, configuration, run_all
+from soseleto.experiments.results import Row, load, put_between, table
+
+SETTINGS = {
+    "30 %": 0.3,
+    "40 %": 0.4,
+    "50 %": 0.5,
+    "CIFAR-10N worse": "worse_label",
+    "CIFAR-10N aggregate": "aggre_label",
+}
+PAPER = (
+    ("paper: ordinary training", "65.57", "62.38", "57.36"),
+    ("paper: Sukhbaatar et al., 10,000 clean", "69.73", "66.66", "63.39"),
+    ("paper: Xiao et al., 10,000 clean", "69.81", "66.76", "63.00"),
+    ("paper: SOSELETO", "72.41", "69.98", "66.33"),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    words = argparse.ArgumentParser(prog="python -m soseleto.experiments.cifar10_noise", description=__doc__)
+    words.add_argument("--methods", nargs="+", default=list(LINES), help=f"of {', '.join(LINES)}; all by default")
+    words.add_argument("--noise", nargs="+", default=[str(n) for n in NOISE])
+    words.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    words.add_argument("--out", type=Path, required=True, help="results file; runs that are in it are not repeated")
+    words.add_argument("--data-root", type=Path)
+    words.add_argument("--device", default="auto")
+    words.add_argument("--processes", type=int, default=1)
+    words.add_argument("--small", action="store_true", help="sized for a CPU")
+    for name, kind in (("epochs", int), ("lr", float), ("weight-decay", float), ("crop", int), ("schedule", str),
+                       ("batch-size", int), ("n-clean", int), ("n-heldout", int)):  # fmt: skip
+        words.add_argument(f"--{name}", type=kind)
+    words.add_argument("--flip", action="store_true", default=None)
+    words.add_argument("--no-record", dest="record", action="store_false", default=None)
+    words.add_argument(
+        "--select", action="store_true", default=None, help="measure on held-out images, not on the test"
+    )
+    words.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method")
+    return words
+
+
+def configs(given: argparse.Namespace) -> list[Config]:
+    """Every combination, the cheap ones of a seed together, so that early rows already cover all methods."""
+    names = ("epochs", "lr", "weight_decay", "crop", "schedule", "batch_size", "n_clean", "n_heldout", "flip", "record",
+             "select")  # fmt: skip
+    changes: dict[str, Any] = {name: value for name in names if (value := getattr(given, name)) is not None}
+    if given.select and given.n_heldout is None:
+        changes["n_heldout"] = 1000
+    if given.schedule is not None and given.schedule not in SCHEDULES:
+        raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}, got {given.schedule!r}.")
+    if given.set:
+        changes["settings"] = tuple(_setting(word) for word in given.set)
+    return [
+        configuration(method, noise=_noise(noise), seed=seed, small=given.small, **changes)
+        for seed in given.seeds
+        for noise in given.noise
+        for method in given.methods
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, printing one line a finished run; exit code 2 for words that are off, 1 for runs that fail."""
+    given = parser().parse_args(argv)
+    try:
+        run_all(configs(given), given.out, root=given.data_root, device=given.device, processes=given.processes,
+                report=lambda line: print(line, flush=True))  # fmt: skip
+    except SoseletoError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, UsageError) else 1) from error
+
+
+def accuracy_table(rows: Sequence[Row]) -> str:
+    """Accuracy after the last epoch, with the paper's numbers on top."""
+    titles = {name: title for name, (title, _) in LINES.items()}
+    settings = {title: {"noise": noise} for title, noise in SETTINGS.items()}
+    there = {row["setting"]["noise"] for row in rows}
+    symmetric = [n for n in SETTINGS.values() if isinstance(n, float)]
+    blank = [""] * sum(n in there for n in SETTINGS.values() if isinstance(n, str))
+    paper = [[line[0], *(line[1 + i] for i, n in enumerate(symmetric) if n in there), *blank] for line in PAPER]
+    return table(rows, lambda row: row.get("accuracy"), methods=titles, settings=settings, more=paper)
+
+
+def better_half_table(rows: Sequence[Row]) -> str:
+    """Percent of wrong labels in the better half of SOSELETO's source, by weight, by score, and by the free signals."""
+    return _signals(rows, lambda row, name: row["kept"][name][row["kept"]["fraction"].index(0.5)])
+
+
+def auroc_table(rows: Sequence[Row]) -> str:
+    """100·AUROC of right against wrong labels, all signals from the SOSELETO runs."""
+    return _signals(rows, lambda row, name: 100.0 * row["detection"][name]["auroc"])
+
+
+def precision_table(rows: Sequence[Row]) -> str:
+    """Percent of wrong labels among the k least trusted, k the true number of wrong labels."""
+    return _signals(rows, lambda row, name: 100.0 * row["detection"][name]["precision"])
+
+
+def _signals(rows: Sequence[Row], value: Any) -> str:
+    mine = [row for row in rows if row["method"] == "soseleto" and "detection" in row]
+    spread = [{**row, "method": name, "value": value(row, name)} for row in mine for name in row["detection"]]
+    titles = {"score": "score", "weight": "weight", "loss": "running mean loss", "margin": "running margin"}
+    settings = {title: {"noise": noise} for title, noise in SETTINGS.items()}
+    return table(spread, lambda row: row["value"], methods=titles, settings=settings)
+
+
+TABLES = {
+    "accuracy": accuracy_table,
+    "better half": better_half_table,
+    "auroc": auroc_table,
+    "precision": precision_table,
+}
+
+
+def page(text: str, results: str | Path) -> str:
+    """A page of docs with its tables made anew from a results file."""
+    rows = load(results).rows
+    for mark, make in TABLES.items():
+        text = put_between(text, mark, make(rows))
+    return text
+
+
+def _noise(word: str) -> float | str:
+    try:
+        return float(word)
+    except ValueError:
+        return word
+
+
+def _setting(word: str) -> tuple[str, Any]:
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise UsageError(f"--set takes NAME=VALUE, got {word!r}: as in --set weight_step=0.2.")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value

@@ -1,0 +1,82 @@
+"""Many runs, one after another or side by side, each row on the disk as soon as its run ends.
+
+A job that is cut short is started again with the same words and goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import TypeVar
+
+from soseleto.errors import TrainingError
+from soseleto.experiments.results import Results, Row, key, load, save, started
+
+C = TypeVar("C")
+Outcome = tuple[C, Row | Exception]
+
+
+def run_all(
+    configs: Sequence[C],
+    out: str | Path,
+    run: Callable[[C], Row],
+    *,
+    name: str,
+    heading: Callable[[C], Row],
+    device: str = "cpu",
+    processes: int = 1,
+    report: Callable[[str], None] = print,
+) -> Results:
+    """Run what ``out`` does not hold yet; ``heading`` gives the entries of a row that are known beforehand.
+
+    ``run`` and the configurations must be picklable where there is more than one process. A run that fails is
+    reported and left out; the others go on, and at the end its failure is raised.
+    """
+    out = Path(out)
+    results = load(out) if out.exists() else started(name, device=device)
+    done = {key(row) for row in results.rows}
+    waiting = [config for config in configs if key(heading(config)) not in done]
+    if len(waiting) < len(configs):
+        report(f"{len(configs) - len(waiting)} of {len(configs)} runs are in {out} already")
+    failures: list[Exception] = []
+    for config, row in _outcomes(waiting, run, processes):
+        words = ", ".join(f"{name} {value}" for name, value in heading(config).items() if name != "config")
+        if isinstance(row, Exception):
+            failures.append(row)
+            report(f"{words}: failed, {row}")
+            continue
+        results = results.merged([row])
+        save(out, results)
+        report(f"{words}: {_numbers(row)}")
+    if failures:
+        raise TrainingError(f"{len(failures)} of {len(waiting)} runs failed, first: {failures[0]}") from failures[0]
+    return results
+
+
+def _outcomes(configs: Sequence[C], run: Callable[[C], Row], processes: int) -> Iterator[Outcome[C]]:
+    """Each configuration with its row or its failure, in the order they end."""
+    if processes <= 1:
+        for config in configs:
+            try:
+                yield config, run(config)
+            except Exception as error:
+                yield config, error
+        return
+    # CUDA cannot be used in forked processes.
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(run, config): config for config in configs}
+        for future in as_completed(futures):
+            failure = future.exception()
+            if failure is None:
+                yield futures[future], future.result()
+            elif isinstance(failure, Exception):
+                yield futures[future], failure
+            else:
+                raise failure
+
+
+def _numbers(row: Row) -> str:
+    shown = {name: value for name, value in row.items() if isinstance(value, float)}
+    return ", ".join(f"{name} {value:.2f}" for name, value in shown.items())
