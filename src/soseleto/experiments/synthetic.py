@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 N_SOURCE, N_FLIPPED, N_TARGET, N_TEST = 500, 100, 50, 2000
 CLASSES = ("left", "right")
 THRESHOLD = 0.1
-EPOCHS, BATCH_SIZE, LR, WEIGHT_DECAY = 100, 16, 0.01, 0.01
+EPOCHS, BATCH_SIZE, LR, WEIGHT_DECAY = 100, 16, 0.02, 0.005
 
 
 def make_data(seed: int = 0) -> tuple[Examples, Examples, Examples]:
