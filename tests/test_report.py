@@ -198,6 +198,15 @@ def test_a_run_that_has_not_ended_is_reported_as_far_as_it_goes(tmp_path: Path) 
     assert "This run has not finished its first epoch" in text_of(render(run.path))
 
 
+@pytest.mark.parametrize(("folder", "shown"), [("images", False), ("elsewhere", True)])
+def test_paths_are_shown_where_they_say_more_than_the_ids(tmp_path: Path, folder: str, shown: bool) -> None:
+    run = fabricate(tmp_path / "run", n=6, epochs=1)
+    columns = run.ranking()
+    names = columns["id"] if folder == "images" else columns["id"][::-1]
+    run.write_ranking(columns | {"path": np.array([f"{folder}/{name}" for name in names])})
+    assert (f"{folder}/{names[0]}" in render(run.path)) is shown
+
+
 def test_one_epoch_and_equal_scores_do_not_upset_it(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=7, epochs=1)
     run.write_ranking(run.ranking() | {"score": np.zeros(7, dtype=np.float32)})

@@ -70,8 +70,16 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "best": tables.example_rows(run.ranking, index[:shown]),
         "worst": tables.example_rows(run.ranking, index[::-1][:shown]),
         "features": run.features if len(run.features) <= 4 else [],
+        "show_paths": _paths_say_more(run.ranking),
         "forms": {name: words.decimals(run.ranking[name]) for name in ("score", *run.features)},
     }
+
+
+def _paths_say_more(ranking: dict[str, np.ndarray]) -> bool:
+    """Whether the paths tell more than the ids, which are often their ends."""
+    if "path" not in ranking:
+        return False
+    return any(not str(path).endswith(str(name)) for path, name in zip(ranking["path"], ranking["id"], strict=True))
 
 
 def _histograms(run: RunFiles, weight: np.ndarray, wrong: np.ndarray | None) -> list[Figure]:
