@@ -43,13 +43,31 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Precision:
+    """In which precision the model runs: as it is, or under autocast. Losses are computed in float32 or better."""
+
+    autocast: torch.dtype | None = None
+
+    def __call__(self, module: Any, inputs: Tensor) -> Tensor:
+        if self.autocast is None:
+            return module(inputs)
+        with torch.autocast(inputs.device.type, self.autocast):
+            outputs = module(inputs)
+        return outputs.float() if isinstance(outputs, Tensor) and outputs.dtype == self.autocast else outputs
+
+
+FULL = Precision()
+
+
+@dataclass(frozen=True)
 class NoisyLosses:
     """Noisy-label mode: source and target go through the same model and head."""
 
     loss: Loss = cross_entropy
+    precision: Precision = FULL
 
     def source(self, model: nn.Module, batch: Batch) -> Tensor:
-        return _vector(self.loss(model(batch.inputs), batch.labels))
+        return _vector(self.loss(self.precision(model, batch.inputs), batch.labels))
 
     def target(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.source(model, batch)
@@ -59,7 +77,7 @@ class NoisyLosses:
 
     def joint(self, model: nn.Module, source: Batch, target: Batch) -> Tensor:
         labels = torch.cat([source.labels, target.labels])
-        return _vector(self.loss(model(torch.cat([source.inputs, target.inputs])), labels))
+        return _vector(self.loss(self.precision(model, torch.cat([source.inputs, target.inputs])), labels))
 
 
 @dataclass(frozen=True)
@@ -68,23 +86,28 @@ class TransferLosses:
 
     source_loss: Loss = cross_entropy
     target_loss: Loss = cross_entropy
+    precision: Precision = FULL
 
     def source(self, model: Any, batch: Batch) -> Tensor:
-        return _vector(self.source_loss(model.source_head(model.trunk(batch.inputs)), batch.labels))
+        return _vector(self.source_loss(self.precision(_then(model, "source_head"), batch.inputs), batch.labels))
 
     def target(self, model: Any, batch: Batch) -> Tensor:
-        return _vector(self.target_loss(model.target_head(model.trunk(batch.inputs)), batch.labels))
+        return _vector(self.target_loss(self.precision(_then(model, "target_head"), batch.inputs), batch.labels))
 
     def can_join(self, source: Batch, target: Batch) -> bool:
         return _alike(source.inputs, target.inputs)
 
     def joint(self, model: Any, source: Batch, target: Batch) -> Tensor:
         # Both heads see every row, so that each layer's rows are the whole batch; a head costs next to nothing.
-        features = model.trunk(torch.cat([source.inputs, target.inputs]))
+        features = self.precision(model.trunk, torch.cat([source.inputs, target.inputs]))
         n = len(source)
-        of_source = _vector(self.source_loss(model.source_head(features)[:n], source.labels))
-        of_target = _vector(self.target_loss(model.target_head(features)[n:], target.labels))
+        of_source = _vector(self.source_loss(self.precision(model.source_head, features)[:n], source.labels))
+        of_target = _vector(self.target_loss(self.precision(model.target_head, features)[n:], target.labels))
         return torch.cat([of_source, of_target])
+
+
+def _then(model: Any, head: str) -> Callable[[Tensor], Tensor]:
+    return lambda inputs: getattr(model, head)(model.trunk(inputs))
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from soseleto.batch import Batch, Loss, NoisyLosses, TransferLosses, cross_entropy
-from soseleto.data import Examples, Preprocess
-from soseleto.data.reading import as_examples
+from soseleto.data import Examples, Preprocess, as_examples, read_pair
 from soseleto.errors import DataError, UsageError, did_you_mean
 from soseleto.models import TrunkAndHeads, feature_width
 
@@ -26,7 +26,13 @@ class Data:
     test: Examples | None
 
     @classmethod
-    def read(cls, source: Any, target: Any, test: Any = None) -> Data:
+    def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
+        """Files are read as a pair, with one list of classes and every check; arrays are taken as they are."""
+        if mode not in MODES:
+            raise UsageError(f"mode must be 'noisy' or 'transfer', got {mode!r}{did_you_mean(mode, MODES)}.")
+        if any(isinstance(data, (str, Path)) for data in (source, target, test)):
+            pair = read_pair(source, target, test, mode=mode)
+            return cls(pair.source, pair.target, pair.test)
         return cls(
             as_examples(source, name="source"),
             as_examples(target, name="target"),
@@ -100,8 +106,6 @@ def assemble(
     target_head: nn.Module | None,
 ) -> nn.Module:
     """The whole model: as it is in noisy mode, trunk and heads in transfer mode."""
-    if mode not in MODES:
-        raise UsageError(f"mode must be 'noisy' or 'transfer', got {mode!r}{did_you_mean(mode, MODES)}.")
     if mode == "noisy":
         if source_head is not None or target_head is not None:
             raise UsageError("heads have no effect in noisy mode, where both sides share one: say mode='transfer'.")
@@ -169,10 +173,3 @@ def _check_side(
     one = examples.subset([0])
     batch = Batch(torch.zeros(1, dtype=torch.int64), prepare(one.inputs.to(device)), one.labels.to(device))
     getattr(losses, side)(model, batch)
-
-
-def with_labels_of(dtype: torch.dtype, examples: Examples) -> Examples:
-    """Float labels in the model's precision."""
-    if examples.labels.is_floating_point() and examples.labels.dtype != dtype:
-        return replace(examples, labels=examples.labels.to(dtype))
-    return examples

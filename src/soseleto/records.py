@@ -50,7 +50,10 @@ class Records:
 
     def step(self, numbers: dict[str, Tensor], place: dict[str, Any]) -> None:
         for name, value in numbers.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            if name in self._sums:
+                self._sums[name].add_(value)
+            else:
+                self._sums[name] = value.clone()  # a captured step writes its numbers to the same place every time
             self._counts[name] = self._counts.get(name, 0) + 1
         now = time.perf_counter()
         if self._progress is not None and now - self._told > TELL_EVERY:

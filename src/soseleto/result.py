@@ -121,7 +121,7 @@ class Result:
 
     def evaluate(self, dataset: Any) -> dict[str, float]:
         """Mean loss, and for classification the accuracy in percent."""
-        from soseleto.data.reading import as_examples
+        from soseleto.data import as_examples
 
         examples = as_examples(dataset, name="test")
         outputs = self.outputs(examples.inputs)

@@ -19,7 +19,9 @@ def sgd(lr: float, weight_decay: float = 0.0, momentum: float = 0.9) -> MakeOpti
         raise UsageError(f"lr must be above 0, got {lr}.")
 
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        parameters = list(parameters)
+        on_gpu = all(p.is_cuda and p.is_floating_point() for p in parameters)
+        return SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=on_gpu or None)
 
     return make
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.batch import Batch, Loss, NoisyLosses, TransferLosses, cross_entropy
-from soseleto.data import Augment, Examples, TargetCycle, generator, seed_for, source_batches
+from soseleto.batch import Batch, Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
+from soseleto.capture import CapturedStep, EagerStep
+from soseleto.data import Augment, Examples, TargetCycle, feed, seed_for, source_batches
 from soseleto.engines import Engine
 from soseleto.errors import TrainingError, UsageError
 from soseleto.preparing import Data, Prepare, assemble, check_fit, choose_device, make_prepare
 from soseleto.records import Progress, Records, weight_record
 from soseleto.result import Result, ranking_table
 from soseleto.schedules import linear, sgd
-from soseleto.task import MakeOptimizer, MakeSchedule, Method, NonFiniteLoss, Task
+from soseleto.task import DeferredGuard, MakeOptimizer, MakeSchedule, Method, NonFiniteLoss, Task, require_finite
 
 
 def fit(
@@ -49,6 +50,8 @@ def fit(
     augment_target: Augment | None = None,
     balanced_target: bool = False,
     standardize: bool | None = None,
+    precision: torch.dtype | None = None,
+    cuda_graph: bool = True,
     seed: int = 0,
     device: str | torch.device = "auto",
     out: str | Path | None = None,
@@ -74,6 +77,8 @@ def fit(
         augment_source, augment_target: random changes of image batches.
         balanced_target: class-balanced target batches.
         standardize: centre and scale inputs by the source's statistics; by default done for uint8 images.
+        precision: ``torch.bfloat16`` runs the model under autocast; weights, scores and alignments stay float32.
+        cuda_graph: on a GPU, record a step once and replay it; where that is impossible the run says so.
         seed: everything random in the training follows from it; the global random state comes out untouched.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
         out: a run folder to write.
@@ -92,14 +97,15 @@ def fit(
     if target_loss is not None and mode == "noisy":
         raise UsageError("target_loss has no effect in noisy mode, where both sides share one loss: leave it out.")
     where = choose_device(device)
-    data = Data.read(source, target, test)
+    data = Data.read(source, target, test, mode)
     batch_size = _batch_size("batch_size", batch_size, 256, len(data.source), "source")
     target_batch_size = _batch_size("target_batch_size", target_batch_size, 32, len(data.target), "target")
     with _seeded(seed, where):
         model.to(where)
         prepare = make_prepare(data.source, model, standardize=standardize)
         whole = assemble(model, mode, data, prepare, source_head=source_head, target_head=target_head)
-        losses = NoisyLosses(loss) if mode == "noisy" else TransferLosses(loss, target_loss or loss)
+        inside = Precision(precision)
+        losses = NoisyLosses(loss, inside) if mode == "noisy" else TransferLosses(loss, target_loss or loss, inside)
         check_fit(whole, losses, data, prepare)
         loop = _Loop(
             task=Task(
@@ -112,6 +118,7 @@ def fit(
                 make_optimizer=make_optimizer,
                 make_schedule=schedule,
                 device=where,
+                guard=DeferredGuard(where) if where.type == "cuda" else require_finite,
             ),
             method=chosen,
             data=data.to(where),
@@ -125,6 +132,7 @@ def fit(
             augment_target=augment_target or Augment(),
             epochs=epochs,
             seed=seed,
+            capture=cuda_graph and where.type == "cuda",
             records=Records(out, _progress(progress)),
         )
         return loop.run(
@@ -141,6 +149,7 @@ def fit(
                 "schedule": _name_of(schedule),
                 "loss": _name_of(loss),
                 "balanced_target": balanced_target,
+                "precision": None if precision is None else str(precision),
                 "augment_source": repr(augment_source),
                 "augment_target": repr(augment_target),
                 "seed": seed,
@@ -164,6 +173,7 @@ class _Loop:
     augment_target: Augment
     epochs: int
     seed: int
+    capture: bool
     records: Records
 
     def run(self, config: dict[str, Any]) -> Result:
@@ -174,34 +184,54 @@ class _Loop:
         self.records.event("start", {"epochs": self.epochs, "steps": self.task.steps, **self._facts()})
         was_training = self.task.model.training
         self.task.model.train()
+        step = CapturedStep(self.method, state, self.records.message) if self.capture else EagerStep(self.method, state)
         for epoch in range(1, self.epochs + 1):
-            self._epoch(state, epoch)
+            try:
+                self._epoch(state, step, epoch)
+            except NonFiniteLoss as error:
+                raise self._stop(error, epoch) from error
         self.task.model.train(was_training)
         result = self._result(state, config)
         self._close(result)
         return result
 
-    def _epoch(self, state: Any, epoch: int) -> None:
+    def _epoch(self, state: Any, step: EagerStep | CapturedStep, epoch: int) -> None:
         batches = source_batches(
             self.task.n_source, self.batch_size, seed=self.seed, epoch=epoch, device=self.task.device
         )
-        first = (epoch - 1) * len(batches)
-        targets = self.target.block(first, len(batches)).to(self.task.device)
-        for place, index in enumerate(batches):
-            step = first + place
-            source = self._batch(self.data.source, index, self.augment_source, "augment source", step)
-            target = self._batch(self.data.target, targets[place], self.augment_target, "augment target", step)
-            try:
-                numbers = self.method.step(state, source, target, monitor=place == len(batches) - 1)
-            except NonFiniteLoss as error:
-                raise self._stop(error, epoch) from error
+        before = (epoch - 1) * len(batches)
+        targets = list(self.target.block(before, len(batches)).to(self.task.device))
+        pairs = zip(
+            self._feed(self.data.source, batches, self.augment_source, "source", epoch),
+            self._feed(self.data.target, targets, self.augment_target, "target", epoch),
+            strict=True,
+        )
+        for place, (source, target) in enumerate(pairs, start=1):
+            numbers = step(source, target, monitor=place == len(batches))
             if state.schedule is not None:
                 state.schedule.step()
-            self.records.step(numbers, {"epoch": epoch, "step": step + 1, "steps": self.task.steps})
+            self.records.step(numbers, {"epoch": epoch, "step": before + place, "steps": self.task.steps})
+        if isinstance(self.task.guard, DeferredGuard):
+            self.task.guard.check()
         engine = getattr(getattr(state, "engine", None), "name", None)
-        if epoch == 1 and engine is not None:
+        if engine is not None:
             self.records.message(f"alignments by the {engine} engine")
-        self.records.epoch(self._epoch_record(state, epoch, first + len(batches)))
+        self.records.epoch(self._epoch_record(state, epoch, before + len(batches)))
+
+    def _feed(
+        self, examples: Examples, batches: Sequence[Tensor], augment: Augment, side: str, epoch: int
+    ) -> Iterator[Batch]:
+        device = self.task.device
+        for fed in feed(
+            examples,
+            batches,
+            seed=self.seed,
+            epoch=epoch,
+            purpose=f"{side}/augment",
+            augment=None if augment.nothing else augment,
+            prepare=self.prepare,
+        ):
+            yield Batch(fed.places.to(device), fed.inputs.to(device), fed.labels.to(device))
 
     def _epoch_record(self, state: Any, epoch: int, step: int) -> dict[str, Any]:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.epochs, "step": step}
@@ -212,13 +242,6 @@ class _Loop:
             numbers = self._result(state, {}).evaluate(self.data.test)
             record |= {f"test_{name}": value for name, value in numbers.items()}
         return record
-
-    def _batch(self, examples: Examples, index: Tensor, augment: Augment, purpose: str, step: int) -> Batch:
-        inputs, labels = examples.take(index)
-        inputs, labels = inputs.to(self.task.device), labels.to(self.task.device)
-        if not augment.nothing:
-            inputs = augment(inputs, generator(self.seed, purpose, step, device=self.task.device))
-        return Batch(index, self.prepare(inputs), labels)
 
     def _wrong(self) -> Tensor | None:
         source = self.data.source

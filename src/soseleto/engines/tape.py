@@ -67,7 +67,7 @@ class Call:
         for name, each in self.small_gradients().items():
             if name in direction:
                 q.addmv_(each[rows].flatten(1).to(q.dtype), direction[name].flatten().to(q.dtype))
-        if self.large in direction:
+        if self.large is not None and self.large in direction:
             assert self.rule.tangent is not None
             delta, a = self._data(rows)
             q.add_(row_dot(delta, self.rule.tangent(self.arguments, a, direction[self.large].to(self.dtype))))
