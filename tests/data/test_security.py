@@ -165,6 +165,14 @@ def test_image_folders_cannot_read_outside_either(tmp_path, image_folder):
     with pytest.raises(ProblemsError, match=r"a/link.png lead outside"):
         as_examples(root, name="source")
     assert len(as_examples(root, name="source", allow_outside=True)) == 2
+    (root / "a" / "link.png").unlink()
+    os.symlink(secret / "b", root / "b")  # a class folder that is a link
+    with pytest.raises(ProblemsError, match=r"b/0003\.png lead outside"):
+        as_examples(root, name="source")
+    assert len(as_examples(root, name="source", allow_outside=True)) == 2
+    (root / "b").unlink()
+    os.symlink(secret, root / "a" / "deeper")
+    assert as_examples(root, name="source").ids == ("a/0001.png",)
 
 
 def bad_ones(folder, *names):

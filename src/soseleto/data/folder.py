@@ -22,16 +22,18 @@ def read_folder(folder: Path, *, name: str, reading: Reading) -> Raw:
             f"the {name} folder {folder} has no subfolders: make one for each class, with its images inside."
         )
     found = {c: sorted(_images(folder, c, allow_outside=reading.allow_outside)) for c in classes}
-    ids = [path for c in classes for path in found[c]]
+    ids = [path for c in classes for path, _ in found[c]]
     if not ids:
         raise DataError(
             f"no images below {folder} of the {name}: put {', '.join(SUFFIXES[:3])} ... files into "
             f"its subfolders ({some(classes)})."
         )
     labels = Names(tuple(c for c in classes for _ in found[c]))
-    files = tuple(os.path.join(folder, path) for path in ids)
-    empty = [c for c in classes if not found[c]]
-    problems = _empty(name, empty) + _outside(folder, ids, name=name, reading=reading)
+    files = tuple(f"{folder}{os.sep}{path}" for path in ids)
+    # Only links can lead outside: files that are links, and everything below a class folder that is one.
+    links = [path for c in classes for path, link in found[c] if link or os.path.islink(folder / c)]
+    problems = _empty(name, [c for c in classes if not found[c]])
+    problems += () if reading.allow_outside else _outside(folder, links, name=name)
     return Raw(name, labels, files=files, ids=tuple(ids), paths=files, problems=problems)
 
 
@@ -39,8 +41,8 @@ def _is_class(entry: os.DirEntry[str]) -> bool:
     return not entry.name.startswith(".") and entry.is_dir()
 
 
-def _images(folder: Path, c: str, *, allow_outside: bool) -> Iterator[str]:
-    """Posix paths relative to the folder; folders that are links are entered only when told to."""
+def _images(folder: Path, c: str, *, allow_outside: bool) -> Iterator[tuple[str, bool]]:
+    """Posix paths relative to the folder, and whether the file is a link; linked folders only when told to."""
     below = [c]
     while below:
         here = below.pop()
@@ -51,7 +53,7 @@ def _images(folder: Path, c: str, *, allow_outside: bool) -> Iterator[str]:
                 if entry.is_dir(follow_symlinks=allow_outside):
                     below.append(f"{here}/{entry.name}")
                 elif entry.name.lower().endswith(SUFFIXES):
-                    yield f"{here}/{entry.name}"
+                    yield f"{here}/{entry.name}", entry.is_symlink()
 
 
 def _empty(name: str, empty: list[str]) -> tuple[Problem, ...]:
@@ -61,13 +63,10 @@ def _empty(name: str, empty: list[str]) -> tuple[Problem, ...]:
     return (Problem(name, "empty class", text),)
 
 
-def _outside(folder: Path, ids: list[str], *, name: str, reading: Reading) -> tuple[Problem, ...]:
-    if reading.allow_outside:
+def _outside(folder: Path, links: list[str], *, name: str) -> tuple[Problem, ...]:
+    bad = [links[row] for row in outside(folder, links)]
+    if not bad:
         return ()
-    left = outside(folder, ids)
-    if not left:
-        return ()
-    bad = [ids[row] for row in left]
     text = f"{some(bad)} lead outside {folder}: say allow_outside=True if that is meant."
     return (Problem(name, "outside", text, tuple(bad)),)
 

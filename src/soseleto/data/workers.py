@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -62,6 +63,8 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for process in self._processes:  # all first: they end side by side
+            _close(process.stdin)
         for process in self._processes:
             _end(process)
         self._words.close()
@@ -166,14 +169,15 @@ def _death(code: int, paths: list[str], words: list[str]) -> DataError:
     )
 
 
+def _close(pipe: Any) -> None:
+    with contextlib.suppress(OSError):  # what was still to be written to a dead worker
+        pipe.close()
+
+
 def _end(process: Any) -> None:
-    for pipe in (process.stdin, process.stdout):
-        try:
-            pipe.close()
-        except OSError:
-            continue
     try:
         process.wait(timeout=10)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    _close(process.stdout)
