@@ -1,0 +1,202 @@
+"""Shared by the benchmarks: the models, fair timing, and a table with the machine's name on it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soseleto.batch import Batch, NoisyLosses, Precision
+from soseleto.engines import trainable
+from soseleto.models import quick, resnet18
+from soseleto.schedules import sgd
+from soseleto.task import Task
+
+
+class Encoder(nn.Module):
+    """A transformer encoder of the ordinary kind, classifying sequences of tokens."""
+
+    def __init__(self, layers: int = 6, width: int = 512, vocabulary: int = 1000, classes: int = 10) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
+            for _ in range(layers)
+        )
+        del layer
+        self.out = nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x.mean(1))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its batch sizes and inputs."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    source: int
+    target: int
+    inputs: Callable[[int], Tensor]
+    precision: torch.dtype | None = None
+
+    def batch(self, n: int, device: torch.device) -> Batch:
+        return Batch(torch.arange(n, device=device), self.inputs(n).to(device), torch.randint(10, (n,)).to(device))
+
+
+def images(n: int) -> Tensor:
+    return torch.randn(n, 3, 32, 32)
+
+
+def tokens(length: int) -> Callable[[int], Tensor]:
+    return lambda n: torch.randint(1000, (n, length))
+
+
+def cases(device: torch.device) -> list[Case]:
+    """Full size on a GPU; on a CPU the same networks, made to fit into seconds."""
+    gpu = device.type == "cuda"
+    width = 64 if gpu else 16
+    b, t = (256, 32) if gpu else (64, 8)
+    found = [
+        Case("Quick", quick, 256, 32, images),
+        Case("ResNet-18 GroupNorm", lambda: resnet18(width=width), b, t, images),
+        Case("ResNet-18 BatchNorm", lambda: resnet18(width=width, norm=nn.BatchNorm2d), b, t, images),
+    ]
+    if gpu:
+        found.append(Case("transformer", Encoder, 64, 8, tokens(256)))
+        found += [
+            Case("Quick", quick, 256, 32, images, torch.bfloat16),
+            Case("ResNet-18 GroupNorm", resnet18, b, t, images, torch.bfloat16),
+            Case("transformer", Encoder, 64, 8, tokens(256), torch.bfloat16),
+            Case("ResNet-18 GroupNorm, equal batches", resnet18, 256, 256, images),
+        ]
+    else:
+        found.append(Case("transformer", lambda: Encoder(2, 128), 64, 8, tokens(64)))
+    return found
+
+
+def task_for(case: Case, model: nn.Module, n_source: int, device: torch.device) -> Task:
+    return Task(
+        model=model,
+        losses=NoisyLosses(precision=Precision(case.precision)),
+        n_source=n_source,
+        steps=1000,
+        shared=frozenset(trainable(model)),
+        target_head=frozenset(),
+        make_optimizer=sgd(1e-4, 5e-4),
+        device=device,
+        guard=lambda side, losses, index: None,
+    )
+
+
+def ordinary_step(case: Case, model: nn.Module) -> Callable[[Batch], None]:
+    """What a PyTorch user writes."""
+    optimizer = sgd(1e-4, 5e-4)(model.parameters())
+    precision = Precision(case.precision)
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(precision(model, batch.inputs), batch.labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def as_graph(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The step as a CUDA graph on a GPU, as it is elsewhere."""
+    if device.type != "cuda":
+        return step
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(4):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def interleaved(
+    runs: dict[str, Callable[[], object]], device: torch.device, *, rounds: int = 9, calls: int | None = None
+) -> dict[str, float]:
+    """Median seconds a call, the contenders taking turns, so that a noisy machine is noisy for all of them."""
+    calls = calls or (50 if device.type == "cuda" else 3)
+    for run in runs.values():
+        for _ in range(3):
+            run()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(_seconds(run, calls, device))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _seconds(run: Callable[[], object], calls: int, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    return {
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    parser.add_argument("--check", action="store_true", help="fail where a threshold is missed")
+    return parser
+
+
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = [[_cell(row.get(column, "")) for column in columns] for row in rows]
+    widths = [max(len(column), *(len(line[i]) for line in table)) for i, column in enumerate(columns)]
+    print(f"\n{title}")
+    for line in [columns, ["-" * w for w in widths], *table]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def write(path: Path | None, name: str, device: torch.device, rows: list[dict[str, Any]]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"name": name, **machine(device), "rows": rows}, indent=1) + "\n")

@@ -1,0 +1,97 @@
+"""A whole SOSELETO step against an ordinary step of the same model, in the same run.
+
+    python benchmarks/step.py [--device cpu|cuda] [--out FILE] [--check]
+
+An ordinary step is forward, backward and SGD on the source batch of B examples. Ours adds a target batch of T, the
+target gradient and its running mean, B exact alignments, and the update of weights and scores. The floor is
+(4B+3T)/(3B). On a GPU both are CUDA graphs. Memory is the peak of a step over that of an ordinary step on B+T examples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from common import Case, arguments, as_graph, cases, interleaved, ordinary_step, show, task_for, write
+from soseleto.algorithm import Soseleto
+
+AT_MOST = {
+    "Quick": 1.55,
+    "ResNet-18 GroupNorm": 1.60,
+    "transformer": 1.55,
+    "ResNet-18 BatchNorm": 2.2,
+    "ResNet-18 GroupNorm, equal batches": 2.5,
+}
+AT_MOST_CPU = 1.6
+AT_MOST_MEMORY = 1.25
+
+
+def main() -> None:
+    options = arguments(__doc__ or "").parse_args()
+    device = torch.device(options.device)
+    torch.manual_seed(0)
+    rows = [measure(case, device) for case in cases(device)]
+    show("A step of ours against an ordinary step", rows)
+    write(options.out, "step", device, rows)
+    if options.check:
+        late = [row for row in rows if row["times"] > row["at most"]]
+        assert not late, f"slower than allowed: {late}"
+
+
+def measure(case: Case, device: torch.device) -> dict[str, Any]:
+    method = Soseleto()
+    ours, plain = case.make().to(device).train(), case.make().to(device).train()
+    state = method.init(task_for(case, ours, case.source, device))
+    source, target = case.batch(case.source, device), case.batch(case.target, device)
+    step = ordinary_step(case, plain)
+    for _ in range(2):  # the engine is chosen and proved in the first step
+        method.step(state, source, target)
+    seconds = interleaved(
+        {
+            "ordinary": as_graph(lambda: step(source), device),
+            "ours": as_graph(lambda: method.step(state, source, target), device),
+        },
+        device,
+    )
+    both = case.batch(case.source + case.target, device)
+    b, t = case.source, case.target
+    cpu = device.type == "cpu"
+    bound = AT_MOST[case.name]
+    return {
+        "model": case.name,
+        "precision": "bf16" if case.precision is not None else "fp32",
+        "B": b,
+        "T": t,
+        "engine": state.engine.name,
+        "ordinary ms": seconds["ordinary"] * 1e3,
+        "ours ms": seconds["ours"] * 1e3,
+        "times": seconds["ours"] / seconds["ordinary"],
+        "floor": (4 * b + 3 * t) / (3 * b),
+        "at most": max(AT_MOST_CPU, bound)
+        if cpu and state.engine.name != "layerwise"
+        else AT_MOST_CPU
+        if cpu
+        else bound,
+        "memory": memory(lambda: method.step(state, source, target), lambda: step(both), device),
+    }
+
+
+def memory(ours: Any, ordinary: Any, device: torch.device) -> float | None:
+    """Peak memory of our step over the ordinary step's, both above what was held before (GPU only)."""
+    if device.type != "cuda":
+        return None
+    peaks = []
+    for run in (ours, ordinary):
+        run()
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        peaks.append(torch.cuda.max_memory_allocated() - held)
+    return peaks[0] / peaks[1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""On a GPU: the same answers as on the CPU, and captured steps that do what plain steps do."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import soseleto
+from soseleto.algorithm import Soseleto
+from soseleto.batch import Batch, NoisyLosses
+from soseleto.capture import CapturedStep
+from soseleto.data import Augment, Examples
+from soseleto.engines import make_engine, trainable
+from soseleto.models import quick
+from soseleto.schedules import linear, sgd
+from soseleto.task import Task
+from zoo import PROBLEMS, Problem
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+EXACT = [p for p in PROBLEMS if "loop" not in p.declines]
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize("problem", EXACT, ids=lambda p: p.name)
+@pytest.mark.parametrize("engine", ["double_backward", "forward", "layerwise"])
+def test_engine_equals_loop_on_the_gpu(problem: Problem, engine: str) -> None:
+    if engine in problem.declines:
+        pytest.skip("the engine declines this model")
+    found = []
+    for name in ("loop", engine):
+        model, batch = problem.build()
+        model, batch = model.to(CUDA), tuple(part.to(CUDA) for part in batch)
+        seeded = torch.Generator().manual_seed(1)
+        direction = {
+            n: torch.randn(p.shape, dtype=p.dtype, generator=seeded).to(CUDA) for n, p in trainable(model).items()
+        }
+        torch.manual_seed(5)
+        found.append(make_engine(name)(model, problem.loss, batch, direction)[1])
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < 1e-6
+
+
+def quick_task(model: nn.Module) -> Task:
+    return Task(
+        model=model, losses=NoisyLosses(), n_source=64, steps=40, shared=frozenset(trainable(model)),
+        target_head=frozenset(), make_optimizer=sgd(0.01, 5e-4), make_schedule=linear, device=CUDA,
+        guard=lambda side, losses, index: None,
+    )  # fmt: skip
+
+
+def random_batch(n: int, seed: int) -> Batch:
+    seeded = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(n, 3, 32, 32, generator=seeded)
+    labels = torch.randint(10, (n,), generator=seeded)
+    return Batch(torch.randperm(64, generator=seeded)[:n].to(CUDA), inputs.to(CUDA), labels.to(CUDA))
+
+
+@pytest.mark.parametrize("settings", [{}, {"weights_first": True}, {"target_average": 0.0}, {"weight_step": None}])
+def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    start = quick().to(CUDA)
+    states, told = [], []
+    for captured in (False, True):
+        method = Soseleto(**settings, engine="layerwise")
+        state = method.init(quick_task(copy.deepcopy(start)))
+        step: Any = (
+            CapturedStep(method, state, told.append) if captured else lambda s, t, m=method, st=state: m.step(st, s, t)
+        )
+        for m in range(12):
+            source, target = random_batch(32 if m != 8 else 20, m), random_batch(8, 100 + m)
+            step(source, target)
+            assert state.schedule is not None
+            state.schedule.step()
+        states.append(state)
+    assert not told
+    plain, replayed = states
+    for name, value in plain.weights.state().items():
+        assert torch.allclose(replayed.weights.state()[name], value, rtol=1e-3, atol=1e-4), name
+    for a, b in zip(plain.task.model.parameters(), replayed.task.model.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_an_optimizer_that_cannot_be_captured_is_told_and_trains_on() -> None:
+    told: list[str] = []
+    model = quick().to(CUDA)
+    task = quick_task(model)
+    method = Soseleto()
+    state = method.init(Task(**{**vars(task), "make_optimizer": lambda p: torch.optim.Adam(p, lr=1e-3)}))
+    step = CapturedStep(method, state, told.append)
+    before = [p.detach().clone() for p in model.parameters()]
+    for m in range(6):
+        step(random_batch(32, m), random_batch(8, m + 50))
+    assert len(told) == 1
+    assert "CUDA graph" in told[0]
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def examples(n: int, seed: int) -> Examples:
+    seeded = torch.Generator().manual_seed(seed)
+    labels = torch.randint(2, (n,), generator=seeded)
+    inputs = torch.randint(0, 100, (n, 3, 32, 32), generator=seeded, dtype=torch.uint8)
+    inputs[labels == 1, 0] += 100
+    truth = labels.clone()
+    labels[: n // 4] = 1 - labels[: n // 4]
+    return Examples(inputs, labels, truth=truth)
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_fit_on_the_gpu_separates_the_labels(precision: torch.dtype | None) -> None:
+    source, target = examples(1000, 0), examples(400, 1)
+    target = Examples(target.inputs, target.truth)  # type: ignore[arg-type]
+    result = soseleto.fit(
+        quick(2),
+        source,
+        target,
+        epochs=6,
+        device="cuda",
+        precision=precision,
+        augment_source=Augment(crop=2, flip=True),
+    )
+    wrong = torch.arange(1000) < 250
+    assert result.engine == "layerwise"
+    assert not any("CUDA graph" in message for message in result.messages)
+    assert float(result.scores[wrong].mean()) < float(result.scores[~wrong].mean())
+    assert result.evaluate(target)["accuracy"] > 95
+
+
+def test_nan_is_found_on_the_gpu_too() -> None:
+    source = examples(512, 0)
+    inputs = source.inputs.float()
+    inputs[77] = float("nan")
+    bad = Examples(inputs, source.labels)
+    with pytest.raises(soseleto.TrainingError, match="NaN"):
+        soseleto.fit(quick(2), bad, Examples(inputs[100:200], source.labels[100:200]), epochs=2, device="cuda")
