@@ -199,6 +199,12 @@ def test_image_bombs_are_refused_before_a_pixel_is_decoded(tmp_path):
     assert "absurd size" in bad[2][1]
 
 
+def test_pipes_and_folders_named_like_images_do_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    (tmp_path / "b.png").mkdir()
+    assert bad_ones(tmp_path, "a.png", "b.png") == [(0, "is not a file"), (1, "is not a file")]
+
+
 def test_text_chunks_and_programs_in_images_are_refused(tmp_path):
     info = PngImagePlugin.PngInfo()
     info.add_text("k", "x" * (1 << 21), zip=True)

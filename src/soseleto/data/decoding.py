@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import os
+import stat
 import sys
 import warnings
 
@@ -27,6 +28,7 @@ MAX_FILE = 1 << 29
 # No format that needs another program or embeds a language (EPS runs Ghostscript).
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _MIN_SIDE, _MAX_RATIO = 4, 20
+_ORIENTATION = 0x0112  # the EXIF tag
 
 
 class Unreadable(Exception):
@@ -52,17 +54,24 @@ def probe(path: str) -> tuple[int, int, bool]:
     """Height, width and whether it has colour, by the header alone."""
     image = open_image(read_bytes(path))
     width, height = image.size
-    if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # orientations that lie on their side
+    if image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):  # orientations that lie on their side
         width, height = height, width
     return height, width, image.mode not in ("1", "L", "LA", "La", "I", "F") and "I;16" not in image.mode
 
 
 def read_bytes(path: str) -> bytes:
-    with open(path, "rb") as file:
-        content = file.read(MAX_FILE + 1)
-    if len(content) > MAX_FILE:
-        raise Unreadable(f"is larger than {MAX_FILE >> 20} MiB")
-    return content
+    """The whole file; its kind and size are looked at first, so a pipe does not hang and a giant is not read."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise Unreadable("is not a file")
+        if found.st_size > MAX_FILE:
+            raise Unreadable(f"is larger than {MAX_FILE >> 20} MiB")
+        with open(handle, "rb", buffering=0, closefd=False) as file:
+            return file.readall()
+    finally:
+        os.close(handle)
 
 
 def decode(content: bytes, shape: tuple[int, int, int]) -> bytes:
@@ -77,7 +86,11 @@ def pixels(image: Image.Image, shape: tuple[int, int, int]) -> bytes:
     """An opened image, by the rules, as channels x height x width bytes."""
     channels, height, width = shape
     image.load()
-    image = _plain(ImageOps.exif_transpose(image)).convert("RGB" if channels == 3 else "L")
+    if image.getexif().get(_ORIENTATION, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    image, mode = _plain(image), "RGB" if channels == 3 else "L"
+    if image.mode != mode:
+        image = image.convert(mode)
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR, box=_window(image.size, width, height))
     return b"".join(band.tobytes() for band in image.split())
