@@ -154,6 +154,31 @@ def test_methods_that_know_transfer_train_the_target_head(method: Method) -> Non
     assert task.shared <= moved
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("name", EVERY)
+def test_a_recorded_step_gives_what_an_ordinary_one_gives(name: str) -> None:
+    inputs = torch.randn(60, WIDTH, generator=torch.Generator().manual_seed(0)).double()
+    labels = torch.arange(60) % CLASSES
+    models = []
+    for graph in (False, True):
+        method = Recording(Soseleto(), Signals(60)) if name == "recording" else made(name)
+        given: dict[str, Any] = {"source": (inputs, labels), "target": (inputs[:6], labels[:6]), "method": method}
+        models.append(fit(net(), **given, epochs=8, batch_size=5, device="cuda", cuda_graph=graph).model)
+    assert same(*(dict(model.named_parameters()) for model in models), tolerance=1e-6)
+
+
+def test_phases_are_not_recorded() -> None:
+    for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2)):
+        task = make_task()
+        state = method.init(task)
+        seen = []
+        for step in range(4):
+            seen.append(state.capturable)
+            method.step(state, batch(N, step), batch(7, step))
+        assert seen == [False, False, True, True]
+    assert not wrapped()["early stopping"].init(make_task()).capturable
+
+
 def test_by_name_suggests() -> None:
     assert by_name("mixed") == Mixed()
     with pytest.raises(UsageError, match="did you mean 'ordinary'"):
@@ -327,7 +352,7 @@ def test_xiao_posterior_by_hand() -> None:
     method, task = Xiao(), make_task()
     state = method.init(task)
     c = torch.tensor([[0.0, 0.5, 1.0], [1.0, 0.0, 0.0], [0.0, 0.5, 0.0]], dtype=torch.float64)
-    state.counts = c
+    state.counts = c.clone()
     p_y, p_z = torch.tensor([[0.5, 0.3, 0.2]]).double(), torch.tensor([[0.6, 0.3, 0.1]]).double()
     labels, kinds = state.posterior(p_y.log(), p_z.log(), torch.tensor([0]))
     joint = torch.tensor(  # rows: clean, random, confusing; columns: y

@@ -1,6 +1,8 @@
 """A training step recorded once as a CUDA graph and replayed: small networks stop waiting for the launch of kernels.
 
-Nothing in a method knows of it. A step whose batch has another shape, or that is monitored, runs as usual.
+Nothing in a method knows of it, but a method whose steps go through phases, or look at a count of their own, has a
+state that says ``capturable`` (False until the last phase is reached, or for good). A step whose batch has another
+shape, or that is monitored, runs as usual.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class CapturedStep:
 
     def __init__(self, method: Method, state: MethodState, tell: Callable[[str], None]) -> None:
         self._eager = EagerStep(method, state)
+        self._state = state
         self._optimizer = state.optimizer
         self._tell = tell
         self._calls = 0
@@ -41,6 +44,8 @@ class CapturedStep:
 
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         self._calls += 1
+        if not getattr(self._state, "capturable", True):
+            self._calls = 0  # the steps of the next phase are warmed up anew
         if monitor or not self._possible or self._calls <= WARM_UP:
             return self._eager(source, target, monitor=monitor)
         if self._graph is None and not self._capture(source, target):

@@ -29,7 +29,7 @@ from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments import runner
 from soseleto.experiments.results import Results, Row
 from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct_only, corrected
-from soseleto.models import quick
+from soseleto.models import by_name as by_model_name
 from soseleto.preparing import choose_device
 from soseleto.schedules import cosine, linear
 from soseleto.task import MakeSchedule, Method
@@ -50,6 +50,7 @@ class Config:
     noise: the share of flipped labels, or a label set of CIFAR-10N; labels: what an oracle is told about them
     n_clean: clean images, of which n_heldout are kept out of training; the rest of the train split is the source
     n_source, n_test: fewer than there are; size: side of the images, 32 or averaged down to 16
+    precision: "bfloat16" runs the network under autocast
     early_stopping: keep the model of the epoch that is best on the held-out images
     select: measure on the held-out images and leave the test set alone: for choosing settings
     record: follow the loss and margin of every source example
@@ -65,6 +66,7 @@ class Config:
     n_heldout: int = 0
     n_source: int | None = None
     n_test: int | None = None
+    model: str = "quick"
     size: int = 32
     epochs: int = 60
     batch_size: int = 256
@@ -74,6 +76,7 @@ class Config:
     schedule: str = "linear"
     crop: int = 0
     flip: bool = False
+    precision: str | None = None
     early_stopping: bool = False
     select: bool = False
     record: bool = True
@@ -114,7 +117,16 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     }
 )
 SMALL: Mapping[str, Any] = MappingProxyType(
-    {"n_source": 4000, "n_clean": 1000, "n_test": 2000, "size": 16, "epochs": 12, "batch_size": 64, "lr": 0.02}
+    {
+        "model": "mlp",
+        "size": 16,
+        "n_source": 4000,
+        "n_clean": 2000,
+        "n_test": 2000,
+        "epochs": 20,
+        "batch_size": 64,
+        "lr": 0.02,
+    }
 )
 
 
@@ -193,10 +205,10 @@ def make_method(config: Config, data: Data, signals: Signals | None = None) -> M
 
 
 def make_model(config: Config) -> nn.Module:
-    """Quick with initial values drawn by the seed; the global random state is left as it was."""
+    """The network with initial values drawn by the seed; the global random state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, f"{NAME}/model"))
-        return quick(10, size=config.size)
+        return by_model_name(config.model, classes=10, shape=(3, config.size, config.size))
 
 
 def heading(config: Config) -> Row:
@@ -227,6 +239,7 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
         method=make_method(config, data, signals),
         augment_source=augment,
         augment_target=augment,
+        precision=None if config.precision is None else getattr(torch, config.precision),
         seed=config.seed,
         device=device,
     )

@@ -26,6 +26,18 @@ PAPER = (
     ("paper: Xiao et al., 10,000 clean", "69.81", "66.76", "63.00"),
     ("paper: SOSELETO", "72.41", "69.98", "66.33"),
 )
+# Entries of the configuration that may be changed from outside.
+NUMBERS = {
+    "epochs": int,
+    "batch_size": int,
+    "lr": float,
+    "weight_decay": float,
+    "crop": int,
+    "n_clean": int,
+    "n_heldout": int,
+    "schedule": str,
+    "precision": str,
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,9 +50,8 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--device", default="auto")
     words.add_argument("--processes", type=int, default=1)
     words.add_argument("--small", action="store_true", help="sized for a CPU")
-    for name, kind in (("epochs", int), ("lr", float), ("weight-decay", float), ("crop", int), ("schedule", str),
-                       ("batch-size", int), ("n-clean", int), ("n-heldout", int)):  # fmt: skip
-        words.add_argument(f"--{name}", type=kind)
+    for name, kind in NUMBERS.items():
+        words.add_argument(f"--{name.replace('_', '-')}", type=kind)
     words.add_argument("--flip", action="store_true", default=None)
     words.add_argument("--no-record", dest="record", action="store_false", default=None)
     words.add_argument(
@@ -52,8 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def configs(given: argparse.Namespace) -> list[Config]:
     """Every combination, the cheap ones of a seed together, so that early rows already cover all methods."""
-    names = ("epochs", "lr", "weight_decay", "crop", "schedule", "batch_size", "n_clean", "n_heldout", "flip", "record",
-             "select")  # fmt: skip
+    names = (*NUMBERS, "flip", "record", "select")
     changes: dict[str, Any] = {name: value for name in names if (value := getattr(given, name)) is not None}
     if given.select and given.n_heldout is None:
         changes["n_heldout"] = 1000

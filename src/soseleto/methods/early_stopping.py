@@ -67,6 +67,7 @@ class EarlyStoppingState:
     steps: int = 0
     best_accuracy: float = -1.0
     best: dict[str, Tensor] = field(default_factory=dict)
+    capturable = False  # steps are counted and held-out examples tried
 
     @property
     def optimizer(self) -> Optimizer:

@@ -54,7 +54,12 @@ class MetaWeightNet:
             task,
             weights=Weights(task.n_source, device=task.device),
             net=net,
-            meta_optimizer=Adam(net.parameters(), lr=self.meta_lr, weight_decay=self.meta_decay),
+            meta_optimizer=Adam(
+                net.parameters(),
+                lr=self.meta_lr,
+                weight_decay=self.meta_decay,
+                capturable=task.device.type == "cuda",
+            ),
         )
 
     def step(

@@ -40,6 +40,7 @@ class Signals:
         self.loss, self.margin, self.visits = (t.to(device) for t in (self.loss, self.margin, self.visits))
 
     def add(self, batch: Batch, scores: Tensor) -> None:
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         visits = self.visits[batch.index] + 1
         self.visits[batch.index] = visits
         for mean, new in ((self.loss, cross_entropy(scores, batch.labels)), (self.margin, margins(scores, batch))):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from soseleto.batch import Batch
+from soseleto.batch import FULL, Batch
 from soseleto.errors import UsageError
 from soseleto.task import Task, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
@@ -34,6 +34,11 @@ class State:
         group = optimizer.param_groups[0]
         first_lr = float(group.get("initial_lr", group["lr"]))
         return cls(task=task, optimizer=optimizer, schedule=schedule, first_lr=first_lr, **more)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether every step from here on does the same, so that one can be recorded and replayed."""
+        return True
 
     @property
     def lr(self) -> Tensor | float:
@@ -82,9 +87,9 @@ def target_losses(task: Task, batch: Batch) -> Tensor:
     return losses
 
 
-def class_scores(model: nn.Module, batch: Batch, name: str) -> Tensor:
+def class_scores(task: Task, model: nn.Module, batch: Batch, name: str) -> Tensor:
     """The model's outputs (B, classes), for a method that reads them as the logits of a softmax."""
-    outputs = model(batch.inputs)
+    outputs = getattr(task.losses, "precision", FULL)(model, batch.inputs)
     if outputs.ndim != 2 or batch.labels.is_floating_point():
         raise UsageError(
             f"the method {name!r} needs class scores (B, classes) and class indices, got outputs of shape "
@@ -93,6 +98,8 @@ def class_scores(model: nn.Module, batch: Batch, name: str) -> Tensor:
     return outputs
 
 
-def both(source: Batch, target: Batch) -> Tensor:
-    """The inputs of the two batches in one, so that they share a forward."""
-    return torch.cat([source.inputs, target.inputs])
+def scores_of_both(task: Task, source: Batch, target: Batch, name: str) -> tuple[Tensor, Tensor]:
+    """``class_scores`` of the two batches, from one forward."""
+    whole = Batch(source.index, torch.cat([source.inputs, target.inputs]), source.labels)
+    scores = class_scores(task, task.model, whole, name)
+    return scores[: len(source)], scores[len(source) :]

@@ -29,7 +29,7 @@ from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.mixed import share_of_target
 from soseleto.methods.noise_matrix import from_confusions, label_counts, project
-from soseleto.methods.state import State, both, class_scores, require_noisy, require_share
+from soseleto.methods.state import State, class_scores, require_noisy, require_share, scores_of_both
 from soseleto.task import Task
 from soseleto.weights import Weights
 
@@ -66,10 +66,10 @@ class Sukhbaatar:
         if state.steps < state.pretraining:
             return self._pretrain_step(state, source, target)
         task = state.task
-        scores = class_scores(task.model, Batch(source.index, both(source, target), source.labels), self.name)
-        q = state.matrix(scores.shape[1], scores).requires_grad_()
-        source_loss, clean = noisy_losses(q, scores[: len(source)], source.labels)
-        target_loss = F.cross_entropy(scores[len(source) :], target.labels, reduction="none")
+        of_source, of_target = scores_of_both(task, source, target, self.name)
+        q = state.matrix(of_source).requires_grad_()
+        source_loss, clean = noisy_losses(q, of_source, source.labels)
+        target_loss = F.cross_entropy(of_target, target.labels, reduction="none")
         task.guard("source", source_loss.detach(), source.index)
         task.guard("target", target_loss.detach(), target.index)
         share = share_of_target(self.target_share, source, target)
@@ -77,20 +77,20 @@ class Sukhbaatar:
         parameters = trainable(task.model)
         *found, of_q = torch.autograd.grad(loss, [*parameters.values(), q], allow_unused=True)
         rate = self.noise_lr * state.lr_left
-        state.q = project(q.detach() - rate * (of_q + self.noise_decay * q.detach()))
+        state.matrix(of_source).copy_(project(q.detach() - rate * (of_q + self.noise_decay * q.detach())))
         state.take({name: g for name, g in zip(parameters, found, strict=True) if g is not None})
         state.report(source.index, clean)
         return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
 
     def _pretrain_step(self, state: SukhbaatarState, source: Batch, target: Batch) -> dict[str, Tensor]:
-        scores = class_scores(state.task.model, target, self.name)
+        scores = class_scores(state.task, state.task.model, target, self.name)
         losses = F.cross_entropy(scores, target.labels, reduction="none")
         state.task.guard("target", losses.detach(), target.index)
         if self.estimate and state.steps >= state.pretraining // 2:
             state.gather(scores.detach(), source, target)
         state.take(gradient(losses.mean(), trainable(state.task.model)))
         if self.estimate and state.steps == state.pretraining:
-            state.q = from_confusions(state.clean, state.noisy).to(scores.dtype)
+            state.matrix(scores).copy_(from_confusions(state.clean, state.noisy))
         return {"target_loss": losses.detach().mean()}
 
 
@@ -103,14 +103,19 @@ class SukhbaatarState(State):
     clean: Tensor = field(default_factory=lambda: torch.zeros(()))
     noisy: Tensor = field(default_factory=lambda: torch.zeros(()))
 
-    def matrix(self, classes: int, like: Tensor) -> Tensor:
+    @property
+    def capturable(self) -> bool:
+        return self.steps >= self.pretraining
+
+    def matrix(self, scores: Tensor) -> Tensor:
+        """Q without its graph, the identity at first; it is changed in place."""
         if self.q is None:
-            self.q = torch.eye(classes, dtype=like.dtype, device=like.device)
-        return self.q
+            self.q = torch.eye(scores.shape[1], dtype=scores.dtype, device=scores.device)
+        return self.q.detach()
 
     def gather(self, target_scores: Tensor, source: Batch, target: Batch) -> None:
         with torch.no_grad():
-            noisy = self.task.model(source.inputs).softmax(1)
+            noisy = class_scores(self.task, self.task.model, source, "sukhbaatar").softmax(1)
         self.clean = self.clean + label_counts(target_scores.softmax(1), target.labels)
         self.noisy = self.noisy + label_counts(noisy, source.labels)
 

@@ -31,7 +31,7 @@ from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.mixed import share_of_target
 from soseleto.methods.noise_matrix import label_counts
-from soseleto.methods.state import State, both, class_scores, require_noisy, require_share
+from soseleto.methods.state import State, class_scores, require_noisy, require_share, scores_of_both
 from soseleto.task import Task
 from soseleto.weights import Weights
 
@@ -67,9 +67,8 @@ class Xiao:
     def step(self, state: XiaoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         if state.steps < state.pretraining:
             return self._pretrain_step(state, target)
-        scores = class_scores(state.task.model, Batch(source.index, both(source, target), source.labels), self.name)
-        of_source, of_target = scores[: len(source)], scores[len(source) :]
-        types = state.noise_net(source.inputs)
+        of_source, of_target = scores_of_both(state.task, source, target, self.name)
+        types = class_scores(state.task, state.noise_net, source, self.name)
         labels, kinds = state.posterior(of_source.detach(), types.detach(), source.labels)
         source_loss = -(labels * of_source.log_softmax(1)).sum(1)
         target_loss = F.cross_entropy(of_target, target.labels, reduction="none")
@@ -83,7 +82,7 @@ class Xiao:
         return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
 
     def _pretrain_step(self, state: XiaoState, target: Batch) -> dict[str, Tensor]:
-        scores = class_scores(state.task.model, target, self.name)
+        scores = class_scores(state.task, state.task.model, target, self.name)
         losses = F.cross_entropy(scores, target.labels, reduction="none")
         state.task.guard("target", losses.detach(), target.index)
         if state.steps >= state.pretraining // 2:
@@ -102,8 +101,14 @@ class XiaoState(State):
     noise_net: nn.Module
     counts: Tensor | None = None
 
+    @property
+    def capturable(self) -> bool:
+        return self.steps >= self.pretraining
+
     def count(self, counts: Tensor) -> None:
-        self.counts = counts if self.counts is None else torch.lerp(counts, self.counts, _MEMORY)
+        if self.counts is None:
+            self.counts = counts.clone()
+        self.counts.lerp_(counts.to(self.counts.dtype), 1.0 - _MEMORY)  # in place
 
     def posterior(self, scores: Tensor, types: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The E-step: p(y | ỹ, x) (B, L) and p(z | ỹ, x) (B, 3); its counts join those of C."""
