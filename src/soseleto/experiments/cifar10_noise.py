@@ -283,6 +283,12 @@ def run_all(
     )  # fmt: skip
 
 
+def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[Row]:
+    """Every line at every noise, as ``soseleto reproduce cifar10-noise`` runs it; started again it goes on."""
+    todo = [configuration(line, noise=n, seed=seed) for seed in range(seeds) for n in NOISE for line in LINES]
+    return list(run_all(todo, out / f"{NAME}.json", report=report).rows)
+
+
 if __name__ == "__main__":
     from soseleto.experiments.cifar10_words import main
 

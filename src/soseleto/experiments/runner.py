@@ -6,6 +6,7 @@ A job that is cut short is started again with the same words and goes on where i
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -47,7 +48,7 @@ def run_all(
             failures.append(row)
             report(f"{words}: failed, {row}")
             continue
-        results = results.merged([row])
+        results = results.merged([{**row, "processes": processes}])  # "seconds" are of runs side by side
         save(out, results)
         report(f"{words}: {_numbers(row)}")
     if failures:
@@ -65,7 +66,8 @@ def _outcomes(configs: Sequence[C], run: Callable[[C], Row], processes: int) -> 
                 yield config, error
         return
     # CUDA cannot be used in forked processes.
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _share_cores, (processes,)) as pool:
         futures = {pool.submit(run, config): config for config in configs}
         for future in as_completed(futures):
             failure = future.exception()
@@ -75,6 +77,12 @@ def _outcomes(configs: Sequence[C], run: Callable[[C], Row], processes: int) -> 
                 yield futures[future], failure
             else:
                 raise failure
+
+
+def _share_cores(processes: int) -> None:
+    import torch
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
 
 
 def _numbers(row: Row) -> str:

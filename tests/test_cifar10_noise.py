@@ -1,0 +1,231 @@
+"""Table 1's experiment: its configurations and data, runs that resume, tables, and a CPU-sized version of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from soseleto.data import Examples
+from soseleto.errors import DataError, TrainingError, UsageError
+from soseleto.experiments import cifar10_noise, runner
+from soseleto.experiments.cifar10_noise import LINES, NOISE, configuration, heading, make_method, prepare_data
+from soseleto.experiments.cifar10_words import accuracy_table, configs, main, page, parser
+from soseleto.experiments.results import Results, Row, load, merge_files, put_between, save, started, table
+from soseleto.methods import EarlyStopping, Signals
+
+ROOT = Path(__file__).parent.parent
+
+
+def made_up(split: str, root: Any, human: str | None) -> Examples:
+    """Images of ten colours in place of CIFAR-10."""
+    n = 600 if split == "train" else 100
+    labels = torch.arange(n) % 10
+    images = (labels * 25)[:, None, None, None].expand(n, 3, 32, 32).to(torch.uint8).clone()
+    images += torch.randint(0, 5, images.shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    if human is not None:
+        return Examples(images, torch.where(torch.arange(n) % 7 == 0, (labels + 1) % 10, labels), truth=labels)
+    return Examples(images, labels)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(cifar10_noise, "_split", made_up)
+    return {"n_clean": 100, "n_test": 50, "epochs": 2, "size": 16, "model": "mlp", "batch_size": 64}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_every_line_has_the_same_data_and_budget(tiny: dict[str, Any], noise: float | str) -> None:
+    common = {"n_clean": 100, "n_heldout": 20}
+    first = prepare_data(configuration("soseleto", noise=noise, **common))
+    for line in LINES:
+        config = configuration(line, noise=noise, **common)
+        data = prepare_data(config)
+        assert torch.equal(data.target.inputs, first.target.inputs)
+        if config.labels != "correct_only":
+            assert torch.equal(data.source.inputs, first.source.inputs)
+        if config.labels == "noisy":
+            assert torch.equal(data.source.labels, first.source.labels)
+        budget = (config.epochs, config.batch_size, config.target_batch_size, config.lr, config.weight_decay)
+        assert budget == (60, 256, 32, 0.01, 5e-4)
+        assert make_method(config, data, Signals(len(data.source))).name
+
+
+def test_the_sides_do_not_overlap_and_the_flips_are_exact(tiny: dict[str, Any]) -> None:
+    data = prepare_data(configuration("soseleto", noise=0.3, n_clean=100, n_heldout=20))
+    assert data.heldout is not None
+    ids = [set(side.ids or ()) for side in (data.source, data.target, data.heldout)]
+    assert [len(i) for i in ids] == [500, 80, 20]
+    assert len(set.union(*ids)) == 600
+    assert data.source.truth is not None
+    assert int((data.source.labels != data.source.truth).sum()) == 150
+    assert torch.equal(data.target.labels, torch.tensor([int(i) % 10 for i in data.target.ids or ()]))
+    other = prepare_data(configuration("soseleto", noise=0.3, n_clean=100, seed=1))
+    assert set(other.target.ids or ()) != ids[1] | ids[2]
+
+
+def test_human_labels_keep_the_target_clean(tiny: dict[str, Any]) -> None:
+    data = prepare_data(configuration("soseleto", noise="worse_label", n_clean=100))
+    assert data.source.truth is not None
+    assert 0 < int((data.source.labels != data.source.truth).sum()) < 100
+    assert torch.equal(data.target.labels, torch.tensor([int(i) % 10 for i in data.target.ids or ()]))
+
+
+def test_oracles_train_on_right_labels(tiny: dict[str, Any]) -> None:
+    whole = prepare_data(configuration("oracle", noise=0.4, n_clean=100)).source
+    part = prepare_data(configuration("oracle_subset", noise=0.4, n_clean=100)).source
+    assert torch.equal(whole.labels, whole.truth)
+    assert (len(whole), len(part)) == (500, 300)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_line_runs(tiny: dict[str, Any], line: str) -> None:
+    changes = {**tiny, "n_heldout": 20} if LINES[line][1].get("early_stopping") else tiny
+    row = cifar10_noise.run_one(configuration(line, noise=0.4, **changes), device="cpu")
+    assert json.loads(json.dumps(row, allow_nan=False)) == {**row, "config": json.loads(json.dumps(row["config"]))}
+    assert (row["method"], row["setting"], row["seed"]) == (line, {"noise": 0.4}, 0)
+    assert 0 <= row["accuracy"] <= 100
+    assert row["seconds"] > 0
+    if line == "soseleto":
+        assert set(row["detection"]) == {"weight", "score", "loss", "margin"}
+        assert len(row["kept"]["score"]) == len(row["kept"]["fraction"]) == 20
+        assert row["kept"]["score"][-1] == 40.0
+
+
+def test_choosing_leaves_the_test_set_alone(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    row = cifar10_noise.run_one(configuration("mixed", **tiny, n_heldout=20, select=True), device="cpu")
+    assert "accuracy" not in row
+    assert 0 <= row["heldout_accuracy"] <= 100
+    with pytest.raises(UsageError, match="n_heldout=1000"):
+        configuration("mixed", select=True)
+
+
+def test_variants_get_a_name_of_their_own() -> None:
+    config = configuration("soseleto_mean", settings=(("weight_step", 0.2),))
+    assert config.method == "soseleto_mean[weight_step=0.2]"
+    assert dict(config.settings) == {"normalize_weights": False, "weight_step": 0.2}
+    stopped = configuration("ordinary_early_stopped", n_clean=100, n_heldout=20)
+    assert stopped.early_stopping
+
+
+@pytest.mark.parametrize(("method", "noise"), [("soselto", 0.4), ("soseleto", 40), ("soseleto", "worst_label")])
+def test_bad_words_raise(method: str, noise: Any) -> None:
+    with pytest.raises(UsageError):
+        configuration(method, noise=noise)
+
+
+def fake_run(config: cifar10_noise.Config) -> Row:
+    if config.seed == 2:
+        raise ValueError("lost")
+    return {**heading(config), "accuracy": 70.0 + config.seed, "seconds": 1.0}
+
+
+def run_fakes(out: Path, seeds: list[int], *, processes: int = 1) -> list[str]:
+    lines: list[str] = []
+    todo = [configuration("soseleto", noise=0.4, seed=seed) for seed in seeds]
+    runner.run_all(todo, out, fake_run, name="cifar10-noise", heading=heading, processes=processes, report=lines.append)
+    return lines
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_cut_job_goes_on_where_it_stopped(tmp_path: Path, processes: int) -> None:
+    out = tmp_path / "deep" / "results.json"
+    run_fakes(out, [0, 1], processes=processes)
+    with pytest.raises(TrainingError, match="lost"):
+        run_fakes(out, [0, 1, 2, 3], processes=processes)
+    assert sorted(row["seed"] for row in load(out).rows) == [0, 1, 3]  # the failure took nothing with it
+    before = out.read_text()
+    assert run_fakes(out, [0, 1, 3])[0].startswith("3 of 3 runs")
+    assert out.read_text() == before
+
+
+def test_results_round_trip_and_merge(tmp_path: Path) -> None:
+    one = started("cifar10-noise").merged([fake_run(configuration("soseleto", seed=0))])
+    other = started("cifar10-noise").merged([fake_run(configuration("soseleto", seed=s)) for s in (0, 1)])
+    a, b = save(tmp_path / "a.json", one), save(tmp_path / "b.json", other)
+    loaded = load(a)
+    assert dataclasses.asdict(loaded) == json.loads(json.dumps(dataclasses.asdict(one))) | {"rows": loaded.rows}
+    assert set(json.loads(a.read_text())) == {"name", "commit", "device", "versions", "rows"}
+    assert len(merge_files([a, b], tmp_path / "c.json").rows) == 2
+    save(b, dataclasses.replace(other, device="another"))
+    with pytest.raises(DataError, match="device"):
+        merge_files([a, b], tmp_path / "c.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(DataError, match="no results file"):
+        load(tmp_path / "bad.json")
+
+
+def test_tables_have_means_and_spreads() -> None:
+    rows = [fake_run(configuration("soseleto", noise=0.4, seed=seed)) for seed in (0, 1)]
+    rows += [fake_run(configuration("ordinary", noise=0.3, seed=0))]
+    text = accuracy_table(rows)
+    assert "| **SOSELETO** |  | 70.5 ± 0.7 |" in text
+    assert "| ordinary training | 70.0 |  |" in text
+    assert "| paper: SOSELETO | 72.41 | 69.98 |" in text
+    assert len({line.count("|") for line in text.splitlines()}) == 1
+    mixed = [rows[0], fake_run(configuration("soseleto", noise=0.4, seed=1, lr=0.1))]
+    with pytest.raises(DataError, match="2 configurations"):
+        table(mixed, lambda row: row["accuracy"], methods={"soseleto": "x"}, settings={"40 %": {"noise": 0.4}})
+
+
+def test_a_page_is_made_anew_between_its_marks() -> None:
+    assert put_between("a <!-- t -->old<!-- /t --> b", "t", "new") == "a <!-- t -->\nnew\n<!-- /t --> b"
+    with pytest.raises(DataError, match="<!-- t -->"):
+        put_between("a", "t", "new")
+
+
+def test_the_page_holds_the_tables_of_the_results() -> None:
+    results = ROOT / "results" / "cifar10-noise.json"
+    if not results.exists():
+        pytest.skip("results/cifar10-noise.json is not there yet")
+    text = (ROOT / "docs" / "table1.md").read_text("utf-8")
+    assert page(text, results) == text
+
+
+def test_words_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--methods soseleto mixed --noise 0.4 worse_label --seeds 0 1 --epochs 3 --flip --crop 4 --out x.json"
+    made = configs(parser().parse_args([*words.split(), "--set", "target_average=0.9"]))[::4]
+    assert [(c.method, c.noise, c.seed, c.epochs, c.flip, c.crop) for c in made] == [
+        ("soseleto[target_average=0.9]", 0.4, 0, 3, True, 4),
+        ("soseleto[target_average=0.9]", 0.4, 1, 3, True, 4),
+    ]
+    with pytest.raises(SystemExit) as stop:
+        main(["--methods", "soselto", "--out", str(tmp_path / "x.json")])
+    assert stop.value.code == 2
+    assert "did you mean 'soseleto'" in capsys.readouterr().err
+
+
+def test_early_stopping_is_prepared_as_fit_prepares(tiny: dict[str, Any]) -> None:
+    config = configuration("ordinary_early_stopped", noise=0.4, **{**tiny, "n_heldout": 20})
+    data = prepare_data(config)
+    method = make_method(config, data)
+    assert isinstance(method, EarlyStopping)
+    assert method.every == 8  # once an epoch
+    assert abs(float(method.heldout.inputs.mean())) < 0.5
+
+
+def test_small_experiment_has_the_right_order(data_root: Path) -> None:
+    """Real CIFAR-10, minutes on a CPU: ordinary < SOSELETO < oracle, and the weights part right from wrong labels."""
+    rows: dict[str, list[Row]] = {
+        line: [
+            cifar10_noise.run_one(configuration(line, noise=0.5, seed=seed, small=True), data_root, "cpu")
+            for seed in (0, 1)
+        ]
+        for line in ("ordinary", "soseleto", "oracle")
+    }
+    mean = {line: statistics.fmean(row["accuracy"] for row in found) for line, found in rows.items()}
+    assert mean["ordinary"] + 2.0 < mean["soseleto"] < mean["oracle"] - 2.0
+    for row in rows["soseleto"]:
+        assert row["detection"]["weight"]["auroc"] > 0.65
+        assert row["detection"]["score"]["auroc"] > 0.65
+        assert row["kept"]["score"][row["kept"]["fraction"].index(0.5)] < 40.0  # percent wrong; 50 in the whole
+
+
+def test_results_select() -> None:
+    found = Results("x", None, "cpu", {}, ({"method": "a", "seed": 0}, {"method": "b", "seed": 0}))
+    assert found.select(method="a") == [{"method": "a", "seed": 0}]
