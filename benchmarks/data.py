@@ -194,20 +194,20 @@ def jpeg_folder(count: int, work: Path) -> list[dict[str, Any]]:
         with multiprocessing.get_context("fork").Pool(CORES) as pool:
             pool.map(decode_alone, files, chunksize=64)
 
-    def first() -> tuple[Examples, Preprocess]:
-        read = as_examples(folder, name="source", image_size=SIDE, cache=work / "cache")
+    def first(attempt: int) -> tuple[Examples, Preprocess]:
+        read = as_examples(folder, name="source", image_size=SIDE, cache=work / f"cache{attempt}")
         statistics = Preprocess.of(read.inputs)
         run_epoch(read, statistics, 0)
         return read, statistics
 
     timed(alone)  # files into the page cache for both
-    bare, _ = timed(alone)
-    first_epoch, (examples, preprocess) = timed(first)
-    bare = min(bare, timed(alone)[0])
+    tries = [(timed(alone)[0], *timed(lambda at=at: first(at))) for at in range(3)]  # in turn: other load hits both
+    bare, first_epoch = min(one[0] for one in tries), min(one[1] for one in tries)
+    examples, preprocess = tries[0][2]
     in_memory = Examples(examples.inputs.clone(), examples.labels)
     later = min(timed(lambda e=e: run_epoch(examples, preprocess, e))[0] for e in (1, 2, 3))
     array = min(timed(lambda e=e: run_epoch(in_memory, preprocess, e))[0] for e in (1, 2, 3))
-    reopened, _ = timed(lambda: as_examples(folder, name="source", image_size=SIDE, cache=work / "cache"))
+    reopened, _ = timed(lambda: as_examples(folder, name="source", image_size=SIDE, cache=work / "cache0"))
     return [
         row(f"{count} JPEGs: decoding alone on {CORES} cores", bare, "s"),
         row(f"{count} JPEGs: read and first epoch", first_epoch, "s"),
