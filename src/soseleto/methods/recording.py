@@ -102,10 +102,12 @@ class _Seen:
 def _watched(model: nn.Module, source: Batch, n_target: int) -> Iterator[list[Tensor]]:
     """Gathers the model's outputs for the source rows, from forwards of the source alone or joined with the target."""
     seen: list[Tensor] = []
+    # Inputs may have been copied on the way (autocast), so they are known by their number, where that tells.
+    sizes = {len(source), len(source) + n_target} - {n_target}
 
     def look(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
         rows = given[0] if given else None
-        if isinstance(rows, Tensor) and (rows is source.inputs or len(rows) == len(source) + n_target):
+        if isinstance(rows, Tensor) and (rows is source.inputs or len(rows) in sizes):
             seen.append(outputs.detach()[: len(source)])
 
     handle = model.register_forward_hook(look)
