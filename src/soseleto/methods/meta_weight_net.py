@@ -5,9 +5,10 @@
     Θ ← Θ − λ_Θ ∂L_t(θ̂(Θ))/∂Θ                              the meta-update, by double backward
     θ ← θ − λ_p ∂/∂θ (1/B) Σ_j V(ℓ_j; Θ) ℓ_j               with the new Θ
 
-As in the authors' code Θ is trained by Adam, the virtual step is one of plain gradient descent (no momentum), and it
-is taken with the current learning rate. ``normalize_weights`` divides by Σ V instead of B, as their code does in a
-version of its own; the paper's equation is the default. Deviation: Adam's rate follows the model's schedule down.
+Θ is trained by Adam, the virtual step is one of plain gradient descent with the current learning rate (no momentum),
+and V starts at PyTorch's own initial values. ``normalize_weights`` divides by ΣV instead of B: with the paper's
+mean(Vℓ) a larger V is also a larger learning rate, and where the learning rate is low V is drawn to 1 for all.
+Deviation: Adam's rate follows the model's schedule down.
 
 ``state.weights`` only reports: the value is V at the last visit, the score the running mean of V.
 """
