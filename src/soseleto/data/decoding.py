@@ -39,9 +39,7 @@ def open_image(content: bytes) -> Image.Image:
     """The image behind these bytes, header only, its size checked before a pixel is decoded."""
     if not content:
         raise Unreadable("is empty")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # checked just below, and lower
-        image = Image.open(io.BytesIO(content), formats=FORMATS)
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise Unreadable(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
@@ -52,9 +50,11 @@ def open_image(content: bytes) -> Image.Image:
 
 def probe(path: str) -> tuple[int, int, bool]:
     """Height, width and whether it has colour, by the header alone."""
-    image = open_image(read_bytes(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = open_image(read_bytes(path))
     width, height = image.size
-    if image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):  # orientations that lie on their side
+    if _orientation(image) in (5, 6, 7, 8):  # orientations that lie on their side
         width, height = height, width
     return height, width, image.mode not in ("1", "L", "LA", "La", "I", "F") and "I;16" not in image.mode
 
@@ -86,7 +86,7 @@ def pixels(image: Image.Image, shape: tuple[int, int, int]) -> bytes:
     """An opened image, by the rules, as channels x height x width bytes."""
     channels, height, width = shape
     image.load()
-    if image.getexif().get(_ORIENTATION, 1) != 1:
+    if _orientation(image) != 1:
         image = ImageOps.exif_transpose(image)
     image, mode = _plain(image), "RGB" if channels == 3 else "L"
     if image.mode != mode:
@@ -94,6 +94,13 @@ def pixels(image: Image.Image, shape: tuple[int, int, int]) -> bytes:
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR, box=_window(image.size, width, height))
     return b"".join(band.tobytes() for band in image.split())
+
+
+def _orientation(image: Image.Image) -> int:
+    """1 to 8; 1 is upright."""
+    if image.format == "JPEG" and not image.info.keys() & {"exif", "xmp"}:
+        return 1  # most images: there is nothing to parse
+    return int(image.getexif().get(_ORIENTATION, 1))
 
 
 def _window(size: tuple[int, int], width: int, height: int) -> tuple[float, float, float, float]:
@@ -157,17 +164,19 @@ def fill(
     made: list[str] = []
     rows: list[bytes] = []
     bad: list[tuple[int, str]] = []
-    for row, path in enumerate(paths, start=first):
-        digest, image = "", bytes(size)
-        try:
-            content = read_bytes(path)
-            digest = hashlib.sha256(content).hexdigest()
-            image = decode(content, shape)
-        except Exception as error:  # Pillow raises many kinds; one bad file must not stop the others
-            digest = digest or type(error).__name__
-            bad.append((row, reason(error)))
-        made.append(digest)
-        rows.append(image)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Pillow, about odd files: those it cannot read are reported
+        for row, path in enumerate(paths, start=first):
+            digest, image = "", bytes(size)
+            try:
+                content = read_bytes(path)
+                digest = hashlib.sha256(content).hexdigest()
+                image = decode(content, shape)
+            except Exception as error:  # Pillow raises many kinds; one bad file must not stop the others
+                digest = digest or type(error).__name__
+                bad.append((row, reason(error)))
+            made.append(digest)
+            rows.append(image)
     _write(array, b"".join(rows), first * size)
     return made, bad
 
