@@ -262,7 +262,7 @@ def vanish(state: SoseletoState, method: Soseleto, model: nn.Linear) -> dict[str
         model.weight.copy_(10 * torch.eye(3, WIDTH))
         model.bias.zero_()
     for _ in range(80):  # the running mean needs a while to believe it
-        numbers = method.step(state, batch(N, 0), perfect)
+        numbers = method.step(state, batch(N, 0), perfect, monitor=True)
     return numbers
 
 

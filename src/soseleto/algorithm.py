@@ -99,32 +99,26 @@ class Soseleto:
         )
         task.guard("source", passes.source_losses, source.index)
         task.guard("target", passes.target_losses, target.index)
-        state.hear(passes.target_losses.mean(), self.vanished)
+        target_loss = passes.target_losses.mean()
+        state.hear(target_loss, self.vanished)
         of_source = {k: g for k, g in passes.source_gradient.items() if k not in task.target_head}  # Qα_b and Rα_b
         of_target = {k: g for k, g in passes.target_gradient.items() if k in task.target_head}  # ∂L_t/∂φᵗ
         before = _copies(model) if monitor else {}
         take_step(task, state, of_source | of_target, max_norm=self.max_norm)
         if not self.weights_first:
             self._move(state, source, passes.alignment, weight_step)
-        numbers = {
-            "source_loss": passes.source_losses.mean(),
-            "target_loss": passes.target_losses.mean(),
-            "held": 1.0 - state.alive,
-            "condition": state.condition.clone(),
-        }
+        numbers = {"source_loss": passes.source_losses.mean(), "target_loss": target_loss}
         if monitor:
-            numbers |= _target_change(task, passes, before, target)
+            numbers |= _monitor(state, passes, before, target)
         return numbers
 
     def _move(self, state: SoseletoState, source: Batch, q: Tensor, weight_step: Tensor | float) -> Tensor:
         """α_b ← CLIP(α_b + λ_α λ_p Qᵀ ∂L_t/∂θ); returns the new α_b."""
-        if self.target_average > 0.0:
-            q = q / state.mean_so_far(self.target_average).to(q.dtype)
-        size = state.size_of(q) if self.scale_free else torch.ones_like(q[0])
-        change = weight_step * state.alive.to(q.dtype) * q / size
-        # The paper's sufficient condition on the batch, λ_α ≥ √nˢ/(λ_p‖Qᵀ∂L_t/∂θ‖), as a ratio that should be ≥ 1.
-        state.condition.copy_(change.norm() / math.sqrt(len(q)))
-        state.weights.step(source.index, change, q / size)
+        unit = state.mean_so_far(self.target_average)  # what turns q into alignments, in units of their size
+        if self.scale_free:
+            unit = state.one_over_size(q * unit) * unit
+        state.multiplier = weight_step * state.alive * unit
+        state.weights.step(source.index, state.multiplier * q, unit * q)
         return state.weights.take(source.index)
 
     def coefficients(self, alpha: Tensor) -> Tensor:
@@ -172,7 +166,8 @@ class SoseletoState:
     target_loss: Tensor  # running mean
     first_target_loss: Tensor
     alive: Tensor  # 1 while the target loss carries a signal, else 0
-    condition: Tensor
+    multiplier: Tensor  # α moved by multiplier·q
+    heard: bool = False
 
     @classmethod
     def start(cls, task: Task, engine: Engine, weights: Weights) -> SoseletoState:
@@ -191,11 +186,11 @@ class SoseletoState:
             averages={},
             steps=number(dtype=torch.float64),
             moves=number(dtype=torch.float64),
-            square=number(dtype=torch.float64),
+            square=number(torch.finfo(torch.float32).tiny, dtype=torch.float64),
             target_loss=number(),
             first_target_loss=number(),
             alive=number(1.0),
-            condition=number(),
+            multiplier=number(),
         )
 
     def lr_left(self) -> Tensor | float:
@@ -211,35 +206,46 @@ class SoseletoState:
             self.averages.setdefault(name, torch.zeros_like(g)).lerp_(g, 1.0 - decay)
         return {name: self.averages[name] for name in found}
 
-    def mean_so_far(self, decay: float) -> Tensor:
-        """How much of a running mean that started at 0 is there by now: 1 − decayᵐ."""
-        return 1.0 - torch.pow(decay, self.steps)
+    def mean_so_far(self, decay: float) -> Tensor | float:
+        """What a running mean that started at 0 must be multiplied by after m steps: 1/(1 − decayᵐ)."""
+        return (1.0 - torch.pow(decay, self.steps)).reciprocal() if decay else 1.0
 
     def hear(self, target_loss: Tensor, vanished: float) -> None:
         """Follow the target loss; once it has vanished, so has every alignment's meaning, and the weights are held."""
-        loss, first = target_loss.to(torch.float32), self.steps == 1
-        self.first_target_loss.copy_(torch.where(first, loss, self.first_target_loss))
-        self.target_loss.copy_(torch.where(first, loss, torch.lerp(self.target_loss, loss, 0.1)))
-        self.alive.copy_(self.target_loss > vanished * self.first_target_loss)
+        if not self.heard:
+            self.heard = True
+            self.first_target_loss.copy_(target_loss)
+            self.target_loss.copy_(target_loss)
+        self.target_loss.lerp_(target_loss.to(torch.float32), 0.1)
+        torch.gt(self.target_loss, vanished * self.first_target_loss, out=self.alive)
 
-    def size_of(self, q: Tensor) -> Tensor:
-        """The root mean square of all alignments so far, these included."""
+    def one_over_size(self, q: Tensor) -> Tensor:
+        """One over the root mean square of all alignments so far, these included."""
         self.moves.add_(1)
-        self.square.add_(q.square().mean(dtype=torch.float64))
-        return (self.square / self.moves).sqrt().to(q.dtype).clamp_min(torch.finfo(q.dtype).tiny)
+        self.square.add_(torch.dot(q, q), alpha=1.0 / len(q))
+        return (self.moves / self.square).sqrt_()
 
 
 def _copies(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in trainable(model).items()}
 
 
-def _target_change(task: Task, passes: Passes, before: dict[str, Tensor], target: Batch) -> dict[str, Tensor]:
-    """The first-order change of L_t on this target batch, ⟨∂L_t, θ_{m+1} − θ_m⟩, beside the real one."""
-    now = trainable(task.model)
+def _monitor(state: SoseletoState, passes: Passes, before: dict[str, Tensor], target: Batch) -> dict[str, Tensor]:
+    """The paper's conditions, in numbers.
+
+    condition: λ_α ≥ √nˢ/(λ_p‖Qᵀ∂L_t/∂θ‖) on the batch, as the ratio of the two sides; at 1 or more it is met.
+    predicted_change, actual_change: of L_t on this target batch, to first order, ⟨∂L_t, θ_{m+1} − θ_m⟩, and really.
+    """
+    task, now = state.task, trainable(state.task.model)
     first_order = sum(
         ((g * (now[name].detach() - before[name])).sum() for name, g in passes.target_gradient.items()),
         start=torch.zeros_like(passes.target_losses[0]),
     )
     with unchanged(task.model), torch.no_grad():
         after = task.losses.target(task.model, target).mean()
-    return {"predicted_change": first_order, "actual_change": after - passes.target_losses.mean()}
+    return {
+        "held": 1.0 - state.alive,
+        "condition": state.multiplier * passes.alignment.norm() / math.sqrt(len(passes.alignment)),
+        "predicted_change": first_order,
+        "actual_change": after - passes.target_losses.mean(),
+    }

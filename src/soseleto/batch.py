@@ -51,6 +51,8 @@ class Precision:
     def __call__(self, module: Any, inputs: Tensor) -> Tensor:
         if self.autocast is None:
             return module(inputs)
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.autocast)  # once, instead of at every use
         with torch.autocast(inputs.device.type, self.autocast):
             outputs = module(inputs)
         return outputs.float() if isinstance(outputs, Tensor) and outputs.dtype == self.autocast else outputs

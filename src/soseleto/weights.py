@@ -52,11 +52,11 @@ class Weights:
 
     def step(self, index: Tensor, change: Tensor, alignment: Tensor) -> None:
         """α ← CLIP(α + change) at these places, each at most once; the alignment joins the running score."""
-        self.values[index] = (self.values[index] + change.to(torch.float32)).clamp_(0.0, 1.0)  # the only clip
-        visits = self.visits[index] + 1
+        moved = self.values[index].add_(change).clamp_(0.0, 1.0)  # the only clip
+        visits = self.visits[index].add_(1)
         scores = self.scores[index]
-        self.visits[index] = visits
-        self.scores[index] = scores + (alignment.to(torch.float32) - scores) / visits
+        scores.addcdiv_(alignment.to(torch.float32) - scores, visits)
+        self.values[index], self.visits[index], self.scores[index] = moved, visits, scores
 
     def check(self, index: Tensor) -> None:
         """Raise unless ``index`` holds places of this source, each once."""

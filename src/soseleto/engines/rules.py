@@ -95,7 +95,7 @@ LINEAR = Rule(
 
 
 def _channel_bias(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
-    return {"bias": delta.flatten(2).sum(2, dtype=reductions_dtype(delta.dtype))}
+    return {"bias": delta.sum(list(range(2, delta.ndim)), dtype=reductions_dtype(delta.dtype))}
 
 
 def _convolution(call: Callable[..., Tensor], dims: int, *, transposed: bool) -> Rule:
@@ -239,8 +239,45 @@ def _rms_hat(arguments: Arguments, a: Tensor) -> Tensor:
     return F.rms_norm(a, arguments["normalized_shape"], None, arguments.get("eps"))
 
 
-def _group_hat(arguments: Arguments, a: Tensor) -> Tensor:
-    return F.group_norm(a, arguments["num_groups"], None, None, arguments.get("eps", 1e-5))
+def _group_norm_keeping(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, Arguments]:
+    """F.group_norm, with the statistics it computes anyway."""
+    if torch.is_autocast_enabled(input.device.type):
+        if not input.is_cuda:
+            return F.group_norm(input, num_groups, weight, bias, eps), {}
+        input = input.float()  # as autocast does on a GPU
+    out, mean, rstd = _native_group_norm(input, num_groups, weight, bias, eps)
+    return out, {"mean": mean, "rstd": rstd}
+
+
+def _native_group_norm(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    n, c = x.shape[:2]
+    return torch.native_group_norm(x.contiguous(), weight, bias, n, c, x.numel() // (n * c), groups, eps)
+
+
+def _group_per_example(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
+    """The fused backward of one image with n·C channels in n·G groups: its sum over the batch then has one term."""
+    n, c = delta.shape[:2]
+    area, groups = delta.numel() // (n * c), n * arguments["num_groups"]
+    mean, rstd = arguments.get("mean"), arguments.get("rstd")
+    if mean is None or rstd is None:
+        _, mean, rstd = _native_group_norm(a, arguments["num_groups"], None, None, arguments.get("eps", 1e-5))
+    _, weight, bias = torch.ops.aten.native_group_norm_backward(
+        delta.contiguous().view(1, n * c, area),
+        a.contiguous().view(1, n * c, area),
+        mean.to(a.dtype).view(1, groups),
+        rstd.to(a.dtype).view(1, groups),
+        torch.ones(n * c, dtype=a.dtype, device=a.device),
+        1,
+        n * c,
+        area,
+        groups,
+        [False, True, True],
+    )
+    return {"weight": weight.view(n, c), "bias": bias.view(n, c)}
 
 
 def _instance_hat(arguments: Arguments, a: Tensor) -> Tensor:
@@ -274,7 +311,7 @@ RMS_NORM = Rule(("input", "normalized_shape", "weight", "eps"), small=("weight",
 GROUP_NORM = Rule(
     ("input", "num_groups", "weight", "bias", "eps"),
     small=("weight", "bias"),
-    per_example=_over_channels(_group_hat),
+    per_example=_group_per_example,
 )
 INSTANCE_NORM = Rule(
     ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"),
@@ -322,6 +359,9 @@ MULTIPLY = Rule(
     tangent=lambda arguments, a, direction: a * direction,
 )
 
+
+# Functions that compute, on the way, what their rule needs later.
+KEEPING: dict[Any, Callable[..., tuple[Tensor, Arguments]]] = {F.group_norm: _group_norm_keeping}
 
 RULES: dict[Any, Rule] = {
     F.linear: LINEAR,

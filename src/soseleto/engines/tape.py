@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from soseleto.engines.attention import refuse_attention, self_attention
 from soseleto.engines.contract import reductions_dtype
-from soseleto.engines.rules import ADD, MULTIPLY, RULES, Arguments, Rule
+from soseleto.engines.rules import ADD, KEEPING, MULTIPLY, RULES, Arguments, Rule
 from soseleto.errors import EngineError
 
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
@@ -103,11 +103,10 @@ def _combine(coefficients: Tensor | None, each: Tensor) -> Tensor:
 
 
 def row_dot(delta: Tensor, tangent: Tensor) -> Tensor:
-    """Σ over all but the first dimension of delta·tangent, summed in float32 or better."""
-    dtype = reductions_dtype(delta.dtype)
+    """Σ over all but the first dimension of delta·tangent, summed in float32 or better; spends the tangent."""
     if tangent.shape != delta.shape:
-        tangent = tangent.expand_as(delta)
-    return (delta * tangent).flatten(1).sum(1, dtype=dtype)
+        tangent = tangent.expand_as(delta).clone()
+    return tangent.mul_(delta).sum(list(range(1, delta.ndim)), dtype=reductions_dtype(delta.dtype))
 
 
 @dataclass(eq=False)
@@ -168,11 +167,14 @@ class Tape(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward and self._mine((*args, *kwargs.values())):
             return self._attention(args, kwargs)
-        out = func(*args, **kwargs)
         mine = self._mine((*args, *kwargs.values()))
+        if mine and func in KEEPING:  # the same function, which also gives what its rule will need
+            out, kept = KEEPING[func](*args, **kwargs)
+        else:
+            out, kept = func(*args, **kwargs), {}
         if not mine or not _differentiable(out):
             return out
-        return self._record(func, args, kwargs, mine, out)
+        return self._record(func, args, {**kwargs, **kept}, mine, out)
 
     def _mine(self, values: Iterable[Any]) -> list[str]:
         """Names of the model's parameters among the arguments of a call (also inside lists, as LSTM passes them)."""
