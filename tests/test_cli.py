@@ -318,6 +318,7 @@ def test_fit_in_transfer_mode_with_ones_own_trunk(soseleto: Soseleto, tmp_path: 
     said = soseleto(*words, "--epochs", 1, "--model", f"{tmp_path}/trunk.py:make")
     assert said.code == 0, said.err
     assert RunFolder.open(tmp_path / "run").model_state()["trunk.0.weight"].shape == (5, 2)
+    words[6] = tmp_path / "other"
     by_name = soseleto(*words, "--epochs", 1, "--model", "mlp")
     assert by_name.code == 0, by_name.err
 

@@ -38,9 +38,15 @@ def test_create_refuses_a_file(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "out")
 
 
-def test_create_starts_over_in_an_earlier_run(run: RunFolder) -> None:
+def test_create_keeps_an_earlier_run_unless_it_was_cleared(run: RunFolder) -> None:
     run.log({"event": "start"})
     run.write_ranking({"id": ["a"]})
+    (run.path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds a run already: give --out another folder"):
+        RunFolder.create(run.path)
+    assert (run.path / "ranking.parquet").exists()
+    (run.path / "notes.txt").rename(run.path.with_name("notes.txt"))
+    RunFolder.clear(run.path)
     again = RunFolder.create(run.path)
     assert again.metrics() == []
     assert not (run.path / "ranking.parquet").exists()

@@ -45,10 +45,15 @@ def demo(
     500 points in the plane, 100 of them with a flipped label; SOSELETO finds
     most of those with the help of 50 clean points.
     """
+    import torch
+
     from soseleto.experiments import synthetic
     from soseleto.progress import LiveLine
     from soseleto.report import write_report
+    from soseleto.run import RunFolder
 
+    torch.set_num_threads(1)  # a network this small only loses by sharing its work
+    RunFolder.clear(out)  # a demo can always be run again
     with LiveLine() as progress:
         result = synthetic.run(out, seed=seed, progress=progress)
     page = write_report(out)

@@ -46,16 +46,24 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Make the folder, or empty it of an earlier run; a folder with anything else in it is refused."""
+        """Make the folder; one that holds an earlier run, or anything else, is refused."""
         run = cls(path)
         if run.path.exists() and not run.path.is_dir():
             raise UsageError(f"{run.path} is a file, and a run needs a folder: give another --out.")
         run.path.mkdir(parents=True, exist_ok=True)
-        if not run.is_run() and any(not _is_leftover(entry) for entry in run.path.iterdir()):
+        if run.is_run():
+            raise UsageError(f"{run.path} holds a run already: give --out another folder, or delete that one.")
+        if any(not _is_leftover(entry) for entry in run.path.iterdir()):
             raise UsageError(f"{run.path} holds files that are no soseleto run: give --out an empty or a new folder.")
-        for name in (METRICS, RANKING, MODEL, REPORT, CONFIG):  # the mark that it is a run goes last
-            (run.path / name).unlink(missing_ok=True)
         return run
+
+    @classmethod
+    def clear(cls, path: str | os.PathLike[str]) -> None:
+        """Take an earlier run's files away, so that ``create`` can follow; anything else is left alone."""
+        run = cls(path)
+        if run.is_run():
+            for name in (METRICS, RANKING, MODEL, REPORT, CONFIG):  # the mark that it is a run goes last
+                (run.path / name).unlink(missing_ok=True)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:

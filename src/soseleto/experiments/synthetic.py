@@ -28,6 +28,7 @@ N_SOURCE, N_FLIPPED, N_TARGET, N_TEST = 500, 100, 50, 2000
 CLASSES = ("left", "right")
 THRESHOLD = 0.1
 EPOCHS, BATCH_SIZE, LR, WEIGHT_DECAY = 100, 16, 0.02, 0.005
+FIRST_SEED = 100  # the settings above were chosen on seeds 0 to 19: what is reported comes from seeds never looked at
 
 
 def make_data(seed: int = 0) -> tuple[Examples, Examples, Examples]:
@@ -118,10 +119,13 @@ def describe(found: dict[str, float]) -> list[str]:
 def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
     """One row a seed; the first seed's run folder and report stay in ``out``."""
     from soseleto.report import write_report
+    from soseleto.run import RunFolder
 
     rows: list[dict[str, Any]] = []
-    for seed in range(seeds):
-        folder = out / "seed-0" if seed == 0 else None
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        folder = out / f"seed-{seed}" if seed == FIRST_SEED else None
+        if folder is not None:
+            RunFolder.clear(folder)
         begin = time.perf_counter()
         result = run(folder, seed=seed)
         found = summary(result, make_data(seed)[0])
