@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_ties_stand_for_every_order(seed: int) -> None:
     k = int(wrong.sum())
     precisions, halves = [], []
     for order in permutations(range(6)):
-        if all(trust[a] <= trust[b] for a, b in zip(order, order[1:], strict=False)):
+        if all(trust[a] <= trust[b] for a, b in pairwise(order)):
             ranked = wrong[list(order)].double()
             precisions.append(float(ranked[:k].mean()))
             halves.append(float(ranked[3:].mean()))
