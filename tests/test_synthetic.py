@@ -98,7 +98,7 @@ def test_reproduce_writes_one_row_a_seed(tmp_path: Path, monkeypatch: pytest.Mon
         ("soseleto", {}, 1),
     ]
     assert all(0 <= row["accuracy"] <= 100 and row["seconds"] > 0 for row in results["rows"])
-    assert (path.parent / "seed-100" / "report.html").exists()
+    assert (path.parent / "seed-300" / "report.html").exists()
     assert said[-1].startswith("mean of 2: ")
 
 

@@ -54,7 +54,7 @@ class Soseleto:
     scale_free: bool = True
     initial_weight: float = 1.0
     normalize_weights: bool = True
-    target_average: float = 0.95
+    target_average: float = 0.99
     weights_first: bool = False
     max_norm: float | None = None
     vanished: float = 1e-3

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 N_SOURCE, N_FLIPPED, N_TARGET, N_TEST = 500, 100, 50, 2000
 CLASSES = ("left", "right")
 THRESHOLD = 0.1
-EPOCHS, BATCH_SIZE, LR, WEIGHT_DECAY = 100, 16, 0.02, 0.005
-FIRST_SEED = 100  # the settings above were chosen on seeds 0 to 19: what is reported comes from seeds never looked at
+EPOCHS, BATCH_SIZE, LR = 100, 16, 0.2
+FIRST_SEED = 300  # network and rate were chosen on seeds below 240: what is reported comes from seeds never looked at
 
 
 def make_data(seed: int = 0) -> tuple[Examples, Examples, Examples]:
@@ -55,7 +55,7 @@ def make_model(seed: int = 0) -> nn.Module:
     """A small fully connected network; the global random state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(seed, "synthetic/model"))
-        return mlp(2, 2, hidden=32, layers=1)
+        return mlp(2, 2, hidden=32, layers=2)
 
 
 def run(
@@ -78,7 +78,6 @@ def run(
         batch_size=BATCH_SIZE,
         target_batch_size=N_TARGET,
         lr=LR,
-        weight_decay=WEIGHT_DECAY,
         test=test,
         seed=seed,
         device="cpu",  # faster than any accelerator for points in the plane
