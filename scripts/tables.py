@@ -1,6 +1,6 @@
 """Write the tables of README and docs from the files in results/: run it after a results file has changed.
 
-    python scripts/tables.py [--check]
+python scripts/tables.py [--check]
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def load(name: str) -> dict[str, Any]:
 
 def synthetic() -> str:
     found = load("synthetic.json")
-    lines = ["| mean ± standard deviation of %d seeds | |" % len(found["rows"]), "|---|---|"]
+    lines = [f"| mean ± standard deviation of {len(found['rows'])} seeds | |", "|---|---|"]
     for key, title, scale, digits in (
         ("clean_above", "correctly labelled points with a weight above 0.1", 100, 1),
         ("flipped_below", "flipped points with a weight below 0.1", 100, 1),
@@ -32,7 +32,9 @@ def synthetic() -> str:
     ):
         values = [scale * row[key] for row in found["rows"]]
         unit = " %" if digits == 1 else ""
-        lines.append(f"| {title} | {statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}{unit} |")
+        lines.append(
+            f"| {title} | {statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}{unit} |"
+        )
     return "\n".join(lines)
 
 
@@ -40,10 +42,10 @@ def engines() -> str:
     lines = ["| | " + " | ".join(ENGINES) + " |", "|---|" + "---|" * len(ENGINES)]
     for name in ("engines-gpu.json", "engines-cpu.json"):
         found = load(name)
-        for model, precision in dict.fromkeys((r["model"], r["precision"]) for r in found["rows"]):
-            times = {r["engine"]: r["times"] for r in found["rows"] if (r["model"], r["precision"]) == (model, precision)}
+        for case in dict.fromkeys((row["model"], row["precision"]) for row in found["rows"]):
+            times = {row["engine"]: row["times"] for row in found["rows"] if (row["model"], row["precision"]) == case}
             cells = [f"{times[e]:.2f}x" if isinstance(times[e], float) else "declines" for e in ENGINES]
-            lines.append(f"| {model}, {precision}, {found['device']} | " + " | ".join(cells) + " |")
+            lines.append(f"| {', '.join(case)}, {found['device']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

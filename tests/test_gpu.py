@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import soseleto
 from soseleto.algorithm import Soseleto
@@ -15,6 +15,7 @@ from soseleto.batch import Batch, NoisyLosses
 from soseleto.capture import CapturedStep
 from soseleto.data import Augment, Examples
 from soseleto.engines import make_engine, trainable
+from soseleto.errors import EngineError
 from soseleto.models import quick
 from soseleto.schedules import linear, sgd
 from soseleto.task import Task
@@ -22,6 +23,7 @@ from zoo import PROBLEMS, Problem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 EXACT = [p for p in PROBLEMS if "loop" not in p.declines]
+FUSED_CELLS = ("lstm", "gru")  # on a GPU their fused cells have no forward-mode rule
 CUDA = torch.device("cuda")
 
 
@@ -30,17 +32,21 @@ CUDA = torch.device("cuda")
 def test_engine_equals_loop_on_the_gpu(problem: Problem, engine: str) -> None:
     if engine in problem.declines:
         pytest.skip("the engine declines this model")
-    found = []
-    for name in ("loop", engine):
-        model, batch = problem.build()
-        model, batch = model.to(CUDA), tuple(part.to(CUDA) for part in batch)
-        seeded = torch.Generator().manual_seed(1)
-        direction = {
-            n: torch.randn(p.shape, dtype=p.dtype, generator=seeded).to(CUDA) for n, p in trainable(model).items()
-        }
-        torch.manual_seed(5)
-        found.append(make_engine(name)(model, problem.loss, batch, direction)[1])
-    assert float((found[1] - found[0]).norm() / found[0].norm()) < 1e-6
+    if engine == "forward" and problem.name in FUSED_CELLS:
+        with pytest.raises(EngineError, match="no rule"):
+            on_gpu(problem, engine)
+        return
+    right, found = on_gpu(problem, "loop"), on_gpu(problem, engine)
+    assert float((found - right).norm() / right.norm()) < 1e-6
+
+
+def on_gpu(problem: Problem, engine: str) -> Tensor:
+    model, batch = problem.build()
+    model, batch = model.to(CUDA), tuple(part.to(CUDA) for part in batch)
+    seeded = torch.Generator().manual_seed(1)
+    direction = {n: torch.randn(p.shape, dtype=p.dtype, generator=seeded).to(CUDA) for n, p in trainable(model).items()}
+    torch.manual_seed(5)
+    return make_engine(engine)(model, problem.loss, batch, direction)[1]
 
 
 def quick_task(model: nn.Module) -> Task:
