@@ -308,6 +308,18 @@ def test_non_finite_losses_stop_before_the_parameters_move(side: str, settings: 
     assert torch.all(state.weights.values == 1.0)
 
 
+@pytest.mark.parametrize(("index", "words"), [([0, 1, 1], "stands twice"), ([0, 1, N], "out of range")])
+def test_bad_source_indices_stop_before_anything_moves(index: list[int], words: str) -> None:
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    method = Soseleto()
+    state = method.init(noisy_task(model))
+    source = Batch(torch.tensor(index), batch(3, 0).inputs, batch(3, 0).labels)
+    with pytest.raises(UsageError, match=words):
+        method.step(state, source, batch(5, 1))
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
 def test_memory_does_not_grow_over_2000_steps() -> None:
     model = net().float()
     method = Soseleto()

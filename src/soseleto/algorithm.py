@@ -118,8 +118,7 @@ class Soseleto:
         if self.scale_free:
             unit = state.one_over_size(q * unit) * unit
         state.multiplier = weight_step * state.alive * unit
-        state.weights.step(source.index, state.multiplier * q, unit * q)
-        return state.weights.take(source.index)
+        return state.weights.step(source.index, state.multiplier * q, unit * q)
 
     def coefficients(self, alpha: Tensor) -> Tensor:
         """c with Σ c_j ℓ_j the weighted source loss: Σαℓ/Σα, or the paper's mean(αℓ)."""

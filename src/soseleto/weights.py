@@ -47,16 +47,19 @@ class Weights:
         return len(self.values)
 
     def take(self, index: Tensor) -> Tensor:
-        """The weights at these places, (B,)."""
+        """The weights at these places, (B,), each at most once (checked where that needs no wait for a device)."""
+        if not index.is_cuda:
+            self.check(index)
         return self.values[index]
 
-    def step(self, index: Tensor, change: Tensor, alignment: Tensor) -> None:
-        """α ← CLIP(α + change) at these places, each at most once; the alignment joins the running score."""
+    def step(self, index: Tensor, change: Tensor, alignment: Tensor) -> Tensor:
+        """α ← CLIP(α + change) at places that were taken; the alignment joins the running score. The new α, (B,)."""
         moved = self.values[index].add_(change).clamp_(0.0, 1.0)  # the only clip
         visits = self.visits[index].add_(1)
         scores = self.scores[index]
         scores.addcdiv_(alignment.to(torch.float32) - scores, visits)
         self.values[index], self.visits[index], self.scores[index] = moved, visits, scores
+        return moved
 
     def check(self, index: Tensor) -> None:
         """Raise unless ``index`` holds places of this source, each once."""
