@@ -1,0 +1,202 @@
+"""A whole training on CIFAR-10 through ``soseleto.fit``, against ordinary training written plainly in PyTorch.
+
+    python benchmarks/end_to_end.py [--epochs 60] [--limit N] [--device cpu|cuda] [--out FILE] [--check]
+
+Quick, 5,000 clean target images, the other 45,000 with 40 % of their labels flipped as the source, batches of 256 and
+32, SGD with momentum and a rate that falls linearly. All four see the source in the same sizes of batch for the same
+number of steps; only SOSELETO reads the target, aligns and weighs. ``ratio`` is seconds over those of the plain loop on
+tensors that lie on the device. Reading the images from disk is not timed; everything from there to the trained model
+is, and the test accuracy afterwards shows that it was a training. SOSELETO_DATA names the folder with the data.
+``--check``: on a GPU, all of the data, 60 epochs of SOSELETO in at most 15 s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from common import arguments, show, write
+from soseleto import Soseleto, fit
+from soseleto.data import Examples, Preprocess, load, symmetric
+from soseleto.methods import Ordinary
+from soseleto.models import quick
+from soseleto.schedules import linear, sgd
+
+BATCH, TARGET_BATCH = 256, 32
+EPOCHS = 60
+LR, WEIGHT_DECAY = 0.01, 5e-4
+NOISE = 0.4
+AT_MOST_SECONDS = 15.0
+PLAIN_ON_DEVICE = "plain PyTorch, tensors on the device"
+
+
+@dataclass(frozen=True)
+class Sides:
+    source: Examples
+    target: Examples
+    test: Examples
+
+
+def cifar10(limit: int | None) -> Sides:
+    """A tenth of the images is the clean target, as 5,000 of 50,000 are."""
+    train, test = load("cifar10", "train"), load("cifar10", "test")
+    if limit is not None:
+        train, test = train.subset(range(min(limit, len(train)))), test.subset(range(min(limit, len(test))))
+    return split(train, test)
+
+
+def made_up(n: int) -> Sides:
+    """Random bytes of CIFAR-10's shape: the work is the same, the accuracy means nothing."""
+    images, labels = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (n,))
+    return split(Examples(images, labels), Examples(images, labels))
+
+
+def split(train: Examples, test: Examples) -> Sides:
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    target, source = order.tensor_split([len(train) // 10])
+    noisy = symmetric(train.labels[source], NOISE, classes=10, seed=0).labels
+    return Sides(Examples(train.inputs[source], noisy), train.subset(target), test)
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return quick()
+
+
+def through_fit(sides: Sides, epochs: int, device: torch.device, method: Any) -> nn.Module:
+    return fit(
+        model(),
+        sides.source,
+        sides.target,
+        epochs=epochs,
+        batch_size=min(BATCH, len(sides.source)),
+        target_batch_size=min(TARGET_BATCH, len(sides.target)),
+        lr=LR,
+        weight_decay=WEIGHT_DECAY,
+        method=method,
+        device=device,
+    ).model
+
+
+def with_loader(sides: Sides, epochs: int, device: torch.device) -> nn.Module:
+    """What most people write."""
+    inputs = Preprocess.of(sides.source.inputs)(sides.source.inputs)
+    loader = DataLoader(
+        TensorDataset(inputs, sides.source.labels), BATCH, shuffle=True, pin_memory=device.type == "cuda"
+    )
+
+    def batches() -> Iterable[tuple[Tensor, Tensor]]:
+        for x, y in loader:
+            yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+
+    return train_plainly(batches, epochs, len(loader), device)
+
+
+def with_tensors(sides: Sides, epochs: int, device: torch.device) -> nn.Module:
+    """What careful people write: everything on the device from the start."""
+    inputs = Preprocess.of(sides.source.inputs)(sides.source.inputs.to(device))
+    labels = sides.source.labels.to(device)
+
+    def batches() -> Iterable[tuple[Tensor, Tensor]]:
+        for index in torch.randperm(len(inputs), device=device).split(BATCH):
+            yield inputs[index], labels[index]
+
+    return train_plainly(batches, epochs, -(-len(inputs) // BATCH), device)
+
+
+def train_plainly(
+    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]], epochs: int, steps_an_epoch: int, device: torch.device
+) -> nn.Module:
+    net = model().to(device).train()
+    optimizer = sgd(LR, WEIGHT_DECAY)(net.parameters())
+    schedule = linear(optimizer, epochs * steps_an_epoch)
+    for _ in range(epochs):
+        for x, y in batches():
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            schedule.step()
+    return net
+
+
+def contenders(sides: Sides, epochs: int, device: torch.device) -> dict[str, Callable[[], nn.Module]]:
+    return {
+        "soseleto.fit": lambda: through_fit(sides, epochs, device, Soseleto()),
+        "soseleto.fit, ordinary training": lambda: through_fit(sides, epochs, device, Ordinary()),
+        "plain PyTorch, DataLoader": lambda: with_loader(sides, epochs, device),
+        PLAIN_ON_DEVICE: lambda: with_tensors(sides, epochs, device),
+    }
+
+
+def warm_up(sides: Sides, device: torch.device) -> None:
+    """A few steps of each, unseen: the device wakes up and kernels are loaded, for all alike."""
+    few = split(*(side.subset(range(min(2 * BATCH, len(side)))) for side in (sides.source, sides.test)))
+    for run in contenders(few, 4, device).values():
+        run()
+
+
+def measure(sides: Sides, epochs: int, device: torch.device) -> list[dict[str, Any]]:
+    steps = epochs * -(-len(sides.source) // BATCH)
+    rows = [timed(name, run, steps, sides, device) for name, run in contenders(sides, epochs, device).items()]
+    base = next(row["seconds"] for row in rows if row["training"] == PLAIN_ON_DEVICE)
+    return [{**row, "ratio": row["seconds"] / base} for row in rows]
+
+
+def timed(name: str, run: Callable[[], nn.Module], steps: int, sides: Sides, device: torch.device) -> dict[str, Any]:
+    start = time.perf_counter()
+    trained = run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    return {
+        "training": name,
+        "source": len(sides.source),
+        "steps": steps,
+        "seconds": seconds,
+        "steps/s": steps / seconds,
+        "accuracy": accuracy(trained, sides, device),
+    }
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, sides: Sides, device: torch.device) -> float:
+    prepare = Preprocess.of(sides.source.inputs)
+    net.eval()
+    right = sum(
+        int((net(prepare(x.to(device))).argmax(1) == y.to(device)).sum())
+        for x, y in zip(sides.test.inputs.split(1000), sides.test.labels.split(1000), strict=True)
+    )
+    return 100.0 * right / len(sides.test)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--limit", type=int, help="only so many images of CIFAR-10")
+    parser.add_argument("--tiny", action="store_true", help="a few made-up images: whether it runs, not how fast")
+    options = parser.parse_args(argv)
+    device = torch.device(options.device)
+    whole = device.type == "cuda" and options.epochs == EPOCHS and options.limit is None and not options.tiny
+    if options.check and not whole:
+        parser.error(f"--check is about the whole run on a GPU: leave out --limit and --tiny, and --epochs is {EPOCHS}")
+    torch.manual_seed(0)
+    sides = made_up(options.limit or 128) if options.tiny else cifar10(options.limit)
+    if not options.tiny:
+        warm_up(sides, device)
+    rows = measure(sides, options.epochs, device)
+    show(f"A whole training, {options.epochs} epochs", rows)
+    write(options.out, "end_to_end", device, rows)
+    if options.check and rows[0]["seconds"] > AT_MOST_SECONDS:
+        raise SystemExit(f"soseleto.fit took {rows[0]['seconds']:.1f} s, more than {AT_MOST_SECONDS:g} s")
+
+
+if __name__ == "__main__":
+    main()

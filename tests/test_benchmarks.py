@@ -1,0 +1,109 @@
+"""The benchmarks run, compare equal things, and write numbers that can be read again; how fast is not asked here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ALWAYS = ("loop of the notebook", "torch.func vmap(grad)", "double backward (Learning to Reweight)")
+# The optional packages' own warnings are theirs.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Any:
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+def run(name: str, out: Path, *options: str) -> list[dict[str, Any]]:
+    """The rows that a benchmark's tiny mode writes."""
+    importlib.import_module(name).main(["--device", "cpu", "--tiny", "--out", str(out), *options])
+    written = json.loads(out.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
+    assert written["name"] == name
+    assert written["versions"]["torch"] == torch.__version__
+    assert {"device", "threads", "commit"} <= written.keys()
+    return written["rows"]
+
+
+@pytest.mark.parametrize("job", ["alignments", "step"])
+def test_peers_give_equal_answers(job: str) -> None:
+    peers = importlib.import_module("peers")
+    absent = peers.missing()
+    for case in peers.peer_cases(torch.device("cpu"), tiny=True):
+        errors = peers.compare(case, job, torch.device("cpu"), torch.float64)
+        assert set(ALWAYS) <= errors.keys()
+        assert set(peers.PEERS) - set(absent) <= errors.keys()
+        assert "ours, joint" in errors
+        assert max(errors.values()) < 1e-12, f"{case.name}: {errors}"
+
+
+def test_comparison_sees_a_wrong_answer() -> None:
+    peers = importlib.import_module("peers")
+    right = peers.Answer(torch.ones(3), {"weight": torch.ones(2, 2)})
+    assert peers.relative_error(right, right) == 0.0
+    assert peers.relative_error(peers.Answer(-torch.ones(3), right.gradient), right) == 2.0
+    assert peers.relative_error(peers.Answer(torch.ones(3), {"weight": torch.zeros(2, 2)}), right) == 1.0
+
+
+def test_a_package_that_is_not_there_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = importlib.import_module("peers")
+    monkeypatch.setattr(peers, "NEEDS", {"Opacus": "opacus_that_nobody_has"})
+    assert peers.missing() == {"Opacus": "not installed"}
+    assert "Opacus" not in peers.contenders("step")
+    rows = peers.measure(
+        peers.peer_cases(torch.device("cpu"), tiny=True)[1], "step", torch.device("cpu"), rounds=1, calls=1
+    )
+    assert rows[-1]["error"] == "not installed"
+
+
+def test_peers(tmp_path: Path) -> None:
+    rows = run("peers", tmp_path / "peers.json")
+    timed = [row for row in rows if "times ours" in row]
+    assert {row["model"] for row in timed} == {"Quick", "MLP", "transformer"}
+    assert all(row["ms"] > 0 and row["error"] < 1e-3 for row in timed)
+
+
+def test_peers_check_names_what_falls_short() -> None:
+    peers = importlib.import_module("peers")
+    row = {"model": "Quick", "job": "step", "contender": "loop of the notebook", "error": 0.0, "times ours": 49.0}
+    assert len(peers.shortfalls([row], torch.device("cuda"))) == 1
+    assert peers.shortfalls([row], torch.device("cpu")) == []
+    close = {**row, "contender": "Opacus", "times ours": 1.9}
+    assert len(peers.shortfalls([close, {**close, "times ours": 2.1}], torch.device("cpu"))) == 1
+    assert len(peers.shortfalls([{**row, "error": float("nan")}], torch.device("cpu"))) == 1
+
+
+def test_scaling(tmp_path: Path) -> None:
+    rows = run("scaling", tmp_path / "scaling.json")
+    assert len({row["against"] for row in rows}) == 4
+    updates = [row for row in rows if row["against"] == "source examples"]
+    assert [row["size"] for row in updates] == [10**4, 10**5]
+    assert all(row["update µs"] > 0 and row["share %"] > 0 for row in updates)
+
+
+def test_scaling_places_are_distinct_and_in_range() -> None:
+    scaling = importlib.import_module("scaling")
+    index = scaling.places(1000, 256, torch.device("cpu"))
+    assert len(index.unique()) == 256
+    assert 0 <= int(index.min()) <= int(index.max()) < 1000
+
+
+def test_end_to_end(tmp_path: Path) -> None:
+    rows = run("end_to_end", tmp_path / "end_to_end.json", "--epochs", "1")
+    assert len(rows) == 4
+    assert rows[-1]["ratio"] == 1.0
+    assert all(row["seconds"] > 0 and 0 <= row["accuracy"] <= 100 for row in rows)
+
+
+def test_end_to_end_refuses_to_check_a_part_of_the_run() -> None:
+    with pytest.raises(SystemExit):
+        importlib.import_module("end_to_end").main(["--device", "cpu", "--tiny", "--check"])
