@@ -163,6 +163,29 @@ def test_transfer_trains_each_part_by_its_own_loss() -> None:
         assert torch.allclose(value, right[name], rtol=1e-6), name
 
 
+@pytest.mark.parametrize("weight_step", [0.1, None])
+@pytest.mark.parametrize("make", [lambda: noisy_task(net()), transfer_task], ids=["noisy", "transfer"])
+def test_target_share_mixes_the_targets_gradient_into_theta_alone(
+    make: Callable[[], Task], weight_step: float | None
+) -> None:
+    task, source, target = make(), batch(6, 1), batch(5, 2)
+    start = {name: p.detach().clone() for name, p in task.model.named_parameters()}
+    parameters = list(task.model.parameters())
+    means = [task.losses.source(task.model, source).mean(), task.losses.target(task.model, target).mean()]
+    found = [dict(zip(start, torch.autograd.grad(mean, parameters, allow_unused=True), strict=True)) for mean in means]
+    method = Soseleto(weight_step=weight_step, target_share=0.25, **{**PAPER, "initial_weight": 1.0})
+    method.step(method.init(task), source, target)
+    for name, now in task.model.named_parameters():
+        of_source, of_target = (each[name] for each in found)
+        if name in task.target_head:
+            step = of_target
+        elif name in task.shared:
+            step = 0.75 * of_source + 0.25 * of_target
+        else:
+            step = of_source
+        assert torch.allclose(now, start[name] - 0.1 * step, rtol=1e-6), name
+
+
 @pytest.mark.parametrize("settings", [{"normalize_weights": False}, {"normalize_weights": True}])
 def test_weights_all_one_and_frozen_is_ordinary_training_bit_for_bit(settings: dict[str, bool]) -> None:
     ours, plain = net().float(), net().float()
@@ -347,6 +370,7 @@ def test_memory_does_not_grow_over_2000_steps() -> None:
         ({"weight_step": float("nan")}, "weight_step must be above 0"),
         ({"target_average": 1.0}, "target_average"),
         ({"max_norm": 0.0}, "max_norm"),
+        ({"target_share": 1.0}, "target_share"),
     ],
 )
 def test_bad_settings(settings: dict[str, float], words: str) -> None:

@@ -15,7 +15,9 @@ in units of the alignments' own size, and the weighted loss may be divided by Σ
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,8 @@ class Soseleto:
     target_average: the target gradient used for alignments is a running mean with this decay; 0 is the paper's single
         batch. A batch of 32 gives a direction that is mostly noise; tens of steps give one that is mostly signal.
     weights_first: the authors' notebook moves α before θ; the paper (and the default) moves θ with the old α.
+    target_share: how much of θ's step is the target's own gradient. 0 is the paper, whose target reaches θ through the
+        weights alone; more makes use of clean labels that are too many to be learned by heart.
     max_norm: clip the norm of the gradient that the optimizer sees.
     vanished: when the running target loss falls below this share of its first value, alignments carry no signal and
         the weights are held.
@@ -56,6 +60,7 @@ class Soseleto:
     normalize_weights: bool = True
     target_average: float = 0.99
     weights_first: bool = False
+    target_share: float = 0.0
     max_norm: float | None = None
     vanished: float = 1e-3
     engine: str | Engine = "auto"
@@ -70,6 +75,8 @@ class Soseleto:
             )
         if not 0.0 <= self.target_average < 1.0:
             raise UsageError(f"target_average must lie in [0, 1), got {self.target_average}: 0 averages nothing.")
+        if not 0.0 <= self.target_share < 1.0:
+            raise UsageError(f"target_share must lie in [0, 1), got {self.target_share}: 0 is the paper's.")
         if self.max_norm is not None and self.max_norm <= 0:
             raise UsageError(f"max_norm must be above 0, got {self.max_norm}: leave it out to clip nothing.")
 
@@ -101,10 +108,9 @@ class Soseleto:
         task.guard("target", passes.target_losses, target.index)
         target_loss = passes.target_losses.mean()
         state.hear(target_loss, self.vanished)
-        of_source = {k: g for k, g in passes.source_gradient.items() if k not in task.target_head}  # Qα_b and Rα_b
-        of_target = {k: g for k, g in passes.target_gradient.items() if k in task.target_head}  # ∂L_t/∂φᵗ
+        gradients = self._gradients(task, passes.source_gradient, passes.target_gradient)
         before = _copies(model) if monitor else {}
-        take_step(task, state, of_source | of_target, max_norm=self.max_norm)
+        take_step(task, state, gradients, max_norm=self.max_norm)  # θ, φˢ and φᵗ step, with the old α
         if not self.weights_first:
             self._move(state, source, passes.alignment, weight_step)
         numbers = {"source_loss": passes.source_losses.mean(), "target_loss": target_loss}
@@ -133,15 +139,27 @@ class Soseleto:
         task.guard("source", losses.detach(), source.index)
         c = self.coefficients(state.weights.take(source.index)).to(losses.dtype)
         parameters = trainable(task.model)
-        gradients = {k: g for k, g in gradient(losses, parameters, c).items() if k not in task.target_head}
+        of_source, of_target = gradient(losses, parameters, c), {}
         numbers = {"source_loss": losses.detach().mean()}
-        if task.target_head:
+        if task.target_head or self.target_share:
             target_losses = task.losses.target(task.model, target)
             task.guard("target", target_losses.detach(), target.index)
-            gradients |= gradient(target_losses.mean(), {k: parameters[k] for k in task.target_head})
+            of_target = gradient(target_losses.mean(), parameters)
             numbers["target_loss"] = target_losses.detach().mean()
-        take_step(task, state, gradients, max_norm=self.max_norm)
+        take_step(task, state, self._gradients(task, of_source, of_target), max_norm=self.max_norm)
         return numbers
+
+    def _gradients(self, task: Task, of_source: dict[str, Tensor], of_target: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Qα_b for θ (with the target's share), Rα_b for φˢ, ∂L_t/∂φᵗ for φᵗ."""
+        found = {k: g for k, g in of_source.items() if k not in task.target_head}
+        if self.target_share:
+            shared = found.keys() & of_target.keys() & task.shared
+            found |= {k: torch.lerp(found[k], of_target[k], self.target_share) for k in shared}
+        return found | {k: g for k, g in of_target.items() if k in task.target_head}
+
+
+# of SoseletoState
+_NUMBERS = ("steps", "moves", "square", "target_loss", "first_target_loss", "alive", "multiplier")
 
 
 @dataclass
@@ -191,6 +209,19 @@ class SoseletoState:
             alive=number(1.0),
             multiplier=number(),
         )
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside model, optimizer and schedule."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        return {"weights": self.weights.state(), "averages": self.averages, "numbers": numbers, "heard": self.heard}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` gave."""
+        self.weights.load_state(state["weights"])
+        self.averages = {name: mean.to(self.task.device) for name, mean in state["averages"].items()}
+        for name in _NUMBERS:
+            setattr(self, name, state["numbers"][name].to(self.task.device))
+        self.heard = state["heard"]
 
     def lr_left(self) -> Tensor | float:
         """The learning rate now, as a share of the first: the weight step follows the schedule."""
