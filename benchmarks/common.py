@@ -30,12 +30,10 @@ class Encoder(nn.Module):
     def __init__(self, layers: int = 6, width: int = 512, vocabulary: int = 1000, classes: int = 10) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
-        layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
             for _ in range(layers)
         )
-        del layer
         self.out = nn.Linear(width, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -137,11 +135,15 @@ def as_graph(step: Callable[[], object], device: torch.device) -> Callable[[], o
 def interleaved(
     runs: dict[str, Callable[[], object]], device: torch.device, *, rounds: int = 9, calls: int | None = None
 ) -> dict[str, float]:
-    """Median seconds a call, the contenders taking turns, so that a noisy machine is noisy for all of them."""
-    calls = calls or (50 if device.type == "cuda" else 3)
+    """Median seconds a call, the contenders taking turns, so that a noisy machine is noisy for all of them.
+
+    Without ``calls`` a turn takes about a fifth of a second, at least three calls.
+    """
     for run in runs.values():
         for _ in range(3):
             run()
+    slowest = max(_seconds(run, 1, device) for run in runs.values())
+    calls = calls or max(3, min(50, int(0.2 / slowest)))
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
