@@ -43,6 +43,7 @@ class Sizes:
     update_batch: int
     rounds: int
     calls: int
+    images: Callable[[int], Tensor] = images
 
 
 FULL = Sizes(
@@ -73,16 +74,17 @@ SMALL = Sizes(
 )
 TINY = Sizes(
     batches=(8, 16),
-    widths=(4, 8),
+    widths=(2, 4),
     width_batch=8,
     lengths=(4, 8),
     layers=1,
     encoder_width=64,
     sequences=8,
     examples=(10**4, 10**5),
-    update_batch=16,
+    update_batch=8,
     rounds=1,
     calls=1,
+    images=lambda n: images(n)[:, :, ::2, ::2].contiguous(),
 )
 
 
@@ -115,7 +117,7 @@ def sweeps(sizes: Sizes) -> dict[str, dict[int, Case]]:
     return {
         "batch size (Quick)": {n: Case("Quick", quick, n, n // 8, images) for n in sizes.batches},
         "model width (ResNet-18, GroupNorm)": {
-            width: Case("ResNet-18", lambda width=width: resnet18(width=width), b, b // 8, images)
+            width: Case("ResNet-18", lambda width=width: resnet18(width=width), b, b // 8, sizes.images)
             for width in sizes.widths
         },
         "sequence length (transformer)": {

@@ -12,16 +12,24 @@ import pytest
 import torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-ALWAYS = ("loop of the notebook", "torch.func vmap(grad)", "double backward (Learning to Reweight)")
+ALWAYS = (
+    "loop of the notebook",
+    "loop, one example at a time",
+    "torch.func vmap(grad)",
+    "double backward (Learning to Reweight)",
+)
 # The optional packages' own warnings are theirs.
 pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _importable() -> Any:
+def _ready() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # toy sizes: a second thread would only wait
     sys.path.insert(0, str(BENCHMARKS))
     yield
     sys.path.remove(str(BENCHMARKS))
+    torch.set_num_threads(threads)
 
 
 def run(name: str, out: Path, *options: str) -> list[dict[str, Any]]:
@@ -46,10 +54,22 @@ def test_peers_give_equal_answers(job: str) -> None:
         assert max(errors.values()) < 1e-12, f"{case.name}: {errors}"
 
 
+def test_a_cut_loop_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = importlib.import_module("peers")
+    problem = peers.Problem.of(peers.peer_cases(torch.device("cpu"), tiny=True)[1], torch.device("cpu"))
+    assert len(problem.source) == 12  # of which LOOPED_ON_CPU are run
+    runs = peers._runs(problem, "alignments")
+    assert len(runs[peers.NOTEBOOK]().alignment) == peers.LOOPED_ON_CPU == 9
+    monkeypatch.setattr(peers, "interleaved", lambda runs, device, **how: {peers.NOTEBOOK: 10.0, "first": 2.0})
+    seconds = peers._seconds(problem, "alignments", runs, torch.device("cpu"), rounds=1, calls=1)
+    assert seconds == {peers.NOTEBOOK: 13.0}  # one a further example
+
+
 def test_comparison_sees_a_wrong_answer() -> None:
     peers = importlib.import_module("peers")
     right = peers.Answer(torch.ones(3), {"weight": torch.ones(2, 2)})
     assert peers.relative_error(right, right) == 0.0
+    assert peers.relative_error(peers.Answer(torch.ones(2), {}), right) == 0.0
     assert peers.relative_error(peers.Answer(-torch.ones(3), right.gradient), right) == 2.0
     assert peers.relative_error(peers.Answer(torch.ones(3), {"weight": torch.zeros(2, 2)}), right) == 1.0
 
