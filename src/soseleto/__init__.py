@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from soseleto.algorithm import Soseleto
     from soseleto.batch import cross_entropy, squared_error
     from soseleto.engines import alignment, check_gradients
-    from soseleto.errors import DataError, EngineError, SoseletoError, TrainingError, UsageError
+    from soseleto.errors import DataError, EngineError, Interrupted, SoseletoError, TrainingError, UsageError
     from soseleto.result import Result
     from soseleto.training import fit
     from soseleto.weights import Weights
@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DataError",
     "EngineError",
+    "Interrupted",
     "Result",
     "Soseleto",
     "SoseletoError",
@@ -45,6 +46,7 @@ _HOMES = {
     "squared_error": "batch",
     "DataError": "errors",
     "EngineError": "errors",
+    "Interrupted": "errors",
     "SoseletoError": "errors",
     "TrainingError": "errors",
     "UsageError": "errors",

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from soseleto.errors import SoseletoError, UsageError
+from soseleto.errors import Interrupted, SoseletoError, UsageError
 
 DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+BY_SIGNAL = 128  # plus the signal's number
 
 app = typer.Typer(
     name="soseleto",
@@ -54,8 +55,11 @@ def demo(
 
     torch.set_num_threads(1)  # a network this small only loses by sharing its work
     RunFolder.clear(out)  # a demo can always be run again
-    with LiveLine() as progress:
-        result = synthetic.run(out, seed=seed, progress=progress)
+    try:
+        with LiveLine() as progress:
+            result = synthetic.run(out, seed=seed, progress=progress)
+    except Interrupted as stopped:  # begun anew next time
+        raise KeyboardInterrupt from stopped
     page = write_report(out)
     for line in synthetic.describe(synthetic.summary(result, synthetic.make_data(seed)[0])):
         typer.echo(line)
@@ -82,6 +86,9 @@ def fit(
     lr: Annotated[float | None, typer.Option(help="Learning rate, falling to 0. [default: 0.01]")] = None,
     weight_step: Annotated[float | None, typer.Option(help="How far a weight moves at a visit. [default: 0.1]")] = None,
     engine: Annotated[str | None, typer.Option(metavar="NAME", help="Computes the alignments. [default: auto]")] = None,
+    checkpoint_every: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Between two checkpoints. [default: 60]")
+    ] = None,
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
     image_size: Annotated[int | None, typer.Option(help="Resize images to this many pixels a side.")] = None,
@@ -96,7 +103,8 @@ def fit(
     A data set is a folder of images with one subfolder a class, a table (.csv,
     .tsv, .parquet, .jsonl) of features or of image paths, or an .npz file with
     x and y. FUNCTION(classes=..., shape=...) of your own file returns the model
-    (in transfer mode its trunk).
+    (in transfer mode its trunk). A run that was stopped goes on when the same is
+    typed again.
     """
     from soseleto import commands
 
@@ -124,6 +132,7 @@ def fit(
             "lr": lr,
             "weight_step": weight_step,
             "engine": engine,
+            "checkpoint_every": checkpoint_every,
         },
     )
     commands.fit(words, typer.echo)
@@ -246,6 +255,8 @@ def _run(words: list[str], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         typer.echo(f"soseleto: {_sentence(error, words)}", err=True)
+        if isinstance(error, Interrupted):
+            return BY_SIGNAL + error.signal
         return MISUSED if isinstance(error, UsageError) or _is_usage(error) else FAILED
     if code == INTERRUPTED:
         typer.echo("soseleto: stopped; what was written so far is kept.", err=True)

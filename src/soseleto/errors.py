@@ -26,6 +26,22 @@ class TrainingError(SoseletoError, RuntimeError):
     """Training cannot go on; what was written so far is intact."""
 
 
+class DiskError(SoseletoError, OSError):
+    """A file could not be written: the disk is full, read-only or broken."""
+
+
+class CannotSave(SoseletoError, TypeError):
+    """A part of a training's state is of a kind that no checkpoint can hold."""
+
+
+class Interrupted(SoseletoError):
+    """A signal ended the training between two steps; the message says how to go on."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = int(signal)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``" (did you mean 'forward'?)"``, or nothing when no known word is close."""
     close = difflib.get_close_matches(word, list(known), n=1)

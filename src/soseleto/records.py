@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,8 +23,8 @@ TELL_EVERY = 0.2  # seconds between two signs of life
 class Records:
     """Gathers numbers on the device during an epoch and reads them once at its end."""
 
-    def __init__(self, out: str | Path | None, progress: Progress | None) -> None:
-        self.folder = None if out is None else RunFolder.create(out)
+    def __init__(self, folder: RunFolder | None, progress: Progress | None) -> None:
+        self.folder = folder
         self.history: list[dict[str, Any]] = []
         self.messages: list[str] = []
         self._progress = progress
@@ -33,6 +32,34 @@ class Records:
         self._counts: dict[str, int] = {}
         self._told = 0.0
         self._start = time.perf_counter()
+
+    def begin(self, record: dict[str, Any], *, resumed: bool) -> None:
+        """The start event; a resumed run has it in its folder already."""
+        if not resumed:
+            self.event("start", record)
+        elif self._progress is not None:
+            self._progress("start", record)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs; the folder's records so far are on the disk when it returns."""
+        return {
+            "history": self.history,
+            "messages": self.messages,
+            "sums": self._sums,
+            "counts": self._counts,
+            "seconds": self.seconds,
+            "metrics": 0 if self.folder is None else self.folder.kept_metrics(),
+        }
+
+    def load_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from ``state``: records that are younger are taken out of the run folder, and will come again."""
+        self.history.extend(state["history"])
+        self.messages.extend(state["messages"])
+        self._sums = {name: total.to(device) for name, total in state["sums"].items()}
+        self._counts = dict(state["counts"])
+        self._start = time.perf_counter() - state["seconds"]
+        if self.folder is not None and not self.folder.cut_metrics(state["metrics"]):
+            self.message("metrics.jsonl has lost records that were there when the checkpoint was written")
 
     def event(self, name: str, record: dict[str, Any]) -> None:
         """Write it to the run folder, and tell whoever watches."""

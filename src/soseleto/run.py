@@ -1,6 +1,7 @@
 """The run folder: everything one training leaves behind, in files anyone can read, and never a pickle.
 
-``config.json``, ``metrics.jsonl``, ``ranking.parquet``, ``model.safetensors`` and ``report.html``. Whole
+``config.json``, ``metrics.jsonl``, ``ranking.parquet``, ``model.safetensors``, ``report.html``, and while the
+training runs ``checkpoint/``. Whole
 files are written aside, flushed to the disk and renamed, so a kill at any moment leaves the last whole one;
 ``metrics.jsonl`` grows by one flushed line a record, and a line torn by a kill is left out on reading.
 Torch, safetensors and pyarrow are imported where they are needed: looking at a run must not cost seconds.
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soseleto.errors import DataError, UsageError, did_you_mean
+from soseleto.errors import DataError, DiskError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,7 @@ CONFIG, METRICS, RANKING, MODEL, REPORT = (
     "model.safetensors",
     "report.html",
 )
+CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
 _TIED = "soseleto.tied"  # metadata entry of model.safetensors: alias -> the name its values are stored under
 
 
@@ -45,13 +47,19 @@ class RunFolder:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Make the folder; one that holds an earlier run, or anything else, is refused."""
+    def create(cls, path: str | os.PathLike[str], *, resume: bool = False) -> RunFolder:
+        """Make the folder; one that holds an earlier run, or anything else, is refused.
+
+        With ``resume`` a run that has not ended is taken as it is.
+        """
         run = cls(path)
         if run.path.exists() and not run.path.is_dir():
             raise UsageError(f"{run.path} is a file, and a run needs a folder: give another --out.")
-        run.path.mkdir(parents=True, exist_ok=True)
+        with writing(run.path):
+            run.path.mkdir(parents=True, exist_ok=True)
         if run.is_run():
+            if resume and not run.has_ended():
+                return run
             raise UsageError(f"{run.path} holds a run already: give --out another folder, or delete that one.")
         if any(not _is_leftover(entry) for entry in run.path.iterdir()):
             raise UsageError(f"{run.path} holds files that are no soseleto run: give --out an empty or a new folder.")
@@ -62,6 +70,7 @@ class RunFolder:
         """Take an earlier run's files away, so that ``create`` can follow; anything else is left alone."""
         run = cls(path)
         if run.is_run():
+            shutil.rmtree(run.path / CHECKPOINT, ignore_errors=True)
             for name in (METRICS, RANKING, MODEL, REPORT, CONFIG):  # the mark that it is a run goes last
                 (run.path / name).unlink(missing_ok=True)
 
@@ -84,11 +93,40 @@ class RunFolder:
             return False
         return isinstance(config, dict) and config.get("format") == FORMAT
 
+    def has_ended(self) -> bool:
+        """Whether the training came to its end (its last record says so)."""
+        return any(record.get("event") == "end" for record in self.metrics()[-1:])
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, no other process can train into this folder; a killed one lets go by itself."""
+        if os.name != "posix":
+            yield
+            return
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            self._lock(handle)
+            yield
+        finally:
+            os.close(handle)
+
+    def _lock(self, handle: int) -> None:
+        import fcntl
+
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process is training into {self.path}: wait for it, or give --out another folder."
+            ) from error
+        except OSError:  # a file system without locks
+            return
+
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Everything needed to repeat the run; versions and the device's name are added."""
         device = str(config.get("device", "cpu"))
         added = {"format": FORMAT, "versions": versions(), "device_name": device_name(device)}
-        write_text(self.path / CONFIG, _json({**config, **added}, indent=2) + "\n")
+        write_text(self.path / CONFIG, as_json({**config, **added}, indent=2) + "\n")
 
     def config(self) -> dict[str, Any]:
         """What ``write_config`` wrote."""
@@ -97,10 +135,32 @@ class RunFolder:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one record to ``metrics.jsonl``; a number that is not finite is written as null."""
-        with (self.path / METRICS).open("a+b") as file:
+        path = self.path / METRICS
+        with writing(path), path.open("a+b") as file:
             _drop_torn_line(file)
-            file.write(_json(record).encode() + b"\n")
+            file.write(as_json(record).encode() + b"\n")
             file.flush()
+
+    def kept_metrics(self) -> int:
+        """How many bytes ``metrics.jsonl`` has, once they are on the disk."""
+        path = self.path / METRICS
+        if not path.exists():
+            return 0
+        sync(path)
+        return path.stat().st_size
+
+    def cut_metrics(self, size: int) -> bool:
+        """Forget every record after the first ``size`` bytes; False where there are fewer."""
+        path = self.path / METRICS
+        there = path.stat().st_size if path.exists() else 0
+        if there > size:
+            with writing(path):
+                os.truncate(path, size)
+        return there >= size
+
+    def drop_checkpoints(self) -> None:
+        """An ended run needs none."""
+        shutil.rmtree(self.path / CHECKPOINT, ignore_errors=True)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every whole record, in order; none yet is an empty list."""
@@ -112,7 +172,7 @@ class RunFolder:
 
     def write_ranking(self, columns: Mapping[str, Sequence[Any] | np.ndarray | Tensor]) -> None:
         """Write ``ranking.parquet`` from columns of equal length, best example first."""
-        pyarrow, parquet = _need("pyarrow"), _need("pyarrow.parquet")
+        pyarrow, parquet = need("pyarrow"), need("pyarrow.parquet")
         arrays = {name: pyarrow.array(_plain_column(values)) for name, values in columns.items()}
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
@@ -123,7 +183,7 @@ class RunFolder:
     def ranking(self) -> dict[str, np.ndarray]:
         """The columns of ``ranking.parquet``, best example first."""
         path = self._existing(RANKING)
-        table = _need("pyarrow.parquet").read_table(path, memory_map=False)
+        table = need("pyarrow.parquet").read_table(path, memory_map=False)
         return {name: table.column(name).to_numpy() for name in table.column_names}
 
     def write_model(self, state_dict: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -131,21 +191,21 @@ class RunFolder:
         tensors, tied = _untie(state_dict)
         notes = {**(metadata or {}), _TIED: json.dumps(tied)}
         with aside(self.path / MODEL) as part:
-            _need("safetensors.torch").save_file(tensors, part, metadata=notes)
+            need("safetensors.torch").save_file(tensors, part, metadata=notes)
             if (self.path / CONFIG).exists():  # safetensors lets nobody else read its files: as open as the others
                 shutil.copymode(self.path / CONFIG, part)
 
     def model_state(self) -> dict[str, Tensor]:
         """The state dict of ``model.safetensors``, on the CPU."""
         path = self._existing(MODEL)
-        state: dict[str, Tensor] = _need("safetensors.torch").load_file(path)
-        with _need("safetensors").safe_open(path, "pt") as file:
+        state: dict[str, Tensor] = need("safetensors.torch").load_file(path)
+        with need("safetensors").safe_open(path, "pt") as file:
             tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
         return state | {alias: state[name] for alias, name in tied.items()}
 
     def model_metadata(self) -> dict[str, str]:
         """The strings that were stored beside the model."""
-        with _need("safetensors").safe_open(self._existing(MODEL), "pt") as file:
+        with need("safetensors").safe_open(self._existing(MODEL), "pt") as file:
             return {name: text for name, text in (file.metadata() or {}).items() if name != _TIED}
 
     def _existing(self, name: str) -> Path:
@@ -180,13 +240,15 @@ def aside(path: Path) -> Iterator[Path]:
     """A path to write to; it takes the place of ``path`` in one move once the block ends well."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield part
-        _sync(part)
-        part.replace(path)
+        with writing(path):
+            yield part
+            sync(part)
+            part.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
     if os.name == "posix":  # the rename itself is durable once the folder is
-        _sync(path.parent)
+        sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -195,7 +257,21 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, "utf-8")
 
 
-def _sync(path: Path) -> None:
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Inside, a disk that is full, read-only or broken gives one sentence."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except OSError as error:
+        why = error.strerror or str(error)
+        sentence = f"{path} cannot be written ({why}): mend that and run again; what was there is kept."
+        raise DiskError(sentence) from error
+
+
+def sync(path: Path) -> None:
+    """Return once the file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -211,7 +287,7 @@ def _siblings(path: Path) -> list[Path]:
     return [entry for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
 
 
-def _need(module: str) -> Any:
+def need(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -238,7 +314,7 @@ def _record(line: bytes, number: int, path: Path) -> dict[str, Any]:
     return record
 
 
-def _json(value: object, indent: int | None = None) -> str:
+def as_json(value: object, indent: int | None = None) -> str:
     return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 

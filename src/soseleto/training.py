@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,8 @@ from soseleto.errors import TrainingError, UsageError
 from soseleto.preparing import Data, Prepare, assemble, check_fit, choose_device, make_prepare
 from soseleto.records import Progress, Records, weight_record
 from soseleto.result import Result, ranking_table
+from soseleto.resume import Keeper, check_intervals
+from soseleto.run import RunFolder
 from soseleto.schedules import linear, sgd
 from soseleto.task import DeferredGuard, MakeOptimizer, MakeSchedule, Method, NonFiniteLoss, Task, require_finite
 
@@ -55,6 +57,9 @@ def fit(
     seed: int = 0,
     device: str | torch.device = "auto",
     out: str | Path | None = None,
+    checkpoint_every: float | None = 60.0,
+    checkpoint_steps: int | None = None,
+    resume: bool = True,
     progress: bool | Progress = False,
 ) -> Result:
     """Train ``model`` on a large, doubtful source for the sake of a small, trusted target; weigh every source example.
@@ -81,7 +86,9 @@ def fit(
         cuda_graph: on a GPU, record a step once and replay it; where that is impossible the run says so.
         seed: everything random in the training follows from it; the global random state comes out untouched.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
-        out: a run folder to write.
+        out: a run folder to write. Where it holds a run that was cut short, that run goes on.
+        checkpoint_every, checkpoint_steps: seconds and steps between two checkpoints in that folder.
+        resume: ``False`` refuses a folder that holds a run of any kind.
         progress: ``True`` for a live line on the terminal, or a function ``progress(event, record)``.
 
     Example:
@@ -96,6 +103,7 @@ def fit(
         raise UsageError(f"epochs must be at least 1, got {epochs}.")
     if target_loss is not None and mode == "noisy":
         raise UsageError("target_loss has no effect in noisy mode, where both sides share one loss: leave it out.")
+    check_intervals(checkpoint_every, checkpoint_steps, out)
     where = choose_device(device)
     data = Data.read(source, target, test, mode)
     batch_size = _batch_size("batch_size", batch_size, 256, len(data.source), "source")
@@ -107,6 +115,7 @@ def fit(
         inside = Precision(precision)
         losses = NoisyLosses(loss, inside) if mode == "noisy" else TransferLosses(loss, target_loss or loss, inside)
         check_fit(whole, losses, data, prepare)
+        folder = None if out is None else RunFolder.create(out, resume=resume)
         loop = _Loop(
             task=Task(
                 model=whole,
@@ -133,29 +142,33 @@ def fit(
             epochs=epochs,
             seed=seed,
             capture=cuda_graph and where.type == "cuda",
-            records=Records(out, _progress(progress)),
+            records=Records(folder, _progress(progress)),
+            every=checkpoint_every,
+            every_steps=checkpoint_steps,
         )
-        return loop.run(
-            {
-                "mode": mode,
-                "method": chosen.name,
-                "settings": repr(chosen),
-                "epochs": epochs,
-                "batch_size": batch_size,
-                "target_batch_size": target_batch_size,
-                "lr": lr if optimizer is None else None,
-                "weight_decay": weight_decay,
-                "optimizer": "SGD, momentum 0.9" if optimizer is None else _name_of(optimizer),
-                "schedule": _name_of(schedule),
-                "loss": _name_of(loss),
-                "balanced_target": balanced_target,
-                "precision": None if precision is None else str(precision),
-                "augment_source": repr(augment_source),
-                "augment_target": repr(augment_target),
-                "seed": seed,
-                "device": str(where),
-            }
-        )
+        with nullcontext() if folder is None else folder.held():
+            return loop.run(
+                {
+                    "mode": mode,
+                    "method": chosen.name,
+                    "settings": repr(chosen),
+                    "epochs": epochs,
+                    "batch_size": batch_size,
+                    "target_batch_size": target_batch_size,
+                    "lr": lr if optimizer is None else None,
+                    "weight_decay": weight_decay,
+                    "optimizer": "SGD, momentum 0.9" if optimizer is None else _name_of(optimizer),
+                    "schedule": _name_of(schedule),
+                    "loss": _name_of(loss),
+                    "target_loss": _name_of(target_loss),
+                    "balanced_target": balanced_target,
+                    "precision": None if precision is None else str(precision),
+                    "augment_source": repr(augment_source),
+                    "augment_target": repr(augment_target),
+                    "seed": seed,
+                    "device": str(where),
+                }
+            )
 
 
 @dataclass(frozen=True)
@@ -175,51 +188,61 @@ class _Loop:
     seed: int
     capture: bool
     records: Records
+    every: float | None
+    every_steps: int | None
 
     def run(self, config: dict[str, Any]) -> Result:
-        config = {**config, **self._facts()}
-        if self.records.folder is not None:
-            self.records.folder.write_config(config)
+        facts = self._facts()
+        config = {**config, **facts}
         state = self.method.init(self.task)
-        self.records.event("start", {"epochs": self.epochs, "steps": self.task.steps, **self._facts()})
+        keeper = Keeper(self.records, self.task, state, config, every=self.every, steps=self.every_steps)
+        done = keeper.begin(config)
+        self.records.begin({"epochs": self.epochs, "steps": self.task.steps, **facts}, resumed=done > 0)
         was_training = self.task.model.training
         self.task.model.train()
         step = CapturedStep(self.method, state, self.records.message) if self.capture else EagerStep(self.method, state)
-        for epoch in range(1, self.epochs + 1):
-            try:
-                self._epoch(state, step, epoch)
-            except NonFiniteLoss as error:
-                raise self._stop(error, epoch) from error
+        epochs_done, start = divmod(done, self.task.steps // self.epochs)
+        with keeper.listening():
+            for epoch in range(epochs_done + 1, self.epochs + 1):
+                try:
+                    self._epoch(state, step, epoch, start, keeper)
+                except NonFiniteLoss as error:
+                    raise self._stop(error, epoch) from error
+                start = 0
         self.task.model.train(was_training)
         result = self._result(state, config)
         self._close(result)
         return result
 
-    def _epoch(self, state: Any, step: EagerStep | CapturedStep, epoch: int) -> None:
+    def _epoch(self, state: Any, step: EagerStep | CapturedStep, epoch: int, start: int, keeper: Keeper) -> None:
+        """The epoch's steps after the first ``start``, which an earlier sitting took."""
         batches = source_batches(
             self.task.n_source, self.batch_size, seed=self.seed, epoch=epoch, device=self.task.device
         )
         before = (epoch - 1) * len(batches)
         targets = list(self.target.block(before, len(batches)).to(self.task.device))
         pairs = zip(
-            self._feed(self.data.source, batches, self.augment_source, "source", epoch),
-            self._feed(self.data.target, targets, self.augment_target, "target", epoch),
+            self._feed(self.data.source, batches, self.augment_source, "source", epoch, start),
+            self._feed(self.data.target, targets, self.augment_target, "target", epoch, start),
             strict=True,
         )
-        for place, (source, target) in enumerate(pairs, start=1):
+        for place, (source, target) in enumerate(pairs, start=start + 1):
             numbers = step(source, target, monitor=place == len(batches))
             if state.schedule is not None:
                 state.schedule.step()
             self.records.step(numbers, {"epoch": epoch, "step": before + place, "steps": self.task.steps})
+            if place < len(batches):
+                keeper.after(before + place)
         if isinstance(self.task.guard, DeferredGuard):
             self.task.guard.check()
         engine = getattr(getattr(state, "engine", None), "name", None)
         if engine is not None:
             self.records.message(f"alignments by the {engine} engine")
         self.records.epoch(self._epoch_record(state, epoch, before + len(batches)))
+        keeper.after(before + len(batches))
 
     def _feed(
-        self, examples: Examples, batches: Sequence[Tensor], augment: Augment, side: str, epoch: int
+        self, examples: Examples, batches: Sequence[Tensor], augment: Augment, side: str, epoch: int, start: int
     ) -> Iterator[Batch]:
         device = self.task.device
         for fed in feed(
@@ -230,6 +253,7 @@ class _Loop:
             purpose=f"{side}/augment",
             augment=None if augment.nothing else augment,
             prepare=self.prepare,
+            start=start,
         ):
             yield Batch(fed.places.to(device), fed.inputs.to(device), fed.labels.to(device))
 
@@ -270,6 +294,7 @@ class _Loop:
             "parameters": sum(p.numel() for p in self.task.model.parameters()),
             "source_fingerprint": self.data.source.fingerprint(),
             "target_fingerprint": self.data.target.fingerprint(),
+            "test_fingerprint": None if self.data.test is None else self.data.test.fingerprint(),
             "classes": None if self.data.target.classes is None else list(self.data.target.classes),
             "prepare": self.prepare.describe(),
         }
@@ -293,6 +318,8 @@ class _Loop:
         last = self.records.history[-1]
         end = {name: value for name, value in last.items() if name.startswith("test_")}
         self.records.event("end", {"seconds": round(self.records.seconds, 3), **end})
+        if folder is not None:
+            folder.drop_checkpoints()
 
 
 def _method(method: Method | None, weight_step: float | None, engine: str | Engine | None) -> Method:

@@ -7,6 +7,7 @@ so that the schedule is the one that every other method has.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.batch import Batch
+from soseleto.checkpoint import state_of
 from soseleto.errors import UsageError
 from soseleto.task import Method, Task
 from soseleto.weights import Weights
@@ -80,6 +82,15 @@ class EarlyStoppingState:
     @property
     def weights(self) -> Weights | None:
         return self.inner.weights
+
+    def state(self) -> dict[str, Any]:
+        own = {"steps": self.steps, "best_accuracy": self.best_accuracy, "best": self.best}
+        return {**own, "inner": state_of(self.inner)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.steps, self.best_accuracy = state["steps"], state["best_accuracy"]
+        self.best = {name: value.to(self.task.device) for name, value in state["best"].items()}
+        self.inner.load_state(state["inner"])
 
     def consider(self, found: float) -> None:
         if found > self.best_accuracy:

@@ -15,7 +15,9 @@ Deviation: Adam's rate follows the model's schedule down.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +105,14 @@ class MetaWeightNet:
 class MetaWeightNetState(State):
     net: nn.Module  # V
     meta_optimizer: Adam
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "net": dict(self.net.state_dict()), "meta": self.meta_optimizer.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        self.net.load_state_dict(state["net"])
+        self.meta_optimizer.load_state_dict(state["meta"])
 
     def weigh(self, losses: Tensor) -> Tensor:
         """V(ℓ) of each loss, (B,); the losses themselves are constants here."""

@@ -7,7 +7,7 @@ the method runs the model out of the hook's sight (a captured graph) the source 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.batch import Batch, cross_entropy
+from soseleto.checkpoint import state_of
 from soseleto.methods.state import require_noisy
 from soseleto.task import Method, Task
 
@@ -38,6 +39,14 @@ class Signals:
 
     def to(self, device: torch.device) -> None:
         self.loss, self.margin, self.visits = (t.to(device) for t in (self.loss, self.margin, self.visits))
+
+    def state(self) -> dict[str, Any]:
+        return {"loss": self.loss, "margin": self.margin, "visits": self.visits, "extra_forwards": self.extra_forwards}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        for name in ("loss", "margin", "visits"):
+            getattr(self, name).copy_(state[name])
+        self.extra_forwards = state["extra_forwards"]
 
     def add(self, batch: Batch, scores: Tensor) -> None:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -72,7 +81,7 @@ class Recording:
     def init(self, task: Task) -> Any:
         require_noisy(task, "recording")
         self.signals.to(task.device)
-        return _Seen(task, self.method.init(task))
+        return _Seen(task, self.method.init(task), self.signals)
 
     def step(self, state: Any, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         with _watched(state.task.model, source, len(target)) as seen:
@@ -93,6 +102,14 @@ class _Seen:
 
     task: Task
     inner: Any
+    signals: Signals
+
+    def state(self) -> dict[str, Any]:
+        return {"inner": state_of(self.inner), "signals": self.signals.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.inner.load_state(state["inner"])
+        self.signals.load_state(state["signals"])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

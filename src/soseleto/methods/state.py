@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -49,6 +50,17 @@ class State:
     def lr_left(self) -> Tensor | float:
         """The learning rate now, as a share of the first: whatever else is learned follows the schedule."""
         return self.lr / self.first_lr if self.first_lr else 1.0
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside model, optimizer and schedule; a method with fields of its own adds them."""
+        return {"steps": self.steps, "weights": None if self.weights is None else self.weights.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` gave."""
+        self.steps = state["steps"]
+        if state["weights"] is not None:
+            self.weights = self.weights or Weights(self.task.n_source, device=self.task.device)
+            self.weights.load_state(state["weights"])
 
     def report(self, index: Tensor, values: Tensor) -> None:
         """For methods without memory: the weight becomes ``values``, the score their running mean over visits."""

@@ -17,7 +17,9 @@ projection is the nearest matrix in least squares; Q's rate follows the model's 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -106,6 +108,15 @@ class SukhbaatarState(State):
     @property
     def capturable(self) -> bool:
         return self.steps >= self.pretraining
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "q": self.q, "clean": self.clean, "noisy": self.noisy}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        device = self.task.device
+        self.q = None if state["q"] is None else state["q"].to(device)
+        self.clean, self.noisy = state["clean"].to(device), state["noisy"].to(device)
 
     def matrix(self, scores: Tensor) -> Tensor:
         """Q without its graph, the identity at first; it is changed in place."""

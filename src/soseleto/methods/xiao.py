@@ -19,7 +19,9 @@ types. One optimizer serves both networks.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +106,14 @@ class XiaoState(State):
     @property
     def capturable(self) -> bool:
         return self.steps >= self.pretraining
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "noise_net": dict(self.noise_net.state_dict()), "counts": self.counts}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        self.noise_net.load_state_dict(state["noise_net"])
+        self.counts = None if state["counts"] is None else state["counts"].to(self.task.device)
 
     def count(self, counts: Tensor) -> None:
         if self.counts is None:

@@ -1,0 +1,179 @@
+"""Checkpoints: a training's whole state in ``RUN/checkpoint/<step>/``, as safetensors and JSON, never a pickle.
+
+``tensors.safetensors`` holds every tensor, ``state.json`` everything else, sealed with the checksums of both. A
+checkpoint is written aside, flushed to the disk and renamed, so a kill at any moment leaves the last whole one; the
+last two are kept, so a damaged one costs an interval and not the run.
+
+A state is a tree: mappings, lists and tuples whose leaves are tensors or what JSON knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from soseleto.errors import CannotSave, DataError
+from soseleto.run import CHECKPOINT, need, sync, writing
+
+FORMAT = "soseleto checkpoint 1"
+TENSORS, STATE = "tensors.safetensors", "state.json"
+KEPT = 2
+
+Tree = Any
+
+
+def state_of(state: Any) -> dict[str, Tree]:
+    """What a method carries beside model, optimizer and schedule; raises for a method that does not say."""
+    if not hasattr(state, "state") or not hasattr(state, "load_state"):
+        raise CannotSave(f"{type(state).__name__} has no state() and load_state()")
+    return state.state()
+
+
+def save(run: Path, step: int, state: Tree) -> Path:
+    """Write a checkpoint in one move, then let go of all but the last ones."""
+    tensors: dict[str, Tensor] = {}
+    tree = encode(state, tensors)
+    home = run / CHECKPOINT
+    path = home / f"{step:012d}"
+    part = home / f".{path.name}.{os.getpid()}.part"
+    try:
+        with writing(path):
+            part.mkdir(parents=True)
+            _write(part, step, tree, tensors)
+            shutil.rmtree(path, ignore_errors=True)  # only one found damaged can be in the way
+            part.rename(path)
+            sync(home)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    for old in found(run)[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+def load_last(run: Path, tell: Callable[[str], None]) -> tuple[int, Tree] | None:
+    """Step and state of the newest whole checkpoint; ``tell`` hears of damaged ones, None says there never was one.
+
+    Damaged checkpoints are removed once a whole one has been read; where none is whole, nothing is touched.
+    """
+    damaged: list[Path] = []
+    for path in found(run):
+        try:
+            loaded = load(path)
+        except DataError as error:
+            tell(f"{error}; the one before it is used")
+            damaged.append(path)
+            continue
+        for bad in damaged:
+            shutil.rmtree(bad, ignore_errors=True)
+        return loaded
+    if damaged:
+        raise DataError(
+            f"none of the {len(damaged)} checkpoints in {run / CHECKPOINT} is whole: "
+            "restore one from a backup, or train anew in another folder."
+        )
+    return None
+
+
+def load(path: Path) -> tuple[int, Tree]:
+    """Step and state of one checkpoint; raises where any byte is not what was written."""
+    try:
+        payload = _unsealed((path / STATE).read_bytes())
+        if _digest(path / TENSORS) != payload["tensors"]:
+            raise ValueError(f"the checksum of {TENSORS} does not match")
+        tensors = need("safetensors.torch").load_file(path / TENSORS)
+        return payload["step"], decode(payload["state"], tensors)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"the checkpoint {path} is damaged ({error})") from error
+
+
+def found(run: Path) -> list[Path]:
+    """The checkpoints that are there, newest first; torn ones were never renamed and do not count."""
+    home = run / CHECKPOINT
+    names = [entry for entry in home.iterdir() if entry.name.isdecimal()] if home.is_dir() else []
+    return sorted(names, key=lambda entry: int(entry.name), reverse=True)
+
+
+def tidy(run: Path) -> None:
+    """Take away what a kill in the middle of a write has left."""
+    for entry in (run / CHECKPOINT).glob(".*.part"):
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def encode(value: Tree, tensors: dict[str, Tensor], at: str = "") -> Any:
+    """The tree in JSON's own types, told apart by ``$`` marks; its tensors are put aside under their paths."""
+    if isinstance(value, Tensor):
+        name = at if at not in tensors else f"{at}#{len(tensors)}"
+        tensors[name] = value
+        return {"$tensor": name}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(float(value))}
+    if isinstance(value, list):
+        return [encode(item, tensors, f"{at}/{i}") for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"$tuple": encode(list(value), tensors, at)}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: encode(item, tensors, f"{at}/{key}") for key, item in value.items()}
+        return {"$items": [encode([key, item], tensors, f"{at}/{key}") for key, item in value.items()]}
+    raise CannotSave(f"{at.strip('/')} holds a {type(value).__name__}")
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Tree:
+    """The tree that ``encode`` was given."""
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        return tensors[value["$tensor"]].clone()  # which was mapped from a file that will be removed
+    if "$float" in value:
+        return float(value["$float"])
+    if "$tuple" in value:
+        return tuple(decode(value["$tuple"], tensors))
+    if "$items" in value:
+        return dict(decode(pair, tensors) for pair in value["$items"])
+    return {key: decode(item, tensors) for key, item in value.items()}
+
+
+def _write(part: Path, step: int, tree: Any, tensors: Mapping[str, Tensor]) -> None:
+    safetensors = need("safetensors")
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        need("safetensors.torch").save_file(copies, part / TENSORS)
+    except safetensors.SafetensorError as error:
+        raise OSError(str(error)) from error
+    payload = {"format": FORMAT, "step": step, "tensors": _digest(part / TENSORS), "state": tree}
+    (part / STATE).write_bytes(_sealed(payload))
+    for name in (TENSORS, STATE):
+        sync(part / name)
+    sync(part)
+
+
+def _sealed(payload: Any) -> bytes:
+    """The payload beside its checksum; the same payload always gives the same bytes."""
+    text = json.dumps(payload, allow_nan=False)
+    return f'{{"sha256": "{hashlib.sha256(text.encode()).hexdigest()}", "payload": {text}}}\n'.encode()
+
+
+def _unsealed(content: bytes) -> dict[str, Any]:
+    payload: dict[str, Any] = json.loads(content)["payload"]
+    if _sealed(payload) != content:
+        raise ValueError(f"the checksum of {STATE} does not match")
+    if payload["format"] != FORMAT:
+        raise ValueError(f"it is a {payload['format']!r}, not a {FORMAT!r}")
+    return payload
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

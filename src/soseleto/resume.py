@@ -1,0 +1,214 @@
+"""When a training is saved, what is saved of it, and how it goes on: one ``Keeper`` beside the loop."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from soseleto import checkpoint
+from soseleto.errors import CannotSave, DataError, Interrupted, UsageError
+from soseleto.records import Records
+from soseleto.run import RunFolder, as_json
+from soseleto.task import DeferredGuard, Task
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_DATA = {f"{side}_fingerprint": f"the {side} data" for side in ("source", "target", "test")}
+_MAY_DIFFER = ("format", "versions", "device_name")  # what write_config adds
+
+
+class Keeper:
+    """Saves a training every so many seconds or steps, and when it is asked to stop; finds where to go on.
+
+    every: seconds by a clock that nobody can set; steps: of the training. ``None`` leaves that one out.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        task: Task,
+        state: Any,
+        config: Mapping[str, Any],
+        *,
+        every: float | None,
+        steps: int | None,
+    ) -> None:
+        self._records, self._task, self._state = records, task, state
+        self._config = _comparable(config)
+        self._every, self._steps = every, steps
+        self._saved_at = time.monotonic()
+        self._asked: signal.Signals | None = None
+        self._possible = records.folder is not None
+
+    def begin(self, config: Mapping[str, Any]) -> int:
+        """The number of steps done: 0 for a new run, more for one that goes on."""
+        folder = self._records.folder
+        if folder is None:
+            return 0
+        done = self._resume(folder) if folder.is_run() else None
+        if done is None:
+            folder.write_config(config)
+            folder.cut_metrics(0)
+        return done or 0
+
+    def after(self, step: int) -> None:
+        """Called after every step: save where it is time, and stop where somebody asked."""
+        if not self._possible or step == self._task.steps:  # the end of a run is better than a checkpoint of it
+            return
+        if self._asked is not None:
+            self._stop(step, self._asked)
+        late = self._every is not None and time.monotonic() - self._saved_at >= self._every
+        if late or (self._steps is not None and step % self._steps == 0):
+            self._save(step)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, SIGINT and SIGTERM let the step end and the run be saved; a second SIGINT stops at once."""
+        if self._possible:
+            self._try()
+        if not self._possible or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._asked is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._asked = signal.Signals(number)
+
+    def _stop(self, step: int, asked: signal.Signals) -> None:
+        where = f"stopped by {asked.name} after step {step} of {self._task.steps}"
+        folder = self._records.folder
+        assert folder is not None
+        if self._save(step):
+            raise Interrupted(f"{where}, which is saved: run the same again with {folder.path} to go on.", asked)
+        raise Interrupted(f"{where}; it could not be saved, see the messages in {folder.path}.", asked)
+
+    def _resume(self, folder: RunFolder) -> int | None:
+        """Go on with an unfinished run; None where it has no checkpoint yet, and must begin again."""
+        checkpoint.tidy(folder.path)
+        _require_same(folder.path, _comparable(folder.config()), self._config)
+        damage: list[str] = []
+        last = checkpoint.load_last(folder.path, damage.append)
+        if last is None:
+            return None
+        step, saved = last
+        _require_same(folder.path, saved["config"], self._config)
+        try:
+            self._restore(saved)
+        except (KeyError, ValueError, RuntimeError, TypeError) as error:
+            raise DataError(
+                f"the checkpoint of step {step} in {folder.path} does not fit this model, optimizer or method "
+                f"({str(error).splitlines()[0]}): give the same ones again, or another folder."
+            ) from error
+        for text in [*damage, f"resumed after step {step}"]:
+            self._records.message(text)
+        return step
+
+    def _try(self) -> None:
+        """Say now what could not be saved later."""
+        try:
+            checkpoint.encode(self._gather(), {})
+        except CannotSave as error:
+            self._impossible(error)
+
+    def _save(self, step: int) -> bool:
+        folder = self._records.folder
+        assert folder is not None
+        if isinstance(self._task.guard, DeferredGuard):
+            self._task.guard.check()  # a state with a NaN in it is not worth keeping
+        try:
+            checkpoint.save(folder.path, step, self._gather())
+        except CannotSave as error:
+            self._impossible(error)
+        self._saved_at = time.monotonic()
+        return self._possible
+
+    def _impossible(self, error: CannotSave) -> None:
+        self._possible = False
+        self._records.message(f"no checkpoints are written, as this training cannot be saved: {error}")
+
+    def _gather(self) -> dict[str, Any]:
+        state, model = self._state, self._task.model
+        return {
+            "config": self._config,
+            "model": dict(model.state_dict()),
+            "buffers": _passing_buffers(model),
+            "optimizer": state.optimizer.state_dict(),
+            "schedule": None if state.schedule is None else state.schedule.state_dict(),
+            "method": checkpoint.state_of(state),
+            "random": _random_state(self._task.device),
+            "records": self._records.state(),
+        }
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        state, model = self._state, self._task.model
+        model.load_state_dict(saved["model"])
+        for name, buffer in _passing_buffers(model).items():
+            buffer.copy_(saved["buffers"][name])
+        state.optimizer.load_state_dict(saved["optimizer"])
+        if state.schedule is not None:
+            state.schedule.load_state_dict(saved["schedule"])
+        state.load_state(saved["method"])
+        torch.set_rng_state(saved["random"]["cpu"])
+        if self._task.device.type == "cuda":
+            torch.cuda.set_rng_state(saved["random"]["cuda"], self._task.device)
+        self._records.load_state(saved["records"], self._task.device)
+
+
+def check_intervals(every: float | None, steps: int | None, out: str | Path | None) -> None:
+    if every is not None and not every >= 0:
+        raise UsageError(f"checkpoint_every must be 0 or more seconds, or None, got {every}.")
+    if steps is not None and steps < 1:
+        raise UsageError(f"checkpoint_steps must be at least 1, or None, got {steps}.")
+    if steps is not None and out is None:
+        raise UsageError("checkpoint_steps has no effect without a run folder: add out='runs/name'.")
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    return states | {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else states
+
+
+def _passing_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that the model itself leaves out of its state dict."""
+    kept = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in kept}
+
+
+def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as a file holds it, without what may differ between two sittings, memory addresses included."""
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", as_json(config))
+    return {name: value for name, value in json.loads(text).items() if name not in _MAY_DIFFER}
+
+
+def _require_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    if names:
+        raise UsageError(
+            f"{path} holds an unfinished run that cannot go on, since "
+            f"{', '.join(_difference(name, old.get(name), new.get(name)) for name in names)}: "
+            "give the same as before, or another folder."
+        )
+
+
+def _difference(name: str, old: Any, new: Any) -> str:
+    if name in _DATA:
+        return f"{_DATA[name]} changed"
+    was, now = json.dumps(old), json.dumps(new)
+    return f"{name} was {was} and is {now}" if len(was) + len(now) < 100 else f"{name} changed"
