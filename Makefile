@@ -30,8 +30,12 @@ lint: $(READY) ## ruff: style and mistakes
 types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 
-bench: $(READY) ## every benchmark, against plain PyTorch in the same run
-	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+bench: $(READY) ## the benchmarks, against plain PyTorch and peers in the same run (minutes)
+	$(BIN)/python benchmarks/engines.py
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/scaling.py --small
+	$(BIN)/python benchmarks/data.py --jpegs 4000
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
