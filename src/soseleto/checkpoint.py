@@ -53,8 +53,7 @@ def save(run: Path, step: int, state: Tree) -> Path:
             sync(home)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    for old in found(run)[KEPT:]:
-        shutil.rmtree(old, ignore_errors=True)
+    _let_go(run)
     return path
 
 
@@ -73,6 +72,7 @@ def load_last(run: Path, tell: Callable[[str], None]) -> tuple[int, Tree] | None
             continue
         for bad in damaged:
             shutil.rmtree(bad, ignore_errors=True)
+        _let_go(run)
         return loaded
     if damaged:
         raise DataError(
@@ -143,6 +143,11 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Tree:
     if "$items" in value:
         return dict(decode(pair, tensors) for pair in value["$items"])
     return {key: decode(item, tensors) for key, item in value.items()}
+
+
+def _let_go(run: Path) -> None:
+    for old in found(run)[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(part: Path, step: int, tree: Any, tensors: Mapping[str, Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import signal
@@ -23,7 +24,11 @@ from soseleto.run import RunFolder, as_json
 from soseleto.task import DeferredGuard, Task
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_DATA = {f"{side}_fingerprint": f"the {side} data" for side in ("source", "target", "test")}
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_IN_WORDS = {
+    "model_fingerprint": "the model",
+    **{f"{side}_fingerprint": f"the {side} data" for side in ("source", "target", "test")},
+}
 _MAY_DIFFER = ("format", "versions", "device_name")  # what write_config adds
 
 
@@ -180,6 +185,12 @@ def check_intervals(every: float | None, steps: int | None, out: str | Path | No
         raise UsageError("checkpoint_steps has no effect without a run folder: add out='runs/name'.")
 
 
+def model_fingerprint(model: nn.Module) -> str:
+    """sha256 over the model's layers with their settings, and the names and shapes of its state; not its values."""
+    shapes = {name: getattr(value, "shape", None) for name, value in model.state_dict().items()}
+    return hashlib.sha256(_ADDRESS.sub("", f"{model!r}{shapes}").encode()).hexdigest()
+
+
 def _random_state(device: torch.device) -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
     return states | {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else states
@@ -193,7 +204,7 @@ def _passing_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration as a file holds it, without what may differ between two sittings, memory addresses included."""
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", as_json(config))
+    text = _ADDRESS.sub("", as_json(config))
     return {name: value for name, value in json.loads(text).items() if name not in _MAY_DIFFER}
 
 
@@ -208,7 +219,7 @@ def _require_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) ->
 
 
 def _difference(name: str, old: Any, new: Any) -> str:
-    if name in _DATA:
-        return f"{_DATA[name]} changed"
+    if name in _IN_WORDS:
+        return f"{_IN_WORDS[name]} changed"
     was, now = json.dumps(old), json.dumps(new)
     return f"{name} was {was} and is {now}" if len(was) + len(now) < 100 else f"{name} changed"

@@ -21,7 +21,7 @@ from soseleto.errors import TrainingError, UsageError
 from soseleto.preparing import Data, Prepare, assemble, check_fit, choose_device, make_prepare
 from soseleto.records import Progress, Records, weight_record
 from soseleto.result import Result, ranking_table
-from soseleto.resume import Keeper, check_intervals
+from soseleto.resume import Keeper, check_intervals, model_fingerprint
 from soseleto.run import RunFolder
 from soseleto.schedules import linear, sgd
 from soseleto.task import DeferredGuard, MakeOptimizer, MakeSchedule, Method, NonFiniteLoss, Task, require_finite
@@ -292,6 +292,7 @@ class _Loop:
             "n_source": len(self.data.source),
             "n_target": len(self.data.target),
             "parameters": sum(p.numel() for p in self.task.model.parameters()),
+            "model_fingerprint": model_fingerprint(self.task.model),
             "source_fingerprint": self.data.source.fingerprint(),
             "target_fingerprint": self.data.target.fingerprint(),
             "test_fingerprint": None if self.data.test is None else self.data.test.fingerprint(),
