@@ -243,6 +243,18 @@ def test_running_statistics_of_a_model_go_on(tmp_path: Path) -> None:
     require_equal(fit(None, model=model(), method=Mixed()), fit(tmp_path / "run", model=model(), method=Mixed()))
 
 
+def test_every_number_of_the_algorithm_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states, init = [], soseleto.Soseleto.init
+    monkeypatch.setattr(soseleto.Soseleto, "init", lambda self, task: states.append(init(self, task)) or states[-1])
+    cut_short(tmp_path / "run")
+    fit(tmp_path / "run")
+    fit(None)
+    resumed: dict[str, Tensor] = {}
+    whole: dict[str, Tensor] = {}
+    assert checkpoint.encode(states[1].state(), resumed) == checkpoint.encode(states[2].state(), whole)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
 def test_signals_recorded_beside_a_method_go_on(tmp_path: Path) -> None:
     found = []
     for out in (None, tmp_path / "run"):
