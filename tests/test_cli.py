@@ -334,6 +334,8 @@ def test_fit_lists_bad_examples_and_goes_on_when_told(soseleto: Soseleto, tmp_pa
     accepted = soseleto(*words, "--skip-bad")
     assert accepted.code == 0, accepted.err
     assert len(RunFolder.open(tmp_path / "run").ranking()["id"]) == 30
+    (listed,) = [p for p in json.loads((tmp_path / "run" / "problems.json").read_text()) if p["left_out"]]
+    assert (listed["where"], listed["ids"]) == ("source", ["30"])
 
 
 def test_the_live_line_shows_numbers_and_leaves_nothing_behind() -> None:

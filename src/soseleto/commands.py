@@ -24,6 +24,7 @@ from soseleto.errors import UsageError, did_you_mean
 from soseleto.progress import LiveLine
 from soseleto.report import write_report
 from soseleto.result import Result
+from soseleto.run import RunFolder
 from soseleto.training import fit as train
 
 SUSPECT = 0.1  # a weight below this is counted as a suspect in the closing lines
@@ -70,6 +71,9 @@ def fit(words: FitWords, say: Callable[[str], None]) -> None:
             progress=progress,
             **_given(words.training),
         )
+    if pair.problems:
+        dropped = set(pair.dropped)
+        RunFolder(words.out).write_problems([{**p.to_dict(), "left_out": p in dropped} for p in pair.problems])
     for line in _found(result, write_report(words.out)):
         say(line)
 

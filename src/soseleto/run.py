@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = "soseleto run 1"
-CONFIG, METRICS, RANKING, MODEL, REPORT = (
+CONFIG, METRICS, RANKING, MODEL, REPORT, PROBLEMS = (
     "config.json",
     "metrics.jsonl",
     "ranking.parquet",
     "model.safetensors",
     "report.html",
+    "problems.json",
 )
 CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
 _TIED = "soseleto.tied"  # metadata entry of model.safetensors: alias -> the name its values are stored under
@@ -71,7 +72,7 @@ class RunFolder:
         run = cls(path)
         if run.is_run():
             shutil.rmtree(run.path / CHECKPOINT, ignore_errors=True)
-            for name in (METRICS, RANKING, MODEL, REPORT, CONFIG):  # the mark that it is a run goes last
+            for name in (METRICS, RANKING, MODEL, REPORT, PROBLEMS, CONFIG):  # the mark that it is a run goes last
                 (run.path / name).unlink(missing_ok=True)
 
     @classmethod
@@ -127,6 +128,10 @@ class RunFolder:
         device = str(config.get("device", "cpu"))
         added = {"format": FORMAT, "versions": versions(), "device_name": device_name(device)}
         write_text(self.path / CONFIG, as_json({**config, **added}, indent=2) + "\n")
+
+    def write_problems(self, problems: Sequence[Mapping[str, Any]]) -> None:
+        """What was wrong with the data, and which examples were left out because of it."""
+        write_text(self.path / PROBLEMS, as_json(list(problems), indent=1) + "\n")
 
     def config(self) -> dict[str, Any]:
         """What ``write_config`` wrote."""
