@@ -174,7 +174,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def commit() -> str | None:
     found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+    return found.stdout.strip() if found.returncode == 0 else None
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

@@ -116,15 +116,16 @@ class Weights:
 
     def save(self, path: str | Path) -> None:
         """Write weights, scores and visits as safetensors (no pickle)."""
-        _safetensors().save_file({k: v.cpu().contiguous() for k, v in self.state().items()}, str(path))
+        _safetensors().torch.save_file({k: v.cpu().contiguous() for k, v in self.state().items()}, str(path))
 
     @classmethod
     def load(cls, path: str | Path, *, device: torch.device | str = "cpu") -> Weights:
         """Read what ``save`` wrote."""
+        library = _safetensors()
         try:
-            state = _safetensors().load_file(str(path))
+            state = library.torch.load_file(str(path))
             loaded = cls(len(state["weights"]), device=device)
-        except (OSError, KeyError, Exception) as error:
+        except (OSError, KeyError, UsageError, library.SafetensorError) as error:
             raise DataError(f"{path} is not a file of saved weights ({error}): write one with Weights.save.") from error
         loaded.load_state(state)
         return loaded
@@ -135,4 +136,4 @@ def _safetensors() -> Any:
         import safetensors.torch
     except ImportError as error:
         raise UsageError("saving weights needs safetensors: type pip install safetensors.") from error
-    return safetensors.torch
+    return safetensors
