@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(2)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background ignores it
 
 
 @pytest.fixture(scope="session")
