@@ -19,6 +19,7 @@ from soseleto.engines.contract import (
     Losses,
     Passes,
     PerExampleLoss,
+    SourcePass,
     ToDirection,
 )
 from soseleto.engines.layerwise import LayerwiseEngine
@@ -76,6 +77,20 @@ class AutoEngine:
 
         engine = self.choose(model, trial)
         return engine.passes(model, losses, source, target, to_direction=to_direction, coefficients=coefficients)
+
+    def source_pass(
+        self,
+        model: nn.Module,
+        per_example_loss: PerExampleLoss,
+        batch: Any,
+        direction: Direction,
+        coefficients: Coefficients,
+    ) -> SourcePass:
+        neutral = torch.ones_like if callable(coefficients) else coefficients
+        engine = self.choose(
+            model, lambda candidate: candidate.source_pass(model, per_example_loss, batch, direction, neutral)
+        )
+        return engine.source_pass(model, per_example_loss, batch, direction, coefficients)
 
     def choose(self, model: nn.Module, trial: Callable[[Engine], object]) -> Engine:
         """The engine for this model; trials leave buffers and random states as they were."""

@@ -23,6 +23,7 @@ from soseleto.engines.contract import (
     Losses,
     Passes,
     PerExampleLoss,
+    SourcePass,
     ToDirection,
     as_loss_vector,
     inner,
@@ -152,19 +153,28 @@ class AutogradEngine:
         to_direction: ToDirection,
         coefficients: Coefficients,
     ) -> Passes:
-        parameters = trainable(model)
         target_losses = as_loss_vector(losses.target(model, target))
-        target_gradient = gradient(target_losses.mean(), parameters)
-        direction = to_direction(target_gradient)
-        source_losses, alignment = self._linearize(model, losses.source, source, direction)
-        c = coefficients(alignment) if callable(coefficients) else coefficients
+        target_gradient = gradient(target_losses.mean(), trainable(model))
+        found = self.source_pass(model, losses.source, source, to_direction(target_gradient), coefficients)
         return Passes(
-            source_losses=source_losses.detach(),
+            source_losses=found.losses,
             target_losses=target_losses.detach(),
-            alignment=alignment,
-            source_gradient=gradient(source_losses, parameters, c.to(source_losses.dtype)),
+            alignment=found.alignment,
+            source_gradient=found.gradient,
             target_gradient=target_gradient,
         )
+
+    def source_pass(
+        self,
+        model: nn.Module,
+        per_example_loss: PerExampleLoss,
+        batch: Any,
+        direction: Direction,
+        coefficients: Coefficients,
+    ) -> SourcePass:
+        losses, alignment = self._linearize(model, per_example_loss, batch, direction)
+        c = coefficients(alignment) if callable(coefficients) else coefficients
+        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(model), c.to(losses.dtype)))
 
     def _linearize(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction

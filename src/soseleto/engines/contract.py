@@ -51,6 +51,15 @@ class Passes:
     target_gradient: dict[str, Tensor]  # ∂L_t/∂p, the mean over the target batch
 
 
+@dataclass(frozen=True)
+class SourcePass:
+    """The source's half of a step, for a direction that is known."""
+
+    losses: Tensor  # (B,)
+    alignment: Tensor  # (B,), at least float32
+    gradient: dict[str, Tensor]  # Σ_j c_j ∂ℓ_j/∂p
+
+
 # From the raw gradient of the target loss to the direction source examples are compared with (it may average
 # over steps). It may be called for some of the parameters at a time, each exactly once a step.
 ToDirection = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -81,6 +90,17 @@ class Engine(Protocol):
         coefficients: Coefficients,
     ) -> Passes:
         """One training step's worth: target gradient, alignments, and the weighted source gradient."""
+        ...
+
+    def source_pass(
+        self,
+        model: nn.Module,
+        per_example_loss: PerExampleLoss,
+        batch: Any,
+        direction: Direction,
+        coefficients: Coefficients,
+    ) -> SourcePass:
+        """The source's half of ``passes``, where the direction was found before."""
         ...
 
 

@@ -28,6 +28,7 @@ from soseleto.engines.contract import (
     Losses,
     Passes,
     PerExampleLoss,
+    SourcePass,
     ToDirection,
     as_loss_vector,
     named_in,
@@ -75,27 +76,35 @@ class LayerwiseEngine:
         coefficients: Coefficients,
     ) -> Passes:
         """Source and target in one forward and backward where they can share it, else the target first."""
-        sweep = _Sweep(to_direction, coefficients)
-        if losses.can_join(source, target):
-            tape, joint = self._forward(model, lambda: losses.joint(model, source, target))
-            n_source = len(source)
-            target_losses = joint[n_source:]
-        else:
+        if not losses.can_join(source, target):
             target_losses = as_loss_vector(losses.target(model, target))
-            sweep.target_gradient = gradient(target_losses.mean(), trainable(model))
-            sweep.direction = to_direction(sweep.target_gradient)
-            tape, joint = self._forward(model, lambda: losses.source(model, source))
-            n_source = len(joint)
-        sweep.split(joint, n_source)
-        tape.backward(joint, sweep.finish, scales=sweep.scales)
-        sweep.close()
+            target_gradient = gradient(target_losses.mean(), trainable(model))
+            found = self.source_pass(model, losses.source, source, to_direction(target_gradient), coefficients)
+            return Passes(found.losses, target_losses.detach(), found.alignment, found.gradient, target_gradient)
+        tape, joint = self._forward(model, lambda: losses.joint(model, source, target))
+        n_source = len(source)
+        sweep = _Sweep(to_direction, coefficients)
+        sweep.run(tape, joint, n_source)
         return Passes(
             source_losses=joint[:n_source].detach(),
-            target_losses=target_losses.detach(),
+            target_losses=joint[n_source:].detach(),
             alignment=sweep.alignment,
             source_gradient=sweep.source_gradient,
             target_gradient=sweep.target_gradient,
         )
+
+    def source_pass(
+        self,
+        model: nn.Module,
+        per_example_loss: PerExampleLoss,
+        batch: Any,
+        direction: Direction,
+        coefficients: Coefficients,
+    ) -> SourcePass:
+        tape, losses = self._forward(model, lambda: per_example_loss(model, batch))
+        sweep = _Sweep(lambda _: {}, coefficients, direction)
+        sweep.run(tape, losses, len(losses))
+        return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
     def _forward(self, model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
         tape = Tape(model)
@@ -135,15 +144,23 @@ class LayerwiseEngine:
 class _Sweep:
     """What is gathered while the backward passes the layers, each group of calls once."""
 
-    def __init__(self, to_direction: ToDirection, coefficients: Coefficients) -> None:
+    def __init__(
+        self, to_direction: ToDirection, coefficients: Coefficients, direction: Direction | None = None
+    ) -> None:
         self.to_direction = to_direction
         self.coefficients = coefficients
-        self.direction: Direction | None = None  # set beforehand when the target had a pass of its own
+        self.direction = direction  # given when the target had a pass of its own
         self.target_gradient: dict[str, Tensor] = {}
         self.source_gradient: dict[str, Tensor] = {}
         self._late: list[tuple[Call, Tensor]] = []  # when the coefficients depend on the alignment
 
-    def split(self, losses: Tensor, n_source: int) -> None:
+    def run(self, tape: Tape, losses: Tensor, n_source: int) -> None:
+        """Back-propagate: source losses first in ``losses``, then those of the target where it has no own pass."""
+        self._split(losses, n_source)
+        tape.backward(losses, self.finish, scales=self.scales)
+        self._close()
+
+    def _split(self, losses: Tensor, n_source: int) -> None:
         self._source, self._target = slice(0, n_source), slice(n_source, None)
         self.scales = torch.ones_like(losses)  # the target's part of the sum of losses is their mean
         if n_source < len(losses):
@@ -167,7 +184,7 @@ class _Sweep:
         self.target_gradient.update(found)
         return self.to_direction(found)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if callable(self.coefficients):
             c = self.coefficients(self.alignment)
             for call, delta in self._late:
