@@ -17,7 +17,10 @@ from soseleto.engines import trainable
 from soseleto.errors import DataError, UsageError
 from soseleto.methods import (
     METHODS,
+    Attention,
     EarlyStopping,
+    FineTuning,
+    MatchingNetworks,
     MetaWeightNet,
     Mixed,
     Ordinary,
@@ -31,6 +34,7 @@ from soseleto.methods import (
     correct_only,
     corrected,
 )
+from soseleto.methods.matching import episode
 from soseleto.methods.noise_matrix import from_confusions, project
 from soseleto.methods.recording import margins
 from soseleto.methods.reweight import normalized
@@ -65,8 +69,9 @@ def make_task(model: nn.Module | None = None, **changes: Any) -> Task:
     return Task(**{**fields, **changes})
 
 
-def transfer_task() -> Task:
-    model = TrunkAndHeads(nn.Linear(WIDTH, 6), nn.Linear(6, CLASSES), nn.Linear(6, CLASSES)).double()
+def transfer_task(target_head: nn.Module | None = None) -> Task:
+    target_head = target_head or nn.Linear(6, CLASSES)
+    model = TrunkAndHeads(nn.Linear(WIDTH, 6), nn.Linear(6, CLASSES), target_head).double()
     names = trainable(model)
     return make_task(
         model,
@@ -85,15 +90,21 @@ def wrapped() -> dict[str, Method]:
 
 
 EVERY = [*METHODS, "early stopping", "recording"]
+HEADS = {"matching_networks": lambda: Attention(7, 6, CLASSES)}  # of methods that compare features: transfer mode
+NOISY = [name for name in EVERY if name not in HEADS]
 
 
 def made(name: str) -> Method:
     return METHODS[name]() if name in METHODS else wrapped()[name]
 
 
+def task_for(name: str) -> Task:
+    return transfer_task(HEADS[name]()) if name in HEADS else make_task()
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_contract(name: str) -> None:
-    method, task = made(name), make_task()
+    method, task = made(name), task_for(name)
     assert method.name
     hooks, names = _hooks(task.model), list(task.model.state_dict())
     state = method.init(task)
@@ -105,7 +116,8 @@ def test_contract(name: str) -> None:
         assert all(value.ndim == 0 and bool(value.isfinite()) and not value.requires_grad for value in numbers.values())
         assert all(p.grad is None for p in task.model.parameters())
     after = dict(task.model.named_parameters())
-    assert all(bool(p.isfinite().all()) and not torch.equal(p, before[k]) for k, p in after.items())
+    assert all(bool(p.isfinite().all()) for p in after.values())
+    assert task.shared <= {k for k, p in after.items() if not torch.equal(p, before[k])}
     assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)  # the schedule is the optimizer's
     if state.weights is not None:
         assert len(state.weights) == N
@@ -121,18 +133,22 @@ def _hooks(model: nn.Module) -> int:
 @pytest.mark.parametrize("name", EVERY)
 def test_fit_runs_every_method(name: str) -> None:
     inputs, labels = torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(N) % CLASSES
-    result = fit(net(), (inputs, labels), (inputs[:6], labels[:6]), epochs=2, batch_size=5, method=made(name))
+    sides: dict[str, Any] = {"source": (inputs, labels), "target": (inputs[:7], labels[:7])}
+    if name in HEADS:
+        sides |= {"mode": "transfer", "target_head": HEADS[name]()}
+    model = nn.Linear(WIDTH, 6) if name in HEADS else net()
+    result = fit(model, **sides, epochs=2, batch_size=5, method=made(name))
     assert result.predict(inputs).shape == (N,)
     assert len(result.history) == 2
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_nan_stops_before_it_reaches_the_parameters(name: str) -> None:
-    task, method = make_task(), METHODS[name]()
+    task, method = task_for(name), METHODS[name]()
     state = method.init(task)
     bad = batch(7, 1)
     bad.inputs[2] = float("nan")
-    source = batch(N, 0) if name != "ordinary" else bad
+    source = batch(N, 0) if name not in ("ordinary", "fine_tuning") else bad
     with pytest.raises(NonFiniteLoss):
         method.step(state, source, bad)
     assert all(bool(p.isfinite().all()) for p in task.model.parameters())
@@ -144,7 +160,13 @@ def test_methods_without_a_target_head_say_so(name: str) -> None:
         made(name).init(transfer_task())
 
 
-@pytest.mark.parametrize("method", [TargetOnly(), Mixed(), Reweight()], ids=lambda m: m.name)
+@pytest.mark.parametrize("name", HEADS)
+def test_methods_that_compare_features_say_so(name: str) -> None:
+    with pytest.raises(UsageError, match="mode='transfer'"):
+        made(name).init(make_task())
+
+
+@pytest.mark.parametrize("method", [TargetOnly(), Mixed(), Reweight(), FineTuning(pretrain=0.0)], ids=lambda m: m.name)
 def test_methods_that_know_transfer_train_the_target_head(method: Method) -> None:
     task = transfer_task()
     before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
@@ -155,7 +177,7 @@ def test_methods_that_know_transfer_train_the_target_head(method: Method) -> Non
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", NOISY)
 def test_a_recorded_step_gives_what_an_ordinary_one_gives(name: str) -> None:
     inputs = torch.randn(60, WIDTH, generator=torch.Generator().manual_seed(0)).double()
     labels = torch.arange(60) % CLASSES
@@ -168,7 +190,7 @@ def test_a_recorded_step_gives_what_an_ordinary_one_gives(name: str) -> None:
 
 
 def test_phases_are_not_recorded() -> None:
-    for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2)):
+    for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2), FineTuning(pretrain=0.2)):
         task = make_task()
         state = method.init(task)
         seen = []
@@ -422,6 +444,38 @@ def test_recording_changes_nothing() -> None:
     assert signals.extra_forwards == 1  # the target alone was run
 
 
+def test_fine_tuning_goes_from_the_source_to_the_target() -> None:
+    task, source, target = transfer_task(), batch(N, 0), batch(7, 1)
+    method = FineTuning(pretrain=0.5)
+    state = method.init(task)
+    first, second = task.shared | {"source_head.weight", "source_head.bias"}, task.shared | task.target_head
+    for step in range(STEPS):
+        before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
+        method.step(state, source, target)
+        moved = {k for k, p in task.model.named_parameters() if not torch.equal(p, before[k])}
+        assert moved == (first if step < STEPS // 2 else second)
+
+
+def test_an_episode_by_hand() -> None:
+    features = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    found = episode(features, torch.tensor([0, 0, 0]), scale=2.0)
+    assert torch.allclose(found, torch.zeros(3).double(), atol=1e-12)  # every other example has the label
+    found = episode(features, torch.tensor([0, 0, 1]), scale=2.0)
+    e = torch.tensor(2.0, dtype=torch.float64).exp()
+    assert torch.allclose(found[:2], -(e / (e + 1)).log(), atol=1e-12)
+
+
+def test_attention_remembers_the_labelled_target() -> None:
+    """A trunk that cannot learn: the nearest remembered example decides."""
+    head = Attention(4, 2, 2)
+    head.remember(torch.arange(4), torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [0.1, 1]]), torch.tensor([0, 0, 1, 1]))
+    outputs = head(torch.tensor([[5.0, 1.0], [1.0, 5.0]]))
+    assert outputs.argmax(1).tolist() == [0, 1]
+    assert torch.allclose(outputs.exp().sum(1), torch.ones(2), atol=1e-5)
+    with pytest.raises(UsageError, match="target_head=Attention"):
+        MatchingNetworks().init(transfer_task())
+
+
 def test_oracles() -> None:
     source = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 1]), truth=torch.tensor([0, 0, 1]))
     assert corrected(source).labels.tolist() == [0, 0, 1]
@@ -434,6 +488,8 @@ def test_oracles() -> None:
     "make",
     [
         lambda: Mixed(target_share=2.0),
+        lambda: FineTuning(pretrain=1.5),
+        lambda: MatchingNetworks(fine_tune=-0.5),
         lambda: Xiao(pretrain=-1.0),
         lambda: Sukhbaatar(noise_lr=-1.0),
         lambda: MetaWeightNet(hidden=0),

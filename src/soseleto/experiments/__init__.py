@@ -41,6 +41,12 @@ REGISTRY = {
         "soseleto.experiments.cifar10_noise",
         saves=True,
     ),
+    "svhn-mnist": Experiment(
+        "svhn-mnist",
+        "Table 2 and its figures: SVHN digits to 20 or 25 MNIST digits 5-9, every method (hours without a GPU)",
+        "soseleto.experiments.svhn_mnist",
+        saves=True,
+    ),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from soseleto.errors import SoseletoError, UsageError
 from soseleto.experiments.cifar10_noise import LINES, NOISE, SCHEDULES, Config, configuration, run_all
 from soseleto.experiments.results import Row, load, put_between, table
+from soseleto.experiments.words import setting
 
 SETTINGS = {
     "30 %": 0.3,
@@ -70,7 +70,7 @@ def configs(given: argparse.Namespace) -> list[Config]:
     if given.schedule is not None and given.schedule not in SCHEDULES:
         raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}, got {given.schedule!r}.")
     if given.set:
-        changes["settings"] = tuple(_setting(word) for word in given.set)
+        changes["settings"] = tuple(setting(word) for word in given.set)
     return [
         configuration(method, noise=_noise(noise), seed=seed, small=given.small, **changes)
         for seed in given.seeds
@@ -145,13 +145,3 @@ def _noise(word: str) -> float | str:
         return float(word)
     except ValueError:
         return word
-
-
-def _setting(word: str) -> tuple[str, Any]:
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise UsageError(f"--set takes NAME=VALUE, got {word!r}: as in --set weight_step=0.2.")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value

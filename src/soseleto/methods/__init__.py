@@ -8,6 +8,8 @@ from types import MappingProxyType
 from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.early_stopping import EarlyStopping
+from soseleto.methods.fine_tuning import FineTuning
+from soseleto.methods.matching import Attention, MatchingNetworks
 from soseleto.methods.meta_weight_net import MetaWeightNet
 from soseleto.methods.mixed import Mixed
 from soseleto.methods.oracle import correct_only, corrected
@@ -21,7 +23,10 @@ from soseleto.task import Method
 
 __all__ = [
     "METHODS",
+    "Attention",
     "EarlyStopping",
+    "FineTuning",
+    "MatchingNetworks",
     "MetaWeightNet",
     "Mixed",
     "Ordinary",
@@ -42,11 +47,13 @@ METHODS: Mapping[str, Callable[[], Method]] = MappingProxyType(
         "soseleto": Soseleto,
         "ordinary": Ordinary,
         "target_only": TargetOnly,
+        "fine_tuning": FineTuning,
         "mixed": Mixed,
         "sukhbaatar": Sukhbaatar,
         "xiao": Xiao,
         "reweight": Reweight,
         "meta_weight_net": MetaWeightNet,
+        "matching_networks": MatchingNetworks,
     }
 )
 

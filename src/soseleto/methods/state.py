@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.batch import FULL, Batch
 from soseleto.errors import UsageError
+from soseleto.models import TrunkAndHeads
 from soseleto.task import Task, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 
@@ -72,6 +73,27 @@ class State:
         """One step of the model."""
         take_step(self.task, self, gradients)
         self.steps += 1
+
+
+@dataclass(kw_only=True)
+class PhasedState(State):
+    """For methods that do one thing for their first so many steps, and another afterwards."""
+
+    first_phase: int
+
+    @property
+    def in_first_phase(self) -> bool:
+        return self.steps < self.first_phase
+
+    @property
+    def capturable(self) -> bool:
+        return not self.in_first_phase or self.first_phase >= self.task.steps
+
+
+def require_transfer(task: Task, name: str) -> None:
+    """Raise for a method that compares features, and so needs to know which part of the model is the trunk."""
+    if not isinstance(task.model, TrunkAndHeads):
+        raise UsageError(f"the method {name!r} compares the features of a trunk: say mode='transfer'.")
 
 
 def require_noisy(task: Task, name: str) -> None:

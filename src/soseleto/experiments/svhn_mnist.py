@@ -1,0 +1,323 @@
+"""Table 2 and its figures: SVHN digits 0-4 as source, 20 or 25 MNIST digits 5-9 as target, LeNet, every method.
+
+Batches of 32 and 10, accuracy on the 4,861 MNIST test digits 5-9 after the last step. All methods share data,
+preprocessing, augmentation, schedule and number of steps. Beside the paper's source there are SVHN 0-9 (appendix), and
+two polluted sources where it is known which examples are of no use.
+
+    python -m soseleto.experiments.svhn_mnist --methods soseleto fine_tuning --n-target 25 --seeds 0 1 2 --out FILE
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.algorithm import Soseleto
+from soseleto.data import Augment, Examples, generator, seed_for
+from soseleto.detection import compare
+from soseleto.errors import UsageError, did_you_mean
+from soseleto.experiments import runner
+from soseleto.experiments.results import Results, Row
+from soseleto.experiments.svhn_mnist_data import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
+from soseleto.methods import Attention, by_name
+from soseleto.models import lenet_trunk
+from soseleto.preparing import choose_device
+from soseleto.result import Result
+from soseleto.schedules import cosine, linear, sgd
+from soseleto.task import MakeSchedule, Method, Task
+from soseleto.weights import Weights
+
+SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})
+CLASSIFIERS = ("last", "connected")
+USEFUL = 0.8  # the appendix counts examples whose weight is above this
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run, complete.
+
+    method: the row's name; base, settings: which method that is, and what differs from its defaults
+    source: "0-4", "0-9", "shuffled" or "grey-cifar"; n_source, n_test: fewer images than there are
+    classifier: what a head is: LeNet's "last" layer, or its fully "connected" ones (the trunk is then convolutions)
+    standardize: every image to mean 0 and deviation 1; else by the source's statistics
+    sign: SVHN images turn into their negatives at random; rotate, scale, shift: of the images of both sides
+    n_heldout: MNIST training digits kept out of everything; select: measure on them and leave the test set alone
+    """
+
+    method: str
+    base: str
+    n_target: int = 25
+    source: str = "0-4"
+    unlabelled: bool = False
+    plain: bool = False
+    seed: int = 0
+    settings: tuple[tuple[str, Any], ...] = ()
+    n_source: int | None = None
+    n_test: int | None = None
+    n_heldout: int = 0
+    select: bool = False
+    epochs: int = 4
+    batch_size: int = 32
+    target_batch_size: int = 10
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: str = "linear"
+    classifier: str = "last"
+    standardize: bool = True
+    sign: bool = True
+    rotate: float = 15.0
+    scale: float = 0.15
+    shift: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.select and not self.n_heldout:
+            raise UsageError("select measures on held-out digits, and n_heldout is 0: say n_heldout=5000.")
+        if self.classifier not in CLASSIFIERS:
+            raise UsageError(f"classifier must be one of {', '.join(CLASSIFIERS)}, got {self.classifier!r}.")
+
+
+# The paper's own setting, kept as a second column.
+PLAIN: Mapping[str, Any] = MappingProxyType(
+    {"plain": True, "standardize": False, "sign": False, "rotate": 0.0, "scale": 0.0, "shift": 0.0}
+)
+# The lines of the table: title, and what makes each differ from the common configuration.
+LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "target_only": ("target only", {"base": "target_only"}),
+        "fine_tuning": ("fine-tuning", {"base": "fine_tuning"}),
+        "matching": ("Matching Networks", {"base": "matching_networks"}),
+        "matching_fine_tuned": (
+            "Matching Networks, fine-tuned",
+            {"base": "matching_networks", "settings": (("fine_tune", 0.5),)},
+        ),
+        "soseleto": ("**SOSELETO**", {"base": "soseleto", "settings": (("target_share", 0.5),)}),
+        "soseleto_frozen": (
+            "… weights frozen",
+            {"base": "soseleto", "settings": (("target_share", 0.5), ("weight_step", None))},
+        ),
+        "soseleto_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": (("target_share", 0.5),)}),
+        "soseleto_paper": ("… no target gradient in the trunk", {"base": "soseleto"}),
+    }
+)
+SMALL: Mapping[str, Any] = MappingProxyType({"n_source": 2000, "n_test": 1000, "epochs": 4})
+
+
+def configuration(
+    method: str,
+    *,
+    n_target: int = 25,
+    source: str = "0-4",
+    plain: bool = False,
+    seed: int = 0,
+    small: bool = False,
+    **changes: Any,
+) -> Config:
+    """The complete configuration of one line of the table; ``small`` is sized for a CPU and seconds."""
+    if method not in LINES:
+        known = ", ".join(LINES)
+        raise UsageError(f"unknown method {method!r}{did_you_mean(method, LINES)}: choose from {known}.")
+    if source not in SOURCES:
+        raise UsageError(f"unknown source {source!r}{did_you_mean(source, SOURCES)}: choose from {', '.join(SOURCES)}.")
+    fields = {**LINES[method][1], **(PLAIN if plain else {}), **(SMALL if small else {}), **changes}
+    if changes.get("settings"):  # a variant gets a name of its own
+        fields["settings"] = tuple({**dict(LINES[method][1].get("settings", ())), **dict(changes["settings"])}.items())
+        method += "[" + ",".join(f"{name}={value}" for name, value in changes["settings"]) + "]"
+    return Config(method=method, n_target=n_target, source=source, seed=seed, **fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffledWeights(Soseleto):
+    """SOSELETO whose weights are learned as ever, but each weighs another example: what is left without selection."""
+
+    name = "shuffled_weights"
+
+    def init(self, task: Task) -> Any:
+        state = super().init(task)
+        state.weights = _Shuffled(len(state.weights), initial=self.initial_weight, device=task.device)
+        return state
+
+
+class _Shuffled(Weights):
+    def __init__(self, n: int, *, initial: float = 1.0, device: torch.device | str = "cpu") -> None:
+        super().__init__(n, initial=initial, device=device)
+        self._other = torch.randperm(n, generator=generator(0, f"{NAME}/shuffled weights")).to(device)
+
+    def take(self, index: Tensor) -> Tensor:
+        return super().take(self._other[index])
+
+
+def make_method(config: Config) -> Method:
+    """The method with its settings."""
+    method: Any = ShuffledWeights() if config.base == ShuffledWeights.name else by_name(config.base)
+    return dataclasses.replace(method, **dict(config.settings)) if config.settings else method
+
+
+def make_trunk(config: Config) -> nn.Sequential:
+    """LeNet without its classifier; every image is standardised on the way in where the configuration says so."""
+    layers = list(lenet_trunk(size=SIDE))
+    if config.classifier == "connected":
+        layers = layers[:-2]
+    ahead = [nn.LayerNorm([1, SIDE, SIDE], elementwise_affine=False)] if config.standardize else []
+    return nn.Sequential(*ahead, *layers)
+
+
+def make_heads(config: Config, data: Digits) -> tuple[nn.Module | None, nn.Module | None]:
+    """Source head and target head, where they are not one linear layer each."""
+    if config.base == "matching_networks":
+        width = 500 if config.classifier == "last" else 800
+        return None, Attention(len(data.target), width, len(TARGET_CLASSES))
+    if config.classifier == "last":
+        return None, None
+    assert data.source.classes is not None
+    return _connected(len(data.source.classes)), _connected(len(TARGET_CLASSES))
+
+
+def _connected(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, classes))
+
+
+def setting_of(config: Config) -> dict[str, Any]:
+    """The column of the table a run belongs to."""
+    setting = {"n_target": config.n_target, "source": config.source, "unlabelled": config.unlabelled}
+    return {**setting, "plain": True} if config.plain else setting
+
+
+def heading(config: Config) -> Row:
+    """The entries of a row that are known before the run."""
+    plain = {**dataclasses.asdict(config), "settings": {name: _plain(value) for name, value in config.settings}}
+    return {"method": config.method, "setting": setting_of(config), "seed": config.seed, "config": plain}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+
+
+def run_one(config: Config, root: str | Path | None = None, device: str = "auto", out: Path | None = None) -> Row:
+    """Train once and measure: accuracy in percent, seconds of training, and what is known of the weights."""
+    data = prepare(
+        config.source,
+        config.n_target,
+        seed=config.seed,
+        n_source=config.n_source,
+        n_heldout=config.n_heldout,
+        n_test=config.n_test,
+        root=root,
+    )
+    begin = time.perf_counter()
+    result = train(config, data, device=device, out=out)
+    found: Row = {"seconds": time.perf_counter() - begin}
+    if data.heldout is not None:
+        found["heldout_accuracy"] = result.evaluate(data.heldout)["accuracy"]
+    if not config.select:
+        found["accuracy"] = result.evaluate(data.test)["accuracy"]
+    return {**heading(config), **found, **weight_facts(config, data, result)}
+
+
+def train(config: Config, data: Digits, *, device: str, out: Path | None = None) -> Result:
+    from soseleto.training import fit
+
+    moves = Augment(rotate=config.rotate, scale=config.scale, shift=config.shift)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(config.seed, f"{NAME}/model"))
+        trunk, (source_head, target_head) = make_trunk(config), make_heads(config, data)
+    return fit(
+        trunk,
+        data.source,
+        data.target,
+        mode="transfer",
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        target_batch_size=config.target_batch_size,
+        optimizer=sgd(config.lr, config.weight_decay, config.momentum),
+        schedule=SCHEDULES[config.schedule],
+        method=make_method(config),
+        source_head=source_head,
+        target_head=target_head,
+        augment_source=dataclasses.replace(moves, sign=config.sign),
+        augment_target=moves,
+        balanced_target=True,
+        standardize=not config.standardize,
+        seed=config.seed,
+        device=device,
+        out=out,
+    )
+
+
+def weight_facts(config: Config, data: Digits, result: Result) -> Row:
+    """How useful examples were told from useless ones; on SVHN 0-9 how many of each class were found useful."""
+    facts: Row = {} if result.learned is None else {"mean_weight": float(result.weights.mean())}
+    if not facts:
+        return facts
+    if data.useless is not None:
+        found = compare({"weight": result.weights, "score": result.scores}, data.useless)
+        facts["detection"] = {name: {k: round(v, 4) for k, v in one.items()} for name, one in found.items()}
+    if config.source == "0-9":
+        facts["classes"] = class_facts(data.source, result)
+    return facts
+
+
+def class_facts(source: Examples, result: Result, *, shown: int = 10) -> list[Row]:
+    """For each class the percent of weights above 0.8, and the places of its best and worst examples by score."""
+    assert source.classes is not None
+    order = result.learned.order().cpu()
+    facts: list[Row] = []
+    for c, name in enumerate(source.classes):
+        mine = order[source.labels[order] == c]
+        useful = 100.0 * float((result.weights[mine] > USEFUL).double().mean())
+        ids = [source.id_of(i) for i in mine.tolist()]
+        facts.append({"class": name, "useful": round(useful, 2), "best": ids[:shown], "worst": ids[::-1][:shown]})
+    return facts
+
+
+def run_all(
+    configs: Sequence[Config],
+    out: str | Path,
+    *,
+    root: str | Path | None = None,
+    device: str = "auto",
+    processes: int = 1,
+    report: Callable[[str], None] = print,
+) -> Results:
+    """Run what ``out`` does not hold yet; every row is on the disk as soon as its run ends."""
+    run = partial(run_one, root=root, device=device)
+    return runner.run_all(
+        configs, out, run, name=NAME, heading=heading, device=str(choose_device(device)), processes=processes,
+        report=report,
+    )  # fmt: skip
+
+
+def everything(seeds: Sequence[int]) -> list[Config]:
+    """Every cell of the tables."""
+    made = []
+    for seed in seeds:
+        for n_target in (20, 25):
+            made += [configuration(line, n_target=n_target, seed=seed) for line in LINES]
+            made += [configuration(line, n_target=n_target, plain=True, seed=seed) for line in PLAIN_LINES]
+        for source in ("0-9", "shuffled", "grey-cifar"):
+            made += [configuration(line, source=source, seed=seed) for line in SELECTION_LINES]
+    return made
+
+
+PLAIN_LINES = ("target_only", "fine_tuning", "soseleto")
+SELECTION_LINES = ("target_only", "fine_tuning", "soseleto", "soseleto_frozen", "soseleto_shuffled")
+
+
+def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[Row]:
+    """Every cell, as ``soseleto reproduce svhn-mnist`` runs it; started again it goes on."""
+    return list(run_all(everything(range(seeds)), out / f"{NAME}.json", report=report).rows)
+
+
+if __name__ == "__main__":
+    from soseleto.experiments.svhn_mnist_words import main
+
+    main()

@@ -1,0 +1,114 @@
+"""Matching Networks (Vinyals et al. 2016): classify by attention over labelled examples.
+
+    a(x, x_i) = softmax_i(scale · cos(f(x), f(x_i))),      p(y | x) = Σ_i a(x, x_i) 1[y_i = y]
+
+f is the trunk. Training is by episodes: in each source batch every example is the query once, with the others as its
+labelled set. At the end queries attend to the labelled target, which the target head ``Attention`` remembers. With
+``fine_tune`` the last share of the steps takes its episodes from the target batches instead.
+
+Deviations: no full context embeddings; an episode is a whole batch, so its classes are those that are there; the
+similarities are scaled, since a softmax of cosines alone is nearly flat. The method has no place for unlabelled data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soseleto.batch import FULL, Batch
+from soseleto.engines import trainable
+from soseleto.engines.autograd import gradient
+from soseleto.errors import UsageError
+from soseleto.methods.state import PhasedState, require_share, require_transfer
+from soseleto.task import Task
+
+_SMALLEST = 1e-6  # probability of a class that no other example of the episode has
+
+
+class Attention(nn.Module):
+    """A head without parameters: it remembers the features of ``examples`` labelled ones and attends to them.
+
+    Its outputs are log-probabilities. A remembered feature is a running mean over visits, so that it follows the trunk
+    and averages over augmentations.
+    """
+
+    keys: Tensor
+    labels: Tensor
+
+    def __init__(self, examples: int, width: int, classes: int, *, scale: float = 10.0, memory: float = 0.9) -> None:
+        super().__init__()
+        self.classes, self.scale, self.memory = classes, scale, memory
+        self.register_buffer("keys", torch.zeros(examples, width))
+        self.register_buffer("labels", torch.zeros(examples, dtype=torch.int64))
+
+    def remember(self, index: Tensor, features: Tensor, labels: Tensor) -> None:
+        new = F.normalize(features.detach(), dim=1).to(self.keys.dtype)
+        self.keys[index] = torch.lerp(new, self.keys[index], self.memory)
+        self.labels[index] = labels
+
+    def forward(self, features: Tensor) -> Tensor:
+        similar = self.scale * cosines(features, self.keys.to(features.dtype))
+        return log_votes(similar, self.labels, self.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchingNetworks:
+    """fine_tune: the share of all steps, at the end, whose episodes are of the target; scale: of the cosines."""
+
+    fine_tune: float = 0.0
+    scale: float = 10.0
+
+    name = "matching_networks"
+
+    def __post_init__(self) -> None:
+        require_share("fine_tune", self.fine_tune)
+
+    def init(self, task: Task) -> PhasedState:
+        require_transfer(task, self.name)
+        if not isinstance(task.model.target_head, Attention):
+            raise UsageError(
+                f"the method {self.name!r} attends to the labelled target: "
+                "say target_head=Attention(examples, width, classes)."
+            )
+        return PhasedState.start(task, first_phase=round((1.0 - self.fine_tune) * task.steps))
+
+    def step(self, state: PhasedState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        task, model = state.task, _parts(state.task)
+        features = getattr(task.losses, "precision", FULL)(model.trunk, torch.cat([source.inputs, target.inputs]))
+        of_source, of_target = features[: len(source)], features[len(source) :]
+        if state.in_first_phase:
+            side, losses = "source", episode(of_source, source.labels, self.scale)
+        else:
+            side, losses = "target", episode(of_target, target.labels, self.scale)
+        task.guard("target", of_target.detach().sum(1), target.index)
+        task.guard(side, losses.detach(), (source if side == "source" else target).index)
+        model.target_head.remember(target.index, of_target, target.labels)
+        state.take(gradient(losses.mean(), trainable(task.model)))
+        return {f"{side}_loss": losses.detach().mean()}
+
+
+def _parts(task: Task) -> Any:
+    return task.model
+
+
+def episode(features: Tensor, labels: Tensor, scale: float) -> Tensor:
+    """−log p(y | x) of every example (B,), attending to the others of its batch."""
+    similar = scale * cosines(features, features)
+    similar = similar - torch.diag(torch.full_like(similar[0], torch.inf))
+    same = (labels[:, None] == labels[None, :]).to(similar.dtype)
+    return -(similar.softmax(1) * same).sum(1).clamp_min(_SMALLEST).log()
+
+
+def cosines(one: Tensor, other: Tensor) -> Tensor:
+    """(N, M) of (N, width) and (M, width)."""
+    return F.normalize(one, dim=1) @ F.normalize(other, dim=1).T
+
+
+def log_votes(similar: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """log Σ_i softmax_i(similar) 1[y_i = y], (N, classes)."""
+    votes = similar.softmax(1) @ F.one_hot(labels, classes).to(similar.dtype)
+    return votes.clamp_min(_SMALLEST).log()

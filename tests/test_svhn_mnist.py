@@ -1,0 +1,188 @@
+"""Table 2's experiment: its configurations and data, and a CPU-sized version of every line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from soseleto.data import Examples
+from soseleto.errors import UsageError
+from soseleto.experiments import svhn_mnist, svhn_mnist_data
+from soseleto.experiments.svhn_mnist import (
+    LINES,
+    PLAIN,
+    Config,
+    configuration,
+    everything,
+    heading,
+    make_trunk,
+    run_one,
+)
+from soseleto.experiments.svhn_mnist_data import SOURCES, Digits, small_and_grey
+from soseleto.experiments.svhn_mnist_words import configs, main, parser
+
+TINY: dict[str, Any] = {"n_source": 200, "n_test": 100, "epochs": 1}
+
+
+def drawn(n: int, channels: int, side: int, seed: int) -> Examples:
+    """Ten classes of images, each a bar at its own place and slope, in noise."""
+    seeded = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 10
+    rows = torch.linspace(-1, 1, side)
+    slope, place = (labels % 5).float() - 2.0, (labels // 5).float() - 0.5
+    far = rows[None, :, None] - slope[:, None, None] * rows[None, None, :] / 2 - place[:, None, None]
+    images = (255 * torch.exp(-20 * far.square()))[:, None].expand(n, channels, side, side)
+    images = images + 20 * torch.randn(n, channels, side, side, generator=seeded)
+    names = tuple(str(c) for c in range(10))
+    return Examples(images.clamp(0, 255).to(torch.uint8), labels, classes=names)
+
+
+def made_up(name: str, split: str, root: Any = None) -> Examples:
+    if name == "mnist":
+        return drawn(400, 1, 28, seed=len(split))
+    return drawn(800, 3, 32, seed=len(name))
+
+
+@pytest.fixture
+def no_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    forget = (svhn_mnist_data.mnist, svhn_mnist_data.svhn, svhn_mnist_data.grey_cifar, svhn_mnist_data._low)
+    monkeypatch.setattr(svhn_mnist_data, "load", made_up)
+    for cached in forget:
+        cached.cache_clear()
+    yield
+    for cached in forget:
+        cached.cache_clear()
+
+
+def digits(source: str = "0-4", n_target: int = 25, **changes: Any) -> Digits:
+    given: dict[str, Any] = {"seed": 0, "n_source": None, "n_heldout": 0, "n_test": None, "root": None}
+    return svhn_mnist_data.prepare(source, n_target, **{**given, **changes})
+
+
+@pytest.mark.parametrize("n_target", [20, 25])
+def test_the_target_is_balanced_and_nothing_overlaps(no_files: None, n_target: int) -> None:
+    data = digits(n_target=n_target, n_heldout=50)
+    assert data.heldout is not None
+    assert data.target.labels.bincount().tolist() == [n_target // 5] * 5
+    ids = [set(side.ids or ()) for side in (data.target, data.heldout, data.unlabelled)]
+    assert [len(i) for i in ids] == [n_target, 50, 200 - 50 - n_target]
+    assert len(set.union(*ids)) == 200
+    assert {int(i) % 10 for i in ids[0]} == {5, 6, 7, 8, 9}
+    assert set(digits(n_target=n_target, seed=1).target.ids or ()) != ids[0]
+
+
+def test_sources(no_files: None) -> None:
+    low, every = digits("0-4").source, digits("0-9").source
+    assert (len(low), len(every)) == (400, 800)
+    assert low.inputs.shape[1:] == (1, 28, 28)
+    assert int(low.labels.max()) == 4
+    shuffled = digits("shuffled")
+    assert shuffled.useless is not None
+    assert shuffled.source.truth is not None
+    assert torch.equal(shuffled.useless, shuffled.source.labels != shuffled.source.truth)
+    assert shuffled.source.labels.bincount().equal(low.labels.bincount())
+    assert 0.3 < float(shuffled.useless.float().mean()) < 0.45  # a half, of which a fifth is right by chance
+    mixed = digits("grey-cifar")
+    assert mixed.useless is not None
+    assert len(mixed.source) == len(low)
+    assert mixed.source.labels[mixed.useless].min() == 5
+    assert mixed.source.labels[~mixed.useless].max() == 4
+    assert int(mixed.useless.sum()) == 200
+    assert len(digits("grey-cifar", n_source=100).source) == 100
+
+
+def test_images_become_grey_and_small() -> None:
+    white = Examples(torch.full((1, 3, 32, 32), 255, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    assert bool((small_and_grey(white).inputs == 255).all())
+    green = replace(white, inputs=white.inputs * torch.tensor([0, 1, 0], dtype=torch.uint8).view(1, 3, 1, 1))
+    assert bool((small_and_grey(green).inputs == round(0.587 * 255)).all())
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_line_has_the_same_data_and_budget(source: str) -> None:
+    first = configuration("soseleto", source=source)
+    for line in LINES:
+        other = configuration(line, source=source)
+        own = ("method", "base", "settings", "unlabelled")
+        assert replace(other, **{name: getattr(first, name) for name in own}) == first
+
+
+def test_the_plain_column_is_the_papers(no_files: None) -> None:
+    plain = configuration("soseleto", plain=True)
+    assert (plain.batch_size, plain.target_batch_size, plain.lr) == (32, 10, 0.01)
+    assert not any((plain.standardize, plain.sign, plain.rotate, plain.scale, plain.shift))
+    assert heading(plain)["setting"] == {"n_target": 25, "source": "0-4", "unlabelled": False, "plain": True}
+    assert set(PLAIN) <= set(Config.__dataclass_fields__)
+
+
+def test_images_are_standardised_one_by_one() -> None:
+    trunk = make_trunk(configuration("soseleto"))
+    images = 50 + 10 * torch.randn(3, 1, 28, 28)
+    assert torch.allclose(trunk(images), trunk(3 * images + 7), atol=1e-4)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_line_runs(no_files: None, line: str) -> None:
+    row = run_one(configuration(line, **TINY), device="cpu")
+    assert json.loads(json.dumps(row, allow_nan=False)) == {**row, "config": json.loads(json.dumps(row["config"]))}
+    assert row["method"] == line
+    assert 0 <= row["accuracy"] <= 100
+
+
+def test_what_a_run_knows_of_its_weights(no_files: None) -> None:
+    polluted = run_one(configuration("soseleto", source="shuffled", **TINY), device="cpu")
+    assert set(polluted["detection"]) == {"weight", "score"}
+    appendix = run_one(configuration("soseleto", source="0-9", **TINY), device="cpu")["classes"]
+    assert [facts["class"] for facts in appendix] == [str(c) for c in range(10)]
+    for c, facts in enumerate(appendix):
+        assert 0 <= facts["useful"] <= 100
+        assert len(set(facts["best"] + facts["worst"])) == 20
+        assert {int(i) % 10 for i in facts["best"] + facts["worst"]} == {c}
+
+
+def test_shuffled_weights_weigh_other_examples() -> None:
+    weights = svhn_mnist._Shuffled(50)
+    moved = torch.arange(10)
+    weights.step(moved, torch.full((10,), -0.5), torch.zeros(10))
+    assert weights.values[:10].eq(0.5).all()
+    assert not torch.equal(weights.take(torch.arange(50)), weights.values)
+    assert torch.equal(weights.take(torch.arange(50)).sort().values, weights.values.sort().values)
+
+
+def test_choosing_leaves_the_test_set_alone(no_files: None) -> None:
+    row = run_one(configuration("target_only", **TINY, select=True, n_heldout=50), device="cpu")
+    assert "accuracy" not in row
+    assert 0 <= row["heldout_accuracy"] <= 100
+    with pytest.raises(UsageError, match="n_heldout=5000"):
+        configuration("target_only", select=True)
+
+
+@pytest.mark.parametrize("given", [{"method": "soselto"}, {"source": "0-5"}, {"classifier": "first"}])
+def test_bad_words_raise(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        configuration(**{"method": "soseleto", **given})
+
+
+def test_words_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--methods soseleto fine_tuning --n-target 20 25 --source 0-4 shuffled --seeds 0 1 --epochs 3 --out x.json"
+    made = configs(parser().parse_args(words.split()))
+    assert len(made) == 16
+    assert {(c.n_target, c.source, c.seed, c.epochs) for c in made[::2]} == {
+        (n, source, seed, 3) for n in (20, 25) for source in ("0-4", "shuffled") for seed in (0, 1)
+    }
+    with pytest.raises(SystemExit) as stop:
+        main(["--methods", "soselto", "--out", str(tmp_path / "x.json")])
+    assert stop.value.code == 2
+    assert "did you mean 'soseleto'" in capsys.readouterr().err
+
+
+def test_every_cell_is_run_once() -> None:
+    cells = [json.dumps(heading(config)) for config in everything(range(2))]
+    assert len(set(cells)) == len(cells)
+    assert {json.loads(cell)["setting"]["source"] for cell in cells} == set(SOURCES)
