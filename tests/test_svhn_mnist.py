@@ -138,7 +138,7 @@ def test_every_line_runs(no_files: None, line: str) -> None:
 def test_what_a_run_knows_of_its_weights(no_files: None) -> None:
     polluted = run_one(configuration("soseleto", source="shuffled", **TINY), device="cpu")
     assert set(polluted["detection"]) == {"weight", "score"}
-    appendix = run_one(configuration("soseleto", source="0-9", **TINY), device="cpu")["classes"]
+    appendix = run_one(configuration("soseleto", source="0-9", **{**TINY, "n_source": 400}), device="cpu")["classes"]
     assert [facts["class"] for facts in appendix] == [str(c) for c in range(10)]
     for c, facts in enumerate(appendix):
         assert 0 <= facts["useful"] <= 100
