@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from soseleto.engines import alignment, check_gradients
     from soseleto.errors import DataError, EngineError, Interrupted, SoseletoError, TrainingError, UsageError
     from soseleto.result import Result
+    from soseleto.suspects import Suspects
     from soseleto.training import fit
     from soseleto.weights import Weights
 
@@ -27,6 +28,7 @@ __all__ = [
     "Result",
     "Soseleto",
     "SoseletoError",
+    "Suspects",
     "TrainingError",
     "UsageError",
     "Weights",
@@ -51,6 +53,7 @@ _HOMES = {
     "TrainingError": "errors",
     "UsageError": "errors",
     "Result": "result",
+    "Suspects": "suspects",
     "fit": "training",
     "Weights": "weights",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,19 @@ from soseleto.batch import Batch, Loss, NoisyLosses, TransferLosses, cross_entro
 from soseleto.data import Examples, Preprocess, as_examples, read_pair
 from soseleto.errors import DataError, UsageError, did_you_mean
 from soseleto.models import TrunkAndHeads, feature_width
+from soseleto.probes import Probes, Share, plant
 
 MODES = ("noisy", "transfer")
 
 
 @dataclass(frozen=True)
 class Data:
-    """The three sides of a problem."""
+    """The three sides of a problem; where there are probes, they stand behind the source and not in the target."""
 
     source: Examples
     target: Examples
     test: Examples | None
+    probes: Probes | None = None
 
     @classmethod
     def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
@@ -39,11 +41,26 @@ class Data:
             None if test is None else as_examples(test, name="test"),
         )
 
+    @property
+    def own_source(self) -> Examples:
+        """The source without the probes."""
+        return self.source if self.probes is None else self.probes.without(self.source)
+
+    def plant(self, share: Share, *, mode: str, seed: int) -> Data:
+        """With that share of the target planted as probes; 0 plants none."""
+        if share == 0:
+            return self
+        if mode != "noisy":
+            raise UsageError("probes need source and target of the same classes: say mode='noisy', or probes=0.")
+        planted = plant(self.source, self.target, share, seed=seed)
+        return replace(self, source=planted.source, target=planted.target, probes=planted.probes)
+
     def to(self, device: torch.device) -> Data:
-        return Data(
-            on_device(self.source, device),
-            on_device(self.target, device),
-            None if self.test is None else on_device(self.test, device),
+        return replace(
+            self,
+            source=on_device(self.source, device),
+            target=on_device(self.target, device),
+            test=None if self.test is None else on_device(self.test, device),
         )
 
 

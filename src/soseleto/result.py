@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +15,12 @@ from torch import Tensor, nn
 from soseleto.batch import Loss, cross_entropy
 from soseleto.data import Examples
 from soseleto.errors import UsageError
+from soseleto.evidence import Evidence
+from soseleto.models import TrunkAndHeads
 from soseleto.weights import Weights
+
+if TYPE_CHECKING:
+    from soseleto.suspects import Calibrated, Suspects
 
 EVALUATION_BATCH = 1000
 MOST_FEATURE_COLUMNS = 16
@@ -89,6 +95,7 @@ class Result:
     out: Path | None = None
     engine: str = ""
     config: dict[str, Any] = field(default_factory=dict)
+    evidence: Evidence | None = None  # where the run had probes
 
     @property
     def weights(self) -> Tensor:
@@ -100,16 +107,32 @@ class Result:
         """One float32 score per source example: the running mean of its alignments, never clipped."""
         return self.learned.scores.cpu()
 
+    def suspects(self, precision: float = 0.95) -> Suspects:
+        """The source examples that are probably mislabelled, as many as the asked precision allows.
+
+        Every source example gets a probability; ``.at(threshold)`` gives precision and recall at any threshold.
+        """
+        return self._calibrated.for_precision(precision)
+
+    @cached_property
+    def _calibrated(self) -> Calibrated:
+        if self.evidence is None:
+            raise UsageError("this run had no probes to tell suspects by: call fit(..., probes='auto').")
+        from soseleto.suspects import Calibrated
+
+        return Calibrated.learn(self.evidence, self.config.get("seed", 0))
+
     def outputs(self, inputs: Tensor | np.ndarray) -> Tensor:
         """The model's raw outputs for inputs as they came (uint8 images, features), on the CPU."""
+        return self._outputs(self.model, inputs)
+
+    def _outputs(self, model: nn.Module, inputs: Tensor | np.ndarray) -> Tensor:
         given = torch.as_tensor(inputs)
         was = self.model.training
         self.model.eval()
         try:
             with torch.no_grad():
-                pieces = [
-                    self.model(self.prepare(piece.to(self.device))).cpu() for piece in given.split(EVALUATION_BATCH)
-                ]
+                pieces = [model(self.prepare(piece.to(self.device))).cpu() for piece in given.split(EVALUATION_BATCH)]
         finally:
             self.model.train(was)
         return torch.cat(pieces)
@@ -132,8 +155,26 @@ class Result:
         return numbers
 
     def ranking(self) -> Table:
-        """Every source example, best first: id, label, weight, score, visits, and the truth where it is known."""
-        return ranking_table(self.source, self.learned)
+        """Every source example, best first: id, label, weight, score, visits, and the truth where it is known.
+
+        A classifier's ``predicted_label`` joins them, and where there were probes ``mislabelled_probability``,
+        ``is_label_issue`` and ``suggested_label``.
+        """
+        suspects = None if self.evidence is None else self.suspects()
+        return ranking_table(self.source, self.learned, predicted=self._predicted, suspects=suspects)
+
+    @cached_property
+    def _predicted(self) -> Tensor | None:
+        """What the trained classifier says of every source example, (n,)."""
+        if self.evidence is not None:
+            return self.evidence.probabilities[: len(self.source)].argmax(1)
+        if self.source.labels.is_floating_point() or self.source.labels.ndim != 1:
+            return None
+        model = self.model
+        if isinstance(model, TrunkAndHeads):  # the source's own classes
+            model = nn.Sequential(model.trunk, model.source_head)
+        outputs = self._outputs(model, self.source.inputs)
+        return outputs.argmax(1) if outputs.ndim == 2 and outputs.shape[1] > int(self.source.labels.max()) else None
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write the run's report as one HTML file; the run must have been given a folder with out=..."""
@@ -144,7 +185,9 @@ class Result:
         return write_report(self.out, path)
 
 
-def ranking_table(source: Examples, learned: Weights) -> Table:
+def ranking_table(
+    source: Examples, learned: Weights, *, predicted: Tensor | None = None, suspects: Suspects | None = None
+) -> Table:
     order = learned.order().cpu()
     at = order.numpy()
     ids = np.array([source.id_of(i) for i in range(len(source))], dtype=object)
@@ -153,6 +196,12 @@ def ranking_table(source: Examples, learned: Weights) -> Table:
     columns["weight"] = learned.values.cpu().numpy()[at]
     columns["score"] = learned.scores.cpu().numpy()[at]
     columns["visits"] = learned.visits.cpu().numpy()[at]
+    if predicted is not None:
+        columns["predicted_label"] = _labels(source, predicted)[at]
+    if suspects is not None:
+        columns["mislabelled_probability"] = suspects.probability.numpy()[at]
+        columns["is_label_issue"] = suspects.is_suspect.numpy()[at]
+        columns["suggested_label"] = _labels(source, suspects.suggested)[at]
     if source.paths is not None:
         columns["path"] = np.array(source.paths, dtype=object)[at]
     if source.truth is not None:

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = "soseleto run 1"
-CONFIG, METRICS, RANKING, MODEL, REPORT, PROBLEMS = (
+CONFIG, METRICS, RANKING, MODEL, REPORT, PROBLEMS, SUSPECTS = (
     "config.json",
     "metrics.jsonl",
     "ranking.parquet",
     "model.safetensors",
     "report.html",
     "problems.json",
+    "suspects.json",
 )
 CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
 _TIED = "soseleto.tied"  # metadata entry of model.safetensors: alias -> the name its values are stored under
@@ -72,7 +73,15 @@ class RunFolder:
         run = cls(path)
         if run.is_run():
             shutil.rmtree(run.path / CHECKPOINT, ignore_errors=True)
-            for name in (METRICS, RANKING, MODEL, REPORT, PROBLEMS, CONFIG):  # the mark that it is a run goes last
+            for name in (
+                METRICS,
+                RANKING,
+                MODEL,
+                REPORT,
+                PROBLEMS,
+                SUSPECTS,
+                CONFIG,
+            ):  # the mark that it is a run goes last
                 (run.path / name).unlink(missing_ok=True)
 
     @classmethod
@@ -132,6 +141,15 @@ class RunFolder:
     def write_problems(self, problems: Sequence[Mapping[str, Any]]) -> None:
         """What was wrong with the data, and which examples were left out because of it."""
         write_text(self.path / PROBLEMS, as_json(list(problems), indent=1) + "\n")
+
+    def write_suspects(self, summary: Mapping[str, Any]) -> None:
+        """What the probes tell of the suspects: threshold, estimates, and their curve over thresholds."""
+        write_text(self.path / SUSPECTS, as_json(summary, indent=1) + "\n")
+
+    def suspects(self) -> dict[str, Any] | None:
+        """What ``write_suspects`` wrote; None where the run had no probes, or has not ended."""
+        path = self.path / SUSPECTS
+        return json.loads(path.read_text("utf-8")) if path.exists() else None
 
     def config(self) -> dict[str, Any]:
         """What ``write_config`` wrote."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +19,12 @@ from soseleto.capture import CapturedStep, EagerStep
 from soseleto.data import Augment, Examples, TargetCycle, feed, seed_for, source_batches
 from soseleto.engines import Engine
 from soseleto.errors import TrainingError, UsageError
+from soseleto.evidence import gather
+from soseleto.methods.recording import Recording, Signals
 from soseleto.preparing import Data, Prepare, assemble, check_fit, choose_device, make_prepare
+from soseleto.probes import Share
 from soseleto.records import Progress, Records, weight_record
-from soseleto.result import Result, ranking_table
+from soseleto.result import Result
 from soseleto.resume import Keeper, check_intervals, model_fingerprint
 from soseleto.run import RunFolder
 from soseleto.schedules import linear, sgd
@@ -51,6 +55,7 @@ def fit(
     augment_source: Augment | None = None,
     augment_target: Augment | None = None,
     balanced_target: bool = False,
+    probes: Share = 0.0,
     standardize: bool | None = None,
     precision: torch.dtype | None = None,
     cuda_graph: bool = True,
@@ -81,6 +86,8 @@ def fit(
         source_head, target_head: the classifiers of transfer mode; linear layers where nothing is said.
         augment_source, augment_target: random changes of image batches.
         balanced_target: class-balanced target batches.
+        probes: this share of the target, or ``"auto"``, is planted among the source with known right and wrong labels,
+            so that ``result.suspects()`` can tell mislabelled source examples, and how surely (noisy mode).
         standardize: centre and scale inputs by the source's statistics; by default done for uint8 images.
         precision: ``torch.bfloat16`` runs the model under autocast; weights, scores and alignments stay float32.
         cuda_graph: on a GPU, record a step once and replay it; where that is impossible the run says so.
@@ -105,12 +112,13 @@ def fit(
         raise UsageError("target_loss has no effect in noisy mode, where both sides share one loss: leave it out.")
     check_intervals(checkpoint_every, checkpoint_steps, out)
     where = choose_device(device)
-    data = Data.read(source, target, test, mode)
+    data = Data.read(source, target, test, mode).plant(probes, mode=mode, seed=seed)
+    signals = None if data.probes is None else Signals(len(data.source))
     batch_size = _batch_size("batch_size", batch_size, 256, len(data.source), "source")
     target_batch_size = _batch_size("target_batch_size", target_batch_size, 32, len(data.target), "target")
     with _seeded(seed, where):
         model.to(where)
-        prepare = make_prepare(data.source, model, standardize=standardize)
+        prepare = make_prepare(data.own_source, model, standardize=standardize)
         whole = assemble(model, mode, data, prepare, source_head=source_head, target_head=target_head)
         inside = Precision(precision)
         losses = NoisyLosses(loss, inside) if mode == "noisy" else TransferLosses(loss, target_loss or loss, inside)
@@ -129,7 +137,8 @@ def fit(
                 device=where,
                 guard=DeferredGuard(where) if where.type == "cuda" else require_finite,
             ),
-            method=chosen,
+            method=chosen if signals is None else Recording(chosen, signals),
+            signals=signals,
             data=data.to(where),
             prepare=prepare,
             evaluated_loss=target_loss or loss,
@@ -162,6 +171,7 @@ def fit(
                     "loss": _name_of(loss),
                     "target_loss": _name_of(target_loss),
                     "balanced_target": balanced_target,
+                    "probes": 0 if data.probes is None else len(data.probes),
                     "precision": None if precision is None else str(precision),
                     "augment_source": repr(augment_source),
                     "augment_target": repr(augment_target),
@@ -177,6 +187,7 @@ class _Loop:
 
     task: Task
     method: Method
+    signals: Signals | None  # where there are probes
     data: Data
     prepare: Prepare
     evaluated_loss: Loss
@@ -210,7 +221,7 @@ class _Loop:
                     raise self._stop(error, epoch) from error
                 start = 0
         self.task.model.train(was_training)
-        result = self._result(state, config)
+        result = self._with_evidence(self._result(state, config), state)
         self._close(result)
         return result
 
@@ -261,25 +272,33 @@ class _Loop:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.epochs, "step": step}
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
         if state.weights is not None:
-            record |= weight_record(state.weights, self._wrong())
+            record |= weight_record(self._learned(state), self._wrong())
         if self.data.test is not None:
             numbers = self._result(state, {}).evaluate(self.data.test)
             record |= {f"test_{name}": value for name, value in numbers.items()}
         return record
 
+    @cached_property
+    def _source(self) -> Examples:
+        return self.data.own_source
+
+    def _learned(self, state: Any) -> Any:
+        """The weights without the probes'; None where the method has none."""
+        return None if state.weights is None else state.weights.first(len(self._source))
+
     def _wrong(self) -> Tensor | None:
-        source = self.data.source
+        source = self._source
         return None if source.truth is None else (source.truth != source.labels).to(self.task.device)
 
     def _result(self, state: Any, config: dict[str, Any]) -> Result:
         return Result(
             model=self.task.model,
-            source=self.data.source,
+            source=self._source,
             history=self.records.history,
             messages=self.records.messages,
             prepare=self.prepare,
             device=self.task.device,
-            learned=state.weights,
+            learned=self._learned(state),
             loss=self.evaluated_loss,
             classes=self.data.target.classes,
             out=None if self.records.folder is None else self.records.folder.path,
@@ -287,13 +306,24 @@ class _Loop:
             config=config,
         )
 
+    def _with_evidence(self, result: Result, state: Any) -> Result:
+        """Where there were probes, what they tell of every label."""
+        probes, signals, data = self.data.probes, self.signals, self.data
+        if probes is None or signals is None:
+            return result
+        recorded = {"mean_loss": -signals.loss, "mean_margin": signals.margin}
+        if state.weights is not None:
+            recorded |= {"weight": state.weights.values, "score": state.weights.scores}
+        evidence = gather(result.model, result.outputs, data.source, data.target, probes, recorded)
+        return replace(result, evidence=evidence)
+
     def _facts(self) -> dict[str, Any]:
         return {
-            "n_source": len(self.data.source),
-            "n_target": len(self.data.target),
+            "n_source": len(self._source),
+            "n_target": len(self.data.target) + len(self.data.probes or ()),
             "parameters": sum(p.numel() for p in self.task.model.parameters()),
             "model_fingerprint": model_fingerprint(self.task.model),
-            "source_fingerprint": self.data.source.fingerprint(),
+            "source_fingerprint": self._source.fingerprint(),
             "target_fingerprint": self.data.target.fingerprint(),
             "test_fingerprint": None if self.data.test is None else self.data.test.fingerprint(),
             "classes": None if self.data.target.classes is None else list(self.data.target.classes),
@@ -314,7 +344,9 @@ class _Loop:
         folder = self.records.folder
         if folder is not None:
             if result.learned is not None:
-                folder.write_ranking(ranking_table(result.source, result.learned))
+                folder.write_ranking(result.ranking())
+            if result.evidence is not None:
+                folder.write_suspects(result.suspects().to_dict())
             folder.write_model(self.task.model.state_dict(), {"prepare": repr(self.prepare.describe())})
         last = self.records.history[-1]
         end = {name: value for name, value in last.items() if name.startswith("test_")}

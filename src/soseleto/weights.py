@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,12 @@ class Weights:
                 f"source index {int(places[counts.argmax()])} stands twice in one batch: "
                 "draw batches without replacement."
             )
+
+    def first(self, n: int) -> Weights:
+        """The first n examples alone, in the same memory."""
+        part = copy.copy(self)
+        part.values, part.scores, part.visits = self.values[:n], self.scores[:n], self.visits[:n]
+        return part
 
     def summary(self) -> Summary:
         n = len(self)

@@ -1,0 +1,178 @@
+"""Suspects: source examples that are probably mislabelled, with a known error rate.
+
+    result = soseleto.fit(model, source, target, probes="auto")
+    found = result.suspects(precision=0.95)
+
+The probes tell right labels from wrong ones by the signals of the training; so each source example gets a calibrated
+probability of being mislabelled, and each threshold on it an estimate of precision and recall.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from soseleto import calibration
+from soseleto.errors import UsageError
+from soseleto.evidence import Evidence
+
+RESAMPLES = 100
+MOST_RESAMPLED = 5000  # source examples the intervals are computed on
+CURVE = tuple(round(0.01 * step, 2) for step in range(1, 100))
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number in [0, 1] with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, value: float, resampled: Array) -> Estimate:
+        low, high = np.quantile(resampled, [0.025, 0.975])
+        return cls(value, min(float(low), value), max(float(high), value))
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Every source example's probability of being mislabelled, and those at or above ``threshold``.
+
+    probability: (n,) float32; suggested: (n,) int64, the class most supported among the others for a suspect, and the
+        given label for any other example; is_suspect: (n,) bool
+    precision, recall: of the suspects, as the probes tell; wrong_share: of wrong labels in the whole source
+    """
+
+    probability: Tensor
+    suggested: Tensor
+    threshold: float
+    is_suspect: Tensor
+    precision: Estimate
+    recall: Estimate
+    wrong_share: Estimate
+    calibrated: Calibrated
+
+    def at(self, threshold: float) -> Suspects:
+        """The suspects and estimates at another threshold."""
+        return self.calibrated.at(threshold)
+
+    def __len__(self) -> int:
+        """How many suspects there are."""
+        return int(self.is_suspect.sum())
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self):,} suspects of {len(self.probability):,} (probability {self.threshold:.2f} or more): "
+            f"precision {self.precision}, recall {self.recall}, wrong labels in all {self.wrong_share}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary that a run folder keeps, with a curve of threshold, count, precision and recall."""
+        curve = [self.at(threshold) for threshold in CURVE]
+        return {
+            "threshold": self.threshold,
+            "count": len(self),
+            "n_source": len(self.probability),
+            "n_probes": len(self.calibrated.evidence.probes),
+            **{name: vars(getattr(self, name)) for name in ("precision", "recall", "wrong_share")},
+            "curve": {
+                "threshold": list(CURVE),
+                "count": [len(point) for point in curve],
+                "precision": [point.precision.value for point in curve],
+                "recall": [point.recall.value for point in curve],
+            },
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """Probabilities learned on the probes, and how they would have come out with other probes of the same kind.
+
+    probability: (n,); resampled: (RESAMPLES, k) at ``places`` (k,) of the source, each from probes drawn anew
+    """
+
+    evidence: Evidence
+    probability: Array
+    resampled: Array
+    places: Array
+
+    @classmethod
+    def learn(cls, evidence: Evidence, seed: int = 0) -> Calibrated:
+        n = evidence.n_source
+        signals = np.stack([signal.double().numpy() for signal in evidence.signals.values()], axis=1)
+        features = calibration.standardized(signals, n)
+        wrong = evidence.probes.wrong.cpu().numpy()
+        draw = np.random.default_rng(seed)
+        places = np.arange(n) if n <= MOST_RESAMPLED else np.sort(draw.choice(n, MOST_RESAMPLED, replace=False))
+        resampled = []
+        for _ in range(RESAMPLES):
+            at = _redraw(wrong, draw)
+            resampled.append(calibration.mixture(features[n:][at], wrong[at], features[:n][places]))
+        return cls(evidence, calibration.mixture(features[n:], wrong, features[:n]), np.stack(resampled), places)
+
+    @cached_property
+    def wrong_share(self) -> Estimate:
+        return Estimate.of(float(self.probability.mean()), self.resampled.mean(axis=1))
+
+    @cached_property
+    def suggestion(self) -> Tensor:
+        """The class most supported by model and nearest trusted examples among those that are not the label, (n,)."""
+        n = self.evidence.n_source
+        support = self.evidence.probabilities[:n] + self.evidence.votes[:n]
+        return support.scatter(1, self.evidence.labels[:n, None], -1.0).argmax(1)
+
+    def at(self, threshold: float) -> Suspects:
+        if not 0.0 <= threshold <= 1.0:
+            raise UsageError(f"the threshold is a probability between 0 and 1, got {threshold}.")
+        n = self.evidence.n_source
+        chosen = self.probability >= threshold
+        there = torch.from_numpy(chosen)
+        precision, recall = _rates(self.probability[None], chosen)
+        precisions, recalls = _rates(self.resampled, chosen[self.places])
+        return Suspects(
+            probability=torch.from_numpy(self.probability.astype(np.float32)),
+            suggested=torch.where(there, self.suggestion, self.evidence.labels[:n]),
+            threshold=threshold,
+            is_suspect=there,
+            precision=Estimate.of(float(precision[0]), precisions),
+            recall=Estimate.of(float(recall[0]), recalls),
+            wrong_share=self.wrong_share,
+            calibrated=self,
+        )
+
+    def for_precision(self, precision: float) -> Suspects:
+        """As many suspects as the asked precision allows: the lowest threshold at which the estimate reaches it."""
+        if not 0.0 < precision < 1.0:
+            raise UsageError(f"precision must lie between 0 and 1, got {precision}: for 95 % say 0.95.")
+        ordered = np.sort(self.probability)[::-1]
+        reached = np.cumsum(ordered) / np.arange(1, len(ordered) + 1) >= precision  # falls, once from True to False
+        count = int(reached.sum())
+        return self.at(float(ordered[count - 1]) if count else 1.0)
+
+
+def find(evidence: Evidence, precision: float, seed: int = 0) -> Suspects:
+    """The suspects at the asked precision."""
+    return Calibrated.learn(evidence, seed).for_precision(precision)
+
+
+def _rates(probability: Array, chosen: Array) -> tuple[Array, Array]:
+    """Expected precision and recall of the chosen ones, for each row of probabilities; 1 and 0 where none is chosen."""
+    found = probability[:, chosen].sum(axis=1)
+    precision = found / chosen.sum() if chosen.any() else np.ones(len(probability))
+    return precision, found / np.maximum(probability.sum(axis=1), 1e-12)
+
+
+def _redraw(wrong: Array, draw: np.random.Generator) -> Array:
+    """As many right and as many wrong probes as there are, drawn with replacement."""
+    kinds = (np.flatnonzero(wrong), np.flatnonzero(~wrong))
+    return np.concatenate([draw.choice(kind, len(kind)) for kind in kinds])
