@@ -38,6 +38,7 @@ CONFIG, METRICS, RANKING, MODEL, REPORT, PROBLEMS, SUSPECTS = (
     "problems.json",
     "suspects.json",
 )
+PICTURES, REVIEW = "pictures.parquet", "review.jsonl"
 CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
 _TIED = "soseleto.tied"  # metadata entry of model.safetensors: alias -> the name its values are stored under
 
@@ -73,15 +74,8 @@ class RunFolder:
         run = cls(path)
         if run.is_run():
             shutil.rmtree(run.path / CHECKPOINT, ignore_errors=True)
-            for name in (
-                METRICS,
-                RANKING,
-                MODEL,
-                REPORT,
-                PROBLEMS,
-                SUSPECTS,
-                CONFIG,
-            ):  # the mark that it is a run goes last
+            # The mark that it is a run goes last.
+            for name in (METRICS, RANKING, PICTURES, MODEL, REPORT, REVIEW, PROBLEMS, SUSPECTS, CONFIG):
                 (run.path / name).unlink(missing_ok=True)
 
     @classmethod

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from soseleto import pictures
 from soseleto.algorithm import Soseleto
 from soseleto.batch import Batch, Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.capture import CapturedStep, EagerStep
@@ -345,6 +346,7 @@ class _Loop:
         if folder is not None:
             if result.learned is not None:
                 folder.write_ranking(result.ranking())
+                pictures.save(folder, result.source)
             if result.evidence is not None:
                 folder.write_suspects(result.suspects().to_dict())
             folder.write_model(self.task.model.state_dict(), {"prepare": repr(self.prepare.describe())})

@@ -1,0 +1,95 @@
+"""Small pictures of the examples worth looking at, kept in the run folder: the report and the review need no data.
+
+``pictures.parquet`` has the columns ``id`` and ``picture`` (the bytes of a PNG or a JPEG).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from soseleto import showing
+from soseleto.run import PICTURES, RunFolder, aside, need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from soseleto.data import Examples
+
+LARGEST = 128  # pixels of the longer side
+LOSSLESS = 64  # pictures up to this side are kept exactly
+MOST_SUSPECTS = 4000
+BATCH = 64
+
+
+def save(folder: RunFolder, source: Examples) -> None:
+    """Write pictures of the ranking's best, worst and suspects; a source without images writes nothing."""
+    if not is_images(source.inputs):
+        return
+    pyarrow, parquet = need("pyarrow"), need("pyarrow.parquet")
+    ranking = folder.ranking()
+    names = ranking["id"][_rows(ranking)].tolist()
+    place = {source.id_of(at): at for at in range(len(source))}
+    pictures = [_encode(pixels) for pixels in _pixels(source, [place[name] for name in names])]
+    with aside(folder.path / PICTURES) as part:
+        parquet.write_table(pyarrow.table({"id": names, "picture": pictures}), part, compression="none")
+
+
+def load(folder: RunFolder) -> dict[str, bytes]:
+    """Picture by id; empty where the run has none."""
+    if not (folder.path / PICTURES).exists():
+        return {}
+    table = need("pyarrow.parquet").read_table(folder.path / PICTURES, memory_map=False)
+    return dict(zip(table.column("id").to_pylist(), table.column("picture").to_pylist(), strict=True))
+
+
+def kind(picture: bytes) -> str:
+    """The media type, by the first bytes."""
+    return "image/png" if picture.startswith(b"\x89PNG") else "image/jpeg"
+
+
+def is_images(inputs: Tensor) -> bool:
+    """Whether inputs (N, C, H, W) can be looked at."""
+    return inputs.ndim == 4 and inputs.shape[1] in (1, 3, 4) and min(inputs.shape[2:]) > 1
+
+
+def shrink(image: Any, largest: int = LARGEST) -> bytes:
+    """A Pillow image as PNG where it is small, else as a JPEG of at most ``largest`` pixels a side."""
+    stream = io.BytesIO()
+    if max(image.size) <= LOSSLESS:
+        image.save(stream, "PNG", optimize=True)
+    else:
+        image = image.convert("RGB")
+        image.thumbnail((largest, largest))
+        image.save(stream, "JPEG", quality=85)
+    return stream.getvalue()
+
+
+def _rows(ranking: showing.Ranking) -> np.ndarray:
+    """Without repetition, in the order of the ranking."""
+    order = showing.most_suspicious_first(ranking)
+    count = min(int(showing.is_suspect(ranking).sum()), MOST_SUSPECTS)
+    ends = [rows for one in showing.by_class(ranking) for rows in (one.best, one.worst)]
+    shown = [order[: max(count, showing.PER_CLASS)], np.arange(min(len(order), showing.PER_CLASS))]
+    return np.unique(np.concatenate([*shown, *ends]))
+
+
+def _pixels(source: Examples, places: list[int]) -> Iterator[np.ndarray]:
+    """One image (C, H, W) after the other, a batch at a time from wherever the data lies."""
+    import torch
+
+    for piece in torch.tensor(places).split(BATCH):
+        yield from source.take(piece)[0].detach().cpu().numpy()
+
+
+def _encode(array: np.ndarray) -> bytes:
+    """One image (C, H, W); numbers that are no bytes are stretched from their least to their greatest."""
+    image = need("PIL.Image")
+    if array.dtype != np.uint8:
+        low, high = float(array.min()), float(array.max())
+        array = np.rint((array - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
+    array = np.ascontiguousarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0))
+    return shrink(image.fromarray(array))

@@ -1,0 +1,74 @@
+"""Which examples of a ranking a person should look at: the suspects, and the best and worst of every class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+LOW_WEIGHT = np.float32(0.1)  # below it an example is a suspect where nobody has judged the labels
+PER_CLASS = 12
+MOST_CLASSES = 60
+
+Ranking = Mapping[str, np.ndarray]  # the columns of ranking.parquet, best example first
+
+
+@dataclass(frozen=True)
+class ClassRows:
+    """One class: its rows in the ranking, the best first and the most suspicious first; at most half of it each."""
+
+    label: str
+    count: int
+    suspects: int
+    best: np.ndarray
+    worst: np.ndarray
+
+
+def is_suspect(ranking: Ranking) -> np.ndarray:
+    """(N,) whether the given label is doubted: by judgement where there is one, else by a low weight."""
+    if "is_label_issue" in ranking:
+        return np.asarray(ranking["is_label_issue"], dtype=bool)
+    return np.asarray(ranking["weight"] < LOW_WEIGHT)
+
+
+def most_suspicious_first(ranking: Ranking) -> np.ndarray:
+    """(N,) all rows: suspects before the others, then by the probability of a wrong label, then from the bottom up."""
+    rows = np.arange(len(ranking["weight"]))
+    probability = ranking.get("mislabelled_probability")
+    doubt = np.zeros(len(rows)) if probability is None else np.nan_to_num(probability, nan=0.0)
+    return np.lexsort((-rows, -doubt, ~is_suspect(ranking)))
+
+
+def suspects(ranking: Ranking) -> np.ndarray:
+    """(S,) the rows of the suspects, most suspicious first."""
+    return most_suspicious_first(ranking)[: int(is_suspect(ranking).sum())]
+
+
+def by_class(ranking: Ranking, *, each: int = PER_CLASS, most: int = MOST_CLASSES) -> list[ClassRows]:
+    """The ``most`` largest classes by name; none where labels are real numbers."""
+    labels = ranking["label"]
+    if labels.dtype.kind == "f" or not len(labels):
+        return []
+    names, place, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
+    order, doubted = most_suspicious_first(ranking), is_suspect(ranking)
+    largest = np.sort(np.argsort(-counts, kind="stable")[:most])
+    return [
+        ClassRows(
+            label=str(names[which]),
+            count=int(counts[which]),
+            suspects=int(doubted[place == which].sum()),
+            best=np.flatnonzero(place == which)[: _half(int(counts[which]), each)],
+            worst=order[place[order] == which][: _half(int(counts[which]), each)],
+        )
+        for which in sorted(largest, key=lambda which: _natural(str(names[which])))
+    ]
+
+
+def _half(count: int, each: int) -> int:
+    return min(each, -(-count // 2))
+
+
+def _natural(name: str) -> tuple[int, int, str]:
+    """Whole numbers by value, before names."""
+    return (0, int(name), name) if name.isdecimal() else (1, 0, name)
