@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from soseleto.report.files import RunFiles
+from soseleto.report.files import Record, RunFiles, as_number
 from soseleto.report.svg import Chart
-from soseleto.report.tables import PAPER_THRESHOLD, THRESHOLDS, Histogram, Kept, precision_recall
+from soseleto.report.tables import PAPER_THRESHOLD, THRESHOLDS, Histogram, Kept, noise_curve, precision_recall
 from soseleto.report.words import count, number, share
 
 NAMES = {"right": "right labels", "wrong": "wrong labels", "all": "source examples"}
+CURVE = ("threshold", "precision", "recall")  # of suspects.json
 Legend = tuple[tuple[str, str, str], ...]  # (mark, kind, words)
 
 
@@ -117,6 +118,40 @@ def precision_and_recall(table: Kept, title: str = "Precision and recall of “a
     caption = "An example counts as found when its weight is below the threshold."
     legend = (("line", "first", "precision"), ("line", "second", "recall"))
     return Figure(title, chart.svg(f"Precision and recall: {'; '.join(said)}."), caption, legend)
+
+
+def noise(wrong: np.ndarray) -> Figure:
+    """How many wrong labels are left when only the best of the ranking are kept."""
+    part, left = noise_curve(wrong)
+    overall = float(wrong.mean())
+    chart = Chart(x=(0, 100), y=(0, max(float(left.max()), overall) * 105), x_label="best percent kept", y_label="% wrong")
+    chart.level(100 * overall)
+    chart.line(100 * part, 100 * left, "wrong")
+    said = [f"{share(left[np.searchsorted(part, at)])} of the best {at:.0%}" for at in (0.25, 0.5, 0.75)]
+    caption = f"The dashed line is the whole source: {share(overall)} wrong."
+    return Figure(
+        "Wrong labels left among the best", chart.svg(f"Wrong labels are {', '.join(said)}, {caption}"), caption
+    )
+
+
+def estimated(suspects: Record) -> Figure | None:
+    """Precision and recall of the suspects at every threshold, as estimated without knowing the truth."""
+    curve = suspects.get("curve") or []
+    if len(curve) < 2:
+        return None
+    threshold, precision, recall = (np.array([as_number(at.get(key)) for at in curve]) for key in CURVE)
+    chart = Chart(x=(0, 1), y=(0, 1), x_label="threshold on the probability of a wrong label", y_label="estimated")
+    if suspects.get("threshold") is not None:
+        chart.rule(float(suspects["threshold"]))
+    chart.line(threshold, precision, "first")
+    chart.line(threshold, recall, "second")
+    said = [f"precision {number(float(precision[i]))}, recall {number(float(recall[i]))}" for i in (0, -1)]
+    return Figure(
+        "Estimated precision and recall of the suspects",
+        chart.svg(f"At the lowest threshold {said[0]}; at the highest {said[1]}."),
+        "Estimated without the truth. The dashed line is the threshold that was chosen.",
+        (("line", "first", "precision"), ("line", "second", "recall")),
+    )
 
 
 def weights_over_time(run: RunFiles, columns: int = 60) -> Figure | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from soseleto import pictures
 from soseleto.run import RANKING, RunFolder
 
 Record = dict[str, Any]
+SUSPECTS = "suspects.json"
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class RunFiles:
     end: Record
     messages: tuple[str, ...]
     ranking: dict[str, np.ndarray] | None
+    pictures: dict[str, bytes]  # by id, of the examples that are shown
+    suspects: Record  # how the suspects were told from the others
 
     @property
     def last(self) -> Record:
@@ -32,12 +38,12 @@ class RunFiles:
 
     def series(self, key: str) -> np.ndarray:
         """One number of every epoch, NaN where a record has none; (E,)."""
-        return np.array([_number(record.get(key)) for record in self.epochs], dtype=float)
+        return np.array([as_number(record.get(key)) for record in self.epochs], dtype=float)
 
     def group(self, name: str, key: str) -> np.ndarray:
         """One number of a group of every epoch ("right" or "wrong"), NaN where it is missing; (E,)."""
         groups = (record.get("groups") or {} for record in self.epochs)
-        return np.array([_number((group.get(name) or {}).get(key)) for group in groups], dtype=float)
+        return np.array([as_number((group.get(name) or {}).get(key)) for group in groups], dtype=float)
 
     def column(self, name: str) -> np.ndarray | None:
         """A column of the ranking, or None."""
@@ -62,7 +68,14 @@ def read(path: str | os.PathLike[str]) -> RunFiles:
         end=_first(records, "end"),
         messages=_messages(records),
         ranking=folder.ranking() if (folder.path / RANKING).exists() else None,
+        pictures=pictures.load(folder),
+        suspects=_json(folder.path / SUSPECTS),
     )
+
+
+def _json(path: Path) -> Record:
+    found = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _first(records: list[Record], event: str) -> Record:
@@ -76,5 +89,6 @@ def _messages(records: list[Record]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(said))
 
 
-def _number(value: object) -> float:
+def as_number(value: object) -> float:
+    """NaN where it is none."""
     return float(value) if isinstance(value, int | float) else float("nan")

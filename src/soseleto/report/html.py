@@ -15,9 +15,11 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from soseleto.report import charts, figure1, tables, words
+from soseleto import showing
+from soseleto.report import charts, figure1, gallery, tables, words
 from soseleto.report.charts import Figure
 from soseleto.report.files import RunFiles, read
+from soseleto.report.gallery import ClassGallery
 from soseleto.run import REPORT, write_text
 
 EXAMPLES_SHOWN = 20
@@ -36,7 +38,7 @@ def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] |
 def render(run_path: str | os.PathLike[str]) -> str:
     """The report of a run as one HTML page: no network, no other files."""
     run = read(run_path)
-    style, script = _asset("style.css"), _asset("slider.js")
+    style, script = _asset("style.css"), _asset("report.js")
     return _template().render(
         run=run,
         style=Markup(style),  # our own package files: the only text that is not escaped
@@ -57,22 +59,34 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     weight, wrong = run.ranking["weight"], run.column("wrong")
     table = tables.kept(weight, wrong)
     labels, more_labels = tables.by_label(run.ranking["label"], weight)
-    shown = min(EXAMPLES_SHOWN, -(-len(weight) // 2))
-    index = np.arange(len(weight))
+    classes, more_classes = gallery.by_class(run)
     return {
         "histograms": _histograms(run, weight, wrong),
-        "truth": [] if wrong is None or figure1.panels(run) else _truth(run, table),
+        "truth": [] if wrong is None else _truth(run, table),
         "thresholds": _threshold_rows(table),
         "labels": labels if len(labels) > 1 else [],
         "more_labels": more_labels,
         "start": tables.PAPER_THRESHOLD,
         "data": Markup(_slider_data(table, labels)),
-        "best": tables.example_rows(run.ranking, index[:shown]),
-        "worst": tables.example_rows(run.ranking, index[::-1][:shown]),
-        "features": run.features if len(run.features) <= 4 else [],
+        "strongest": gallery.strongest_suspects(run),
+        "suspects": words.suspect_figures(run),
+        "estimated": charts.estimated(run.suspects),
+        "classes": classes or [_everyone(run)],
+        "more_classes": more_classes,
+        "features": run.features,
         "show_paths": _paths_say_more(run.ranking),
         "forms": {name: words.decimals(run.ranking[name]) for name in ("score", *run.features)},
     }
+
+
+def _everyone(run: RunFiles) -> ClassGallery:
+    """Where labels are no classes, the whole ranking is shown as one."""
+    assert run.ranking is not None
+    order = showing.most_suspicious_first(run.ranking)
+    shown = min(EXAMPLES_SHOWN, -(-len(order) // 2))
+    best, worst = np.arange(shown), order[:shown]
+    suspects = len(showing.suspects(run.ranking))
+    return ClassGallery("", len(order), suspects, gallery.examples(run, best), gallery.examples(run, worst))
 
 
 def _paths_say_more(ranking: dict[str, np.ndarray]) -> bool:
@@ -102,7 +116,12 @@ def _histograms(run: RunFiles, weight: np.ndarray, wrong: np.ndarray | None) -> 
 
 
 def _truth(run: RunFiles, table: tables.Kept) -> list[Figure]:
-    return [figure for figure in (charts.groups(run), charts.precision_and_recall(table)) if figure]
+    """What Figure 1 does not show already."""
+    wrong = run.column("wrong")
+    assert wrong is not None
+    if figure1.panels(run):
+        return [charts.noise(wrong)]
+    return [figure for figure in (charts.groups(run), charts.precision_and_recall(table), charts.noise(wrong)) if figure]
 
 
 def _curves(run: RunFiles) -> list[Figure]:
@@ -180,7 +199,7 @@ def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 def _policy(style: str, script: str) -> str:
     """A content policy under which this page can load nothing, and runs only its own style and script."""
-    return f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
+    return f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def _hash(text: str) -> str:

@@ -1,10 +1,8 @@
-"""Plain numbers from a ranking: histograms, what each threshold keeps, precision and recall, rows to show."""
+"""Plain numbers from a ranking: histograms, what each threshold keeps, precision and recall."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
 THRESHOLDS = np.linspace(0, 1, 101)
@@ -85,6 +83,12 @@ def precision_recall(table: Kept) -> tuple[np.ndarray, np.ndarray]:
     return precision, recall
 
 
+def noise_curve(wrong: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """Keeping the best of a ranking: the share that is kept, and the share of wrong labels among the kept."""
+    kept_rows = np.unique(np.linspace(1, len(wrong), min(points, len(wrong))).round().astype(int))
+    return kept_rows / len(wrong), np.cumsum(wrong)[kept_rows - 1] / kept_rows
+
+
 @dataclass(frozen=True)
 class LabelRow:
     """One label: how many source examples carry it, their mean weight, and how many each threshold keeps."""
@@ -106,13 +110,3 @@ def by_label(labels: np.ndarray, weight: np.ndarray, most: int = 60) -> tuple[li
         own = weight[index == which]
         rows.append(LabelRow(str(names[which]), len(own), float(own.mean()), kept(own, None).count))
     return sorted(rows, key=lambda row: row.mean), len(names) - len(largest)
-
-
-def example_rows(ranking: dict[str, np.ndarray], index: np.ndarray) -> list[dict[str, Any]]:
-    """Some rows of the ranking as plain dicts, each with its place from the top."""
-    columns = {name: values[index].tolist() for name, values in ranking.items()}
-    places = (index + 1).tolist()
-    return [
-        {"place": place, **dict(zip(columns, row, strict=True))}
-        for place, row in zip(places, zip(*columns.values(), strict=True), strict=True)
-    ]

@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from soseleto import showing
 from soseleto.report.files import RunFiles
 from soseleto.report.tables import PAPER_THRESHOLD
 
@@ -70,6 +71,23 @@ def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
         ("Weights at 0", last.get("share_at_zero"), share, "examples left out"),
         ("Weights at 1", last.get("share_at_one"), share, "examples that count in full"),
         ("Test accuracy", last.get("test_accuracy"), percent, "after the last epoch"),
+    ]
+    return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
+
+
+def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
+    """(name, figure, remark) of the suspects."""
+    assert run.ranking is not None
+    found, total = len(showing.suspects(run.ranking)), len(run.ranking["weight"])
+    threshold = run.suspects.get("threshold")
+    rule = f"of weight below {PAPER_THRESHOLD}"
+    if _is_number(threshold):
+        rule = f"more likely wrong than {number(threshold)}"
+    rows = [
+        ("Suspects", found, count, f"{share(found / total)} of the source, {rule}"),
+        ("Estimated precision", run.suspects.get("precision"), share, "suspects that are really wrong"),
+        ("Estimated recall", run.suspects.get("recall"), share, "wrong labels that are among the suspects"),
+        ("Estimated noise", run.suspects.get("wrong_share"), share, "of all source labels are wrong"),
     ]
     return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
 

@@ -1,5 +1,16 @@
 "use strict";
 (() => {
+  const choice = document.getElementById("class");
+  if (!choice) return;
+  const classes = document.querySelectorAll(".class");
+  const show = () => classes.forEach((one, index) => {
+    one.hidden = choice.value !== "all" && Number(choice.value) !== index;
+  });
+  choice.addEventListener("change", show);
+  document.querySelector(".choose").hidden = false;
+  show();
+})();
+(() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const slider = document.getElementById("threshold");
   const words = new Intl.NumberFormat("en");

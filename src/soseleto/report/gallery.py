@@ -1,0 +1,71 @@
+"""Examples to look at: pictures where the run has them, rows of a table where it has not."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from soseleto import pictures, showing
+from soseleto.report.files import RunFiles
+
+STRONGEST = 24
+MOST_FEATURES = 6  # columns of a table that a page can still show
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of the ranking with its place from the top, and its picture as a data address where there is one."""
+
+    row: dict[str, Any]
+    picture: str
+    pixels: bool  # so small that its pixels are shown as they are
+
+
+@dataclass(frozen=True)
+class ClassGallery:
+    """The best and the most suspicious of one class."""
+
+    label: str
+    count: int
+    suspects: int
+    best: list[Example]
+    worst: list[Example]
+
+
+def strongest_suspects(run: RunFiles) -> list[Example]:
+    """The suspects to look at first."""
+    assert run.ranking is not None
+    return examples(run, showing.suspects(run.ranking)[:STRONGEST])
+
+
+def by_class(run: RunFiles) -> tuple[list[ClassGallery], int]:
+    """A gallery for each of the largest classes, and how many classes were left out."""
+    assert run.ranking is not None
+    found = [
+        ClassGallery(one.label, one.count, one.suspects, examples(run, one.best), examples(run, one.worst))
+        for one in showing.by_class(run.ranking)
+    ]
+    total = len(np.unique(run.ranking["label"].astype(str))) if found else 0
+    return found, total - len(found)
+
+
+def examples(run: RunFiles, rows: np.ndarray) -> list[Example]:
+    """Some rows of the ranking as plain values."""
+    assert run.ranking is not None
+    columns = {name: values[rows].tolist() for name, values in run.ranking.items()}
+    places = (rows + 1).tolist()
+    return [
+        _example({"place": place, **dict(zip(columns, values, strict=True))}, run.pictures)
+        for place, values in zip(places, zip(*columns.values(), strict=True), strict=True)
+    ]
+
+
+def _example(row: dict[str, Any], known: dict[str, bytes]) -> Example:
+    picture = known.get(row["id"])
+    if picture is None:
+        return Example(row, "", False)
+    kind = pictures.kind(picture)
+    return Example(row, f"data:{kind};base64,{base64.b64encode(picture).decode()}", kind == "image/png")
