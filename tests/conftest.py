@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from browser import Browser
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(2)
@@ -21,3 +26,13 @@ def data_root() -> Path:
     if not root or not Path(root).is_dir():
         pytest.skip("SOSELETO_DATA does not name a folder with the public data sets")
     return Path(root)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One Chromium for all tests; marked ``needs_browser`` they skip without one."""
+    from browser import Browser
+
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()

@@ -175,6 +175,34 @@ def rank(
     typer.echo(f"wrote {out}", err=True)
 
 
+@app.command(short_help="Go through a run's suspects by hand.")
+def review(
+    run: RunArgument,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet), and leave.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Of the page; 0 takes any free one.")] = 0,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
+) -> None:
+    """Go through a run's suspects in the browser: keep, drop, relabel, undo.
+
+    The page is served on this machine only, under a link that works once. Every
+    decision is kept in RUN/review.jsonl at once. What --export writes can be
+    given to `soseleto fit --source`.
+    """
+    from soseleto import review as reviewing
+
+    if export is not None:
+        done = reviewing.export_manifest(run, export)
+        typer.echo(
+            f"{done.rows:,} examples: {done.dropped:,} dropped, {done.relabelled:,} relabelled, "
+            f"{done.undecided:,} suspects not decided and left as they were"
+        )
+        typer.echo(f"manifest: {done.path}")
+        return
+    reviewing.serve(run, lambda link: _tell_link(link, open_), port=port)
+
+
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="synthetic", show_default=False)],
@@ -230,6 +258,15 @@ def _tell_report(page: Path, show: bool) -> None:
         import webbrowser
 
         webbrowser.open(page.resolve().as_uri())
+
+
+def _tell_link(link: str, show: bool) -> None:
+    typer.echo(f"review: {link}")
+    typer.echo("the link works once; Ctrl-C stops, and every decision is kept")
+    if show:
+        import webbrowser
+
+        webbrowser.open(link)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from soseleto import models
+from soseleto import manifest, models
 from soseleto.batch import cross_entropy
 from soseleto.data import read_pair
 from soseleto.data.reading import Pair
@@ -71,6 +71,7 @@ def fit(words: FitWords, say: Callable[[str], None]) -> None:
             progress=progress,
             **_given(words.training),
         )
+    manifest.remember(RunFolder(words.out), words.source, reading)
     if pair.problems:
         dropped = set(pair.dropped)
         RunFolder(words.out).write_problems([{**p.to_dict(), "left_out": p in dropped} for p in pair.problems])

@@ -38,7 +38,7 @@ CONFIG, METRICS, RANKING, MODEL, REPORT, PROBLEMS, SUSPECTS = (
     "problems.json",
     "suspects.json",
 )
-PICTURES, REVIEW = "pictures.parquet", "review.jsonl"
+PICTURES, REVIEW, SOURCE = "pictures.parquet", "review.jsonl", "source.json"
 CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
 _TIED = "soseleto.tied"  # metadata entry of model.safetensors: alias -> the name its values are stored under
 
@@ -75,7 +75,7 @@ class RunFolder:
         if run.is_run():
             shutil.rmtree(run.path / CHECKPOINT, ignore_errors=True)
             # The mark that it is a run goes last.
-            for name in (METRICS, RANKING, PICTURES, MODEL, REPORT, REVIEW, PROBLEMS, SUSPECTS, CONFIG):
+            for name in (METRICS, RANKING, PICTURES, MODEL, REPORT, REVIEW, SOURCE, PROBLEMS, SUSPECTS, CONFIG):
                 (run.path / name).unlink(missing_ok=True)
 
     @classmethod

@@ -52,13 +52,14 @@ def by_class(ranking: Ranking, *, each: int = PER_CLASS, most: int = MOST_CLASSE
         return []
     names, place, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
     order, doubted = most_suspicious_first(ranking), is_suspect(ranking)
+    best = np.argsort(doubted, kind="stable")  # as ranked, but nobody under suspicion before the others
     largest = np.sort(np.argsort(-counts, kind="stable")[:most])
     return [
         ClassRows(
             label=str(names[which]),
             count=int(counts[which]),
             suspects=int(doubted[place == which].sum()),
-            best=np.flatnonzero(place == which)[: _half(int(counts[which]), each)],
+            best=best[place[best] == which][: _half(int(counts[which]), each)],
             worst=order[place[order] == which][: _half(int(counts[which]), each)],
         )
         for which in sorted(largest, key=lambda which: _natural(str(names[which])))

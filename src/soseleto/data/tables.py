@@ -7,7 +7,7 @@ hold numbers. Columns are found by name when they are not given: the first of th
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ IDS = ("id", "uid", "uuid", "key")
 
 
 def read_table(path: Path, *, name: str, reading: Reading) -> Raw:
-    return from_table(_load(path, name), name=name, reading=reading, folder=path.parent, what=str(path))
+    return from_table(load(path, name), name=name, reading=reading, folder=path.parent, what=str(path))
 
 
 def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, what: str) -> Raw:
@@ -39,6 +39,33 @@ def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, 
         raise DataError(f"{what} has no rows: give the {name} at least one example.")
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{what} has two columns of one name: rename one of {some(table.column_names)}.")
+    found = columns_of(table, reading, what=what)
+    label, path, identity, truth = found.label, found.path, found.identity, found.truth
+    used = [c for c in (label, path, identity, truth) if c is not None]
+    made = Raw(
+        name,
+        labels_from(table[label].to_pylist(), name=name),
+        ids=None if identity is None else _ids(table[identity].to_pylist(), identity, what),
+        truth=None if truth is None else names_of(table[truth].to_pylist()),
+        files=(),
+    )
+    if path is not None:
+        return _with_images(made, table[path].to_pylist(), reading, folder)
+    return _with_features(made, table, [c for c in table.column_names if c not in used], what)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column is what; the others are features."""
+
+    label: str
+    path: str | None
+    identity: str | None
+    truth: str | None
+
+
+def columns_of(table: Any, reading: Reading, *, what: str) -> Columns:
+    """By the names given, else by the usual ones."""
     label = _column(table, reading.label_column, LABELS, "label_column", what)
     if label is None:
         raise DataError(
@@ -50,16 +77,7 @@ def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, 
     used = [c for c in (label, path, identity, truth) if c is not None]
     if len(set(used)) != len(used):
         raise UsageError(f"{what}: one column is asked to be two things among {some(used)}.")
-    made = Raw(
-        name,
-        labels_from(table[label].to_pylist(), name=name),
-        ids=None if identity is None else _ids(table[identity].to_pylist(), identity, what),
-        truth=None if truth is None else names_of(table[truth].to_pylist()),
-        files=(),
-    )
-    if path is not None:
-        return _with_images(made, table[path].to_pylist(), reading, folder)
-    return _with_features(made, table, [c for c in table.column_names if c not in used], what)
+    return Columns(label, path, identity, truth)
 
 
 def labels_from(values: Any, *, name: str) -> Names | Tensor:
@@ -73,7 +91,8 @@ def labels_from(values: Any, *, name: str) -> Names | Tensor:
     return names_of(values)
 
 
-def _load(path: Path, name: str) -> Any:
+def load(path: Path, name: str) -> Any:
+    """The file as a pyarrow table; what is wrong with it is one sentence."""
     need("pyarrow", to=f"reading the table {path}")
     try:
         table = _parsed(path)

@@ -124,7 +124,9 @@ def noise(wrong: np.ndarray) -> Figure:
     """How many wrong labels are left when only the best of the ranking are kept."""
     part, left = noise_curve(wrong)
     overall = float(wrong.mean())
-    chart = Chart(x=(0, 100), y=(0, max(float(left.max()), overall) * 105), x_label="best percent kept", y_label="% wrong")
+    chart = Chart(
+        x=(0, 100), y=(0, max(float(left.max()), overall) * 105), x_label="best percent kept", y_label="% wrong"
+    )
     chart.level(100 * overall)
     chart.line(100 * part, 100 * left, "wrong")
     said = [f"{share(left[np.searchsorted(part, at)])} of the best {at:.0%}" for at in (0.25, 0.5, 0.75)]

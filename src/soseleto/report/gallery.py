@@ -12,7 +12,6 @@ from soseleto import pictures, showing
 from soseleto.report.files import RunFiles
 
 STRONGEST = 24
-MOST_FEATURES = 6  # columns of a table that a page can still show
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,6 @@ class Example:
 
     row: dict[str, Any]
     picture: str
-    pixels: bool  # so small that its pixels are shown as they are
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,5 @@ def examples(run: RunFiles, rows: np.ndarray) -> list[Example]:
 def _example(row: dict[str, Any], known: dict[str, bytes]) -> Example:
     picture = known.get(row["id"])
     if picture is None:
-        return Example(row, "", False)
-    kind = pictures.kind(picture)
-    return Example(row, f"data:{kind};base64,{base64.b64encode(picture).decode()}", kind == "image/png")
+        return Example(row, "")
+    return Example(row, f"data:{pictures.kind(picture)};base64,{base64.b64encode(picture).decode()}")

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
 
 from soseleto import showing
 from soseleto.report import charts, figure1, gallery, tables, words
+from soseleto.report.assets import asset, digest, template
 from soseleto.report.charts import Figure
 from soseleto.report.files import RunFiles, read
 from soseleto.report.gallery import ClassGallery
 from soseleto.run import REPORT, write_text
 
 EXAMPLES_SHOWN = 20
+FORMS = {form.__name__: form for form in (words.count, words.share, words.number)}
 TABLE_THRESHOLDS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -38,8 +35,8 @@ def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] |
 def render(run_path: str | os.PathLike[str]) -> str:
     """The report of a run as one HTML page: no network, no other files."""
     run = read(run_path)
-    style, script = _asset("style.css"), _asset("report.js")
-    return _template().render(
+    style, script = asset("style.css"), asset("report.js")
+    return template("report.html.j2", filters=FORMS).render(
         run=run,
         style=Markup(style),  # our own package files: the only text that is not escaped
         script=Markup(script),
@@ -121,7 +118,9 @@ def _truth(run: RunFiles, table: tables.Kept) -> list[Figure]:
     assert wrong is not None
     if figure1.panels(run):
         return [charts.noise(wrong)]
-    return [figure for figure in (charts.groups(run), charts.precision_and_recall(table), charts.noise(wrong)) if figure]
+    return [
+        figure for figure in (charts.groups(run), charts.precision_and_recall(table), charts.noise(wrong)) if figure
+    ]
 
 
 def _curves(run: RunFiles) -> list[Figure]:
@@ -199,26 +198,5 @@ def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 def _policy(style: str, script: str) -> str:
     """A content policy under which this page can load nothing, and runs only its own style and script."""
-    return f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; base-uri 'none'; form-action 'none'"
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _asset(name: str) -> str:
-    return (Path(__file__).parent / "page" / name).read_text("utf-8")
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("soseleto.report", "page"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    forms: tuple[Callable[..., str], ...] = (words.count, words.share, words.number)
-    environment.filters.update({form.__name__: form for form in forms})
-    return environment.get_template("report.html.j2")
+    own = f"style-src '{digest(style)}'; script-src '{digest(script)}'"
+    return f"default-src 'none'; {own}; img-src data:; base-uri 'none'; form-action 'none'"

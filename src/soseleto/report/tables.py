@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import numpy as np
 
 THRESHOLDS = np.linspace(0, 1, 101)

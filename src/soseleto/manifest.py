@@ -1,0 +1,127 @@
+"""A corrected copy of what a run was trained on: a table that ``soseleto fit --source`` reads.
+
+A source that was a table comes out as that table, with its columns; a folder of images as path, label and id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from soseleto.data import tables
+from soseleto.data.folder import outside
+from soseleto.data.labels import names_of
+from soseleto.data.raw import Reading
+from soseleto.errors import UsageError
+from soseleto.run import SOURCE, RunFolder, aside, need, write_text
+
+SUFFIXES = (".csv", ".parquet")
+COLUMNS = ("label_column", "path_column", "id_column", "truth_column")
+
+
+def remember(run: RunFolder, source: str | os.PathLike[str], reading: Mapping[str, Any]) -> None:
+    """Note in the run folder where its source lies and how its columns were named."""
+    names = {name: reading[name] for name in COLUMNS if reading.get(name) is not None}
+    write_text(run.path / SOURCE, json.dumps({"path": os.path.abspath(source), **names}, indent=1) + "\n")
+
+
+def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[str, str]) -> int:
+    """Write the source without the ids in ``drop`` and with the labels in ``relabel``; the number of rows.
+
+    Image paths are written relative to the manifest, which must lie at or above them: ``fit`` reads nothing outside
+    a manifest's folder.
+    """
+    if out.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{out} is neither .csv nor .parquet: give the manifest one of these endings.")
+    table, label = _source_table(run, out) or _ranking_table(run, out)
+    table = _corrected(table, label, drop, relabel)
+    if not table.num_rows:
+        raise UsageError("every example is dropped: keep at least one.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    content = _parquet(table) if out.suffix.lower() == ".parquet" else _csv(table, label, out)
+    with aside(out) as part:
+        part.write_bytes(content)
+    return int(table.num_rows)
+
+
+def _corrected(table: Any, label: str, drop: Collection[str], relabel: Mapping[str, str]) -> Any:
+    """``_KEY`` holds the ids by which rows are found, and goes again."""
+    pyarrow = need("pyarrow")
+    ids = table.column(_KEY).to_pylist()
+    labels = names_of(table.column(label).to_pylist()).names
+    corrected = [relabel.get(name, old) for name, old in zip(ids, labels, strict=True)]
+    place = table.column_names.index(label)
+    table = table.set_column(place, label, pyarrow.array(corrected, pyarrow.string()))
+    return table.filter(pyarrow.array([name not in drop for name in ids])).drop_columns([_KEY])
+
+
+_KEY = "\0id"  # no column of a file is called this
+
+
+def _source_table(run: RunFolder, out: Path) -> tuple[Any, str] | None:
+    """The table the run was trained on, where it was one and is still there."""
+    path = run.path / SOURCE
+    known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    file = Path(known.get("path", ""))
+    if file.suffix.lower() not in tables.SUFFIXES or not file.is_file():
+        return None
+    table = tables.load(file, "source")
+    options: dict[str, Any] = {name: known.get(name) for name in COLUMNS}
+    found = tables.columns_of(table, Reading(**options), what=str(file))
+    ids = range(table.num_rows) if found.identity is None else table.column(found.identity).to_pylist()
+    if found.path is not None:
+        place, values = table.column_names.index(found.path), table.column(found.path).to_pylist()
+        beside = _beside(out, [os.path.join(file.parent, value or "") for value in values])
+        table = table.set_column(place, found.path, need("pyarrow").array(beside))
+    return table.append_column(_KEY, need("pyarrow").array([str(name) for name in ids])), found.label
+
+
+def _ranking_table(run: RunFolder, out: Path) -> tuple[Any, str]:
+    """What the ranking itself tells of the source, in the order of the ids."""
+    pyarrow, ranking = need("pyarrow"), run.ranking()
+    columns: dict[str, Any] = {}
+    if "path" in ranking:
+        columns["path"] = _beside(out, [str(path) for path in ranking["path"]])
+    columns["label"] = [str(label) for label in ranking["label"]]
+    columns["id"] = [str(name) for name in ranking["id"]]
+    columns |= {name: ranking[name] for name in ranking if name[:1] == "x" and name[1:].isdigit()}
+    return pyarrow.table({**columns, _KEY: columns["id"]}).sort_by("id"), "label"
+
+
+def _beside(out: Path, files: list[str]) -> list[str]:
+    """The files' paths as seen from the manifest's folder."""
+    folder = Path(os.path.abspath(out)).parent
+    relative = [os.path.relpath(file, folder) for file in files]
+    if outside(folder, relative):
+        common = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+        raise UsageError(
+            f"the images lie outside {folder}, and fit reads only images below a manifest's folder: "
+            f"write it as {os.path.join(common, out.name)}."
+        )
+    missing = next((file for file in files if not os.path.exists(file)), None)
+    if missing is not None:
+        raise UsageError(f"{missing} is not there any more: put the images back, or type this where fit was typed.")
+    return [Path(path).as_posix() for path in relative]
+
+
+def _csv(table: Any, label: str, out: Path) -> bytes:
+    """As bytes, once a reader is known to find the same labels in them: "007" must not come back as 7."""
+    csv, pyarrow = need("pyarrow.csv"), need("pyarrow")
+    sink = pyarrow.BufferOutputStream()
+    csv.write_csv(table, sink, csv.WriteOptions(quoting_style="needed"))
+    content = bytes(sink.getvalue())
+    parse = csv.ParseOptions(newlines_in_values=True)
+    back = csv.read_csv(pyarrow.BufferReader(content), parse_options=parse).column(label)
+    if names_of(back.to_pylist()).names != tuple(table.column(label).to_pylist()):
+        instead = out.with_suffix(".parquet")
+        raise UsageError(f"some labels would read differently from a CSV (such as 007): write {instead} instead.")
+    return content
+
+
+def _parquet(table: Any) -> bytes:
+    sink = need("pyarrow").BufferOutputStream()
+    need("pyarrow.parquet").write_table(table, sink)
+    return bytes(sink.getvalue())

@@ -1,0 +1,37 @@
+"""What a review comes to: the source as it should be, for the next training."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from soseleto import manifest, showing
+from soseleto.errors import UsageError
+from soseleto.review.decisions import read_decisions
+from soseleto.run import RunFolder
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What went into a corrected manifest."""
+
+    path: Path
+    rows: int
+    dropped: int
+    relabelled: int
+    undecided: int  # suspects that nobody has decided: they stay as they were
+
+
+def export_manifest(run_path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Exported:
+    """Write the source with every decision of the review carried out."""
+    run = RunFolder.open(run_path)
+    decisions = read_decisions(run)
+    if not decisions:
+        raise UsageError(f"nothing has been decided about {run.path} yet: type `soseleto review {run.path}` first.")
+    ranking = run.ranking()
+    drop = {name for name, one in decisions.items() if one.action == "drop"}
+    relabel = {name: one.label for name, one in decisions.items() if one.label is not None}
+    rows = manifest.write(run, Path(out), drop=drop, relabel=relabel)
+    undecided = sum(str(name) not in decisions for name in ranking["id"][showing.suspects(ranking)])
+    return Exported(Path(out), rows, len(drop), len(relabel), undecided)

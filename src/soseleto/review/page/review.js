@@ -1,0 +1,242 @@
+"use strict";
+(() => {
+  history.replaceState(null, "", "/"); // the link worked once: nothing of it stays
+  const at = (id) => document.getElementById(id);
+  const words = new Intl.NumberFormat("en");
+  const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+  let state = null; // what the server told
+  let place = 0; // which item is shown; items.length is the end
+  let busy = false;
+
+  const decided = (item) => state.decisions[item.id];
+  const current = () => state.items[place];
+  const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(share > 0.9995 || share < 0.0005 ? 0 : 1)} %`);
+
+  const told = (item) => {
+    const decision = decided(item);
+    if (!decision) return "not decided";
+    return { keep: "kept", drop: "dropped", relabel: `relabelled ${decision.label}` }[decision.action];
+  };
+
+  const showCounts = () => {
+    const made = state.items.map(decided).filter(Boolean);
+    const of = (action) => words.format(made.filter((one) => one.action === action).length);
+    at("progress").max = state.items.length;
+    at("progress").value = made.length;
+    at("counts").textContent =
+      `${words.format(made.length)} of ${words.format(state.items.length)}: ` +
+      `${of("keep")} kept, ${of("relabel")} relabelled, ${of("drop")} dropped`;
+  };
+
+  const cell = (tag, text, kind) => {
+    const made = document.createElement(tag);
+    made.textContent = text;
+    if (kind) made.className = kind;
+    if (tag === "th") made.scope = "row";
+    return made;
+  };
+
+  const showFeatures = (item) => {
+    at("features").hidden = !state.features.length;
+    if (!state.features.length) return;
+    at("usual-given").textContent = item.label;
+    at("usual-suggested").textContent = item.suggested ?? "";
+    at("usual-other").hidden = item.suggested === null;
+    const number = (value) => (value === null || value === undefined ? "–" : short.format(value));
+    at("features").querySelector("tbody").replaceChildren(...state.features.map((name, column) => {
+      const row = document.createElement("tr");
+      row.append(cell("th", name), cell("td", number(item.values[column]), "num here"));
+      row.append(cell("td", number(state.usual[item.label]?.[column]), "num"));
+      if (item.suggested !== null) row.append(cell("td", number(state.usual[item.suggested]?.[column]), "num"));
+      return row;
+    }));
+  };
+
+  const showPicture = (item) => {
+    const picture = at("picture");
+    picture.hidden = !state.pictures;
+    at("blank").hidden = true;
+    if (!state.pictures) return;
+    picture.alt = `Example ${item.id}`;
+    picture.src = `/picture/${item.row}`;
+    const next = state.items[place + 1];
+    if (next) new Image().src = `/picture/${next.row}`;
+  };
+
+  const strip = (label, words) => {
+    const made = document.createElement("div");
+    made.append(cell("h3", `${words} ${label}`));
+    const list = document.createElement("ul");
+    for (const row of state.like[label] ?? []) {
+      const one = document.createElement("li");
+      const picture = document.createElement("img");
+      picture.alt = "";
+      picture.addEventListener("error", () => one.remove());
+      picture.src = `/picture/${row}`;
+      one.append(picture);
+      list.append(one);
+    }
+    made.append(list);
+    return made;
+  };
+
+  const showLikes = (item) => {
+    const wanted = state.pictures && (state.like[item.label]?.length || state.like[item.suggested]?.length);
+    at("likes").hidden = !wanted;
+    if (!wanted) return;
+    const key = JSON.stringify([item.label, item.suggested]);
+    const pair = at("likes").querySelector(".pair");
+    if (pair.dataset.key === key) return;
+    pair.dataset.key = key;
+    const strips = [strip(item.label, "Labelled")];
+    if (item.suggested !== null) strips.push(strip(item.suggested, "Labelled"));
+    pair.replaceChildren(...strips);
+  };
+
+  const showLabels = (item) => {
+    at("given").textContent = item.label;
+    at("suggestion").hidden = item.suggested === null;
+    at("suggested").textContent = item.suggested ?? "";
+    at("relabel").disabled = item.suggested === null;
+    document.querySelectorAll(".label-given").forEach((one) => { one.textContent = item.label; });
+    document.querySelectorAll(".label-suggested").forEach((one) => { one.textContent = item.suggested ?? ""; });
+    at("label").value = decided(item)?.label ?? item.suggested ?? item.label;
+  };
+
+  const show = () => {
+    showCounts();
+    const over = place >= state.items.length;
+    at("example").hidden = over;
+    at("done").hidden = !over;
+    if (over) {
+      at("likes").hidden = true;
+      at("done").focus();
+      return;
+    }
+    const item = current();
+    at("which").textContent = `Suspect ${words.format(place + 1)} of ${words.format(state.items.length)}`;
+    at("id").textContent = item.id;
+    at("wrong").textContent = percent(item.wrong);
+    at("weight").textContent = item.weight.toFixed(2);
+    at("decision").textContent = told(item);
+    at("decision").dataset.action = decided(item)?.action ?? "";
+    at("previous").disabled = place === 0;
+    showLabels(item);
+    showPicture(item);
+    showFeatures(item);
+    showLikes(item);
+  };
+
+  const undecidedAfter = (from) => {
+    const count = state.items.length;
+    for (let step = 0; step < count; step += 1) {
+      const index = (from + step) % count;
+      if (!decided(state.items[index])) return index;
+    }
+    return count;
+  };
+
+  const post = async (path, body) => {
+    const answer = await fetch(path, {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
+    });
+    if (!answer.ok) throw new Error(await answer.text());
+    return answer.json();
+  };
+
+  const alone = async (work) => {
+    if (busy || !state) return; // a key pressed before the next example is there decides nothing
+    busy = true;
+    try {
+      await work();
+      at("trouble").textContent = "";
+    } catch (error) {
+      at("trouble").textContent = error instanceof TypeError
+        ? "The review has been stopped, and this was not decided. Start it again: all earlier decisions are kept."
+        : `This was not decided. ${error.message}`;
+    } finally {
+      busy = false;
+    }
+  };
+
+  const decide = (action, label = null) => alone(async () => {
+    const item = current();
+    if (!item || (action === "relabel" && !label)) return;
+    if (action === "relabel" && label === item.label) action = "keep";
+    await post("/decide", action === "relabel" ? { row: item.row, action, label } : { row: item.row, action });
+    state.decisions[item.id] = { action, label: action === "relabel" ? label : null };
+    at("said").textContent = `${item.id}: ${told(item)}.`;
+    place = undecidedAfter(place + 1);
+    show();
+  });
+
+  const undo = () => alone(async () => {
+    const { id, before } = await post("/undo", {});
+    if (id === null) {
+      at("said").textContent = "There is nothing to undo.";
+      return;
+    }
+    if (before) state.decisions[id] = before;
+    else delete state.decisions[id];
+    const index = state.items.findIndex((item) => item.id === id);
+    if (index >= 0) place = index;
+    at("said").textContent = `${id}: taken back.`;
+    show();
+  });
+
+  const move = (step) => {
+    if (busy || !state) return;
+    place = Math.min(Math.max(place + step, 0), state.items.length);
+    show();
+  };
+
+  const relabelOther = () => {
+    decide("relabel", at("label").value);
+    if (document.activeElement === at("label")) at("actions").focus();
+  };
+
+  const keys = {
+    k: () => decide("keep"),
+    d: () => decide("drop"),
+    s: () => decide("relabel", current()?.suggested),
+    l: () => at("label").focus(),
+    u: undo,
+    arrowleft: () => move(-1),
+    arrowright: () => move(1),
+  };
+
+  document.addEventListener("keydown", (event) => {
+    const key = event.key.toLowerCase();
+    if (event.target === at("label")) {
+      if (key === "enter") { event.preventDefault(); relabelOther(); }
+      if (key === "escape") at("actions").focus();
+      return; // letters choose a label there
+    }
+    if ((event.ctrlKey || event.metaKey) && key === "z") { event.preventDefault(); undo(); return; }
+    if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || !at("keys").checked) return;
+    if (!Object.hasOwn(keys, key)) return;
+    event.preventDefault();
+    keys[key]();
+  });
+
+  at("picture").addEventListener("error", () => { at("picture").hidden = true; at("blank").hidden = false; });
+  at("keep").addEventListener("click", keys.k);
+  at("drop").addEventListener("click", keys.d);
+  at("relabel").addEventListener("click", keys.s);
+  at("other").addEventListener("click", relabelOther);
+  at("previous").addEventListener("click", keys.arrowleft);
+  at("next").addEventListener("click", keys.arrowright);
+  at("undo").addEventListener("click", undo);
+  at("undo-last").addEventListener("click", undo);
+  at("again").addEventListener("click", () => { place = 0; show(); });
+
+  fetch("/state").then((answer) => answer.json()).then((found) => {
+    state = found;
+    at("label").append(...state.classes.map((name) => new Option(name, name)));
+    document.querySelectorAll(".facts div")[0].hidden = state.items.every((item) => item.wrong === null);
+    place = undecidedAfter(0);
+    show();
+  }).catch(() => {
+    at("trouble").textContent = "The review has been stopped. Start it again: all decisions are kept.";
+  });
+})();

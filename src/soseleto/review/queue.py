@@ -1,0 +1,111 @@
+"""What a reviewer is shown: the suspects, most suspicious first, and what their classes usually look like."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from soseleto import pictures, showing
+from soseleto.errors import UsageError
+from soseleto.run import RunFolder
+
+LIKE_THESE = 6  # examples that show what a class looks like
+LARGEST = 1024  # pixels of a picture read from the data itself
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The rows of a ranking to go through, and what is shown beside each."""
+
+    ranking: Mapping[str, np.ndarray]
+    rows: np.ndarray
+    pictures: Mapping[str, bytes]
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: RunFolder) -> Queue:
+        ranking = run.ranking()
+        if ranking["label"].dtype.kind == "f":
+            raise UsageError(f"the labels of {run.path} are real numbers: a review needs classes.")
+        rows = showing.suspects(ranking)
+        if not len(rows):
+            raise UsageError(f"{run.path} has no suspects: there is nothing to review.")
+        return cls(ranking, rows, pictures.load(run), _classes(run, ranking))
+
+    def id_of(self, row: int) -> str:
+        return str(self.ranking["id"][row])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything the page needs before it asks for pictures."""
+        return {
+            "classes": list(self.classes),
+            "items": [self._item(int(row)) for row in self.rows],
+            "like": {one.label: [int(row) for row in one.best[:LIKE_THESE]] for one in self._by_class()},
+            "pictures": bool(self.pictures) or "path" in self.ranking,
+            "features": self._features(),
+            "usual": self._usual(),
+        }
+
+    def picture(self, row: int) -> bytes | None:
+        """The example itself where its file is still there, else the small picture of the run."""
+        small = self.pictures.get(self.id_of(row))
+        path = self.ranking.get("path")
+        return (None if path is None else _from_file(str(path[row]))) or small
+
+    def _by_class(self) -> list[showing.ClassRows]:
+        return showing.by_class(self.ranking, each=LIKE_THESE, most=len(self.classes) + 1)
+
+    def _item(self, row: int) -> dict[str, Any]:
+        item: dict[str, Any] = {"row": row, "id": self.id_of(row), "label": str(self.ranking["label"][row])}
+        suggested = self.ranking["suggested_label"][row] if "suggested_label" in self.ranking else None
+        item["suggested"] = None if suggested is None or str(suggested) == item["label"] else str(suggested)
+        for name, column in (("wrong", "mislabelled_probability"), ("weight", "weight"), ("score", "score")):
+            item[name] = _finite(self.ranking[column][row]) if column in self.ranking else None
+        item["values"] = [_finite(self.ranking[name][row]) for name in self._features()]
+        return item
+
+    def _features(self) -> list[str]:
+        names = [name for name in self.ranking if name[:1] == "x" and name[1:].isdigit()]
+        return sorted(names, key=lambda name: int(name[1:]))
+
+    def _usual(self) -> dict[str, list[float | None]]:
+        """By class, the medians of its features over the better half of its examples."""
+        labels, features = self.ranking["label"].astype(str), self._features()
+        if not features:
+            return {}
+        usual = {}
+        for name in self.classes:
+            rows = np.flatnonzero(labels == name)
+            rows = rows[: -(-len(rows) // 2)]
+            usual[name] = [_finite(np.median(self.ranking[x][rows])) if len(rows) else None for x in features]
+        return usual
+
+
+def _classes(run: RunFolder, ranking: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """The class names there are, as the run knew them; else those that somebody carries."""
+    names = [one.label for one in showing.by_class(ranking, most=len(ranking["label"]))]
+    known = run.config().get("classes") if run.config().get("mode") != "transfer" else None
+    return tuple(dict.fromkeys([str(name) for name in known or []] + names))
+
+
+def _from_file(path: str) -> bytes | None:
+    """Decoded and encoded anew, so that nothing but a picture ever leaves; None where it cannot be read."""
+    from PIL import Image
+
+    if not os.path.isfile(path):  # reading a pipe would never end
+        return None
+    try:
+        with Image.open(path) as image:
+            image.seek(0)
+            return pictures.shrink(image.convert("RGB"), LARGEST)
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):
+        return None
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None

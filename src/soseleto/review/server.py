@@ -1,0 +1,259 @@
+"""The review page's server: this machine only, one reader with a link that works once, nothing from or to elsewhere.
+
+What is refused, in this order: another ``Host`` than our own address (a foreign name that was pointed here), requests
+that another site makes the browser send, a wrong or used link, everything without the session's cookie, bodies that
+are not small JSON. Pictures are asked for by their row in the ranking, so no path ever comes from outside.
+"""
+
+from __future__ import annotations
+
+import http
+import http.cookies
+import http.server
+import json
+import os
+import secrets
+import threading
+import urllib.parse
+from collections.abc import Callable
+from typing import Any
+
+from soseleto import pictures
+from soseleto.errors import DiskError, SoseletoError, UsageError
+from soseleto.review.decisions import Decision, Decisions
+from soseleto.review.html import render
+from soseleto.review.queue import Queue
+from soseleto.run import RunFolder
+
+ADDRESS = "127.0.0.1"
+LARGEST_BODY = 4096
+PATIENCE = 30  # seconds for a request to come in
+OWN = (None, "none", "same-origin")  # Sec-Fetch-Site of the page itself, of an address typed in, of no browser
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Refused(Exception):
+    """A request that is answered with a status and one sentence."""
+
+    def __init__(self, status: http.HTTPStatus, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Review:
+    """One sitting: what there is to review, the decisions, and who may make them."""
+
+    def __init__(self, run_path: str | os.PathLike[str]) -> None:
+        run = RunFolder.open(run_path)
+        self.queue = Queue.of(run)
+        self.decisions = Decisions(run)
+        self.page, self.policy = render(run.path.resolve().name, str(run_path))
+        self.session = secrets.token_urlsafe(32)
+        self._token: str | None = secrets.token_urlsafe(32)
+        self._rows = frozenset(self.queue.rows.tolist())
+        self._lock = threading.Lock()
+
+    @property
+    def token(self) -> str:
+        """The one-time part of the link."""
+        return self._token or ""
+
+    def admit(self, token: str) -> bool:
+        """Whether the link is right; it works once."""
+        with self._lock:
+            good = self._token is not None and secrets.compare_digest(token.encode(), self._token.encode())
+            if good:
+                self._token = None
+            return good
+
+    def state(self) -> dict[str, Any]:
+        made = {one.id: {"action": one.action, "label": one.label} for one in self.decisions.latest().values()}
+        return {**self.queue.to_json(), "decisions": made}
+
+    def decide(self, asked: dict[str, Any]) -> dict[str, Any]:
+        row, label = asked.get("row"), asked.get("label")
+        if type(row) is not int or row not in self._rows:
+            raise UsageError(f"row {row!r} is not under review.")
+        if label is not None and label not in self.queue.classes:
+            raise UsageError(f"{label!r} is no class of this run.")
+        self.decisions.decide(Decision(self.queue.id_of(row), str(asked.get("action")), label))
+        return {"row": row}
+
+    def undo(self) -> dict[str, Any]:
+        """The id whose decision was taken back, and the one that stands in its place."""
+        undone = self.decisions.undo()
+        if undone is None:
+            return {"id": None}
+        before = self.decisions.latest().get(undone.id)
+        return {"id": undone.id, "before": before and {"action": before.action, "label": before.label}}
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Listens on this machine's own address and nowhere else."""
+
+    daemon_threads = True
+    allow_reuse_address = os.name == "posix"
+
+    def __init__(self, review: Review, port: int = 0) -> None:
+        self.review = review
+        try:
+            super().__init__((ADDRESS, port), Handler)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise UsageError(f"port {port} cannot be used ({why}): give another --port, or none.") from error
+        except OverflowError as error:
+            raise UsageError(f"--port must be between 0 and 65535, got {port}.") from error
+        self.host = f"{ADDRESS}:{self.server_address[1]}"
+        self.cookie = f"soseleto-review-{self.server_address[1]}"  # cookies do not tell ports apart
+
+    @property
+    def link(self) -> str:
+        return f"http://{self.host}/?token={self.review.token}"
+
+
+def serve(run_path: str | os.PathLike[str], ready: Callable[[str], None], *, port: int = 0) -> None:
+    """Answer until interrupted; ``ready`` is told the link once somebody is listening."""
+    review = Review(run_path)
+    try:
+        with Server(review, port) as server:
+            ready(server.link)
+            server.serve_forever(poll_interval=0.2)
+    finally:
+        review.decisions.close()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    timeout = PATIENCE
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def version_string(self) -> str:
+        return "soseleto"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody is told."""
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Requests that are no proper HTTP, in our own words and under our own headers."""
+        status = http.HTTPStatus(code)
+        self.close_connection = True
+        self._send(status, f"{status.phrase}.\n".encode(), "text/plain; charset=utf-8")
+
+    def _answer(self, work: Callable[[urllib.parse.SplitResult], None]) -> None:
+        try:
+            if self.headers.get_all("Host") != [self.server.host]:
+                raise Refused(http.HTTPStatus.MISDIRECTED_REQUEST, f"This is {self.server.host} and nobody else.")
+            work(urllib.parse.urlsplit(self.path))
+        except Refused as refusal:
+            self.close_connection = True  # a body that was refused stays unread
+            self._send(refusal.status, f"{refusal}\n".encode(), "text/plain; charset=utf-8")
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True
+
+    def _get(self, asked: urllib.parse.SplitResult) -> None:
+        if asked.path == "/":
+            return self._page(urllib.parse.parse_qs(asked.query).get("token", []))
+        self._check_reader()
+        if asked.path == "/state":
+            return self._json(self.server.review.state())
+        return self._picture(asked.path)
+
+    def _page(self, tokens: list[str]) -> None:
+        review = self.server.review
+        fresh = len(tokens) == 1 and not self._knows_session() and review.admit(tokens[0])
+        if not fresh and not self._knows_session():
+            raise Refused(
+                http.HTTPStatus.FORBIDDEN, "This link is wrong or was used before: start `soseleto review` again."
+            )
+        cookie = f"{self.server.cookie}={review.session}; HttpOnly; SameSite=Strict; Path=/"
+        headers = {"Content-Security-Policy": review.policy} | ({"Set-Cookie": cookie} if fresh else {})
+        self._send(http.HTTPStatus.OK, review.page, "text/html; charset=utf-8", headers)
+
+    def _picture(self, path: str) -> None:
+        start, _, row = path.rpartition("/")
+        queue = self.server.review.queue
+        known = start == "/picture" and _is_count(row) and int(row) < len(queue.ranking["weight"])
+        picture = queue.picture(int(row)) if known else None
+        if picture is None:
+            raise Refused(http.HTTPStatus.NOT_FOUND, "There is nothing here.")
+        self._send(http.HTTPStatus.OK, picture, pictures.kind(picture), {"Cache-Control": "private, max-age=3600"})
+
+    def _post(self, asked: urllib.parse.SplitResult) -> None:
+        if self.headers.get("Origin") != f"http://{self.server.host}":
+            raise Refused(http.HTTPStatus.FORBIDDEN, "Decisions come from the review page alone.")
+        self._check_reader()
+        if self.headers.get("Content-Type") != "application/json":
+            raise Refused(http.HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Send JSON.")
+        body, review = self._body(), self.server.review
+        try:
+            if asked.path == "/decide":
+                return self._json(review.decide(body))
+            if asked.path == "/undo":
+                return self._json(review.undo())
+        except DiskError as error:
+            raise Refused(http.HTTPStatus.INSUFFICIENT_STORAGE, str(error)) from error
+        except SoseletoError as error:
+            raise Refused(http.HTTPStatus.BAD_REQUEST, str(error)) from error
+        raise Refused(http.HTTPStatus.NOT_FOUND, "There is nothing here.")
+
+    def _check_reader(self) -> None:
+        if self.headers.get("Sec-Fetch-Site") not in OWN:
+            raise Refused(http.HTTPStatus.FORBIDDEN, "Another site asked for this.")
+        if not self._knows_session():
+            raise Refused(http.HTTPStatus.FORBIDDEN, "This page was opened without its link.")
+
+    def _knows_session(self) -> bool:
+        try:
+            cookie = http.cookies.SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
+        except http.cookies.CookieError:
+            return False
+        return cookie is not None and secrets.compare_digest(cookie.value.encode(), self.server.review.session.encode())
+
+    def _body(self) -> dict[str, Any]:
+        length = self.headers.get("Content-Length", "")
+        if not _is_count(length) or "Transfer-Encoding" in self.headers:
+            raise Refused(http.HTTPStatus.LENGTH_REQUIRED, "Say how long the request is.")
+        if int(length) > LARGEST_BODY:
+            raise Refused(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"At most {LARGEST_BODY} bytes.")
+        try:
+            body = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError) as error:
+            raise Refused(http.HTTPStatus.BAD_REQUEST, "That is no JSON.") from error
+        if not isinstance(body, dict):
+            raise Refused(http.HTTPStatus.BAD_REQUEST, "Send an object.")
+        return body
+
+    def _json(self, value: dict[str, Any]) -> None:
+        self._send(http.HTTPStatus.OK, json.dumps(value, allow_nan=False).encode(), "application/json")
+
+    def _send(self, status: http.HTTPStatus, content: bytes, kind: str, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        policy = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox"}
+        for name, value in {**HEADERS, **policy, **(headers or {})}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10

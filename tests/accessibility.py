@@ -1,0 +1,50 @@
+"""What the WCAG asks of a page and a machine can tell, looked up in a real browser: sentences, or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from browser import Browser
+
+CHECKS = (Path(__file__).parent / "accessibility.js").read_text("utf-8").partition("\n")[2].rstrip()
+NAMED = {"button", "link", "slider", "combobox", "checkbox", "image", "progressbar", "textbox", "region", "table"}
+
+
+def problems(browser: Browser) -> list[str]:
+    """Everything that is wrong with the page that is open."""
+    return [*_ask(browser, "structure"), *_ask(browser, "contrast"), *_nameless(browser), *_keyboard(browser)]
+
+
+def _ask(browser: Browser, function: str) -> Any:
+    return browser.js(f"({CHECKS}).{function}()")
+
+
+def _nameless(browser: Browser) -> list[str]:
+    """Controls and pictures without a name, as the browser itself tells assistive software."""
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    roles = [node["role"]["value"] for node in nodes if not node["ignored"] and not _name(node)]
+    return [f"a {role} has no name" for role in roles if role in NAMED]
+
+
+def _name(node: dict[str, dict[str, str]]) -> str:
+    return str(node.get("name", {}).get("value", "")).strip()
+
+
+def _keyboard(browser: Browser) -> list[str]:
+    """Tab through the whole page: everything is reached, nothing holds the focus, and it is always seen where it is."""
+    found, reached = [], 0
+    browser.js("document.activeElement.blur(); window.walked = []; scrollTo(0, 0)")
+    expected = _ask(browser, "focusable")
+    for _ in range(expected + 2):
+        browser.press("Tab")
+        focus = _ask(browser, "focus")
+        if focus is None or focus["again"]:
+            break
+        reached += 1
+        if not focus["visible"]:
+            found.append(f"the focus is not seen on {focus['which']}")
+    if reached != expected:
+        found.append(f"the keyboard reaches {reached} of {expected} controls")
+    browser.js("document.activeElement.blur()")
+    return found

@@ -1,0 +1,154 @@
+"""Run folders as training would leave them, made from nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from soseleto import pictures
+from soseleto.data import Examples
+from soseleto.run import RunFolder
+
+
+def fabricate(path: Path, *, n: int = 500, features: int = 2, truth: bool = True, epochs: int = 30) -> RunFolder:
+    """A run folder as training would leave it; the weights of wrong labels fall, the others rise."""
+    rng = np.random.default_rng(0)
+    run = RunFolder.create(path)
+    run.write_config({"mode": "noisy", "seed": 0, "lr": 0.1, "source": {"fingerprint": "ab" * 32}})
+    wrong = rng.permutation(n) < n // 5
+    hard = rng.random(n)
+    run.log(_start(n))
+    for epoch in range(1, epochs + 1):
+        weight = _weights(wrong, hard, epoch / epochs)
+        run.log(_epoch(epoch, weight, wrong if truth else None))
+    run.log({"event": "message", "text": "the target loss is <small>"})
+    run.log({"event": "end", "seconds": 12.5, "test_accuracy": 99.1, "test_loss": 0.05})
+    order = np.argsort(-weight, kind="stable")
+    run.write_ranking({name: values[order] for name, values in _columns(rng, weight, wrong, features, truth).items()})
+    return run
+
+
+def _weights(wrong: np.ndarray, hard: np.ndarray, progress: float) -> np.ndarray:
+    drift = np.where(wrong, -1.3, 1.1) * progress * (0.4 + hard)
+    return np.clip(0.5 + drift, 0, 1).astype(np.float32)
+
+
+def _start(n: int) -> dict[str, object]:
+    messages = ["auto took the layerwise engine"]
+    sizes = {"n_source": n, "n_target": 50, "parameters": 42}
+    return {"event": "start", "engine": "layerwise", "messages": messages, **sizes}
+
+
+def _epoch(epoch: int, weight: np.ndarray, wrong: np.ndarray | None) -> dict[str, object]:
+    record: dict[str, object] = {
+        "event": "epoch",
+        "epoch": epoch,
+        "step": epoch * 32,
+        "lr": 0.1,
+        "source_loss": 0.7 / epoch + 0.2,
+        "target_loss": 0.7 / epoch,
+        "mean_weight": float(weight.mean()),
+        "effective_source": float(weight.sum() ** 2 / (weight**2).sum()),
+        "share_at_zero": float((weight == 0).mean()),
+        "share_at_one": float((weight == 1).mean()),
+        "histogram": np.histogram(weight, 20, (0, 1))[0],
+        "condition": 1.5,
+        "predicted_change": -0.1 / epoch,
+        "actual_change": -0.09 / epoch if epoch != 3 else float("nan"),
+        "seconds": 0.4,
+        "test_accuracy": 100 - 40 / epoch,
+        "test_loss": 0.6 / epoch,
+    }
+    if wrong is not None:
+        record["groups"] = {"right": _group(weight[~wrong]), "wrong": _group(weight[wrong])}
+    return record
+
+
+def _group(weight: np.ndarray) -> dict[str, float]:
+    mean, reach = float(weight.mean()), 1.96 * float(weight.std()) / len(weight) ** 0.5
+    return {"mean": mean, "low": mean - reach, "high": mean + reach, "count": len(weight)}
+
+
+def _columns(
+    rng: np.random.Generator, weight: np.ndarray, wrong: np.ndarray, features: int, truth: bool
+) -> dict[str, np.ndarray]:
+    n = len(weight)
+    points = rng.uniform(-1, 1, (n, features))
+    right = (points[:, 0] > 0) if features else rng.random(n) > 0.5
+    names = np.array(["left", "right & proper"])
+    columns = {
+        "id": np.array([f"{i:05d}" for i in range(n)]),
+        "label": names[(right ^ wrong).astype(int)],
+        "weight": weight,
+        "score": (weight - 0.4 + rng.normal(0, 0.1, n)).astype(np.float32),
+        "visits": np.full(n, 30),
+    }
+    if truth:
+        columns |= {"true_label": names[right.astype(int)], "wrong": wrong}
+    return columns | {f"x{i}": points[:, i].astype(np.float32) for i in range(features)}
+
+
+def judge(run: RunFolder) -> RunFolder:
+    """Add what a judgement of the labels adds to the ranking."""
+    columns = run.ranking()
+    probability = (1 - columns["weight"]).astype(np.float32)
+    names = np.unique(columns["label"].astype(str))
+    other = {name: names[(place + 1) % len(names)] for place, name in enumerate(names)}
+    doubted = probability > 0.5
+    suggested = np.array(
+        [other[str(label)] if doubt else str(label) for label, doubt in zip(columns["label"], doubted, strict=True)],
+        dtype=object,
+    )
+    columns |= {
+        "predicted_label": suggested,
+        "mislabelled_probability": probability,
+        "is_label_issue": doubted,
+        "suggested_label": suggested,
+    }
+    run.write_ranking(columns)
+    return run
+
+
+def fabricate_images(
+    path: Path, *, n: int = 60, side: int = 12, classes: int = 3, files: Path | None = None
+) -> RunFolder:
+    """A judged run on grey images; every fifth label is wrong. With ``files`` the images are there too."""
+    rng = np.random.default_rng(0)
+    run = RunFolder.create(path)
+    names = tuple(f"class {i}" for i in range(classes))
+    run.write_config({"mode": "noisy", "seed": 0, "classes": names})
+    wrong = np.arange(n) % 5 == 0
+    label = np.arange(n) % classes
+    weight = np.where(wrong, 0.05, 0.95) + rng.uniform(-0.05, 0.05, n)
+    order = np.argsort(-weight, kind="stable")
+    ids = [f"{names[label[i]]}/{i:03d}.png" for i in range(n)]
+    inputs = torch.from_numpy(rng.integers(0, 256, (n, 1, side, side), dtype=np.uint8))
+    paths = None if files is None else tuple(str(files / name) for name in ids)
+    source = Examples(inputs, torch.from_numpy(label), ids=tuple(ids), classes=names, paths=paths)
+    for at, file in enumerate(paths or ()):
+        _write_image(Path(file), inputs[at, 0].numpy())
+    columns = {
+        "id": np.array(ids)[order],
+        "label": np.array(names)[label[order]],
+        "weight": weight[order].astype(np.float32),
+        "score": (weight[order] - 0.5).astype(np.float32),
+        "visits": np.full(n, 3),
+    }
+    if paths is not None:
+        columns["path"] = np.array(paths)[order]
+    run.log(_start(n))
+    run.log(_epoch(1, columns["weight"], None))
+    run.log({"event": "end", "seconds": 1.0})
+    run.write_ranking(columns)
+    judge(run)
+    pictures.save(run, source)
+    return run
+
+
+def _write_image(path: Path, pixels: np.ndarray) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)

@@ -1,0 +1,538 @@
+"""The review: what is decided stays, what is asked from elsewhere is refused, what comes out trains."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accessibility
+from browser import Browser, needs_browser
+from fabricated import fabricate, fabricate_images, judge
+from soseleto import manifest
+from soseleto.data import as_examples
+from soseleto.errors import DataError, DiskError, UsageError
+from soseleto.review import Decision, Decisions, Review, export_manifest
+from soseleto.review.decisions import read_decisions
+from soseleto.review.server import LARGEST_BODY, Server
+from soseleto.run import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """60 images of which 12 are suspects; the files are there."""
+    return fabricate_images(tmp_path / "run", files=tmp_path / "images")
+
+
+def decide(run: RunFolder, *decisions: Decision | None) -> None:
+    """Decide in a sitting of its own; None is an undo."""
+    log = Decisions(run)
+    for one in decisions:
+        log.undo() if one is None else log.decide(one)
+    log.close()
+
+
+def suspects(run: RunFolder) -> list[str]:
+    ranking = run.ranking()
+    return [str(name) for name in ranking["id"][ranking["is_label_issue"]]]
+
+
+# Decisions
+
+
+def test_the_last_decision_stands_and_undo_goes_back_one_by_one(run: RunFolder) -> None:
+    drop, keep, relabel = Decision("a", "drop"), Decision("a", "keep"), Decision("b", "relabel", "class 1")
+    decide(run, drop, relabel, keep)
+    assert read_decisions(run) == {"a": keep, "b": relabel}
+    decide(run, None)
+    assert read_decisions(run) == {"a": drop, "b": relabel}
+    decide(run, None, None, None)
+    assert read_decisions(run) == {}
+
+
+def test_a_file_cut_anywhere_keeps_every_whole_decision(run: RunFolder) -> None:
+    decide(run, Decision("ä", "drop"), Decision("b", "relabel", "class 2"), Decision("c", "keep"))
+    path = run.path / "review.jsonl"
+    whole = path.read_bytes()
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        kept = list("äbc")[: whole[:size].count(b"\n")]
+        assert list(read_decisions(run)) == kept
+        decide(run, Decision("d", "drop"))  # goes on behind the last whole line
+        assert list(read_decisions(run)) == [*kept, "d"]
+
+
+def test_a_second_review_at_the_same_time_is_refused(run: RunFolder) -> None:
+    first = Decisions(run)
+    with pytest.raises(UsageError, match="another review is writing to"):
+        Decisions(run)
+    first.close()
+    Decisions(run).close()
+
+
+def test_a_full_disk_decides_nothing(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Decisions(run)
+    log.decide(Decision("a", "keep"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", _no_space)
+        with pytest.raises(DiskError, match="cannot be written"):
+            log.decide(Decision("b", "drop"))
+    assert list(log.latest()) == ["a"]
+    log.close()
+    assert list(read_decisions(run)) == ["a"]
+
+
+def _no_space(_handle: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_line_that_is_no_decision_is_named(run: RunFolder) -> None:
+    decide(run, Decision("a", "keep"))
+    with (run.path / "review.jsonl").open("a") as file:
+        file.write('{"id": "b", "action": "burn"}\n')
+    with pytest.raises(DataError, match=r"line 2 of .* is no decision"):
+        read_decisions(run)
+
+
+# The corrected manifest
+
+
+def test_the_manifest_of_images_is_what_fit_reads(run: RunFolder, tmp_path: Path) -> None:
+    first, second, third, *rest = suspects(run)
+    decide(run, Decision(first, "drop"), Decision(second, "relabel", "class 1"), Decision(third, "keep"))
+    out = tmp_path / "corrected.csv"
+    done = export_manifest(run.path, out)
+    assert (done.rows, done.dropped, done.relabelled, done.undecided) == (59, 1, 1, len(rest))
+    before = as_examples(tmp_path / "images", name="source")
+    after = as_examples(out, name="source")
+    assert before.ids is not None
+    assert after.ids is not None
+    assert set(before.ids) - set(after.ids) == {first}
+    expected = {name: name.partition("/")[0] for name in after.ids} | {second: "class 1"}
+    assert after.classes is not None
+    assert {name: after.classes[label] for name, label in zip(after.ids, after.labels, strict=True)} == expected
+    place = before.ids.index(second), after.ids.index(second)
+    assert (before.inputs[place[0]] == after.inputs[place[1]]).all()
+
+
+def test_a_manifest_that_fit_could_not_read_is_refused_with_the_place_for_it(run: RunFolder, tmp_path: Path) -> None:
+    decide(run, Decision(suspects(run)[0], "drop"))
+    with pytest.raises(UsageError, match=rf"write it as {tmp_path}/images/corrected.csv"):
+        export_manifest(run.path, tmp_path / "elsewhere" / "corrected.csv")
+    with pytest.raises(UsageError, match=r"neither .csv nor .parquet"):
+        export_manifest(run.path, tmp_path / "corrected.txt")
+    (tmp_path / "images" / run.ranking()["id"][0]).unlink()
+    with pytest.raises(UsageError, match="is not there any more"):
+        export_manifest(run.path, tmp_path / "corrected.csv")
+
+
+def test_without_decisions_there_is_no_manifest(run: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing has been decided"):
+        export_manifest(run.path, tmp_path / "corrected.csv")
+
+
+def test_labels_that_a_csv_would_change_ask_for_parquet(tmp_path: Path) -> None:
+    run = fabricate(tmp_path / "run", n=20, features=3, epochs=1)
+    columns = run.ranking()
+    run.write_ranking(columns | {"label": np.array(["007", "008"] * 10)})
+    decide(run, Decision(str(columns["id"][0]), "relabel", "008"))
+    with pytest.raises(UsageError, match=r"write .*corrected.parquet instead"):
+        export_manifest(run.path, tmp_path / "corrected.csv")
+    export_manifest(run.path, tmp_path / "corrected.parquet")
+    assert as_examples(tmp_path / "corrected.parquet", name="source").classes == ("007", "008")
+
+
+def test_a_table_keeps_its_columns_however_many(tmp_path: Path) -> None:
+    features = [f"column {i}" for i in range(30)]
+    lines = [",".join([*features, "kind", "note"])]
+    lines += [",".join([*(f"{row}.{i}" for i in range(30)), "ab"[row % 2], str(row)]) for row in range(10)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(lines) + "\n")
+    run = fabricate(tmp_path / "run", n=10, features=0, epochs=1)
+    run.write_ranking(run.ranking() | {"id": np.array([str(i) for i in range(10)])})
+    manifest.remember(run, table, {"label_column": "kind"})
+    decide(run, Decision("3", "drop"), Decision("4", "relabel", "b"))
+    export_manifest(run.path, tmp_path / "new.csv")
+    old, new = (path.read_text().replace('"', "").splitlines() for path in (table, tmp_path / "new.csv"))
+    assert new[0] == old[0]
+    kinds = [line.split(",")[30] for line in new[1:]]
+    assert "".join(kinds) == "aba" + "b" + "babab"
+    assert [line.split(",")[31] for line in new[1:]] == list("012456789")
+
+
+# The server
+
+
+@contextlib.contextmanager
+def serving(run: RunFolder) -> Iterator[Server]:
+    review = Review(run.path)
+    with Server(review) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+            review.decisions.close()
+
+
+def ask(
+    server: Server, method: str, path: str, body: bytes | None = None, **headers: str | None
+) -> tuple[int, bytes, http.client.HTTPMessage]:
+    """As the page itself would ask, with some headers changed, or left out with None."""
+    own: dict[str, str | None] = {"Host": server.host, "Cookie": f"{server.cookie}={server.review.session}"}
+    if method == "POST":
+        own |= {"Origin": f"http://{server.host}", "Content-Type": "application/json", "Sec-Fetch-Site": "same-origin"}
+        own |= {"Content-Length": str(len(body or b""))}
+    own |= {name.replace("_", "-"): value for name, value in headers.items()}
+    connection = http.client.HTTPConnection(server.host, timeout=20)
+    connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+    for name, value in own.items():
+        if value is not None:
+            connection.putheader(name, value)
+    connection.endheaders(body)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, content, answer.headers
+
+
+def drop_first(server: Server) -> bytes:
+    return json.dumps({"row": int(server.review.queue.rows[0]), "action": "drop"}).encode()
+
+
+def test_it_listens_on_this_machine_alone_and_answers_its_own_page(run: RunFolder) -> None:
+    with serving(run) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        status, content, headers = ask(server, "GET", f"/?token={server.review.token}", Cookie=None)
+        assert status == 200
+        assert b"<h1>run</h1>" in content
+        cookie = headers["Set-Cookie"]
+        assert cookie == f"{server.cookie}={server.review.session}; HttpOnly; SameSite=Strict; Path=/"
+        policy = headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; style-src 'sha256-")
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert ask(server, "GET", "/")[0] == 200  # a reload
+        assert ask(server, "POST", "/decide", drop_first(server))[0] == 200
+    assert [one.action for one in read_decisions(run).values()] == ["drop"]
+
+
+def test_the_link_works_once_and_nothing_works_without_it(run: RunFolder) -> None:
+    with serving(run) as server:
+        link = f"/?token={server.review.token}"
+        for path in ("/", "/?token=", "/?token=wrong", f"{link}x", f"{link}&token=b", "/state", "/picture/0"):
+            assert ask(server, "GET", path, Cookie=None)[0] == 403
+        assert ask(server, "GET", link, Cookie=None)[0] == 200
+        assert ask(server, "GET", link, Cookie=None)[0] == 403
+        assert ask(server, "GET", "/state", Cookie=f"{server.cookie}=wrong")[0] == 403
+        assert ask(server, "POST", "/decide", drop_first(server), Cookie=None)[0] == 403
+    assert read_decisions(run) == {}
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "localhost:{port}", "[::1]:{port}", None])
+def test_other_hosts_are_refused(run: RunFolder, host: str | None) -> None:
+    with serving(run) as server:
+        named = host and host.format(port=server.server_address[1])
+        for path in ("/", f"/?token={server.review.token}", "/state", "/picture/0"):
+            assert ask(server, "GET", path, Host=named)[0] == 421
+        assert ask(server, "POST", "/decide", drop_first(server), Host=named)[0] == 421
+    assert read_decisions(run) == {}
+
+
+FOREIGN: list[dict[str, str | None]] = [
+    {"Origin": None},
+    {"Origin": "null"},
+    {"Origin": "https://evil.example"},
+    {"Origin": "http://127.0.0.1:1"},
+    {"Sec_Fetch_Site": "cross-site"},
+    {"Sec_Fetch_Site": "same-site"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+def test_posts_from_other_sites_are_refused(run: RunFolder, headers: dict[str, str | None]) -> None:
+    with serving(run) as server:
+        assert ask(server, "POST", "/decide", drop_first(server), **headers)[0] == 403
+        assert ask(server, "POST", "/undo", b"{}", **headers)[0] == 403
+    assert read_decisions(run) == {}
+
+
+def test_reading_from_other_sites_is_refused(run: RunFolder) -> None:
+    with serving(run) as server:
+        assert ask(server, "GET", "/state", Sec_Fetch_Site="same-origin")[0] == 200
+        for path in ("/state", "/picture/0"):
+            assert ask(server, "GET", path, Sec_Fetch_Site="cross-site")[0] == 403
+
+
+PATHS = (
+    "/picture/../config.json",
+    "/picture/..%2f..%2fetc%2fpasswd",
+    "/picture//etc/passwd",
+    "/../../../../etc/passwd",
+    "/config.json",
+    "/review.jsonl",
+    "/picture/",
+    "/picture/-1",
+    "/picture/1e1",
+    "/picture/0/0",
+    "/picture/%C2%B2",
+    "/picture/60",
+    "/picture/" + "9" * 5000,
+    "http://evil.example/picture/../0",
+    "/decide",
+)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:30])
+def test_there_are_no_paths_to_files(run: RunFolder, path: str) -> None:
+    with serving(run) as server:
+        assert ask(server, "GET", path)[0] == 404
+
+
+BODIES: list[tuple[bytes, dict[str, str | None], int]] = [
+    (b"x" * (LARGEST_BODY + 1), {}, 413),
+    (b"", {"Content_Length": "99999999999999999999"}, 411),
+    (b"", {"Content_Length": "-1"}, 411),
+    (b"", {"Content_Length": None}, 411),
+    (b"0\r\n\r\n", {"Content_Length": None, "Transfer_Encoding": "chunked"}, 411),
+    (b"{}", {"Content_Type": "text/plain"}, 415),
+    (b"{}", {"Content_Type": "application/x-www-form-urlencoded"}, 415),
+    (b"not json", {}, 400),
+    (b"[" * LARGEST_BODY, {}, 400),
+    (b"[]", {}, 400),
+    (b"{}", {}, 400),
+    (b'{"row": true, "action": "drop"}', {}, 400),
+    (b'{"row": 0, "action": "drop"}', {}, 400),  # the best example is no suspect
+    (b'{"row": 59, "action": "burn"}', {}, 400),
+    (b'{"row": 59, "action": "drop", "label": "class 1"}', {}, 400),
+    (b'{"row": 59, "action": "relabel"}', {}, 400),
+    (b'{"row": 59, "action": "relabel", "label": "no such class"}', {}, 400),
+    (b'{"row": 59, "action": "relabel", "label": ["class 1"]}', {}, 400),
+]
+
+
+@pytest.mark.parametrize(("body", "headers", "status"), BODIES)
+def test_bodies_that_are_no_decision_are_refused(
+    run: RunFolder, body: bytes, headers: dict[str, str | None], status: int
+) -> None:
+    with serving(run) as server:
+        assert ask(server, "POST", "/decide", body, **headers)[0] == status
+    assert read_decisions(run) == {}
+
+
+def test_every_answer_has_the_same_guards(run: RunFolder) -> None:
+    with serving(run) as server:
+        for method, path in (("GET", "/"), ("GET", "/nowhere"), ("GET", "/picture/0"), ("PUT", "/decide")):
+            headers = ask(server, method, path)[2]
+            assert headers["X-Content-Type-Options"] == "nosniff"
+            assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+            assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+            assert headers["Server"] == "soseleto"
+
+
+def test_only_pictures_are_served_and_the_small_one_where_the_file_is_none(run: RunFolder) -> None:
+    ranking = run.ranking()
+    Path(ranking["path"][59]).write_text("<script>alert(1)</script>")
+    with serving(run) as server:
+        status, small, headers = ask(server, "GET", "/picture/59")
+        assert (status, headers["Content-Type"]) == (200, "image/png")
+        assert small == server.review.queue.pictures[str(ranking["id"][59])]
+        Path(ranking["path"][58]).unlink()
+        os.mkfifo(ranking["path"][58])
+        assert ask(server, "GET", "/picture/58")[0] == 200
+
+
+def test_nothing_to_review_is_one_sentence(tmp_path: Path) -> None:
+    run = fabricate(tmp_path / "run", n=20, epochs=1)
+    run.write_ranking(run.ranking() | {"weight": np.ones(20, dtype=np.float32)})
+    with pytest.raises(UsageError, match="has no suspects"):
+        Review(run.path)
+
+
+def test_a_port_that_is_taken_is_one_sentence(run: RunFolder) -> None:
+    with serving(run) as server:
+        taken = server.server_address[1]
+        with pytest.raises(UsageError, match=rf"port {taken} cannot be used \(address already in use\)"):
+            Server(server.review, taken)
+
+
+# In a real browser
+
+
+def open_review(browser: Browser, server: Server) -> None:
+    browser.open(server.link)
+    browser.wait("!document.getElementById('example').hidden")
+
+
+def press(browser: Browser, key: str) -> None:
+    """A key, and the next example or the end."""
+    before = browser.text("#counts")
+    browser.press(key)
+    browser.wait(f"document.getElementById('counts').innerText !== {json.dumps(before)}")
+
+
+@needs_browser
+def test_the_keyboard_keeps_drops_relabels_and_undoes(run: RunFolder, browser: Browser) -> None:
+    with serving(run) as server:
+        names = [server.review.queue.id_of(row) for row in server.review.queue.rows]
+        open_review(browser, server)
+        assert "token" not in browser.js("location.href")
+        assert browser.text("#which") == "Suspect 1 of 12"
+        browser.wait("document.getElementById('picture').naturalWidth === 12")
+        suggested = browser.text("#suggested")
+        press(browser, "s")
+        press(browser, "d")
+        press(browser, "k")
+        assert browser.text("#which") == "Suspect 4 of 12"
+        assert browser.text("#counts") == "3 of 12: 1 kept, 1 relabelled, 1 dropped"
+        press(browser, "u")
+        assert browser.text("#which") == "Suspect 3 of 12"
+        browser.press("ArrowLeft")
+        assert browser.text("#decision") == "dropped"
+        assert browser.complaints() == []
+        assert {url.split("/")[2] for url in browser.asked() if not url.startswith("data:")} == {server.host}
+    expected = {names[0]: Decision(names[0], "relabel", suggested), names[1]: Decision(names[1], "drop")}
+    assert read_decisions(run) == expected
+
+
+@needs_browser
+def test_another_label_is_chosen_by_typing_it(run: RunFolder, browser: Browser) -> None:
+    with serving(run) as server:
+        open_review(browser, server)
+        given = browser.text("#given")
+        other = next(name for name in server.review.queue.classes if name not in (given, browser.text("#suggested")))
+        browser.press("l")
+        assert browser.js("document.activeElement.id") == "label"
+        for letter in other + "d":  # letters choose in the list there: nothing is dropped
+            browser.press(letter)
+        assert browser.js("document.getElementById('label').value") == other
+        press(browser, "Enter")
+        assert browser.js("document.activeElement.id") == "actions"
+    assert [(one.action, one.label) for one in read_decisions(run).values()] == [("relabel", other)]
+
+
+@needs_browser
+def test_keys_can_be_switched_off_and_a_held_key_decides_once(run: RunFolder, browser: Browser) -> None:
+    with serving(run) as server:
+        open_review(browser, server)
+        browser.press("d", autoRepeat=True)
+        browser.js("document.getElementById('keys').click()")
+        browser.press("d")
+        browser.js("document.getElementById('keys').click()")
+        browser.press("d", modifiers=2)  # Ctrl-D is the browser's
+        press(browser, "k")
+    assert [one.action for one in read_decisions(run).values()] == ["keep"]
+
+
+@needs_browser
+def test_at_the_end_it_says_what_to_type(run: RunFolder, browser: Browser) -> None:
+    with serving(run) as server:
+        open_review(browser, server)
+        for _ in range(12):
+            press(browser, "k")
+        assert f"soseleto review {run.path} --export corrected.csv" in browser.text("#done")
+        press(browser, "u")
+        assert browser.text("#which") == "Suspect 12 of 12"
+
+
+@needs_browser
+def test_rows_of_a_table_are_shown_as_numbers(tmp_path: Path, browser: Browser) -> None:
+    run = judge(fabricate(tmp_path / "run", n=50, features=4, epochs=3))
+    with serving(run) as server:
+        open_review(browser, server)
+        rows = browser.js(
+            "[...document.querySelectorAll('#features tbody tr')].map((row) => row.innerText.split('\\t'))"
+        )
+        first = int(server.review.queue.rows[0])
+        assert [row[0] for row in rows] == ["x0", "x1", "x2", "x3"]
+        shown = [float(row[1].replace("−", "-")) for row in rows]
+        assert shown == pytest.approx([run.ranking()[f"x{i}"][first] for i in range(4)], rel=1e-3)
+        assert browser.js("document.getElementById('picture').hidden")
+        assert accessibility.problems(browser) == []
+
+
+@needs_browser
+def test_a_page_of_another_site_can_neither_decide_nor_read(run: RunFolder, browser: Browser, tmp_path: Path) -> None:
+    with serving(run) as server:
+        open_review(browser, server)  # the browser has the cookie now
+        foreign = tmp_path / "foreign.html"
+        foreign.write_text("<!doctype html><title>foreign</title>")
+        browser.open(foreign)
+        send = (
+            f"fetch('http://{server.host}/decide', {{method: 'POST', mode: 'no-cors', credentials: 'include', "
+            f"body: {json.dumps(drop_first(server).decode())}}}).then(() => 'sent', () => 'refused')"
+        )
+        browser.js(send)
+        read = f"fetch('http://{server.host}/state', {{credentials: 'include'}}).then(() => 'read', () => 'refused')"
+        assert browser.js(read) == "refused"
+    assert read_decisions(run) == {}
+
+
+@needs_browser
+@pytest.mark.parametrize("theme", ["light", "dark", "phone"])
+def test_the_page_is_accessible(run: RunFolder, browser: Browser, theme: str) -> None:
+    with serving(run) as server:
+        browser.phone() if theme == "phone" else browser.dark() if theme == "dark" else browser.plain()
+        open_review(browser, server)
+        assert accessibility.problems(browser) == []
+        assert browser.js("document.documentElement.scrollWidth <= innerWidth")
+        assert browser.complaints() == []
+        browser.plain()
+
+
+def start(run: RunFolder) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "soseleto", "review", str(run.path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("review: http://127.0.0.1:"), line
+    return process, line.removeprefix("review: ").strip()
+
+
+@needs_browser
+def test_a_killed_server_loses_no_decision(run: RunFolder, browser: Browser) -> None:
+    process, link = start(run)
+    browser.open(link)
+    browser.wait("!document.getElementById('example').hidden")
+    for key in "dkd":
+        press(browser, key)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+    browser.press("d")
+    browser.wait("document.getElementById('trouble').innerText.includes('all earlier decisions are kept')")
+    assert browser.text("#counts").startswith("3 of 12")  # what was not kept is not shown as decided
+    with (run.path / "review.jsonl").open("ab") as file:
+        file.write(b'{"id": "torn')
+    with serving(run) as server:
+        open_review(browser, server)
+        assert browser.text("#which") == "Suspect 4 of 12"
+        assert browser.text("#counts") == "3 of 12: 1 kept, 0 relabelled, 2 dropped"
+        press(browser, "d")
+    assert [one.action for one in read_decisions(run).values()] == ["drop", "keep", "drop", "drop"]
+
+
+@needs_browser
+def test_the_accessibility_check_finds_what_is_wrong(browser: Browser, tmp_path: Path) -> None:
+    browser.plain()
+    page = tmp_path / "bad.html"
+    page.write_text("<h3 style='color:#bbb'>faint</h3><button></button><img src=''><input style='outline:none'>")
+    browser.open(page)
+    found: list[Any] = accessibility.problems(browser)
+    for words in ("language", "title", "enlarged", "level 3 follows 0", "contrast: faint", "a button has no name",
+                  "no alt", "0 of main", "smaller than 24", "focus is not seen"):  # fmt: skip
+        assert any(words in one for one in found), words
