@@ -40,6 +40,17 @@ def most_suspicious_first(ranking: Ranking) -> np.ndarray:
     return np.lexsort((-rows, -doubt, ~is_suspect(ranking)))
 
 
+def suggested(ranking: Ranking) -> np.ndarray | None:
+    """(N,) another label for each suspect, None where there is none; None as a whole where nobody suggests any."""
+    column = ranking.get("suggested_label", ranking.get("predicted_label"))
+    if column is None:
+        return None
+    other = is_suspect(ranking) & (column.astype(str) != ranking["label"].astype(str))
+    labels = column.astype(str).astype(object)
+    labels[~other] = None
+    return np.asarray(labels)
+
+
 def suspects(ranking: Ranking) -> np.ndarray:
     """(S,) the rows of the suspects, most suspicious first."""
     return most_suspicious_first(ranking)[: int(is_suspect(ranking).sum())]

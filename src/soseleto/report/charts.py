@@ -27,16 +27,18 @@ class Figure:
     legend: Legend = ()
 
 
-def histogram(table: Histogram, *, title: str, x_label: str, caption: str, threshold: bool) -> Figure:
-    """Bars of one group, or of right and wrong labels over each other."""
+def histogram(
+    table: Histogram, *, title: str, x_label: str, caption: str, threshold: bool = False, rule: float | None = None
+) -> Figure:
+    """Bars of one group, or of right and wrong labels over each other; ``threshold`` is the one that the page moves."""
     top = max(int(counts.max(initial=0)) for counts in table.counts.values())
     chart = Chart(x=(table.edges[0], table.edges[-1]), y=(0, top * 1.05), x_label=x_label, y_label="examples")
     for kind, counts in table.counts.items():
         chart.bars(table.edges, counts, kind)
     if threshold:
         chart.rule(PAPER_THRESHOLD, "threshold")
-    elif table.edges[0] < 0 < table.edges[-1]:
-        chart.rule(0)
+    elif rule is not None and table.edges[0] < rule < table.edges[-1]:
+        chart.rule(rule)
     peaks = [
         f"{NAMES[kind]} pile up around {number(float(table.edges[int(counts.argmax())]))}"
         for kind, counts in table.counts.items()
@@ -138,20 +140,22 @@ def noise(wrong: np.ndarray) -> Figure:
 
 def estimated(suspects: Record) -> Figure | None:
     """Precision and recall of the suspects at every threshold, as estimated without knowing the truth."""
-    curve = suspects.get("curve") or []
-    if len(curve) < 2:
+    curve = suspects.get("curve")
+    if not curve:
         return None
-    threshold, precision, recall = (np.array([as_number(at.get(key)) for at in curve]) for key in CURVE)
-    chart = Chart(x=(0, 1), y=(0, 1), x_label="threshold on the probability of a wrong label", y_label="estimated")
-    if suspects.get("threshold") is not None:
-        chart.rule(float(suspects["threshold"]))
+    threshold, precision, recall = (np.array([as_number(value) for value in curve[key]]) for key in CURVE)
+    chart = Chart(
+        x=(0, 1), y=(0, 1), x_label="threshold on the probability of a wrong label", y_label="precision, recall"
+    )
+    chart.rule(as_number(suspects.get("threshold")))
     chart.line(threshold, precision, "first")
     chart.line(threshold, recall, "second")
     said = [f"precision {number(float(precision[i]))}, recall {number(float(recall[i]))}" for i in (0, -1)]
     return Figure(
         "Estimated precision and recall of the suspects",
         chart.svg(f"At the lowest threshold {said[0]}; at the highest {said[1]}."),
-        "Estimated without the truth. The dashed line is the threshold that was chosen.",
+        f"Told by {count(suspects.get('n_probes', 0))} probes, target examples planted in the source, some with a "
+        "wrong label. The dashed line is the threshold that was chosen.",
         (("line", "first", "precision"), ("line", "second", "recall")),
     )
 

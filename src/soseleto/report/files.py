@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from soseleto import pictures
 from soseleto.run import RANKING, RunFolder
 
 Record = dict[str, Any]
-SUSPECTS = "suspects.json"
 
 
 @dataclass(frozen=True)
@@ -69,13 +66,8 @@ def read(path: str | os.PathLike[str]) -> RunFiles:
         messages=_messages(records),
         ranking=folder.ranking() if (folder.path / RANKING).exists() else None,
         pictures=pictures.load(folder),
-        suspects=_json(folder.path / SUSPECTS),
+        suspects=folder.suspects() or {},
     )
-
-
-def _json(path: Path) -> Record:
-    found = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return found if isinstance(found, dict) else {}
 
 
 def _first(records: list[Record], event: str) -> Record:

@@ -67,10 +67,11 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "data": Markup(_slider_data(table, labels)),
         "strongest": gallery.strongest_suspects(run),
         "suspects": words.suspect_figures(run),
-        "estimated": charts.estimated(run.suspects),
+        "doubts": _doubts(run, wrong),
         "classes": classes or [_everyone(run)],
         "more_classes": more_classes,
         "features": run.features,
+        "judged_labels": showing.suggested(run.ranking) is not None,
         "show_paths": _paths_say_more(run.ranking),
         "forms": {name: words.decimals(run.ranking[name]) for name in ("score", *run.features)},
     }
@@ -108,8 +109,23 @@ def _histograms(run: RunFiles, weight: np.ndarray, wrong: np.ndarray | None) -> 
     if table is not None:
         beyond = f" {words.count(table.beyond)} beyond the ends are in the outermost bars." if table.beyond else ""
         caption = "Right of 0, an example pulls the model where the target wants it." + beyond
-        figures.append(charts.histogram(table, title="Scores", x_label="score", caption=caption, threshold=False))
+        figures.append(charts.histogram(table, title="Scores", x_label="score", caption=caption, rule=0.0))
     return figures
+
+
+def _doubts(run: RunFiles, wrong: np.ndarray | None) -> list[Figure]:
+    """How sure the judgement of the labels is, and how good it is by its own estimate."""
+    probability = run.column("mislabelled_probability")
+    if probability is None:
+        return []
+    figure = charts.histogram(
+        tables.weight_histogram(probability, wrong),
+        title="Probability of a wrong label",
+        x_label="probability",
+        caption="The dashed line is the threshold from which on an example is a suspect.",
+        rule=run.suspects.get("threshold"),
+    )
+    return [one for one in (figure, charts.estimated(run.suspects)) if one]
 
 
 def _truth(run: RunFiles, table: tables.Kept) -> list[Figure]:

@@ -79,22 +79,25 @@ def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     """(name, figure, remark) of the suspects."""
     assert run.ranking is not None
     found, total = len(showing.suspects(run.ranking)), len(run.ranking["weight"])
-    threshold = run.suspects.get("threshold")
-    rule = f"of weight below {PAPER_THRESHOLD}"
-    if _is_number(threshold):
-        rule = f"more likely wrong than {number(threshold)}"
-    rows = [
-        ("Suspects", found, count, f"{share(found / total)} of the source, {rule}"),
-        ("Estimated precision", run.suspects.get("precision"), share, "suspects that are really wrong"),
-        ("Estimated recall", run.suspects.get("recall"), share, "wrong labels that are among the suspects"),
-        ("Estimated noise", run.suspects.get("wrong_share"), share, "of all source labels are wrong"),
+    by = "wrong with a probability of at least" if "is_label_issue" in run.ranking else "of weight below"
+    threshold = run.suspects.get("threshold") if "is_label_issue" in run.ranking else PAPER_THRESHOLD
+    rule = f", {by} {number(threshold)}" if _is_number(threshold) else ""
+    estimates = [
+        ("Estimated precision", "precision", "of the suspects are really wrong"),
+        ("Estimated recall", "recall", "of all wrong labels are among them"),
+        ("Estimated noise", "wrong_share", "of all source labels are wrong"),
     ]
-    return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
+    rows = [("Suspects", count(found), f"{share(found / total)} of the source{rule}")]
+    for name, key, remark in estimates:
+        if estimate := run.suspects.get(key):
+            reach = f"{share(estimate['low'])} to {share(estimate['high'])}"
+            rows.append((name, share(estimate["value"]), f"{remark} ({reach})"))
+    return rows
 
 
 def sentences(run: RunFiles) -> list[str]:
     """The summary a reader can stop at."""
-    parts = [_what_happened(run), _weights(run), _truth(run), _losses(run), _engine(run)]
+    parts = [_what_happened(run), _weights(run), _suspects(run), _truth(run), _losses(run), _engine(run)]
     return [part for part in parts if part]
 
 
@@ -120,6 +123,17 @@ def _weights(run: RunFiles) -> str:
     if _is_number(last.get("share_at_zero")) and _is_number(last.get("share_at_one")):
         text += f": {share(last['share_at_zero'])} are left out, {share(last['share_at_one'])} count in full"
     return text + "."
+
+
+def _suspects(run: RunFiles) -> str:
+    if run.ranking is None or "is_label_issue" not in run.ranking:
+        return ""
+    found = len(showing.suspects(run.ranking))
+    precision = run.suspects.get("precision")
+    if not found:
+        return "No label is doubted."
+    sure = f", of which about {share(precision['value'])} are really wrong" if precision else ""
+    return f"{count(found)} labels are doubted{sure}."
 
 
 def _truth(run: RunFiles) -> str:

@@ -26,6 +26,7 @@ class Queue:
     rows: np.ndarray
     pictures: Mapping[str, bytes]
     classes: tuple[str, ...]
+    suggested: np.ndarray | None
 
     @classmethod
     def of(cls, run: RunFolder) -> Queue:
@@ -35,7 +36,7 @@ class Queue:
         rows = showing.suspects(ranking)
         if not len(rows):
             raise UsageError(f"{run.path} has no suspects: there is nothing to review.")
-        return cls(ranking, rows, pictures.load(run), _classes(run, ranking))
+        return cls(ranking, rows, pictures.load(run), _classes(run, ranking), showing.suggested(ranking))
 
     def id_of(self, row: int) -> str:
         return str(self.ranking["id"][row])
@@ -62,8 +63,7 @@ class Queue:
 
     def _item(self, row: int) -> dict[str, Any]:
         item: dict[str, Any] = {"row": row, "id": self.id_of(row), "label": str(self.ranking["label"][row])}
-        suggested = self.ranking["suggested_label"][row] if "suggested_label" in self.ranking else None
-        item["suggested"] = None if suggested is None or str(suggested) == item["label"] else str(suggested)
+        item["suggested"] = None if self.suggested is None else self.suggested[row]
         for name, column in (("wrong", "mislabelled_probability"), ("weight", "weight"), ("score", "score")):
             item[name] = _finite(self.ranking[column][row]) if column in self.ranking else None
         item["values"] = [_finite(self.ranking[name][row]) for name in self._features()]
