@@ -176,7 +176,7 @@ class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
         self.first = nn.Linear(7, 7)
-        self.body = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Dropout(0.3), nn.Linear(9, 7))
+        self.body = nn.Sequential(nn.Linear(7, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 7))
         self.out = nn.Linear(7, CLASSES)
         self.reentrant = reentrant
 
@@ -206,6 +206,23 @@ def frozen_trunk() -> nn.Module:
     model[0].requires_grad_(False)
     model[2].weight.requires_grad_(False)  # type: ignore[union-attr]
     return model
+
+
+def frozen_norm() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), *head(144))
+    model[1].weight.requires_grad_(False)  # type: ignore[union-attr]
+    return model
+
+
+class BiasUsedAgain(nn.Module):
+    """One parameter is the bias of a layer and is added elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(7, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.layer(x)) + self.layer.bias)
 
 
 def convolutions_1d() -> nn.Module:
@@ -252,6 +269,8 @@ PROBLEMS = [
     Problem("dropout", lambda: nn.Sequential(nn.Linear(7, 9), nn.Dropout(0.5), nn.ReLU(), nn.Linear(9, CLASSES)), vectors()),
     Problem("unused_parameters", Unused, vectors()),
     Problem("frozen_parameters", frozen_trunk, images()),
+    Problem("frozen_norm", frozen_norm, images()),
+    Problem("bias_used_again", BiasUsedAgain, vectors(), declines={"layerwise": "something else in another"}),
     Problem("weight_norm", WeightNorm, vectors(), declines={"layerwise": "parametrizations", "forward": "no rule"}),
     Problem("mixing", Mixing, vectors(), declines={"layerwise": "not exact"}),
     Problem("checkpointed", lambda: Checkpointed(reentrant=False), vectors()),

@@ -233,8 +233,12 @@ class SoseletoState:
         if decay == 0.0:
             return found
         for name, g in found.items():
-            self.averages.setdefault(name, torch.zeros_like(g)).lerp_(g, 1.0 - decay)
-        return {name: self.averages[name] for name in found}
+            if name not in self.averages:
+                self.averages[name] = torch.zeros_like(g)
+        means = {name: self.averages[name] for name in found}
+        if means:
+            torch._foreach_lerp_(list(means.values()), list(found.values()), 1.0 - decay)
+        return means
 
     def mean_so_far(self, decay: float) -> Tensor | float:
         """What a running mean that started at 0 must be multiplied by after m steps: 1/(1 − decayᵐ)."""

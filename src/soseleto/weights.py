@@ -40,26 +40,32 @@ class Weights:
             raise UsageError(f"there are {n} source examples: at least one is needed.")
         if not 0.0 <= initial <= 1.0:
             raise UsageError(f"the initial weight must lie in [0, 1], got {initial}.")
-        self.values = torch.full((n,), initial, dtype=torch.float32, device=device)
-        self.scores = torch.zeros(n, dtype=torch.float32, device=device)
-        self.visits = torch.zeros(n, dtype=torch.int32, device=device)
+        self._table = torch.zeros(3, n, dtype=torch.float32, device=device)  # together, so that a step asks once
+        self.values, self.scores, self._visits = self._table
+        self.values.fill_(initial)
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def visits(self) -> Tensor:
+        """How often each example was seen, int32 (counted in float32, which is exact up to 16 million)."""
+        return self._visits.to(torch.int32)
 
     def take(self, index: Tensor) -> Tensor:
         """The weights at these places, (B,), each at most once (checked where that needs no wait for a device)."""
         if not index.is_cuda:
             self.check(index)
-        return self.values[index]
+        return self.values.index_select(0, index)
 
     def step(self, index: Tensor, change: Tensor, alignment: Tensor) -> Tensor:
         """α ← CLIP(α + change) at places that were taken; the alignment joins the running score. The new α, (B,)."""
-        moved = self.values[index].add_(change).clamp_(0.0, 1.0)  # the only clip
-        visits = self.visits[index].add_(1)
-        scores = self.scores[index]
-        scores.addcdiv_(alignment.to(torch.float32) - scores, visits)
-        self.values[index], self.visits[index], self.scores[index] = moved, visits, scores
+        rows = self._table.index_select(1, index)
+        moved, scores, visits = rows
+        moved.add_(change).clamp_(0.0, 1.0)  # the only clip
+        visits.add_(1.0)
+        scores.addcdiv_(alignment - scores, visits)
+        self._table.index_copy_(1, index, rows)
         return moved
 
     def check(self, index: Tensor) -> None:
@@ -114,12 +120,12 @@ class Weights:
         return {"weights": self.values, "scores": self.scores, "visits": self.visits}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        for name, mine in self.state().items():
+        for row, (name, mine) in zip(self._table, self.state().items(), strict=True):
             if name not in state or state[name].shape != mine.shape or state[name].dtype != mine.dtype:
                 raise DataError(
                     f"the saved {name} do not fit {len(self)} source examples: they belong to another source."
                 )
-            mine.copy_(state[name])
+            row.copy_(state[name])
 
     def save(self, path: str | Path) -> None:
         """Write weights, scores and visits as safetensors (no pickle)."""

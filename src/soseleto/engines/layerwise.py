@@ -36,6 +36,7 @@ from soseleto.engines.contract import (
     reductions_dtype,
     trainable,
 )
+from soseleto.engines.small import SmallGradients
 from soseleto.engines.tape import OTHER_ENGINES, Call, Tape
 from soseleto.errors import EngineError
 
@@ -55,15 +56,17 @@ class LayerwiseEngine:
     ) -> tuple[Tensor, Tensor]:
         named_in(direction, model)
         tape, losses = self._forward(model, lambda: per_example_loss(model, batch))
-        q = torch.zeros_like(losses, dtype=reductions_dtype(losses.dtype))
+        small, parts = SmallGradients(), _Parts(losses)
 
         def finish(calls: list[Call]) -> None:
             for call in calls:
-                call.add_alignment(q, direction, EVERY_ROW)
+                parts.add(call.alignment(direction, EVERY_ROW))
+                small.add(call)
                 call.close()
 
         tape.backward(losses, finish)
-        return losses.detach(), q
+        parts.add(small.alignment(direction, EVERY_ROW))
+        return losses.detach(), parts.total()
 
     def passes(
         self,
@@ -126,10 +129,12 @@ class LayerwiseEngine:
         seeded = torch.Generator().manual_seed(len(losses))
         c = (torch.rand(len(losses), generator=seeded, dtype=torch.float64) + 0.5).to(losses.device)
         mine: dict[str, Tensor] = {}
+        small = SmallGradients()
 
         def finish(calls: list[Call]) -> None:
             for call in calls:
                 _add(mine, call.gradient(c, EVERY_ROW))
+                small.add(call)
                 call.close()
 
         try:
@@ -137,7 +142,7 @@ class LayerwiseEngine:
             right = _gradient_keeping_graph(losses, trainable(model), c)
         except RuntimeError as error:
             raise no_reentrant_checkpoint(error) or error from error
-        _compare(mine, right, _tolerance(tape, losses))
+        _compare(mine | small.gradient(c, EVERY_ROW), right, _tolerance(tape, losses))
         proved.add(way)
 
 
@@ -152,6 +157,8 @@ class _Sweep:
         self.direction = direction  # given when the target had a pass of its own
         self.target_gradient: dict[str, Tensor] = {}
         self.source_gradient: dict[str, Tensor] = {}
+        self._small = SmallGradients()
+        self._cast: dict[torch.dtype, Tensor] = {}
         self._late: list[tuple[Call, Tensor]] = []  # when the coefficients depend on the alignment
 
     def run(self, tape: Tape, losses: Tensor, n_source: int) -> None:
@@ -165,32 +172,65 @@ class _Sweep:
         self.scales = torch.ones_like(losses)  # the target's part of the sum of losses is their mean
         if n_source < len(losses):
             self.scales[n_source:] = 1.0 / (len(losses) - n_source)
-        self.alignment = torch.zeros(n_source, dtype=reductions_dtype(losses.dtype), device=losses.device)
+        self._parts = _Parts(losses[:n_source])
 
     def finish(self, calls: list[Call]) -> None:
+        for call in calls:
+            self._small.add(call)
         direction = self.direction if self.direction is not None else self._direction(calls)
         for call in calls:
-            call.add_alignment(self.alignment, direction, self._source)
+            self._parts.add(call.alignment(direction, self._source))
             if isinstance(self.coefficients, Tensor):
-                _add(self.source_gradient, call.gradient(self.coefficients, self._source))
-                call.close()
-            elif call.delta is not None:
+                _add(self.source_gradient, call.gradient(self._coefficients(self.coefficients, call), self._source))
+            elif call.large is not None and call.delta is not None:
                 self._late.append((call, call.delta))
+            call.close()
 
     def _direction(self, calls: list[Call]) -> Direction:
         found: dict[str, Tensor] = {}
         for call in calls:
             _add(found, call.gradient(None, self._target))
         self.target_gradient.update(found)
-        return self.to_direction(found)
+        return self.to_direction(found) if found else {}
 
     def _close(self) -> None:
-        if callable(self.coefficients):
-            c = self.coefficients(self.alignment)
-            for call, delta in self._late:
-                call.hear(delta)
-                _add(self.source_gradient, call.gradient(c, self._source))
-                call.close()
+        """The small parameters' part, and what waited for the alignment."""
+        direction = self.direction
+        if direction is None:
+            found = self._small.gradient(None, self._target)
+            self.target_gradient.update(found)
+            direction = self.to_direction(found)
+        self._parts.add(self._small.alignment(direction, self._source))
+        self.alignment = self._parts.total()
+        c = self.coefficients(self.alignment) if callable(self.coefficients) else self.coefficients
+        for call, delta in self._late:
+            call.hear(delta)
+            _add(self.source_gradient, call.gradient(self._coefficients(c, call), self._source))
+            call.close()
+        self.source_gradient.update(self._small.gradient(c, self._source))
+
+    def _coefficients(self, c: Tensor, call: Call) -> Tensor:
+        """c in the precision of a call, cast once for all calls."""
+        if call.dtype not in self._cast:
+            self._cast[call.dtype] = c.to(call.dtype)
+        return self._cast[call.dtype]
+
+
+class _Parts:
+    """What each layer adds to the alignments, summed at the end by one call."""
+
+    def __init__(self, losses: Tensor) -> None:
+        self._losses = losses
+        self._found: list[Tensor] = []
+
+    def add(self, part: Tensor | None) -> None:
+        if part is not None:
+            self._found.append(part)
+
+    def total(self) -> Tensor:
+        if not self._found:
+            return torch.zeros_like(self._losses, dtype=reductions_dtype(self._losses.dtype)).detach()
+        return torch.stack(self._found).sum(0)
 
 
 def _gradient_keeping_graph(losses: Tensor, parameters: dict[str, nn.Parameter], c: Tensor) -> dict[str, Tensor]:

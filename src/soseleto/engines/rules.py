@@ -32,8 +32,10 @@ class Rule:
 
     ``arguments`` are its argument names in order. ``large`` is the parameter treated by ``tangent`` (a and G to
     f(a; G)) and ``gradient`` (a, δ and coefficients to the parameter's gradient); ``per_example`` gives the gradients
-    of the small ones, one row per example, in float32 or better. ``refuse`` says in words why a call with these
-    arguments cannot be treated example by example, or None.
+    of the small ones, one row per example, in float32 or better. ``spread`` calls the function with one copy of the
+    small ones per example, so that its ordinary backward gives those gradients. ``lowered``: autocast runs it in the
+    lower precision. ``refuse`` says in words why a call with these arguments cannot be treated example by example, or
+    None.
     """
 
     arguments: tuple[str, ...]
@@ -43,6 +45,8 @@ class Rule:
     tangent: Callable[[Arguments, Tensor, Tensor], Tensor] | None = None
     gradient: Callable[[Arguments, Tensor, Tensor, Tensor | None], Tensor] | None = None
     per_example: Callable[[Arguments, Tensor, Tensor], dict[str, Tensor]] | None = None
+    spread: Callable[[Arguments, Tensor, dict[str, Tensor]], Tensor] | None = None
+    lowered: bool = False
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -88,6 +92,7 @@ LINEAR = Rule(
     tangent=lambda arguments, a, direction: F.linear(a, direction),
     gradient=_linear_gradient,
     per_example=_linear_bias,
+    lowered=True,
 )
 
 
@@ -116,7 +121,7 @@ def _convolution(call: Callable[..., Tensor], dims: int, *, transposed: bool) ->
         return torch.ops.aten.convolution_backward(
             delta,
             a,
-            weight.detach().to(delta.dtype),
+            weight if weight.dtype == delta.dtype else torch.empty_like(weight, dtype=delta.dtype),  # only its shape
             None,
             _tuple(arguments.get("stride", 1), dims),
             padding,
@@ -134,6 +139,7 @@ def _convolution(call: Callable[..., Tensor], dims: int, *, transposed: bool) ->
         tangent=tangent,
         gradient=gradient,
         per_example=_channel_bias,
+        lowered=True,
     )
 
 
@@ -239,45 +245,18 @@ def _rms_hat(arguments: Arguments, a: Tensor) -> Tensor:
     return F.rms_norm(a, arguments["normalized_shape"], None, arguments.get("eps"))
 
 
-def _group_norm_keeping(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> tuple[Tensor, Arguments]:
-    """F.group_norm, with the statistics it computes anyway."""
-    if torch.is_autocast_enabled(input.device.type):
-        if not input.is_cuda:
-            return F.group_norm(input, num_groups, weight, bias, eps), {}
-        input = input.float()  # as autocast does on a GPU
-    out, mean, rstd = _native_group_norm(input, num_groups, weight, bias, eps)
-    return out, {"mean": mean, "rstd": rstd}
-
-
-def _native_group_norm(
-    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _group_norm_spread(arguments: Arguments, x: Tensor, copies: dict[str, Tensor]) -> Tensor:
+    """The batch as one image of n·C channels in n·G groups; told by numbers: in-place layers dislike views."""
     n, c = x.shape[:2]
-    return torch.native_group_norm(x.contiguous(), weight, bias, n, c, x.numel() // (n * c), groups, eps)
+    if x.is_cuda and torch.is_autocast_enabled("cuda"):
+        x = x.float()  # as autocast does for group_norm
+    weight, bias, eps = copies.get("weight"), copies.get("bias"), arguments.get("eps", 1e-5)
+    groups, area = n * arguments["num_groups"], x.numel() // (n * c)
+    return torch.native_group_norm(x.contiguous(), weight, bias, 1, n * c, area, groups, eps)[0]
 
 
-def _group_per_example(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
-    """The fused backward of one image with n·C channels in n·G groups: its sum over the batch then has one term."""
-    n, c = delta.shape[:2]
-    area, groups = delta.numel() // (n * c), n * arguments["num_groups"]
-    mean, rstd = arguments.get("mean"), arguments.get("rstd")
-    if mean is None or rstd is None:
-        _, mean, rstd = _native_group_norm(a, arguments["num_groups"], None, None, arguments.get("eps", 1e-5))
-    _, weight, bias = torch.ops.aten.native_group_norm_backward(
-        delta.contiguous().view(1, n * c, area),
-        a.contiguous().view(1, n * c, area),
-        mean.to(a.dtype).view(1, groups),
-        rstd.to(a.dtype).view(1, groups),
-        torch.ones(n * c, dtype=a.dtype, device=a.device),
-        1,
-        n * c,
-        area,
-        groups,
-        [False, True, True],
-    )
-    return {"weight": weight.view(n, c), "bias": bias.view(n, c)}
+def _group_hat(arguments: Arguments, a: Tensor) -> Tensor:
+    return F.group_norm(a, arguments["num_groups"], None, None, arguments.get("eps", 1e-5))
 
 
 def _instance_hat(arguments: Arguments, a: Tensor) -> Tensor:
@@ -311,7 +290,8 @@ RMS_NORM = Rule(("input", "normalized_shape", "weight", "eps"), small=("weight",
 GROUP_NORM = Rule(
     ("input", "num_groups", "weight", "bias", "eps"),
     small=("weight", "bias"),
-    per_example=_group_per_example,
+    per_example=_over_channels(_group_hat),
+    spread=_group_norm_spread,
 )
 INSTANCE_NORM = Rule(
     ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"),
@@ -359,9 +339,6 @@ MULTIPLY = Rule(
     tangent=lambda arguments, a, direction: a * direction,
 )
 
-
-# Functions that compute, on the way, what their rule needs later.
-KEEPING: dict[Any, Callable[..., tuple[Tensor, Arguments]]] = {F.group_norm: _group_norm_keeping}
 
 RULES: dict[Any, Rule] = {
     F.linear: LINEAR,

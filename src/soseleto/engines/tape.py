@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from soseleto.engines.attention import refuse_attention, self_attention
 from soseleto.engines.contract import reductions_dtype
-from soseleto.engines.rules import ADD, KEEPING, MULTIPLY, RULES, Arguments, Rule
+from soseleto.engines.rules import ADD, MULTIPLY, RULES, Arguments, Rule
 from soseleto.errors import EngineError
 
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
@@ -44,8 +44,19 @@ class Call:
         """The name of the parameter treated by tangents, if it learns."""
         return None if self.rule.large is None else self.names.get(self.rule.large)
 
+    @property
+    def heard(self) -> bool:
+        return self.delta is not None or self.small is not None
+
     def hear(self, delta: Tensor) -> None:
         self.delta = delta
+
+    def hear_small(self, gradients: Iterable[Tensor]) -> None:
+        """Per-example gradients of the small parameters, from a backward that makes them anyway."""
+        self.small = {
+            name: g.view(self.rows, *self.arguments[k].shape).to(reductions_dtype(g.dtype))
+            for (k, name), g in zip(self.names.items(), gradients, strict=True)
+        }
 
     def close(self) -> None:
         """Everything that was needed of δ is done."""
@@ -62,24 +73,23 @@ class Call:
                 self.small = {self.names[k]: found[k] for k in wanted}
         return self.small
 
-    def add_alignment(self, q: Tensor, direction: Mapping[str, Tensor], rows: slice) -> None:
-        """Add ⟨δ_j, f(a_j; direction)⟩ to q_j, for the chosen rows and the parameters the direction names."""
-        for name, each in self.small_gradients().items():
-            if name in direction:
-                q.addmv_(each[rows].flatten(1).to(q.dtype), direction[name].flatten().to(q.dtype))
-        if self.large is not None and self.large in direction:
-            assert self.rule.tangent is not None
-            delta, a = self._data(rows)
-            q.add_(row_dot(delta, self.rule.tangent(self.arguments, a, direction[self.large].to(self.dtype))))
+    def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
+        """⟨δ_j, f(a_j; direction)⟩ of the chosen rows, for the large parameter; None if the direction has it not."""
+        if self.large is None or self.large not in direction:
+            return None
+        assert self.rule.tangent is not None
+        delta, a = self._data(rows)
+        return row_dot(delta, self.rule.tangent(self.arguments, a, direction[self.large].to(self.dtype)))
 
     def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
-        """Σ_j c_j ∂ℓ_j/∂P over the chosen rows, by parameter name; c = 1 where none are given."""
-        found = {name: _combine(coefficients, each[rows]) for name, each in self.small_gradients().items()}
-        if self.large is not None:
-            assert self.rule.gradient is not None
-            delta, a = self._data(rows)
-            found[self.large] = self.rule.gradient(self.arguments, a, delta, coefficients)
-        return {name: found[name].to(self.arguments[k].dtype) for k, name in self.names.items()}
+        """Σ_j c_j ∂ℓ_j/∂P over the chosen rows for the large parameter, by its name; c = 1 where none are given."""
+        if self.large is None:
+            return {}
+        assert self.rule.large is not None
+        assert self.rule.gradient is not None
+        delta, a = self._data(rows)
+        found = self.rule.gradient(self.arguments, a, delta, coefficients)
+        return {self.large: found.to(self.arguments[self.rule.large].dtype)}
 
     def _data(self, rows: slice) -> tuple[Tensor, Tensor]:
         """a and δ of these rows."""
@@ -93,13 +103,6 @@ class Call:
             )
         a = self.a[rows]
         return self.delta[rows], a.to(self.dtype) if a.is_floating_point() else a
-
-
-def _combine(coefficients: Tensor | None, each: Tensor) -> Tensor:
-    """Σ_j c_j each_j."""
-    if coefficients is None:
-        return each.sum(0)
-    return torch.mv(each.flatten(1).T, coefficients.to(each.dtype)).view(each.shape[1:])
 
 
 def row_dot(delta: Tensor, tangent: Tensor) -> Tensor:
@@ -126,6 +129,13 @@ class _Ear:
 
     finish: Finish | None = None
 
+    def heard(self, call: Call) -> None:
+        assert self.finish is not None
+        assert call.group is not None
+        call.group.waiting -= 1
+        if call.group.waiting == 0:
+            self.finish(call.group.calls)
+
 
 class _Tap(torch.autograd.Function):
     """The identity, except that its backward is heard. ``anchor`` is what the backward is asked to reach."""
@@ -141,10 +151,26 @@ class _Tap(torch.autograd.Function):
         if ear.finish is None:  # somebody else's backward
             return delta, None, None, None
         call.hear(delta)
-        call.group.waiting -= 1
-        if call.group.waiting == 0:
-            ear.finish(call.group.calls)
+        ear.heard(call)
         return delta, None, None, None
+
+
+class _Spread(torch.autograd.Function):
+    """A copy of each parameter for every example: the backward of whoever uses them gives per-example gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: Call, ear: _Ear, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.ear = call, ear
+        return tuple(p.detach().repeat(call.rows) for p in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        call, ear = ctx.call, ctx.ear
+        if ear.finish is None:  # somebody else's backward
+            return (None, None, None, *(g.view(call.rows, -1).sum(0) for g in gradients))
+        call.hear_small(gradients)
+        ear.heard(call)
+        return (None,) * (3 + len(gradients))
 
 
 @dataclass
@@ -165,16 +191,18 @@ class Tape(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward and self._mine((*args, *kwargs.values())):
-            return self._attention(args, kwargs)
         mine = self._mine((*args, *kwargs.values()))
-        if mine and func in KEEPING:  # the same function, which also gives what its rule will need
-            out, kept = KEEPING[func](*args, **kwargs)
-        else:
-            out, kept = func(*args, **kwargs), {}
-        if not mine or not _differentiable(out):
-            return out
-        return self._record(func, args, {**kwargs, **kept}, mine, out)
+        if not mine:
+            return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            return self._attention(args, kwargs)
+        rule = RULES.get(func)
+        if rule is not None and rule.lowered:
+            args = _lower(args)
+        if rule is not None and rule.spread is not None and torch.is_grad_enabled() and not _saved_elsewhere():
+            return self._spread(rule, rule.bind(args, kwargs))
+        out = func(*args, **kwargs)
+        return self._record(func, args, kwargs, mine, out) if _differentiable(out) else out
 
     def _mine(self, values: Iterable[Any]) -> list[str]:
         """Names of the model's parameters among the arguments of a call (also inside lists, as LSTM passes them)."""
@@ -213,6 +241,17 @@ class Tape(TorchFunctionMode):
         )
         self.calls.append(call)
         return _Tap.apply(out, self._anchor, call, self._ear)  # type: ignore[no-untyped-call]
+
+    def _spread(self, rule: Rule, arguments: Arguments) -> Tensor:
+        """A call whose own backward gives per-example gradients, once every example has its copy of the parameters."""
+        assert rule.spread is not None
+        data = arguments.pop("input")
+        names = {k: self._names[id(arguments[k])] for k in rule.parameters if id(arguments.get(k)) in self._names}
+        call = Call(rule, arguments, names, None, 0, len(data), data.dtype)
+        self.calls.append(call)
+        copies = _Spread.apply(self._anchor, call, self._ear, *(arguments[k] for k in names))  # type: ignore[no-untyped-call]
+        frozen = {k: p.repeat(len(data)) for k in rule.small if (p := arguments.get(k)) is not None and k not in names}
+        return rule.spread(arguments, data, frozen | dict(zip(names, copies, strict=True)))
 
     def _attention(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if why := refuse_attention(args, kwargs):
@@ -253,13 +292,28 @@ class Tape(TorchFunctionMode):
             allow_unused=True,
         )
         for group in groups:  # calls whose output never reached the losses are never heard
-            heard = [call for call in group.calls if call.delta is not None]
+            heard = [call for call in group.calls if call.heard]
             if group.waiting and heard:
                 finish(heard)
         self._ear.finish = None
         for call in self.calls:
             call.close()
             call.group = None
+
+
+def _lower(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The data as autocast is about to cast it: what the tape keeps is then what autograd keeps, and cast once."""
+    data = args[0] if args else None
+    if not isinstance(data, Tensor) or not data.is_floating_point() or data.dtype == torch.float64:
+        return args
+    if not torch.is_autocast_enabled(data.device.type):
+        return args
+    return data.to(torch.get_autocast_dtype(data.device.type)), *args[1:]
+
+
+def _saved_elsewhere() -> bool:
+    """Whether somebody, such as torch.utils.checkpoint, keeps what is saved for the backward and counts its shapes."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _differentiable(out: Any) -> bool:
@@ -278,6 +332,13 @@ def _group(calls: list[Call]) -> list[Group]:
             owner.update(dict.fromkeys(member.names.values(), merged))
     groups = list({id(g): g for g in owner.values()}.values())
     for group in groups:
+        large = {call.large for call in group.calls}
+        for call in group.calls:
+            if twice := large & {call.names.get(k) for k in call.rule.small} - {None}:
+                raise EngineError(
+                    f"the layerwise engine cannot treat parameter {twice.pop()!r}, which is the bias or the affine "
+                    f"part of one layer and something else in another; {OTHER_ENGINES}."
+                )
         group.waiting = len(group.calls)
         for call in group.calls:
             call.group = group
