@@ -40,9 +40,13 @@ class Weights:
             raise UsageError(f"there are {n} source examples: at least one is needed.")
         if not 0.0 <= initial <= 1.0:
             raise UsageError(f"the initial weight must lie in [0, 1], got {initial}.")
-        self._table = torch.zeros(3, n, dtype=torch.float32, device=device)  # together, so that a step asks once
-        self.values, self.scores, self._visits = self._table
+        self._hold(torch.zeros(3, n, dtype=torch.float32, device=device))
         self.values.fill_(initial)
+
+    def _hold(self, table: Tensor) -> None:
+        """All numbers stand in one table, so that a step reads and writes them at once."""
+        self._table = table
+        self.values, self.scores, self._visits = table
 
     def __len__(self) -> int:
         return len(self.values)
@@ -90,7 +94,7 @@ class Weights:
     def first(self, n: int) -> Weights:
         """The first n examples alone, in the same memory."""
         part = copy.copy(self)
-        part.values, part.scores, part.visits = self.values[:n], self.scores[:n], self.visits[:n]
+        part._hold(self._table[:, :n])
         return part
 
     def summary(self) -> Summary:
