@@ -303,3 +303,28 @@ loaded = {name.split(".")[0] for name in set(sys.modules) - before}
 assert not loaded & extra, loaded & extra
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_channels_last_is_a_matter_of_layout_alone() -> None:
+    """A model laid out channels last gets its images so, and learns the same."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(48, 3, 8, 8, generator=generator, dtype=torch.float64)
+    labels = torch.randint(3, (48,), generator=generator)
+    seen: list[bool] = []
+
+    def train(layout: torch.memory_format) -> torch.Tensor:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3)).double()
+        model = model.to(memory_format=layout)
+        model[0].register_forward_pre_hook(
+            lambda _, given: seen.append(given[0].is_contiguous(memory_format=torch.channels_last))
+        )
+        result = soseleto.fit(model, (images, labels), (images[:16], labels[:16]), epochs=2, batch_size=16, lr=0.05)
+        return result.scores
+
+    plain = train(torch.contiguous_format)
+    assert not any(seen)
+    seen.clear()
+    torch.testing.assert_close(train(torch.channels_last), plain, rtol=1e-5, atol=1e-6)
+    assert seen
+    assert all(seen)

@@ -70,13 +70,14 @@ class Prepare:
 
     standardize: Preprocess | None
     dtype: torch.dtype
+    channels_last: bool = False
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if self.standardize is not None:
             inputs = self.standardize(inputs)
         if inputs.is_floating_point() or inputs.dtype == torch.uint8:
-            return inputs.to(self.dtype)
-        return inputs
+            inputs = inputs.to(self.dtype)
+        return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -86,10 +87,18 @@ class Prepare:
 
 
 def make_prepare(source: Examples, model: nn.Module, *, standardize: bool | None) -> Prepare:
-    """Statistics come from the source alone; bytes are standardised unless told otherwise, floats are not."""
+    """Statistics come from the source alone; bytes are standardised unless told otherwise, floats are not.
+
+    Images are laid out as the model's own convolutions are: ``model.to(memory_format=torch.channels_last)`` is enough.
+    """
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     wanted = source.inputs.dtype == torch.uint8 if standardize is None else standardize
-    return Prepare(Preprocess.of(source.inputs) if wanted else None, dtype)
+    last = source.inputs.ndim == 4 and any(_channels_last(p) for p in model.parameters())
+    return Prepare(Preprocess.of(source.inputs) if wanted else None, dtype, last)
+
+
+def _channels_last(p: Tensor) -> bool:
+    return p.ndim == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
 
 
 def choose_device(device: str | torch.device) -> torch.device:
