@@ -16,9 +16,11 @@ from torch.func import functional_call
 
 from soseleto.algorithm import Soseleto, SoseletoState
 from soseleto.batch import Batch, NoisyLosses, TransferLosses
+from soseleto.detection import auroc
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads
+from soseleto.pooling import Pooling
 from soseleto.schedules import cosine, linear, sgd
 from soseleto.task import NonFiniteLoss, Task
 
@@ -376,3 +378,43 @@ def test_memory_does_not_grow_over_2000_steps() -> None:
 def test_bad_settings(settings: dict[str, float], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Soseleto(**settings)  # type: ignore[arg-type]
+
+
+def alignments_of(mean: Tensor, noise: float, visits: int, seed: int) -> list[Tensor]:
+    seeded = torch.Generator().manual_seed(seed)
+    return [mean + noise * torch.randn(len(mean), generator=seeded) for _ in range(visits)]
+
+
+def pooled(labels: Tensor, visits: list[Tensor]) -> Tensor:
+    """Estimates after all visits, in batches of 50."""
+    pooling, found = Pooling(len(labels), int(labels.max()) + 1, torch.device("cpu")), torch.zeros(len(labels))
+    for u in visits:
+        for index in torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).split(50):
+            found[index] = pooling.estimate(index, labels[index], u[index])
+    return found
+
+
+def test_pooling_finds_useless_classes_in_noise() -> None:
+    """Five visits, ten times noisier than the difference between the classes: single means are hopeless."""
+    labels = torch.arange(2000) % 4
+    visits = alignments_of((labels < 2).float() * 0.1, 1.0, visits=5, seed=0)
+    assert auroc(torch.stack(visits).mean(0), labels >= 2) < 0.65
+    assert auroc(pooled(labels, visits), labels >= 2) > 0.99
+
+
+def test_pooling_leaves_an_examples_own_evidence() -> None:
+    """Half of every class is useless: class means are alike, and the estimate is as good as the mean over visits."""
+    labels, useless = torch.arange(2000) % 4, torch.arange(2000) % 8 >= 4
+    visits = alignments_of(1.0 - useless.float(), 1.0, visits=5, seed=0)
+    plain = auroc(torch.stack(visits).mean(0), useless)
+    assert plain > 0.8
+    assert auroc(pooled(labels, visits), useless) > plain - 0.01
+
+
+def test_pooling_is_the_posterior_mean_of_its_model() -> None:
+    """Against the estimate with the true variances: class means 0, τ = 0.5, σ = 1, the shrinkage is τ²/(τ² + σ²/n)."""
+    labels = torch.arange(8000) % 2
+    own = 0.5 * torch.randn(8000, generator=torch.Generator().manual_seed(5))
+    visits = alignments_of(own, 1.0, visits=6, seed=1)
+    best = torch.stack(visits).mean(0) * 0.25 / (0.25 + 1 / 6)
+    assert float((pooled(labels, visits) - best).square().mean().sqrt()) < 0.03

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from soseleto.result import Result
     from soseleto.suspects import Suspects
     from soseleto.training import fit
+    from soseleto.unlabelled import Unlabelled
     from soseleto.weights import Weights
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "SoseletoError",
     "Suspects",
     "TrainingError",
+    "Unlabelled",
     "UsageError",
     "Weights",
     "alignment",
@@ -55,6 +57,7 @@ _HOMES = {
     "Result": "result",
     "Suspects": "suspects",
     "fit": "training",
+    "Unlabelled": "unlabelled",
     "Weights": "weights",
 }
 

@@ -29,6 +29,7 @@ from soseleto.engines import Engine, Passes, make_engine, trainable
 from soseleto.engines.auto import unchanged
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
+from soseleto.pooling import Pooling
 from soseleto.task import Task, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 
@@ -45,6 +46,8 @@ class Soseleto:
     normalize_weights: the source loss is Σαℓ/Σα over the batch; ``False`` is the paper's mean(αℓ).
     target_average: the target gradient used for alignments is a running mean with this decay; 0 is the paper's single
         batch. A batch of 32 gives a direction that is mostly noise; tens of steps give one that is mostly signal.
+    pool_classes: an example's alignments are drawn towards the mean of its class, by as much as they are noise; its
+        weight and score follow that estimate (see ``pooling``). For sources with whole classes of no use.
     weights_first: the authors' notebook moves α before θ; the paper (and the default) moves θ with the old α.
     target_share: how much of θ's step is the target's own gradient. 0 is the paper, whose target reaches θ through the
         weights alone; more makes use of clean labels that are too many to be learned by heart.
@@ -59,6 +62,7 @@ class Soseleto:
     initial_weight: float = 1.0
     normalize_weights: bool = True
     target_average: float = 0.99
+    pool_classes: bool = False
     weights_first: bool = False
     target_share: float = 0.0
     max_norm: float | None = None
@@ -82,7 +86,12 @@ class Soseleto:
 
     def init(self, task: Task) -> SoseletoState:
         weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
-        return SoseletoState.start(task, make_engine(self.engine), weights)
+        state = SoseletoState.start(task, make_engine(self.engine), weights)
+        if self.pool_classes:
+            if task.classes is None:
+                raise UsageError("pool_classes needs class indices as source labels: leave it out.")
+            state.pooling = Pooling(task.n_source, task.classes, task.device)
+        return state
 
     def step(self, state: SoseletoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One iteration of Algorithm 1."""
@@ -120,11 +129,16 @@ class Soseleto:
 
     def _move(self, state: SoseletoState, source: Batch, q: Tensor, weight_step: Tensor | float) -> Tensor:
         """α_b ← CLIP(α_b + λ_α λ_p Qᵀ ∂L_t/∂θ); returns the new α_b."""
-        unit = state.mean_so_far(self.target_average)  # what turns q into alignments, in units of their size
-        if self.scale_free:
-            unit = state.one_over_size(q * unit) * unit
-        state.multiplier = weight_step * state.alive * unit
-        return state.weights.step(source.index, state.multiplier * q, unit * q)
+        whole = state.mean_so_far(self.target_average)  # what turns q into alignments
+        useful = q * whole
+        if state.pooling is not None:
+            useful = state.pooling.estimate(source.index, source.labels, useful)
+        unit = state.one_over_size(useful) if self.scale_free else 1.0  # ... in units of their size
+        state.multiplier = weight_step * state.alive * unit * whole
+        moved = state.weights.step(source.index, weight_step * state.alive * unit * useful, unit * useful)
+        if state.pooling is not None:
+            state.weights.scores[source.index] = (unit * useful).to(torch.float32)  # a mean over visits already
+        return moved
 
     def coefficients(self, alpha: Tensor) -> Tensor:
         """c with Σ c_j ℓ_j the weighted source loss: Σαℓ/Σα, or the paper's mean(αℓ)."""
@@ -185,6 +199,7 @@ class SoseletoState:
     alive: Tensor  # 1 while the target loss carries a signal, else 0
     multiplier: Tensor  # α moved by multiplier·q
     heard: bool = False
+    pooling: Pooling | None = None
 
     @classmethod
     def start(cls, task: Task, engine: Engine, weights: Weights) -> SoseletoState:
@@ -213,7 +228,9 @@ class SoseletoState:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside model, optimizer and schedule."""
         numbers = {name: getattr(self, name) for name in _NUMBERS}
-        return {"weights": self.weights.state(), "averages": self.averages, "numbers": numbers, "heard": self.heard}
+        pooling = None if self.pooling is None else self.pooling.state()
+        state = {"weights": self.weights.state(), "averages": self.averages, "numbers": numbers, "heard": self.heard}
+        return {**state, "pooling": pooling}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
@@ -222,6 +239,8 @@ class SoseletoState:
         for name in _NUMBERS:
             setattr(self, name, state["numbers"][name].to(self.task.device))
         self.heard = state["heard"]
+        if self.pooling is not None:
+            self.pooling.load_state(state["pooling"])
 
     def lr_left(self) -> Tensor | float:
         """The learning rate now, as a share of the first: the weight step follows the schedule."""

@@ -86,14 +86,16 @@ class Prepare:
         }
 
 
-def make_prepare(source: Examples, model: nn.Module, *, standardize: bool | None) -> Prepare:
+def make_prepare(source: Examples, model: nn.Module, *, standardize: bool | Preprocess | None) -> Prepare:
     """Statistics come from the source alone; bytes are standardised unless told otherwise, floats are not.
 
     Images are laid out as the model's own convolutions are: ``model.to(memory_format=torch.channels_last)`` is enough.
     """
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    wanted = source.inputs.dtype == torch.uint8 if standardize is None else standardize
     last = source.inputs.ndim == 4 and any(_channels_last(p) for p in model.parameters())
+    if isinstance(standardize, Preprocess):
+        return Prepare(standardize, dtype, last)
+    wanted = source.inputs.dtype == torch.uint8 if standardize is None else standardize
     return Prepare(Preprocess.of(source.inputs) if wanted else None, dtype, last)
 
 
@@ -148,8 +150,16 @@ def assemble(
 
 def classes_of(examples: Examples, side: str) -> int:
     """How many classes a side has."""
-    if examples.labels.is_floating_point() or examples.labels.ndim != 1:
+    count = class_count(examples)
+    if count is None:
         raise UsageError(f"the {side} labels are not class indices: pass {side}_head=... with a head of your own.")
+    return count
+
+
+def class_count(examples: Examples) -> int | None:
+    """How many classes there are, or None where labels are not class indices."""
+    if examples.labels.is_floating_point() or examples.labels.ndim != 1:
+        return None
     return int(examples.labels.max()) + 1 if examples.classes is None else len(examples.classes)
 
 

@@ -75,12 +75,29 @@ def _cell(value: Any) -> str:
 
 
 @dataclass(frozen=True)
+class Guesses:
+    """Of the unlabelled examples, in their own order: the class each was given, and the weights learned for them."""
+
+    labels: Tensor
+    learned: Weights
+
+    @property
+    def weights(self) -> Tensor:
+        return self.learned.values.cpu()
+
+    @property
+    def scores(self) -> Tensor:
+        return self.learned.scores.cpu()
+
+
+@dataclass(frozen=True)
 class Result:
     """One finished training.
 
     model: the trained model (in transfer mode trunk and heads; called, it answers for the target)
     history: one record per epoch
     messages: what the run had to say, such as which engine it used
+    unlabelled: what was learned about the examples given as ``fit(..., unlabelled=...)``
     """
 
     model: nn.Module
@@ -96,6 +113,7 @@ class Result:
     engine: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     evidence: Evidence | None = None  # where the run had probes
+    unlabelled: Guesses | None = None
 
     @property
     def weights(self) -> Tensor:

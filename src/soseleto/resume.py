@@ -107,13 +107,13 @@ class Keeper:
     def _resume(self, folder: RunFolder) -> int | None:
         """Go on with an unfinished run; None where it has no checkpoint yet, and must begin again."""
         checkpoint.tidy(folder.path)
-        _require_same(folder.path, _comparable(folder.config()), self._config)
+        require_same(folder.path, _comparable(folder.config()), self._config)
         damage: list[str] = []
         last = checkpoint.load_last(folder.path, damage.append)
         if last is None:
             return None
         step, saved = last
-        _require_same(folder.path, saved["config"], self._config)
+        require_same(folder.path, saved["config"], self._config)
         try:
             self._restore(saved)
         except (KeyError, ValueError, RuntimeError, TypeError) as error:
@@ -208,7 +208,8 @@ def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in json.loads(text).items() if name not in _MAY_DIFFER}
 
 
-def _require_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def require_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise where the run in a folder was begun with another configuration."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     if names:
         raise UsageError(

@@ -40,6 +40,7 @@ class Task:
     make_schedule: MakeSchedule | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     guard: Guard = field(default_factory=lambda: require_finite)
+    classes: int | None = None  # of the source, where its labels are class indices
 
 
 class MethodState(Protocol):

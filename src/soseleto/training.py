@@ -17,12 +17,12 @@ from soseleto import pictures
 from soseleto.algorithm import Soseleto
 from soseleto.batch import Batch, Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.capture import CapturedStep, EagerStep
-from soseleto.data import Augment, Examples, TargetCycle, feed, seed_for, source_batches
+from soseleto.data import Augment, Examples, Preprocess, TargetCycle, feed, seed_for, source_batches
 from soseleto.engines import Engine
 from soseleto.errors import TrainingError, UsageError
 from soseleto.evidence import gather
 from soseleto.methods.recording import Recording, Signals
-from soseleto.preparing import Data, Prepare, assemble, check_fit, choose_device, make_prepare
+from soseleto.preparing import Data, Prepare, assemble, check_fit, choose_device, class_count, make_prepare
 from soseleto.probes import Share
 from soseleto.records import Progress, Records, weight_record
 from soseleto.result import Result
@@ -30,6 +30,7 @@ from soseleto.resume import Keeper, check_intervals, model_fingerprint
 from soseleto.run import RunFolder
 from soseleto.schedules import linear, sgd
 from soseleto.task import DeferredGuard, MakeOptimizer, MakeSchedule, Method, NonFiniteLoss, Task, require_finite
+from soseleto.unlabelled import as_unlabelled, fit_in_rounds
 
 
 def fit(
@@ -39,6 +40,7 @@ def fit(
     mode: Literal["noisy", "transfer"] = "noisy",
     *,
     test: Any = None,
+    unlabelled: Any = None,
     epochs: int = 30,
     batch_size: int | None = None,
     target_batch_size: int | None = None,
@@ -57,7 +59,7 @@ def fit(
     augment_target: Augment | None = None,
     balanced_target: bool = False,
     probes: Share = 0.0,
-    standardize: bool | None = None,
+    standardize: bool | Preprocess | None = None,
     precision: torch.dtype | None = None,
     cuda_graph: bool = True,
     seed: int = 0,
@@ -74,6 +76,8 @@ def fit(
         model: in noisy mode a whole classifier; in transfer mode the trunk, which returns (B, features). It is trained
             in place and never wrapped.
         source, target, test: ``Examples``, a pair of arrays or tensors (inputs, labels), a Dataset, or a path.
+        unlabelled: inputs like the target's without labels, or ``Unlabelled(inputs=..., rounds=...)``: after the
+            training they are classified and used as a noisy source, in rounds.
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
         epochs, batch_size, target_batch_size: passes over the source; examples per step (256 and 32 where there are
             that many).
@@ -89,7 +93,8 @@ def fit(
         balanced_target: class-balanced target batches.
         probes: this share of the target, or ``"auto"``, is planted among the source with known right and wrong labels,
             so that ``result.suspects()`` can tell mislabelled source examples, and how surely (noisy mode).
-        standardize: centre and scale inputs by the source's statistics; by default done for uint8 images.
+        standardize: centre and scale inputs by the source's statistics, or by the ``Preprocess`` given; by default done
+            for uint8 images.
         precision: ``torch.bfloat16`` runs the model under autocast; weights, scores and alignments stay float32.
         cuda_graph: on a GPU, record a step once and replay it; where that is impossible the run says so.
         seed: everything random in the training follows from it; the global random state comes out untouched.
@@ -105,6 +110,9 @@ def fit(
         >>> result.weights.shape
         torch.Size([64])
     """
+    if unlabelled is not None:
+        given = dict(locals())
+        return fit_in_rounds(fit, given, as_unlabelled(given.pop("unlabelled")))
     chosen = _method(method, weight_step, engine)
     make_optimizer = _optimizer(optimizer, lr, weight_decay)
     if epochs < 1:
@@ -137,6 +145,7 @@ def fit(
                 make_schedule=schedule,
                 device=where,
                 guard=DeferredGuard(where) if where.type == "cuda" else require_finite,
+                classes=class_count(data.source),
             ),
             method=chosen if signals is None else Recording(chosen, signals),
             signals=signals,
