@@ -26,8 +26,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.batch import Batch
 from soseleto.engines import Engine, Passes, make_engine, trainable
-from soseleto.engines.auto import unchanged
 from soseleto.engines.autograd import gradient
+from soseleto.engines.unchanged import unchanged
 from soseleto.errors import UsageError
 from soseleto.pooling import Pooling
 from soseleto.task import Task, optimizer_and_schedule, take_step

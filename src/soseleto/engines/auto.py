@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from soseleto.engines.autograd import AutogradEngine, double_backward, forward, loop
+from soseleto.engines.autograd import AutogradEngine, double_backward, loop
 from soseleto.engines.contract import (
     Coefficients,
     Direction,
@@ -22,7 +21,9 @@ from soseleto.engines.contract import (
     SourcePass,
     ToDirection,
 )
+from soseleto.engines.forward import Forward
 from soseleto.engines.layerwise import LayerwiseEngine
+from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, UsageError, did_you_mean
 
 logger = logging.getLogger("soseleto")
@@ -30,7 +31,7 @@ logger = logging.getLogger("soseleto")
 MAKERS: dict[str, Callable[[], Engine]] = {
     "auto": lambda: AutoEngine(),
     "layerwise": LayerwiseEngine,
-    "forward": lambda: AutogradEngine("forward", forward),
+    "forward": lambda: AutogradEngine("forward", Forward()),
     "double_backward": lambda: AutogradEngine("double_backward", double_backward),
     "loop": lambda: AutogradEngine("loop", loop),
 }
@@ -117,17 +118,3 @@ def _say(name: str, reasons: list[str]) -> None:
         logger.warning("alignments by the slower %s engine, because %s", name, reasons[0])
     else:
         logger.info("alignments by the %s engine", name)
-
-
-@contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Whatever happens inside, buffers and random states come out as they went in."""
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    devices = sorted({p.device for p in model.parameters() if p.is_cuda}, key=str)
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        with torch.no_grad():
-            for name, b in model.named_buffers():
-                b.copy_(buffers[name])

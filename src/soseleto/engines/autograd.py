@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from soseleto.engines.contract import (
     Coefficients,
@@ -60,7 +56,7 @@ def double_backward(
     has a double backward; attention runs on its plain (unfused) kernel, which has one.
     """
     parameters = named_in(direction, model)
-    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=_cudnn_allowed(model)):
+    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=cudnn_allowed(model)):
         losses = as_loss_vector(per_example_loss(model, batch))
         v = torch.ones_like(losses, requires_grad=True)
         gradients = torch.autograd.grad(
@@ -73,59 +69,7 @@ def double_backward(
     return losses, alignment.to(reductions_dtype(alignment.dtype)).detach()
 
 
-def forward(
-    model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
-) -> tuple[Tensor, Tensor]:
-    """Forward mode: one directional derivative of the whole loss vector along ``direction``.
-
-    q = d/dε ℓ(θ + ε·direction) at ε = 0, carried through the forward beside the losses.
-    """
-    parameters = named_in(direction, model)
-    with (
-        forward_ad.dual_level(),
-        sdpa_kernel(SDPBackend.MATH),
-        torch.backends.cudnn.flags(enabled=_cudnn_allowed(model)),
-        _PaddingStands(),
-    ):
-        duals = {
-            f"model.{name}": forward_ad.make_dual(p, direction[name].to(p.dtype)) for name, p in parameters.items()
-        }
-        dual_losses = functional_call(_LossModule(model, per_example_loss), duals, (batch,))
-        losses, alignment = forward_ad.unpack_dual(as_loss_vector(dual_losses))
-        if alignment is None:
-            alignment = torch.zeros_like(losses)
-        return losses, alignment.to(reductions_dtype(alignment.dtype)).detach()
-
-
-class _LossModule(nn.Module):
-    """Gives functional_call something to swap parameters in: the user's model, held, never changed."""
-
-    def __init__(self, model: nn.Module, per_example_loss: PerExampleLoss) -> None:
-        super().__init__()
-        self.model = model
-        self.per_example_loss = per_example_loss
-        self.training = model.training
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.per_example_loss(self.model, batch)
-
-
-class _PaddingStands(TorchFunctionMode):
-    """An embedding's padding row has no gradient by PyTorch's convention; forward mode alone would not know."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is not F.embedding:
-            return out
-        given = {**dict(zip(("input", "weight", "padding_idx"), args, strict=False)), **(kwargs or {})}
-        if given.get("padding_idx") is None:
-            return out
-        padding = given["padding_idx"] % given["weight"].shape[0]
-        still = forward_ad.unpack_dual(out).primal
-        return torch.where((given["input"] == padding).unsqueeze(-1), still, out)
-
-
-def _cudnn_allowed(model: nn.Module) -> bool:
+def cudnn_allowed(model: nn.Module) -> bool:
     """cuDNN's fused recurrent layers have neither a forward rule nor a double backward; PyTorch's own have."""
     return torch.backends.cudnn.enabled and not any(isinstance(m, nn.RNNBase) for m in model.modules())
 

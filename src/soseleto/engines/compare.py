@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.engines.auto import FASTEST_FIRST, make_engine, unchanged
+from soseleto.engines.auto import FASTEST_FIRST, make_engine
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import Engine, PerExampleLoss, as_loss_vector, trainable
+from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError
 
 
