@@ -71,11 +71,11 @@ class Config:
     epochs: int = 60
     batch_size: int = 256
     target_batch_size: int = 32
-    lr: float = 0.01
+    lr: float = 0.03
     weight_decay: float = 5e-4
     schedule: str = "linear"
-    crop: int = 0
-    flip: bool = False
+    crop: int = 4
+    flip: bool = True
     precision: str | None = None
     early_stopping: bool = False
     select: bool = False
@@ -86,6 +86,9 @@ class Config:
             raise UsageError(f"n_heldout must lie between 0 and n_clean, got {self.n_heldout}: say n_heldout=1000.")
 
 
+# SOSELETO's one setting that is not the default: 5,000 clean images are too many to be learned by heart, so they may
+# teach θ too. Chosen on held-out target images at 40 %, kept for every noise.
+SHARED: tuple[tuple[str, Any], ...] = (("target_share", 0.3),)
 # The lines of the table: title, and what makes each differ from the common configuration.
 LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -103,15 +106,22 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "xiao_10k": ("Xiao et al. 2015, 10,000 clean", {"base": "xiao", "n_clean": 10000}),
         "reweight": ("Learning to Reweight", {"base": "reweight"}),
         "meta_weight_net": ("Meta-Weight-Net", {"base": "meta_weight_net"}),
-        "soseleto": ("**SOSELETO**", {"base": "soseleto"}),
-        "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (("weight_step", None),)}),
-        "soseleto_no_average": ("… one target batch", {"base": "soseleto", "settings": (("target_average", 0.0),)}),
+        "soseleto": ("**SOSELETO**", {"base": "soseleto", "settings": SHARED}),
+        "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (*SHARED, ("weight_step", None))}),
+        "soseleto_paper": ("… no target gradient in θ", {"base": "soseleto"}),
+        "soseleto_no_average": (
+            "… one target batch",
+            {"base": "soseleto", "settings": (*SHARED, ("target_average", 0.0))},
+        ),
         "soseleto_unscaled": (
             "… step not scaled",
-            {"base": "soseleto", "settings": (("scale_free", False), ("weight_step", 0.05))},
+            {"base": "soseleto", "settings": (*SHARED, ("scale_free", False), ("weight_step", 0.05))},
         ),
-        "soseleto_mean": ("… loss not normalised", {"base": "soseleto", "settings": (("normalize_weights", False),)}),
-        "soseleto_constant": ("… constant rate", {"base": "soseleto", "schedule": "constant"}),
+        "soseleto_mean": (
+            "… loss not normalised",
+            {"base": "soseleto", "settings": (*SHARED, ("normalize_weights", False))},
+        ),
+        "soseleto_constant": ("… constant rate", {"base": "soseleto", "settings": SHARED, "schedule": "constant"}),
         "oracle_subset": ("oracle: only the right labels", {"base": "ordinary", "labels": "correct_only"}),
         "oracle": ("oracle: every label corrected", {"base": "ordinary", "labels": "corrected"}),
     }
@@ -126,6 +136,8 @@ SMALL: Mapping[str, Any] = MappingProxyType(
         "epochs": 20,
         "batch_size": 64,
         "lr": 0.02,
+        "crop": 0,
+        "flip": False,
     }
 )
 
@@ -222,11 +234,14 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
     from soseleto.training import fit
 
     data = prepare_data(config, root)
+    model = make_model(config)
+    if choose_device(device).type == "cuda":
+        model.to(memory_format=torch.channels_last)  # faster there, and the same otherwise
     signals = Signals(len(data.source)) if config.record and config.labels == "noisy" else None
     augment = Augment(crop=config.crop, flip=config.flip)
     begin = time.perf_counter()
     result = fit(
-        make_model(config),
+        model,
         data.source,
         data.target,
         mode="noisy",
