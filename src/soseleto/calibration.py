@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from soseleto.data import generator
-
+RIDGE = 0.3
+FAR = 4.0  # standard deviations beyond which a signal says no more
+_SMALLEST = 1e-4  # a share is kept this far from 0 and 1
 Array = np.ndarray
 
 
@@ -18,69 +19,57 @@ def standardized(signals: Array, reference: int) -> Array:
     middle = np.median(first, axis=0)
     low, high = np.quantile(first, [0.16, 0.84], axis=0)  # ± one standard deviation, were it normal
     spread = np.where(high > low, (high - low) / 2, first.std(axis=0))
-    return np.clip((signals - middle) / np.where(spread > 0, spread, 1.0), -4.0, 4.0)
+    return np.clip((signals - middle) / np.where(spread > 0, spread, 1.0), -FAR, FAR)
 
 
-def logistic(features: Array, positive: Array, ridge: float = 1.0) -> Array:
-    """Coefficients (d + 1,), the intercept last and free, of the log-odds that maximise likelihood − ridge·‖β‖²/2."""
+def log_ratio(features: Array, positive: Array, ridge: float = RIDGE) -> Array:
+    """Coefficients (d + 1,), constant last, of log f₊(x)/f₋(x), by logistic regression with ridge·‖β‖²/2 as penalty.
+
+    The share of positives among the known examples is taken out of the constant: only the densities are learned.
+    """
     x = with_one(features)
     y = positive.astype(float)
     penalty = np.full(x.shape[1], ridge)
     penalty[-1] = 1e-6
     beta = np.zeros(x.shape[1])
-    for _ in range(50):
+    for _ in range(50):  # Newton's method, no step longer than it can trust
         p = sigmoid(x @ beta)
         slope = x.T @ (y - p) - penalty * beta
         step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + np.diag(penalty), slope)
-        beta = beta + step
+        beta = beta + step * min(1.0, 4.0 / np.abs(step).max())
         if np.abs(step).max() < 1e-8:
             break
+    beta[-1] -= logit(y.mean())
     return beta
+
+
+def share_of(ratio: Array) -> float:
+    """The share π of positives that makes a mixture most likely: the maximum of Σ log(1 + π(r − 1)), r = f₊/f₋.
+
+    It is where the mean posterior equals the prior (Saerens et al. 2002). The sum is concave, so its slope is bisected.
+    """
+    excess = np.exp(np.clip(ratio, -30.0, 30.0)) - 1.0
+    low, high = _SMALLEST, 1.0 - _SMALLEST
+    for _ in range(30):
+        middle = (low + high) / 2
+        rising = (excess / (1.0 + middle * excess)).sum() > 0
+        low, high = (middle, high) if rising else (low, middle)
+    return (low + high) / 2
+
+
+def posterior(ratio: Array, share: float | Array) -> Array:
+    """The probability of being positive, from log f₊/f₋ and the share of positives."""
+    return sigmoid(ratio + logit(share))
 
 
 def with_one(features: Array) -> Array:
     return np.concatenate([features, np.ones((len(features), 1))], axis=1)
 
 
-def folds(kinds: Array, number: int, seed: int) -> Array:
-    """A fold for every example, each kind dealt out evenly: (m,)."""
-    import torch
-
-    order = torch.randperm(len(kinds), generator=generator(seed, "probes/folds")).numpy()
-    fold = np.empty(len(kinds), dtype=int)
-    for kind in np.unique(kinds):
-        members = order[kinds[order] == kind]
-        fold[members] = np.arange(len(members)) % number
-    return fold
-
-
-def prior_of(log_ratio: Array, start: float = 0.5) -> float:
-    """The share of positives by which a mixture is best explained (Saerens et al. 2002).
-
-    log_ratio: log f₊(x)/f₋(x) of every example. Each round makes the share the mean posterior under the share before.
-    """
-    share = start
-    ratio = np.exp(np.clip(log_ratio, -30, 30))
-    for _ in range(500):
-        odds = share / (1 - share) * ratio
-        new = float(np.clip((odds / (1 + odds)).mean(), 1e-4, 1 - 1e-4))
-        if abs(new - share) < 1e-7:
-            break
-        share = new
-    return share
-
-
 def sigmoid(x: Array) -> Array:
     return 0.5 * (1.0 + np.tanh(0.5 * x))
 
 
-def mixture(features: Array, positive: Array, unknown: Array) -> Array:
-    """The probability (N,) that each of the ``unknown`` is positive, learned on examples of known kind.
-
-    The known ones give the ratio of the two densities, whatever their own share of positives; the unknown ones are a
-    mixture of the two, whose share of positives is found by ``prior_of``.
-    """
-    beta = logistic(features, positive)
-    log_ratio = with_one(unknown) @ beta - np.log(positive.mean() / (1 - positive.mean()))
-    share = prior_of(log_ratio)
-    return sigmoid(log_ratio + np.log(share / (1 - share)))
+def logit(share: float | Array) -> float | Array:
+    kept = np.clip(share, _SMALLEST, 1.0 - _SMALLEST)
+    return np.log(kept / (1.0 - kept))

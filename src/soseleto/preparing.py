@@ -46,13 +46,15 @@ class Data:
         """The source without the probes."""
         return self.source if self.probes is None else self.probes.without(self.source)
 
-    def plant(self, share: Share, *, mode: str, seed: int) -> Data:
+    def plant(self, share: Share, labels_before: Any, *, mode: str, seed: int) -> Data:
         """With that share of the target planted as probes; 0 plants none."""
         if share == 0:
+            if labels_before is not None:
+                raise UsageError("labels_before has no effect without probes: say probes='auto', or leave it out.")
             return self
         if mode != "noisy":
             raise UsageError("probes need source and target of the same classes: say mode='noisy', or probes=0.")
-        planted = plant(self.source, self.target, share, seed=seed)
+        planted = plant(self.source, self.target, share, seed=seed, labels_before=labels_before)
         return replace(self, source=planted.source, target=planted.target, probes=planted.probes)
 
     def to(self, device: torch.device) -> Data:

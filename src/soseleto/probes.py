@@ -1,7 +1,11 @@
-"""Probes: target examples planted among the source, half with their right label and half with a wrong one.
+"""Probes: target examples planted among the source, some with their right label and some with a wrong one.
 
 Nobody knows which source labels are wrong, but of the probes everybody knows; what tells wrong probes from right ones
-while the model trains on both is then known to tell wrong source labels from right ones, and how well.
+while the model trains on both then tells wrong source labels from right ones too, and how well it does is known.
+
+That holds as far as wrong probes are like wrong source labels. Where nothing better is known, a wrong probe gets any
+other class with equal chance. Where somebody remembers which labels the target's examples had before they were
+checked, as when the target was picked from the source, probes get those, and any kind of mistake is matched.
 """
 
 from __future__ import annotations
@@ -17,18 +21,22 @@ from soseleto.data import Examples, generator
 from soseleto.errors import UsageError
 
 Share = float | Literal["auto"]
-FEWEST = 10
+FEWEST, FEWEST_WRONG = 10, 3
 # "auto": this share of the target, but no more than so many probes, nor than a fifth of the source
 AUTO_SHARE, AUTO_MOST = 0.3, 1000
 
 
 @dataclass(frozen=True)
 class Probes:
-    """m probes, which stand behind the n source examples: their labels as planted, and their right ones."""
+    """m probes, which stand behind the n source examples: their labels as planted, and their right ones.
+
+    checked: where labels from before a check are known, how many target examples were checked and how many were wrong
+    """
 
     n_source: int
     labels: Tensor
     truth: Tensor
+    checked: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -59,23 +67,55 @@ class Planted:
     probes: Probes
 
 
-def plant(source: Examples, target: Examples, share: Share, *, seed: int) -> Planted:
+def plant(
+    source: Examples, target: Examples, share: Share, *, seed: int, labels_before: Tensor | None = None
+) -> Planted:
     """Take ``share`` of the target, as many of each class as of any other, and put it behind the source.
 
-    Every second probe gets a wrong label, each of the other classes equally likely.
+    Every second probe gets a wrong label. With ``labels_before`` (one for each target example) probes get those: as
+    many wrong ones as right ones, but no more than half of the wrong ones there are, so that the target keeps its kind.
     """
     classes = _classes(source, target)
+    truth = target.labels.cpu()
     m = _number(share, len(source), len(target))
-    chosen = _balanced(target.labels.cpu(), m, classes, seed)
+    if labels_before is None:
+        chosen = _balanced(truth, m, classes, seed)
+        shift = torch.randint(1, classes, (m,), generator=generator(seed, "probes/labels"))
+        labels = (truth[chosen] + shift * (torch.arange(m) % 2)) % classes
+        probes = Probes(len(source), labels, truth[chosen])
+    else:
+        before = _checked_before(labels_before, truth, classes)
+        chosen = _some_of_both(before != truth, truth, m, classes, seed)
+        checked = (len(truth), int((before != truth).sum()))
+        probes = Probes(len(source), before[chosen], truth[chosen], checked)
     left = torch.ones(len(target), dtype=torch.bool)
     left[chosen] = False
-    taken = target.subset(chosen)
-    truth = taken.labels.cpu()
-    shift = torch.randint(1, classes, (m,), generator=generator(seed, "probes/labels"))
-    wrong = torch.arange(m) % 2 == 1
-    labels = torch.where(wrong, (truth + shift) % classes, truth)
-    probes = Probes(len(source), labels, truth)
-    return Planted(_behind(source, taken, probes), target.subset(left), probes)
+    return Planted(_behind(source, target.subset(chosen), probes), target.subset(left), probes)
+
+
+def _checked_before(labels: Tensor, truth: Tensor, classes: int) -> Tensor:
+    labels = torch.as_tensor(labels).cpu().to(torch.int64)
+    if labels.shape != truth.shape or int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise UsageError(
+            f"labels_before must hold one class index from 0 to {classes - 1} for each of the {len(truth)} target "
+            f"examples, got shape {tuple(labels.shape)}: give the labels they had before they were checked."
+        )
+    wrong = int((labels != truth).sum())
+    if not 2 * FEWEST_WRONG <= wrong <= len(labels) - 2 * FEWEST_WRONG:
+        raise UsageError(
+            f"{wrong} of the {len(labels)} labels_before differ from the target's labels: at least {2 * FEWEST_WRONG} "
+            "must differ and as many be the same; leave labels_before out, and wrong labels are drawn."
+        )
+    return labels
+
+
+def _some_of_both(wrong: Tensor, truth: Tensor, m: int, classes: int, seed: int) -> Tensor:
+    """m places of the target, wrong and right ones as ``plant`` says."""
+    kinds = (wrong.nonzero().flatten(), (~wrong).nonzero().flatten())
+    n_wrong = max(min(m // 2, len(kinds[0]) // 2), m - len(kinds[1]))
+    numbers = (n_wrong, m - n_wrong)
+    picks = [k[_balanced(truth[k], number, classes, seed)] for k, number in zip(kinds, numbers, strict=True)]
+    return torch.cat(picks)
 
 
 def _number(share: Share, n_source: int, n_target: int) -> int:

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from soseleto import calibration
+from soseleto.data import seed_for
 from soseleto.errors import UsageError
 from soseleto.evidence import Evidence
+from soseleto.probes import Probes
 
 RESAMPLES = 100
-MOST_RESAMPLED = 5000  # source examples the intervals are computed on
+MOST_RESAMPLED = 20_000  # source examples on which shares and intervals are computed
 CURVE = tuple(round(0.01 * step, 2) for step in range(1, 100))
 Array = np.ndarray
 
@@ -96,9 +98,12 @@ class Suspects:
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """Probabilities learned on the probes, and how they would have come out with other probes of the same kind.
+    """Probabilities learned on the probes.
 
-    probability: (n,); resampled: (RESAMPLES, k) at ``places`` (k,) of the source, each from probes drawn anew
+    Regressions on probes drawn anew, with replacement, give RESAMPLES probabilities; their mean is the probability and
+    their spread what the probes leave open.
+
+    probability: (n,); resampled: (RESAMPLES, k), at ``places`` (k,) of the source
     """
 
     evidence: Evidence
@@ -108,17 +113,19 @@ class Calibrated:
 
     @classmethod
     def learn(cls, evidence: Evidence, seed: int = 0) -> Calibrated:
-        n = evidence.n_source
+        n, probes = evidence.n_source, evidence.probes
         signals = np.stack([signal.double().numpy() for signal in evidence.signals.values()], axis=1)
         features = calibration.standardized(signals, n)
-        wrong = evidence.probes.wrong.cpu().numpy()
-        draw = np.random.default_rng(seed)
-        places = np.arange(n) if n <= MOST_RESAMPLED else np.sort(draw.choice(n, MOST_RESAMPLED, replace=False))
-        resampled = []
-        for _ in range(RESAMPLES):
-            at = _redraw(wrong, draw)
-            resampled.append(calibration.mixture(features[n:][at], wrong[at], features[:n][places]))
-        return cls(evidence, calibration.mixture(features[n:], wrong, features[:n]), np.stack(resampled), places)
+        known, wrong, source = features[n:], probes.wrong.cpu().numpy(), calibration.with_one(features[:n])
+        draw = np.random.default_rng(seed_for(seed, "probes/resample"))
+        places = np.sort(draw.choice(n, min(n, MOST_RESAMPLED), replace=False))
+        redrawn = [_redraw(wrong, draw) for _ in range(RESAMPLES)]
+        betas = np.stack([calibration.log_ratio(known[at], wrong[at]) for at in redrawn], axis=1)
+        ratios = source[places] @ betas
+        shares = _shares(ratios, probes, draw)
+        pieces = np.array_split(source, 1 + n // 10_000)
+        mean = [calibration.posterior(piece @ betas, shares).mean(axis=1) for piece in pieces]
+        return cls(evidence, np.concatenate(mean), calibration.posterior(ratios, shares).T, places)
 
     @cached_property
     def wrong_share(self) -> Estimate:
@@ -126,10 +133,9 @@ class Calibrated:
 
     @cached_property
     def suggestion(self) -> Tensor:
-        """The class most supported by model and nearest trusted examples among those that are not the label, (n,)."""
+        """The class most supported by the model and the nearest examples among those that are not the label, (n,)."""
         n = self.evidence.n_source
-        support = self.evidence.probabilities[:n] + self.evidence.votes[:n]
-        return support.scatter(1, self.evidence.labels[:n, None], -1.0).argmax(1)
+        return self.evidence.support[:n].scatter(1, self.evidence.labels[:n, None], -1.0).argmax(1)
 
     def at(self, threshold: float) -> Suspects:
         if not 0.0 <= threshold <= 1.0:
@@ -160,9 +166,16 @@ class Calibrated:
         return self.at(float(ordered[count - 1]) if count else 1.0)
 
 
-def find(evidence: Evidence, precision: float, seed: int = 0) -> Suspects:
-    """The suspects at the asked precision."""
-    return Calibrated.learn(evidence, seed).for_precision(precision)
+def _shares(ratios: Array, probes: Probes, draw: np.random.Generator) -> Array:
+    """The share of wrong labels in the source, (RESAMPLES,).
+
+    Where it was counted on the target, the count is drawn anew; else the source itself tells it, as a mixture of right
+    and wrong probes.
+    """
+    if probes.checked is not None:
+        of, wrong = probes.checked
+        return draw.binomial(of, wrong / of, RESAMPLES) / of
+    return np.array([calibration.share_of(ratio) for ratio in ratios.T])
 
 
 def _rates(probability: Array, chosen: Array) -> tuple[Array, Array]:

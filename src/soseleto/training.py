@@ -59,6 +59,7 @@ def fit(
     augment_target: Augment | None = None,
     balanced_target: bool = False,
     probes: Share = 0.0,
+    labels_before: Any = None,
     standardize: bool | Preprocess | None = None,
     precision: torch.dtype | None = None,
     cuda_graph: bool = True,
@@ -93,6 +94,8 @@ def fit(
         balanced_target: class-balanced target batches.
         probes: this share of the target, or ``"auto"``, is planted among the source with known right and wrong labels,
             so that ``result.suspects()`` can tell mislabelled source examples, and how surely (noisy mode).
+        labels_before: the labels that the target's examples had before somebody checked them, where these are known:
+            probes then make the mistakes that are really made, instead of any with equal chance.
         standardize: centre and scale inputs by the source's statistics, or by the ``Preprocess`` given; by default done
             for uint8 images.
         precision: ``torch.bfloat16`` runs the model under autocast; weights, scores and alignments stay float32.
@@ -121,7 +124,7 @@ def fit(
         raise UsageError("target_loss has no effect in noisy mode, where both sides share one loss: leave it out.")
     check_intervals(checkpoint_every, checkpoint_steps, out)
     where = choose_device(device)
-    data = Data.read(source, target, test, mode).plant(probes, mode=mode, seed=seed)
+    data = Data.read(source, target, test, mode).plant(probes, labels_before, mode=mode, seed=seed)
     signals = None if data.probes is None else Signals(len(data.source))
     batch_size = _batch_size("batch_size", batch_size, 256, len(data.source), "source")
     target_batch_size = _batch_size("target_batch_size", target_batch_size, 32, len(data.target), "target")
@@ -324,7 +327,7 @@ class _Loop:
         recorded = {"mean_loss": -signals.loss, "mean_margin": signals.margin}
         if state.weights is not None:
             recorded |= {"weight": state.weights.values, "score": state.weights.scores}
-        evidence = gather(result.model, result.outputs, data.source, data.target, probes, recorded)
+        evidence = gather(result.model, result.outputs, data.source, data.target, probes, recorded, seed=self.seed)
         return replace(result, evidence=evidence)
 
     def _facts(self) -> dict[str, Any]:
