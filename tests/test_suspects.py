@@ -1,0 +1,295 @@
+"""Probes among the source, and what they tell: probabilities, suspects, and how well those are told."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import soseleto
+from soseleto import calibration
+from soseleto.data import Examples, symmetric
+from soseleto.errors import Interrupted, UsageError
+from soseleto.evidence import Electorate
+from soseleto.methods import Ordinary
+from soseleto.models import mlp
+from soseleto.probes import plant
+from soseleto.run import RunFolder
+from soseleto.suspects import Suspects
+
+CLASSES = 4
+
+
+def quadrants(n: int, seed: int, wrong: float = 0.0) -> Examples:
+    """Points in the plane, their class the quadrant; a share of the labels is flipped to any other."""
+    inputs = torch.randn(n, 2, generator=torch.Generator().manual_seed(seed))
+    truth = (inputs[:, 0] > 0).long() + 2 * (inputs[:, 1] > 0).long()
+    return Examples(inputs, symmetric(truth, wrong, classes=CLASSES, seed=seed).labels, truth=truth)
+
+
+def fit(**changes: Any) -> soseleto.Result:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = mlp(2, CLASSES)
+    given: dict[str, Any] = {
+        "model": model, "source": quadrants(1500, 0, 0.3), "target": quadrants(200, 1), "epochs": 8, "lr": 0.1,
+        "batch_size": 64, "probes": "auto", "device": "cpu",
+    }  # fmt: skip
+    return soseleto.fit(**{**given, **changes})
+
+
+def truth_of(found: Suspects, wrong: Tensor) -> tuple[float, float]:
+    """True precision and recall."""
+    hits = float((found.is_suspect & wrong).sum())
+    return hits / len(found), hits / float(wrong.sum())
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> soseleto.Result:
+    return fit(out=tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture(scope="module")
+def wrong() -> Tensor:
+    source = quadrants(1500, 0, 0.3)
+    return source.labels != source.truth
+
+
+def test_probes_leave_the_target_and_stand_behind_the_source() -> None:
+    source, target = quadrants(500, 0, 0.3), quadrants(200, 1)
+    planted = plant(source, target, 0.3, seed=0)
+    probes = planted.probes
+    assert (len(planted.source), len(planted.target), len(probes)) == (560, 140, 60)
+    assert torch.equal(planted.source.inputs[:500], source.inputs)
+    assert torch.equal(planted.source.labels, torch.cat([source.labels, probes.labels]))
+    assert probes.truth.bincount().tolist() == [15] * 4
+    assert int(probes.wrong.sum()) == 30
+    whole = torch.cat([planted.source.inputs[500:], planted.target.inputs])
+    assert torch.equal(whole.sort(0).values, target.inputs.sort(0).values)  # no example twice, none lost
+    again, other = plant(source, target, 0.3, seed=0).probes, plant(source, target, 0.3, seed=1).probes
+    assert torch.equal(again.labels, probes.labels)
+    assert not torch.equal(other.labels, probes.labels)
+    alone = probes.without(planted.source)
+    assert alone.fingerprint() == source.fingerprint()
+    assert alone.inputs.data_ptr() == planted.source.inputs.data_ptr()
+
+
+def test_names_paths_and_truth_follow() -> None:
+    def named(examples: Examples, side: str, truth: bool) -> Examples:
+        names = tuple(f"{side}{i}" for i in range(len(examples)))
+        return Examples(
+            examples.inputs, examples.labels, ids=names, paths=names, truth=examples.truth if truth else None
+        )
+
+    source, target = named(quadrants(100, 0, 0.3), "s", True), named(quadrants(100, 1), "t", False)
+    planted = plant(source, target, 0.2, seed=0)
+    assert planted.source.ids is not None
+    assert planted.source.ids[:100] == source.ids
+    assert all(name.startswith("probe t") for name in planted.source.ids[100:])
+    assert planted.source.truth is not None
+    assert torch.equal(planted.source.truth[100:], planted.probes.truth)
+
+
+def test_probes_can_carry_the_labels_from_before_a_check() -> None:
+    target = quadrants(200, 1)
+    before = symmetric(target.labels, 0.1, classes=CLASSES, seed=5).labels
+    probes = plant(quadrants(500, 0), target, 0.3, seed=0, labels_before=before).probes
+    assert (len(probes), int(probes.wrong.sum())) == (60, 10)  # half of the wrong ones stay in the target
+    assert probes.checked == (200, 20)
+    often = symmetric(target.labels, 0.5, classes=CLASSES, seed=5).labels
+    assert int(plant(quadrants(500, 0), target, 0.3, seed=0, labels_before=often).probes.wrong.sum()) == 30
+    with pytest.raises(UsageError, match="0 of the 200 labels_before differ"):
+        plant(quadrants(500, 0), target, 0.3, seed=0, labels_before=target.labels)
+    with pytest.raises(UsageError, match=r"one class index from 0 to 3 for each of the 200"):
+        plant(quadrants(500, 0), target, 0.3, seed=0, labels_before=before[:5])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"probes": 1.5}, "between 0 and 1, or 'auto', got 1.5"),
+        ({"probes": "some"}, "between 0 and 1, or 'auto', got 'some'"),
+        ({"probes": 0.01}, "are 2 probes: at least 10"),
+        ({"target": quadrants(12, 1)}, "12 target and 1500 source examples"),
+        ({"mode": "transfer"}, "say mode='noisy', or probes=0"),
+        ({"probes": 0.0, "labels_before": torch.zeros(200)}, "no effect without probes"),
+        ({"loss": soseleto.squared_error, "source": (torch.rand(99, 2), torch.rand(99)),
+          "target": (torch.rand(99, 2), torch.rand(99))}, "probes need class labels"),
+    ],
+)  # fmt: skip
+def test_words_that_are_off(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        fit(**changes)
+
+
+def test_without_probes_it_says_what_to_type() -> None:
+    result = fit(probes=0.0, epochs=1)
+    with pytest.raises(UsageError, match=r"fit\(\.\.\., probes='auto'\)"):
+        result.suspects()
+    assert "predicted_label" in result.ranking()
+    assert "mislabelled_probability" not in result.ranking()
+
+
+def test_probes_never_count_as_source(result: soseleto.Result) -> None:
+    assert result.weights.shape == result.scores.shape == (1500,)
+    assert result.ranking().rows == len(result.source) == 1500
+    assert (result.config["n_source"], result.config["n_target"], result.config["probes"]) == (1500, 200, 60)
+    assert sum(result.history[-1]["histogram"]) == 1500
+    assert all(not module._forward_pre_hooks and not module._forward_hooks for module in result.model.modules())
+
+
+def test_the_estimates_are_near_the_truth(result: soseleto.Result, wrong: Tensor) -> None:
+    for asked in (0.8, 0.9, 0.95):
+        found = result.suspects(asked)
+        precision, recall = truth_of(found, wrong)
+        assert found.precision.value == pytest.approx(asked, abs=0.01)
+        assert found.precision.value == pytest.approx(precision, abs=0.06)
+        assert found.recall.value == pytest.approx(recall, abs=0.06)
+        assert found.precision.low <= found.precision.value <= found.precision.high
+    assert found.wrong_share.value == pytest.approx(0.3, abs=0.04)
+    assert recall > 0.8
+    probability, mean = found.probability, []
+    for low, high in ((0.0, 0.1), (0.1, 0.9), (0.9, 1.01)):
+        inside = (probability >= low) & (probability < high)
+        mean.append(float((probability[inside] - wrong[inside].float()).mean()))
+    assert max(map(abs, mean)) < 0.15
+
+
+def test_suggestions_are_right_where_the_label_is_not(result: soseleto.Result, wrong: Tensor) -> None:
+    found = result.suspects()
+    hit = found.is_suspect & wrong
+    assert result.source.truth is not None
+    assert float((found.suggested == result.source.truth)[hit].float().mean()) > 0.85
+    assert torch.equal(found.suggested[~found.is_suspect], result.source.labels[~found.is_suspect])
+    assert bool((found.suggested != result.source.labels)[found.is_suspect].all())
+
+
+def test_any_threshold_has_its_estimates(result: soseleto.Result) -> None:
+    found = result.suspects()
+    strict, loose, all_of_them = found.at(0.99), found.at(0.1), found.at(0.0)
+    assert len(strict) < len(found) < len(loose) < len(all_of_them) == 1500
+    assert strict.precision.value > found.precision.value > loose.precision.value
+    assert strict.recall.value < found.recall.value < loose.recall.value
+    assert all_of_them.precision.value == pytest.approx(found.wrong_share.value)
+    assert all_of_them.recall.value == pytest.approx(1.0)
+    assert len(found.at(1.0)) == 0
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        found.at(1.5)
+    with pytest.raises(UsageError, match=r"for 95 % say 0\.95"):
+        result.suspects(95)
+
+
+def test_ranking_and_run_folder_hold_them(result: soseleto.Result) -> None:
+    assert result.out is not None
+    folder, found = RunFolder.open(result.out), result.suspects()
+    ranking = folder.ranking()
+    assert list(ranking)[5:9] == ["predicted_label", "mislabelled_probability", "is_label_issue", "suggested_label"]
+    at = np.array([int(name) for name in ranking["id"]])
+    assert np.array_equal(ranking["mislabelled_probability"], found.probability.numpy()[at])
+    assert np.array_equal(ranking["is_label_issue"], found.is_suspect.numpy()[at])
+    assert np.array_equal(ranking["predicted_label"], result.predict(result.source.inputs).numpy()[at])
+    kept = folder.suspects()
+    assert kept == json.loads(json.dumps(found.to_dict()))
+    assert kept["count"] == len(found)
+    assert len(kept["curve"]["recall"]) == len(kept["curve"]["threshold"]) == 99
+    assert "precision" in str(found)
+
+
+def test_labels_before_match_mistakes_that_are_not_drawn(wrong: Tensor) -> None:
+    """Mistakes happen near the border, where nobody can tell: drawn probes are wrong about their number, these not."""
+
+    def human(examples: Examples, seed: int) -> Tensor:
+        near = examples.inputs.abs().amin(1) < 0.35
+        other = examples.labels ^ torch.where(examples.inputs[:, 0].abs() < examples.inputs[:, 1].abs(), 1, 2)
+        coin = torch.rand(len(examples), generator=torch.Generator().manual_seed(seed)) < 0.4
+        return torch.where(near & coin, other, examples.labels)
+
+    source, target = quadrants(1500, 0), quadrants(800, 1)
+    doubtful = Examples(source.inputs, human(source, 2))
+    given = {"source": doubtful, "target": target, "probes": 0.4}
+    share = float((doubtful.labels != source.labels).float().mean())
+    drawn = fit(**given).suspects()
+    known = fit(**given, labels_before=human(target, 3)).suspects()
+    assert abs(known.wrong_share.value - share) < 0.03
+    assert abs(known.wrong_share.value - share) < abs(drawn.wrong_share.value - share)
+
+
+def test_a_run_that_was_cut_short_ends_with_the_same_suspects(tmp_path: Path) -> None:
+    small = {"source": quadrants(300, 0, 0.3), "epochs": 4}
+    whole = fit(**small).suspects()
+
+    def stop(event: str, record: dict[str, Any]) -> None:
+        if event == "epoch" and record["epoch"] == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        fit(**small, out=tmp_path / "run", progress=stop)
+    again = fit(**small, out=tmp_path / "run").suspects()
+    assert torch.equal(again.probability, whole.probability)
+
+
+def test_a_method_without_weights_has_suspects_too(wrong: Tensor) -> None:
+    result = fit(method=Ordinary())
+    assert result.evidence is not None
+    assert "weight" not in result.evidence.signals
+    precision, recall = truth_of(result.suspects(), wrong)
+    assert precision > 0.85
+    assert recall > 0.8
+
+
+def test_nobody_votes_on_itself_and_weights_count() -> None:
+    features = torch.tensor([[1.0, 0.1], [1.0, 0.0], [1.0, -0.1], [-1.0, 0.0]])
+    labels, places = torch.tensor([0, 1, 1, 0]), torch.arange(4)
+    whole = Electorate.of(features, labels, torch.ones(4), 2, places)
+    assert whole.votes(features[:1], places[:1]).tolist() == [[0.0, 1.0]]  # the nearest other one
+    strangers = Electorate.of(features, labels, torch.ones(4), 2)
+    assert strangers.votes(features[:1], places[:1]).tolist() == [[1.0, 0.0]]
+    twice = Electorate.of(features.repeat(2, 1), labels.repeat(2), torch.tensor([1.0, 0, 0, 1, 1, 0, 0, 1]), 2)
+    assert twice.votes(features[1:2], places[1:2]).sum() <= 1.0
+
+
+def test_the_ratio_of_two_normal_densities_is_found() -> None:
+    draw = np.random.default_rng(0)
+    positive = np.arange(20_000) % 4 == 0  # a share of its own, which must not matter
+    features = draw.normal(np.where(positive, 1.0, -1.0)[:, None], 1.0, (20_000, 1))
+    slope, constant = calibration.log_ratio(features, positive)
+    assert slope == pytest.approx(2.0, abs=0.1)
+    assert constant == pytest.approx(0.0, abs=0.1)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.8])
+def test_the_share_of_a_mixture_is_found(share: float) -> None:
+    draw = np.random.default_rng(1)
+    positive = draw.random(50_000) < share
+    ratio = 2.0 * draw.normal(np.where(positive, 1.0, -1.0), 1.0)
+    found = calibration.share_of(ratio)
+    assert found == pytest.approx(share, abs=0.01)
+    assert calibration.posterior(ratio, found).mean() == pytest.approx(found, abs=1e-3)  # Saerens' fixed point
+
+
+def test_standardizing_is_robust_and_survives_a_constant() -> None:
+    signals = np.stack([np.append(np.linspace(-1, 1, 99), 1e9), np.zeros(100)], axis=1)
+    found = calibration.standardized(signals, 100)
+    assert np.abs(found).max() == calibration.FAR
+    assert np.isfinite(found).all()
+    assert found[:99, 0].std() == pytest.approx(0.85, abs=0.1)
+    assert not found[:, 1].any()
+
+
+def test_a_model_without_a_linear_layer_votes_by_its_outputs() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(2, CLASSES, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs @ self.weight
+
+    found = fit(model=Bare(), epochs=3, engine="double_backward").suspects(0.8)
+    assert bool(found.probability.isfinite().all())
