@@ -133,17 +133,23 @@ def as_graph(step: Callable[[], object], device: torch.device) -> Callable[[], o
 
 
 def interleaved(
-    runs: dict[str, Callable[[], object]], device: torch.device, *, rounds: int = 9, calls: int | None = None
+    runs: dict[str, Callable[[], object]],
+    device: torch.device,
+    *,
+    rounds: int = 9,
+    calls: int | None = None,
+    warm_up: int = 3,
 ) -> dict[str, float]:
     """Median seconds a call, the contenders taking turns, so that a noisy machine is noisy for all of them.
 
     Without ``calls`` a turn takes about a fifth of a second, at least three calls.
     """
     for run in runs.values():
-        for _ in range(3):
+        for _ in range(warm_up):
             run()
-    slowest = max(_seconds(run, 1, device) for run in runs.values())
-    calls = calls or max(3, min(50, int(0.2 / slowest)))
+    if calls is None:
+        slowest = max(_seconds(run, 1, device) for run in runs.values())
+        calls = max(3, min(50, int(0.2 / slowest)))
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():

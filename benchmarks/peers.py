@@ -401,6 +401,10 @@ def _cut(problem: Problem) -> bool:
 
 def _seconds(problem: Problem, job: str, runs: Mapping[str, Any], device: torch.device, **how: int) -> dict[str, float]:
     """Seconds a call; those of a cut loop from a straight line through one example and several."""
+    if device.type == "cuda":  # the loops take half a second a call: once is enough
+        loops = {name: run for name, run in runs.items() if name in (NOTEBOOK, ORACLE)}
+        others = {name: run for name, run in runs.items() if name not in loops}
+        return interleaved(others, device, **how) | interleaved(loops, device, rounds=1, calls=1, warm_up=1)
     if not _cut(problem):
         return interleaved(dict(runs), device, **how)
     first = notebook_loop(problem, job == "step", 1)

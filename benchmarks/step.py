@@ -34,9 +34,20 @@ def main() -> None:
     rows = [measure(case, device) for case in cases(device)]
     show("A step of ours against an ordinary step", rows)
     write(options.out, "step", device, rows)
-    if options.check:
-        late = [row for row in rows if row["times"] > row["at most"]]
-        assert not late, f"slower than allowed: {late}"
+    if options.check and (found := shortfalls(rows)):
+        raise SystemExit("\n".join(found))
+
+
+def shortfalls(rows: list[dict[str, Any]]) -> list[str]:
+    """What --check complains about."""
+    found = []
+    for row in rows:
+        name = f"{row['model']}, {row['precision']}"
+        if row["times"] > row["at most"]:
+            found.append(f"{name}: {row['times']:.2f}x an ordinary step, more than {row['at most']:g}x")
+        if row["memory"] is not None and row["memory"] > AT_MOST_MEMORY:
+            found.append(f"{name}: {row['memory']:.2f}x the memory, more than {AT_MOST_MEMORY:g}x")
+    return found
 
 
 def measure(case: Case, device: torch.device) -> dict[str, Any]:

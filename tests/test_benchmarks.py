@@ -127,3 +127,21 @@ def test_end_to_end(tmp_path: Path) -> None:
 def test_end_to_end_refuses_to_check_a_part_of_the_run() -> None:
     with pytest.raises(SystemExit):
         importlib.import_module("end_to_end").main(["--device", "cpu", "--tiny", "--check"])
+
+
+def test_end_to_end_may_leave_trainings_out(tmp_path: Path) -> None:
+    rows = run("end_to_end", tmp_path / "end_to_end.json", "--epochs", "1", "--only", "soseleto.fit")
+    assert [(row["training"], row["ratio"]) for row in rows] == [("soseleto.fit", None)]
+
+
+def test_overhead(tmp_path: Path) -> None:
+    rows = run("overhead", tmp_path / "overhead.json")
+    assert [row["step"] for row in rows] == ["ours", "ordinary"]
+    assert all(row["operations ms"] > 0 and row["overhead %"] >= 0 for row in rows)
+
+
+def test_step_check_names_what_is_too_slow_or_too_large() -> None:
+    step = importlib.import_module("step")
+    row = {"model": "Quick", "precision": "fp32", "times": 1.5, "at most": 1.55, "memory": 1.2}
+    assert step.shortfalls([row, {**row, "memory": None}]) == []
+    assert len(step.shortfalls([{**row, "times": 1.6}, {**row, "memory": 1.3}])) == 2
