@@ -71,7 +71,7 @@ def fit(words: FitWords, say: Callable[[str], None]) -> None:
             progress=progress,
             **_given(words.training),
         )
-    manifest.remember(RunFolder(words.out), words.source, reading)
+    manifest.remember(RunFolder(words.out), words.source, reading, pair.columns)
     if pair.problems:
         dropped = set(pair.dropped)
         RunFolder(words.out).write_problems([{**p.to_dict(), "left_out": p in dropped} for p in pair.problems])

@@ -5,27 +5,33 @@ A source that was a table comes out as that table, with its columns; a folder of
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from soseleto import showing
 from soseleto.data import tables
 from soseleto.data.folder import outside
 from soseleto.data.labels import names_of
 from soseleto.data.raw import Reading
 from soseleto.errors import UsageError
-from soseleto.run import SOURCE, RunFolder, aside, need, write_text
+from soseleto.run import SOURCE, RunFolder, as_json, aside, need, write_text
 
 SUFFIXES = (".csv", ".parquet")
 COLUMNS = ("label_column", "path_column", "id_column", "truth_column")
 
 
-def remember(run: RunFolder, source: str | os.PathLike[str], reading: Mapping[str, Any]) -> None:
-    """Note in the run folder where its source lies and how its columns were named."""
+def remember(
+    run: RunFolder,
+    source: str | os.PathLike[str],
+    reading: Mapping[str, Any],
+    features: Sequence[str] | None = None,
+) -> None:
+    """Note in the run folder where its source lies, how its columns were named, and which of them are features."""
     names = {name: reading[name] for name in COLUMNS if reading.get(name) is not None}
-    write_text(run.path / SOURCE, json.dumps({"path": os.path.abspath(source), **names}, indent=1) + "\n")
+    note = {"path": os.path.abspath(source), **names, "features": None if features is None else list(features)}
+    write_text(run.path / SOURCE, as_json(note, indent=1) + "\n")
 
 
 def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[str, str]) -> int:
@@ -63,8 +69,7 @@ _KEY = "\0id"  # no column of a file is called this
 
 def _source_table(run: RunFolder, out: Path) -> tuple[Any, str] | None:
     """The table the run was trained on, where it was one and is still there."""
-    path = run.path / SOURCE
-    known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    known = run.source()
     file = Path(known.get("path", ""))
     if file.suffix.lower() not in tables.SUFFIXES or not file.is_file():
         return None
@@ -87,7 +92,7 @@ def _ranking_table(run: RunFolder, out: Path) -> tuple[Any, str]:
         columns["path"] = _beside(out, [str(path) for path in ranking["path"]])
     columns["label"] = [str(label) for label in ranking["label"]]
     columns["id"] = [str(name) for name in ranking["id"]]
-    columns |= {name: ranking[name] for name in ranking if name[:1] == "x" and name[1:].isdigit()}
+    columns |= {name: ranking[column] for column, name in showing.features(ranking, run.source()).items()}
     return pyarrow.table({**columns, _KEY: columns["id"]}).sort_by("id"), "label"
 
 

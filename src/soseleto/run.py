@@ -145,6 +145,11 @@ class RunFolder:
         path = self.path / SUSPECTS
         return json.loads(path.read_text("utf-8")) if path.exists() else None
 
+    def source(self) -> dict[str, Any]:
+        """Where the source came from, see manifest.py; empty where it was no file."""
+        path = self.path / SOURCE
+        return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
     def config(self) -> dict[str, Any]:
         """What ``write_config`` wrote."""
         loaded: dict[str, Any] = json.loads(self._existing(CONFIG).read_text("utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,14 @@ def suggested(ranking: Ranking) -> np.ndarray | None:
 def suspects(ranking: Ranking) -> np.ndarray:
     """(S,) the rows of the suspects, most suspicious first."""
     return most_suspicious_first(ranking)[: int(is_suspect(ranking).sum())]
+
+
+def features(ranking: Ranking, source: Mapping[str, Any]) -> dict[str, str]:
+    """The feature columns ``x0``, ``x1``, ... of a ranking, by what the source calls them where that is known."""
+    columns = [name for name in ranking if name[:1] == "x" and name[1:].isdigit()]
+    columns.sort(key=lambda name: int(name[1:]))
+    names = source.get("features") or []
+    return dict(zip(columns, names if len(names) == len(columns) else columns, strict=True))
 
 
 def by_class(ranking: Ranking, *, each: int = PER_CLASS, most: int = MOST_CLASSES) -> list[ClassRows]:

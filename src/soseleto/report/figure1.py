@@ -19,7 +19,7 @@ Mark = Callable[[np.ndarray, np.ndarray, str], None]
 def panels(run: RunFiles) -> list[Figure]:
     """The five panels, or none where the run is not of this kind."""
     weight, wrong, label = run.column("weight"), run.column("wrong"), run.column("label")
-    if run.features != ["x0", "x1"] or weight is None or wrong is None or label is None:
+    if list(run.features) != ["x0", "x1"] or weight is None or wrong is None or label is None:
         return []
     over_time = groups(run, "(d) Mean weight of both groups")
     low = weight < np.float32(PAPER_THRESHOLD)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from soseleto import pictures
+from soseleto import pictures, showing
 from soseleto.run import RANKING, RunFolder
 
 Record = dict[str, Any]
@@ -26,6 +26,7 @@ class RunFiles:
     messages: tuple[str, ...]
     ranking: dict[str, np.ndarray] | None
     pictures: dict[str, bytes]  # by id, of the examples that are shown
+    source: Record  # where it came from
     suspects: Record  # how the suspects were told from the others
 
     @property
@@ -47,10 +48,9 @@ class RunFiles:
         return None if self.ranking is None else self.ranking.get(name)
 
     @property
-    def features(self) -> list[str]:
-        """The names of the feature columns, ``x0`` first."""
-        names = [name for name in self.ranking or {} if name[:1] == "x" and name[1:].isdigit()]
-        return sorted(names, key=lambda name: int(name[1:]))
+    def features(self) -> dict[str, str]:
+        """The feature columns, ``x0`` first, by their names in the source."""
+        return showing.features(self.ranking or {}, self.source)
 
 
 def read(path: str | os.PathLike[str]) -> RunFiles:
@@ -66,6 +66,7 @@ def read(path: str | os.PathLike[str]) -> RunFiles:
         messages=_messages(records),
         ranking=folder.ranking() if (folder.path / RANKING).exists() else None,
         pictures=pictures.load(folder),
+        source=folder.source(),
         suspects=folder.suspects() or {},
     )
 

@@ -27,6 +27,7 @@ class Queue:
     pictures: Mapping[str, bytes]
     classes: tuple[str, ...]
     suggested: np.ndarray | None
+    features: Mapping[str, str]  # columns by their names
 
     @classmethod
     def of(cls, run: RunFolder) -> Queue:
@@ -36,7 +37,14 @@ class Queue:
         rows = showing.suspects(ranking)
         if not len(rows):
             raise UsageError(f"{run.path} has no suspects: there is nothing to review.")
-        return cls(ranking, rows, pictures.load(run), _classes(run, ranking), showing.suggested(ranking))
+        return cls(
+            ranking=ranking,
+            rows=rows,
+            pictures=pictures.load(run),
+            classes=_classes(run, ranking),
+            suggested=showing.suggested(ranking),
+            features=showing.features(ranking, run.source()),
+        )
 
     def id_of(self, row: int) -> str:
         return str(self.ranking["id"][row])
@@ -48,7 +56,7 @@ class Queue:
             "items": [self._item(int(row)) for row in self.rows],
             "like": {one.label: [int(row) for row in one.best[:LIKE_THESE]] for one in self._by_class()},
             "pictures": bool(self.pictures) or "path" in self.ranking,
-            "features": self._features(),
+            "features": list(self.features.values()),
             "usual": self._usual(),
         }
 
@@ -66,23 +74,16 @@ class Queue:
         item["suggested"] = None if self.suggested is None else self.suggested[row]
         for name, column in (("wrong", "mislabelled_probability"), ("weight", "weight"), ("score", "score")):
             item[name] = _finite(self.ranking[column][row]) if column in self.ranking else None
-        item["values"] = [_finite(self.ranking[name][row]) for name in self._features()]
+        item["values"] = [_finite(self.ranking[name][row]) for name in self.features]
         return item
-
-    def _features(self) -> list[str]:
-        names = [name for name in self.ranking if name[:1] == "x" and name[1:].isdigit()]
-        return sorted(names, key=lambda name: int(name[1:]))
 
     def _usual(self) -> dict[str, list[float | None]]:
         """By class, the medians of its features over the better half of its examples."""
-        labels, features = self.ranking["label"].astype(str), self._features()
-        if not features:
-            return {}
-        usual = {}
-        for name in self.classes:
+        labels, usual = self.ranking["label"].astype(str), {}
+        for name in self.classes if self.features else ():
             rows = np.flatnonzero(labels == name)
             rows = rows[: -(-len(rows) // 2)]
-            usual[name] = [_finite(np.median(self.ranking[x][rows])) if len(rows) else None for x in features]
+            usual[name] = [_finite(np.median(self.ranking[x][rows])) if len(rows) else None for x in self.features]
         return usual
 
 
