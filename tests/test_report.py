@@ -1,6 +1,7 @@
 """The report, from fabricated run folders that follow docs/contracts.md, and in a real browser where there is one."""
 
 import html.parser
+import io
 import itertools
 import json
 import re
@@ -8,11 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+import accessibility
 from browser import Browser, needs_browser
-from fabricated import fabricate
+from fabricated import fabricate, fabricate_images, judge
+from soseleto import pictures, showing
+from soseleto.data import Examples
 from soseleto.errors import UsageError
-from soseleto.report import render, tables, write_report
+from soseleto.report import gallery, render, tables, write_report
 from soseleto.report.svg import Chart, nice_ticks
 from soseleto.report.words import share
 from soseleto.run import RunFolder
@@ -33,6 +39,11 @@ class Outline(html.parser.HTMLParser):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return fabricate(tmp_path_factory.mktemp("report") / "two <b>features")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return fabricate_images(tmp_path_factory.mktemp("report") / "images")
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +89,94 @@ def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
     outline = Outline(render(run.path))
     assert [attrs.get("type") for tag, attrs in outline.tags if tag == "script"] == ["application/json", None]
     assert not any(name.startswith("on") for _, attrs in outline.tags for name in attrs)
+
+
+def test_a_hostile_name_stays_text_beside_pictures(tmp_path: Path) -> None:
+    run = fabricate_images(tmp_path / "run")
+    columns = run.ranking()
+    hostile = "\"><img src=x onerror='alert(1)'>"
+    columns |= {"label": np.array([hostile] * 60), "suggested_label": np.array([f"{hostile}b"] * 60)}
+    run.write_ranking(columns)
+    tags = Outline(render(run.path)).tags
+    assert all((attrs["src"] or "").startswith("data:image/png;base64,") for tag, attrs in tags if tag == "img")
+    assert not any(name.startswith("on") for _, attrs in tags for name in attrs)
+
+
+def test_suspects_are_counted_judged_and_shown(images: RunFolder, tmp_path: Path) -> None:
+    text = text_of(render(images.path))
+    assert "Suspects 12 20.0 % of the source" in text
+    assert "12 labels are doubted." in text
+    run = judge(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
+    estimate = {"value": 0.953, "low": 0.9, "high": 1.0}
+    curve = {"threshold": [0.1, 0.5, 0.9], "precision": [0.5, 0.8, 0.95], "recall": [1.0, 0.8, 0.3]}
+    numbers = dict.fromkeys(("precision", "recall", "wrong_share"), estimate)
+    run.write_suspects({"threshold": 0.5, "n_probes": 30, "curve": curve, **numbers})
+    text = text_of(render(run.path))
+    assert "of which about 95.3 % are really wrong" in text
+    assert "Estimated recall 95.3 % of all wrong labels are among them (90.0 % to 100 %)" in text
+    assert "Told by 30 probes" in text
+    assert "Probability of a wrong label" in text
+
+
+def test_without_a_judgement_the_prediction_is_suggested_for_low_weights(tmp_path: Path) -> None:
+    run = fabricate(tmp_path / "run", n=40, epochs=2)
+    columns = run.ranking()
+    run.write_ranking(columns | {"predicted_label": np.array(["right & proper"] * 40)})
+    low, left = columns["weight"] < 0.1, columns["label"] == "left"
+    found = showing.suggested(run.ranking())
+    assert found is not None
+    assert (found[low & left] == "right & proper").all()
+    assert not any(found[~(low & left)])
+
+
+def test_a_report_is_the_same_every_time(images: RunFolder) -> None:
+    assert render(images.path) == render(images.path)
+
+
+def test_examples_without_a_picture_say_so(tmp_path: Path) -> None:
+    run = fabricate_images(tmp_path / "run")
+    columns = run.ranking()
+    run.write_ranking(columns | {"id": np.array([f"other {i}" for i in range(59)] + [columns["id"][59]])})
+    page = render(run.path)
+    assert '<span class="blank">no picture</span>' in page
+    assert "data:image/png" in page
+
+
+PICTURES = [
+    (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "image/png", (8, 8)),
+    (torch.zeros(2, 3, 40, 64, dtype=torch.uint8), "image/png", (64, 40)),
+    (torch.zeros(2, 3, 300, 200, dtype=torch.uint8), "image/jpeg", (64, 96)),
+    (torch.zeros(2, 4, 100, 100, dtype=torch.uint8), "image/jpeg", (96, 96)),
+    (torch.linspace(-3, 5, 27).reshape(1, 3, 3, 3).repeat(2, 1, 1, 1), "image/png", (3, 3)),
+]
+
+
+@pytest.mark.parametrize(("inputs", "kind", "size"), PICTURES, ids=lambda value: str(getattr(value, "shape", value)))
+def test_pictures_are_kept_as_small_as_they_are_shown(
+    tmp_path: Path, inputs: torch.Tensor, kind: str, size: tuple[int, int]
+) -> None:
+    run = fabricate(tmp_path / "run", n=2, features=0, truth=False, epochs=1)
+    pictures.save(run, Examples(inputs, torch.zeros(2, dtype=torch.int64), ids=("00000", "00001")))
+    kept = pictures.load(run)
+    assert set(kept) == {"00000", "00001"}
+    for picture in kept.values():
+        assert pictures.kind(picture) == kind
+        with Image.open(io.BytesIO(picture)) as image:
+            assert image.size == size
+            if inputs.is_floating_point():
+                assert image.getextrema() == ((0, 78), (88, 167), (177, 255))  # stretched over the whole image
+
+
+def test_what_is_no_picture_is_not_kept(tmp_path: Path) -> None:
+    run = fabricate(tmp_path / "run", n=2, features=0, truth=False, epochs=1)
+    pictures.save(run, Examples(torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64), ids=("00000", "00001")))
+    assert pictures.load(run) == {}
+
+
+def test_the_largest_gallery_of_the_worst_pictures_stays_below_twenty_megabytes() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    shown = gallery.STRONGEST + showing.MOST_CLASSES * 2 * showing.PER_CLASS
+    assert len(pictures.shrink(Image.fromarray(noise))) * shown * 4 / 3 < 19e6
 
 
 def test_figure_one_has_its_five_panels(page: str) -> None:
@@ -294,15 +393,56 @@ def test_in_a_browser_the_slider_is_moved_by_keys(run: RunFolder, browser: Brows
 
 @needs_browser
 def test_in_a_browser_a_phone_is_not_scrolled_sideways_and_dark_is_dark(run: RunFolder, browser: Browser) -> None:
-    browser.call("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=2, mobile=True)
+    browser.phone()
     browser.open(write_report(run.path))
     assert browser.js("document.documentElement.scrollWidth") <= 360
     light = browser.js("getComputedStyle(document.body).backgroundColor")
-    feature = [{"name": "prefers-color-scheme", "value": "dark"}]
-    browser.call("Emulation.setEmulatedMedia", features=feature)
+    browser.dark()
     assert browser.js("getComputedStyle(document.body).backgroundColor") != light
-    browser.call("Emulation.setEmulatedMedia", features=[])
-    browser.call("Emulation.clearDeviceMetricsOverride")
+    browser.plain()
+
+
+@needs_browser
+def test_in_a_browser_the_gallery_shows_one_class_at_a_time(images: RunFolder, browser: Browser) -> None:
+    browser.open(write_report(images.path))
+    shown = "[...document.querySelectorAll('.class')].filter((one) => !one.hidden).map((one) => one.textContent)"
+    assert [text.split("\n")[1] for text in browser.js(shown)] == ["class 0"]
+    browser.js("document.getElementById('class').focus()")
+    browser.press("ArrowDown")
+    (text,) = browser.js(shown)
+    assert text.startswith("\nclass 1\n20 examples, 4 of them suspects")
+    assert re.search(r"class 1\W+suggested\W+class 2", text)
+    first = "document.querySelectorAll('.class')[1].querySelector('img')"
+    browser.js(f"{first}.scrollIntoView()")
+    browser.wait(f"{first}.naturalWidth === 12")
+    browser.press("End")
+    assert len(browser.js(shown)) == 3
+    assert browser.complaints() == []
+
+
+@needs_browser
+@pytest.mark.parametrize("theme", ["light", "dark", "phone"])
+@pytest.mark.parametrize("kind", ["pictures", "tables"])
+def test_in_a_browser_it_is_accessible(
+    run: RunFolder, images: RunFolder, browser: Browser, kind: str, theme: str
+) -> None:
+    browser.phone() if theme == "phone" else browser.dark() if theme == "dark" else browser.plain()
+    browser.open(write_report(images.path if kind == "pictures" else run.path))
+    assert accessibility.problems(browser) == []
+    assert browser.js("document.documentElement.scrollWidth <= innerWidth")
+    browser.plain()
+
+
+@needs_browser
+def test_in_a_browser_fifty_thousand_examples_open_quickly(tmp_path: Path, browser: Browser) -> None:
+    page = write_report(fabricate_images(tmp_path / "run", n=50_000, side=32, classes=60).path)
+    times = []
+    for _ in range(3):  # the best of three: others may be using this machine
+        browser.open(page)
+        times.append(browser.js("performance.getEntriesByType('navigation')[0].loadEventEnd"))
+    assert min(times) < 2000
+    assert browser.js("document.images.length") == 24 + 60 * 24
+    assert page.stat().st_size < 20e6
 
 
 @needs_browser

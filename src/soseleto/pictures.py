@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from soseleto.data import Examples
 
-LARGEST = 128  # pixels of the longer side
+LARGEST = 96  # pixels of the longer side
 LOSSLESS = 64  # pictures up to this side are kept exactly
 MOST_SUSPECTS = 4000
 BATCH = 64

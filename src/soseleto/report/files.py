@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,11 @@ class RunFiles:
     def column(self, name: str) -> np.ndarray | None:
         """A column of the ranking, or None."""
         return None if self.ranking is None else self.ranking.get(name)
+
+    @cached_property
+    def suggested(self) -> np.ndarray | None:
+        """Another label for each suspect of the ranking."""
+        return None if self.ranking is None else showing.suggested(self.ranking)
 
     @property
     def features(self) -> dict[str, str]:

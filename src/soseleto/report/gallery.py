@@ -54,8 +54,7 @@ def examples(run: RunFiles, rows: np.ndarray) -> list[Example]:
     """Some rows of the ranking as plain values."""
     assert run.ranking is not None
     columns = {name: values[rows].tolist() for name, values in run.ranking.items()}
-    suggested = showing.suggested(run.ranking)
-    columns["suggested"] = [None] * len(rows) if suggested is None else suggested[rows].tolist()
+    columns["suggested"] = [None] * len(rows) if run.suggested is None else run.suggested[rows].tolist()
     places = (rows + 1).tolist()
     return [
         _example({"place": place, **dict(zip(columns, values, strict=True))}, run.pictures)

@@ -19,7 +19,7 @@ from soseleto.report.gallery import ClassGallery
 from soseleto.run import REPORT, write_text
 
 EXAMPLES_SHOWN = 20
-FORMS = {form.__name__: form for form in (words.count, words.share, words.number)}
+FORMS = (words.count, words.share, words.number)
 TABLE_THRESHOLDS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -36,7 +36,7 @@ def render(run_path: str | os.PathLike[str]) -> str:
     """The report of a run as one HTML page: no network, no other files."""
     run = read(run_path)
     style, script = asset("style.css"), asset("report.js")
-    return template("report.html.j2", filters=FORMS).render(
+    return template("report.html.j2", forms=FORMS).render(
         run=run,
         style=Markup(style),  # our own package files: the only text that is not escaped
         script=Markup(script),
@@ -71,7 +71,7 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "classes": classes or [_everyone(run)],
         "more_classes": more_classes,
         "features": run.features,
-        "judged_labels": showing.suggested(run.ranking) is not None,
+        "judged_labels": run.suggested is not None,
         "show_paths": _paths_say_more(run.ranking),
         "forms": {name: words.decimals(run.ranking[name]) for name in ("score", *run.features)},
     }
