@@ -21,6 +21,7 @@ import accessibility
 from browser import Browser, needs_browser
 from fabricated import fabricate, fabricate_images, judge
 from soseleto import manifest
+from soseleto.cli import main
 from soseleto.data import as_examples
 from soseleto.errors import DataError, DiskError, UsageError
 from soseleto.review import Decision, Decisions, Review, export_manifest
@@ -169,6 +170,22 @@ def test_a_table_keeps_its_columns_however_many(tmp_path: Path) -> None:
     kinds = [line.split(",")[30] for line in new[1:]]
     assert "".join(kinds) == "aba" + "b" + "babab"
     assert [line.split(",")[31] for line in new[1:]] == list("012456789")
+
+
+def test_the_command_exports_and_says_what_it_did(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, *_ = suspects(run)
+    decide(run, Decision(first, "drop"), Decision(second, "relabel", "class 1"))
+    with pytest.raises(SystemExit) as end:
+        main(["review", str(run.path), "--export", str(tmp_path / "corrected.csv")])
+    assert end.value.code == 0
+    said = "59 examples: 1 dropped, 1 relabelled, 10 suspects not decided and left as they were"
+    assert capsys.readouterr().out == f"{said}\nmanifest: {tmp_path / 'corrected.csv'}\n"
+    with pytest.raises(SystemExit) as end:
+        main(["review", str(tmp_path / "nowhere")])
+    assert end.value.code == 2
+    assert "there is no run folder" in capsys.readouterr().err
 
 
 # The server

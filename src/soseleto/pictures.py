@@ -72,7 +72,7 @@ def _rows(ranking: showing.Ranking) -> np.ndarray:
     """Without repetition, in the order of the ranking."""
     order = showing.most_suspicious_first(ranking)
     count = min(int(showing.is_suspect(ranking).sum()), MOST_SUSPECTS)
-    ends = [rows for one in showing.by_class(ranking) for rows in (one.best, one.worst)]
+    ends = [rows for one in showing.by_class(ranking) for rows in (one.best, one.worst, one.surest)]
     shown = [order[: max(count, showing.PER_CLASS)], np.arange(min(len(order), showing.PER_CLASS))]
     return np.unique(np.concatenate([*shown, *ends]))
 

@@ -17,13 +17,14 @@ Ranking = Mapping[str, np.ndarray]  # the columns of ranking.parquet, best examp
 
 @dataclass(frozen=True)
 class ClassRows:
-    """One class: its rows in the ranking, the best first and the most suspicious first; at most half of it each."""
+    """One class: its rows in the ranking, best, most suspicious and surest first; at most half of the class each."""
 
     label: str
     count: int
     suspects: int
     best: np.ndarray
     worst: np.ndarray
+    surest: np.ndarray
 
 
 def is_suspect(ranking: Ranking) -> np.ndarray:
@@ -81,6 +82,7 @@ def by_class(ranking: Ranking, *, each: int = PER_CLASS, most: int = MOST_CLASSE
             suspects=int(doubted[place == which].sum()),
             best=best[place[best] == which][: _half(int(counts[which]), each)],
             worst=order[place[order] == which][: _half(int(counts[which]), each)],
+            surest=order[::-1][place[order[::-1]] == which][: _half(int(counts[which]), each)],
         )
         for which in sorted(largest, key=lambda which: _natural(str(names[which])))
     ]
