@@ -418,3 +418,22 @@ def test_pooling_is_the_posterior_mean_of_its_model() -> None:
     visits = alignments_of(own, 1.0, visits=6, seed=1)
     best = torch.stack(visits).mean(0) * 0.25 / (0.25 + 1 / 6)
     assert float((pooled(labels, visits) - best).square().mean().sqrt()) < 0.03
+
+
+def test_alignments_over_some_parameters_only() -> None:
+    """The score after one step is the alignment over the named parameters, by autograd, in units of its own size."""
+    task = transfer_task()
+    source, target = batch(8, 0), batch(5, 1)
+    losses, target_loss = task.losses.source(task.model, source), task.losses.target(task.model, target).mean()
+    parameters = dict(task.model.named_parameters())
+    name = min(task.shared)
+    (direction,) = torch.autograd.grad(target_loss, parameters[name], retain_graph=True)
+    q = torch.stack(
+        [(torch.autograd.grad(one, parameters[name], retain_graph=True)[0] * direction).sum() for one in losses]
+    )
+    method = Soseleto(aligned=(name,), target_average=0.0, scale_free=False)
+    state = method.init(task)
+    method.step(state, source, target)
+    assert torch.allclose(state.weights.scores[:8].double(), q.double(), rtol=1e-5, atol=1e-7)
+    with pytest.raises(UsageError, match="aligned"):
+        Soseleto(aligned=("nowhere.",)).init(task)

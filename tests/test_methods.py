@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from soseleto.methods import (
     Attention,
     EarlyStopping,
     FineTuning,
+    Luo,
     MatchingNetworks,
     MetaWeightNet,
     Mixed,
@@ -34,6 +37,7 @@ from soseleto.methods import (
     correct_only,
     corrected,
 )
+from soseleto.methods.luo import Discriminators, domain_loss, prototype_entropy, reverse
 from soseleto.methods.matching import episode
 from soseleto.methods.noise_matrix import from_confusions, project
 from soseleto.methods.recording import margins
@@ -90,11 +94,16 @@ def wrapped() -> dict[str, Method]:
 
 
 EVERY = [*METHODS, "early stopping", "recording"]
-HEADS = {"matching_networks": lambda: Attention(7, 6, CLASSES)}  # of methods that compare features: transfer mode
+HEADS: dict[str, Callable[[], nn.Module]] = {  # of methods that compare features, and so know transfer mode only
+    "matching_networks": lambda: Attention(7, 6, CLASSES),
+    "luo": lambda: nn.Linear(6, CLASSES),
+}
 NOISY = [name for name in EVERY if name not in HEADS]
 
 
 def made(name: str) -> Method:
+    if name == "luo":
+        return Luo(unlabelled=batch(20, 9).inputs, batch_size=5)
     return METHODS[name]() if name in METHODS else wrapped()[name]
 
 
@@ -144,7 +153,7 @@ def test_fit_runs_every_method(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_nan_stops_before_it_reaches_the_parameters(name: str) -> None:
-    task, method = task_for(name), METHODS[name]()
+    task, method = task_for(name), made(name)
     state = method.init(task)
     bad = batch(7, 1)
     bad.inputs[2] = float("nan")
@@ -476,6 +485,51 @@ def test_attention_remembers_the_labelled_target() -> None:
         MatchingNetworks().init(transfer_task())
 
 
+def test_luo_without_its_terms_trains_both_heads() -> None:
+    """λ = 0: the mean losses of both sides, added."""
+    task, source, target = transfer_task(), batch(N, 0), batch(7, 1)
+    before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
+    l_s, l_t = task.losses.source(task.model, source).mean(), task.losses.target(task.model, target).mean()
+    expected = plain_gradient(l_s + l_t, task.model)
+    method = Luo(unlabelled=batch(20, 9).inputs, domain=0.0, entropy=0.0)
+    method.step(method.init(task), source, target)
+    found = {k: (before[k] - p.detach()) / 0.1 for k, p in task.model.named_parameters()}
+    assert same(found, expected)
+
+
+def test_luo_reverses_the_gradient_of_its_discriminators() -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    (plain,) = torch.autograd.grad((x**2).sum(), x)
+    (turned,) = torch.autograd.grad((reverse(x) ** 2).sum(), x)
+    assert torch.equal(turned, -plain)
+    blind = Discriminators([3, 2], hidden=4)
+    for parameter in blind.parameters():
+        nn.init.zeros_(parameter)
+    answers = blind([torch.randn(6, 3), torch.randn(6, 2)])
+    assert answers.shape == (6, 2)
+    assert float(domain_loss(answers.detach(), 4)) == pytest.approx(math.log(2.0), rel=1e-6)
+
+
+def test_luo_entropy_by_hand() -> None:
+    """Two classes, one of them labelled twice: a softmax over two prototypes, however often a class is there."""
+    labelled = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    features = torch.tensor([[1.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    found = prototype_entropy(features, labelled, torch.tensor([0, 0, 1]), scale=2.0)
+    p = torch.tensor([2.0, 0.0], dtype=torch.float64).softmax(0)
+    expected = (math.log(2.0) - (p * p.log()).sum()) / 2
+    assert float(found) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_luo_goes_through_the_unlabelled_examples_in_order() -> None:
+    method = Luo(unlabelled=torch.arange(5.0)[:, None].expand(5, WIDTH).double(), batch_size=2)
+    state = method.init(transfer_task())
+    seen = torch.cat([state.next_unlabelled(2, None)[:, 0] for _ in range(5)])
+    assert seen.reshape(2, 5).sort(1).values.tolist() == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2
+    assert float(state.progress()) == 0.5
+    with pytest.raises(UsageError, match="unlabelled=inputs"):
+        Luo().init(transfer_task())
+
+
 def test_oracles() -> None:
     source = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 1]), truth=torch.tensor([0, 0, 1]))
     assert corrected(source).labels.tolist() == [0, 0, 1]
@@ -489,6 +543,7 @@ def test_oracles() -> None:
     [
         lambda: Mixed(target_share=2.0),
         lambda: FineTuning(pretrain=1.5),
+        lambda: Luo(domain=-1.0),
         lambda: MatchingNetworks(fine_tune=-0.5),
         lambda: Xiao(pretrain=-1.0),
         lambda: Sukhbaatar(noise_lr=-1.0),

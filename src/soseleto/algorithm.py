@@ -46,6 +46,8 @@ class Soseleto:
     normalize_weights: the source loss is Σαℓ/Σα over the batch; ``False`` is the paper's mean(αℓ).
     target_average: the target gradient used for alignments is a running mean with this decay; 0 is the paper's single
         batch. A batch of 32 gives a direction that is mostly noise; tens of steps give one that is mostly signal.
+    aligned: alignments are over those parameters of θ whose names begin with one of these; ``None`` takes all of θ.
+        A large layer can drown in noise what a small one knows.
     pool_classes: an example's alignments are drawn towards the mean of its class, by as much as they are noise; its
         weight and score follow that estimate (see ``pooling``). For sources with whole classes of no use.
     weights_first: the authors' notebook moves α before θ; the paper (and the default) moves θ with the old α.
@@ -62,6 +64,7 @@ class Soseleto:
     initial_weight: float = 1.0
     normalize_weights: bool = True
     target_average: float = 0.99
+    aligned: tuple[str, ...] | None = None
     pool_classes: bool = False
     weights_first: bool = False
     target_share: float = 0.0
@@ -87,6 +90,12 @@ class Soseleto:
     def init(self, task: Task) -> SoseletoState:
         weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
         state = SoseletoState.start(task, make_engine(self.engine), weights)
+        if self.aligned is not None:
+            state.compared = frozenset(name for name in task.shared if name.startswith(self.aligned))
+            if not state.compared:
+                raise UsageError(
+                    f"aligned={self.aligned} fits none of θ's parameters: {', '.join(sorted(task.shared))}."
+                )
         if self.pool_classes:
             if task.classes is None:
                 raise UsageError("pool_classes needs class indices as source labels: leave it out.")
@@ -198,6 +207,7 @@ class SoseletoState:
     first_target_loss: Tensor
     alive: Tensor  # 1 while the target loss carries a signal, else 0
     multiplier: Tensor  # α moved by multiplier·q
+    compared: frozenset[str]  # the parameters that alignments are over
     heard: bool = False
     pooling: Pooling | None = None
 
@@ -223,6 +233,7 @@ class SoseletoState:
             first_target_loss=number(),
             alive=number(1.0),
             multiplier=number(),
+            compared=task.shared,
         )
 
     def state(self) -> dict[str, Any]:
@@ -248,7 +259,7 @@ class SoseletoState:
 
     def average(self, found: dict[str, Tensor], decay: float) -> dict[str, Tensor]:
         """The running mean of the target gradient over θ's parameters; ``mean_so_far`` tells what its start cost."""
-        found = {name: g for name, g in found.items() if name in self.task.shared}
+        found = {name: g for name, g in found.items() if name in self.compared}
         if decay == 0.0:
             return found
         for name, g in found.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -28,12 +28,13 @@ from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments import runner
 from soseleto.experiments.results import Results, Row
 from soseleto.experiments.svhn_mnist_data import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
-from soseleto.methods import Attention, by_name
+from soseleto.methods import Attention, Luo, by_name
 from soseleto.models import lenet_trunk
 from soseleto.preparing import choose_device
 from soseleto.result import Result
 from soseleto.schedules import cosine, linear, sgd
 from soseleto.task import MakeSchedule, Method, Task
+from soseleto.unlabelled import Unlabelled
 from soseleto.weights import Weights
 
 SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})
@@ -50,6 +51,7 @@ class Config:
     classifier: what a head is: LeNet's "last" layer, or its fully "connected" ones (the trunk is then convolutions)
     standardize: every image to mean 0 and deviation 1; else by the source's statistics
     sign: SVHN images turn into their negatives at random; rotate, scale, shift: of the images of both sides
+    rounds: what differs from the defaults of ``Unlabelled``, where SOSELETO uses unlabelled digits
     n_heldout: MNIST training digits kept out of everything; select: measure on them and leave the test set alone
     """
 
@@ -61,6 +63,7 @@ class Config:
     plain: bool = False
     seed: int = 0
     settings: tuple[tuple[str, Any], ...] = ()
+    rounds: tuple[tuple[str, Any], ...] = ()
     n_source: int | None = None
     n_test: int | None = None
     n_heldout: int = 0
@@ -106,6 +109,12 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
             {"base": "soseleto", "settings": (("target_share", 0.5), ("weight_step", None))},
         ),
         "soseleto_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": (("target_share", 0.5),)}),
+        "luo": ("Luo et al. 2017", {"base": "luo", "unlabelled": True, "settings": (("entropy", 0.0),)}),
+        "luo_label_efficient": ("Luo et al. 2017, label-efficient", {"base": "luo", "unlabelled": True}),
+        "soseleto_unlabelled": (
+            "**SOSELETO** with unlabelled data",
+            {"base": "soseleto", "unlabelled": True, "settings": (("target_share", 0.5),)},
+        ),
         "soseleto_paper": ("… no target gradient in the trunk", {"base": "soseleto"}),
     }
 )
@@ -156,10 +165,18 @@ class _Shuffled(Weights):
         return super().take(self._other[index])
 
 
-def make_method(config: Config) -> Method:
+def make_method(config: Config, data: Digits) -> Method:
     """The method with its settings."""
     method: Any = ShuffledWeights() if config.base == ShuffledWeights.name else by_name(config.base)
-    return dataclasses.replace(method, **dict(config.settings)) if config.settings else method
+    if isinstance(method, Luo):  # aligns the second convolution, after its pooling, and the features
+        second = "4" if config.standardize else "3"
+        method = replace(method, unlabelled=data.unlabelled.inputs, augment=moves(config), layers=(second,))
+    return replace(method, **dict(config.settings)) if config.settings else method
+
+
+def moves(config: Config) -> Augment:
+    """Random changes of MNIST images, labelled or not."""
+    return Augment(rotate=config.rotate, scale=config.scale, shift=config.shift)
 
 
 def make_trunk(config: Config) -> nn.Sequential:
@@ -194,12 +211,8 @@ def setting_of(config: Config) -> dict[str, Any]:
 
 def heading(config: Config) -> Row:
     """The entries of a row that are known before the run."""
-    plain = {**dataclasses.asdict(config), "settings": {name: _plain(value) for name, value in config.settings}}
+    plain = {**dataclasses.asdict(config), "settings": dict(config.settings), "rounds": dict(config.rounds)}
     return {"method": config.method, "setting": setting_of(config), "seed": config.seed, "config": plain}
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
 
 
 def run_one(config: Config, root: str | Path | None = None, device: str = "auto", out: Path | None = None) -> Row:
@@ -226,7 +239,7 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
 def train(config: Config, data: Digits, *, device: str, out: Path | None = None) -> Result:
     from soseleto.training import fit
 
-    moves = Augment(rotate=config.rotate, scale=config.scale, shift=config.shift)
+    rounds = Unlabelled(inputs=data.unlabelled.inputs, **dict(config.rounds)) if uses_rounds(config) else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, f"{NAME}/model"))
         trunk, (source_head, target_head) = make_trunk(config), make_heads(config, data)
@@ -235,22 +248,28 @@ def train(config: Config, data: Digits, *, device: str, out: Path | None = None)
         data.source,
         data.target,
         mode="transfer",
+        unlabelled=rounds,
         epochs=config.epochs,
         batch_size=config.batch_size,
         target_batch_size=config.target_batch_size,
         optimizer=sgd(config.lr, config.weight_decay, config.momentum),
         schedule=SCHEDULES[config.schedule],
-        method=make_method(config),
+        method=make_method(config, data),
         source_head=source_head,
         target_head=target_head,
-        augment_source=dataclasses.replace(moves, sign=config.sign),
-        augment_target=moves,
+        augment_source=replace(moves(config), sign=config.sign),
+        augment_target=moves(config),
         balanced_target=True,
         standardize=not config.standardize,
         seed=config.seed,
         device=device,
         out=out,
     )
+
+
+def uses_rounds(config: Config) -> bool:
+    """Luo's method takes unlabelled digits itself; SOSELETO classifies them, and goes on in rounds."""
+    return config.unlabelled and config.base == "soseleto"
 
 
 def weight_facts(config: Config, data: Digits, result: Result) -> Row:
@@ -261,6 +280,11 @@ def weight_facts(config: Config, data: Digits, result: Result) -> Row:
     if data.useless is not None:
         found = compare({"weight": result.weights, "score": result.scores}, data.useless)
         facts["detection"] = {name: {k: round(v, 4) for k, v in one.items()} for name, one in found.items()}
+    if result.unlabelled is not None:
+        right = result.unlabelled.labels == data.unlabelled.labels
+        facts["guessed_right"] = 100.0 * float(right.double().mean())
+        found = compare({"weight": result.unlabelled.weights, "score": result.unlabelled.scores}, ~right)
+        facts["guesses"] = {name: {k: round(v, 4) for k, v in one.items()} for name, one in found.items()}
     if config.source == "0-9":
         facts["classes"] = class_facts(data.source, result)
     return facts

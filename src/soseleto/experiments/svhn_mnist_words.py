@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     for name, kind in NUMBERS.items():
         words.add_argument(f"--{name.replace('_', '-')}", type=kind)
     words.add_argument("--select", action="store_true", default=None, help="measure on held-out digits, not the test")
+    words.add_argument("--rounds", nargs="+", default=[], metavar="NAME=VALUE", help="settings of Unlabelled")
     words.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method")
     return words
 
@@ -55,6 +56,8 @@ def configs(given: argparse.Namespace) -> list[Config]:
     changes: dict[str, Any] = {name: value for name in NUMBERS if (value := getattr(given, name)) is not None}
     if given.select:
         changes |= {"select": True, "n_heldout": given.n_heldout or 5000}
+    if given.rounds:
+        changes["rounds"] = tuple(setting(word) for word in given.rounds)
     if given.set:
         changes["settings"] = tuple(setting(word) for word in given.set)
     return [

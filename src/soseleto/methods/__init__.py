@@ -9,6 +9,7 @@ from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.early_stopping import EarlyStopping
 from soseleto.methods.fine_tuning import FineTuning
+from soseleto.methods.luo import Luo
 from soseleto.methods.matching import Attention, MatchingNetworks
 from soseleto.methods.meta_weight_net import MetaWeightNet
 from soseleto.methods.mixed import Mixed
@@ -26,6 +27,7 @@ __all__ = [
     "Attention",
     "EarlyStopping",
     "FineTuning",
+    "Luo",
     "MatchingNetworks",
     "MetaWeightNet",
     "Mixed",
@@ -54,6 +56,7 @@ METHODS: Mapping[str, Callable[[], Method]] = MappingProxyType(
         "reweight": Reweight,
         "meta_weight_net": MetaWeightNet,
         "matching_networks": MatchingNetworks,
+        "luo": Luo,
     }
 )
 
