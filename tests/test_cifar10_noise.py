@@ -15,7 +15,7 @@ from soseleto.data import Examples
 from soseleto.errors import DataError, TrainingError, UsageError
 from soseleto.experiments import cifar10_noise, runner
 from soseleto.experiments.cifar10_noise import LINES, NOISE, configuration, heading, make_method, prepare_data
-from soseleto.experiments.cifar10_words import accuracy_table, configs, main, page, parser
+from soseleto.experiments.cifar10_words import accuracy_table, auroc_table, configs, main, page, parser, suspects_table
 from soseleto.experiments.results import Results, Row, load, merge_files, put_between, save, started, table
 from soseleto.methods import EarlyStopping, Signals
 
@@ -52,7 +52,7 @@ def test_every_line_has_the_same_data_and_budget(tiny: dict[str, Any], noise: fl
         if config.labels == "noisy":
             assert torch.equal(data.source.labels, first.source.labels)
         budget = (config.epochs, config.batch_size, config.target_batch_size, config.lr, config.weight_decay)
-        assert budget == (60, 256, 32, 0.01, 5e-4)
+        assert budget == (60, 256, 32, 0.03, 5e-4)
         assert make_method(config, data, Signals(len(data.source))).name
 
 
@@ -89,12 +89,34 @@ def test_every_line_runs(tiny: dict[str, Any], line: str) -> None:
     row = cifar10_noise.run_one(configuration(line, noise=0.4, **changes), device="cpu")
     assert json.loads(json.dumps(row, allow_nan=False)) == {**row, "config": json.loads(json.dumps(row["config"]))}
     assert (row["method"], row["setting"], row["seed"]) == (line, {"noise": 0.4}, 0)
-    assert 0 <= row["accuracy"] <= 100
     assert row["seconds"] > 0
+    if line == "cleanlab":
+        names = {"cleanlab_self_confidence", "cleanlab_margin", "cleanlab_confident"}
+        assert set(row["detection"]) == names
+        assert all(0.5 < found["auroc"] <= 1 for found in row["detection"].values())
+        return
+    assert 0 <= row["accuracy"] <= 100
+    if line == "soseleto_probes":
+        assert {"weight", "score", "loss", "margin", "probability"} < set(row["detection"])
+        assert [told["asked"] for told in row["suspects"]] == [80.0, 90.0, 95.0]
+        assert row["suspects"][0]["wrong_share"]["truth"] == 40.0
     if line == "soseleto":
         assert set(row["detection"]) == {"weight", "score", "loss", "margin"}
         assert len(row["kept"]["score"]) == len(row["kept"]["fraction"]) == 20
         assert row["kept"]["score"][-1] == 40.0
+
+
+def test_probes_carry_the_labels_people_gave(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {**tiny, "n_clean": 300, "probes": 0.4}
+    data = prepare_data(configuration("soseleto", noise="worse_label", **given))
+    assert data.before is not None
+    assert torch.equal(
+        data.before != data.target.labels, torch.tensor([int(i) % 7 == 0 for i in data.target.ids or ()])
+    )
+    row = cifar10_noise.run_one(configuration("soseleto", noise="worse_label", **given), device="cpu")
+    share = row["suspects"][0]["wrong_share"]
+    assert abs(share["value"] - share["truth"]) < 5
+    assert prepare_data(configuration("soseleto", noise=0.3, **given)).before is None
 
 
 def test_choosing_leaves_the_test_set_alone(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +130,7 @@ def test_choosing_leaves_the_test_set_alone(tiny: dict[str, Any], monkeypatch: p
 def test_variants_get_a_name_of_their_own() -> None:
     config = configuration("soseleto_mean", settings=(("weight_step", 0.2),))
     assert config.method == "soseleto_mean[weight_step=0.2]"
-    assert dict(config.settings) == {"normalize_weights": False, "weight_step": 0.2}
+    assert dict(config.settings) == {"target_share": 0.3, "normalize_weights": False, "weight_step": 0.2}
     stopped = configuration("ordinary_early_stopped", n_clean=100, n_heldout=20)
     assert stopped.early_stopping
 
@@ -171,6 +193,25 @@ def test_tables_have_means_and_spreads() -> None:
     mixed = [rows[0], fake_run(configuration("soseleto", noise=0.4, seed=1, lr=0.1))]
     with pytest.raises(DataError, match="2 configurations"):
         table(mixed, lambda row: row["accuracy"], methods={"soseleto": "x"}, settings={"40 %": {"noise": 0.4}})
+
+
+def test_tables_put_the_signals_of_all_detectors_side_by_side() -> None:
+    def row(line: str, seed: int, *names: str) -> Row:
+        found = {name: {"auroc": 0.9 + 0.01 * seed, "precision": 0.5} for name in names}
+        estimate = {"value": 90.0 + seed, "low": 80.0, "high": 99.0, "truth": 92.0}
+        told = [{"asked": 95.0, "precision": estimate, "recall": estimate}]
+        return {**heading(configuration(line, noise=0.4, seed=seed)), "detection": found, "suspects": told}
+
+    rows = [row("soseleto_probes", 0, "score", "probability"), row("soseleto_probes", 1, "score", "probability")]
+    rows += [row("cleanlab", 0, "cleanlab_margin"), row("soseleto", 0, "weight")]
+    for one in rows[2:]:
+        del one["suspects"]
+    text = auroc_table(rows)
+    assert "| score | 90.5 ± 0.7 |" in text
+    assert "| cleanlab, normalised margin | 90.0 |" in text
+    assert "| **calibrated probability** | 90.5 ± 0.7 |" in text
+    assert "| weight |" not in text  # of another run
+    assert "| asked 95 %: recall, error | 1.5 ± 0.7 |" in suspects_table(rows)
 
 
 def test_a_page_is_made_anew_between_its_marks() -> None:

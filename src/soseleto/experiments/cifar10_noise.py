@@ -26,15 +26,17 @@ from soseleto.batch import Batch
 from soseleto.data import Augment, Examples, Preprocess, generator, load, seed_for, symmetric
 from soseleto.detection import FRACTIONS, compare, wrong_among_kept
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.experiments import runner
+from soseleto.experiments import cleanlab_comparison, runner
 from soseleto.experiments.results import Results, Row
 from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct_only, corrected
 from soseleto.models import by_name as by_model_name
 from soseleto.preparing import choose_device
+from soseleto.result import Result
 from soseleto.schedules import cosine, linear
 from soseleto.task import MakeSchedule, Method
 
 NAME = "cifar10-noise"
+ASKED = (0.8, 0.9, 0.95)  # precisions of suspects
 NOISE: tuple[float | str, ...] = (0.3, 0.4, 0.5, "worse_label", "aggre_label")
 SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})
 LABELS: Mapping[str, Callable[[Examples], Examples]] = MappingProxyType(
@@ -54,6 +56,8 @@ class Config:
     early_stopping: keep the model of the epoch that is best on the held-out images
     select: measure on the held-out images and leave the test set alone: for choosing settings
     record: follow the loss and margin of every source example
+    probes: the share of the clean images, or "auto", that is planted among the source to tell suspects by
+    folds: instead of one training, cleanlab's rankings by cross-validation
     """
 
     method: str
@@ -80,6 +84,8 @@ class Config:
     early_stopping: bool = False
     select: bool = False
     record: bool = True
+    probes: float | str = 0.0
+    folds: int = 0
 
     def __post_init__(self) -> None:
         if (self.select or self.early_stopping) and not 0 < self.n_heldout < self.n_clean:
@@ -122,6 +128,8 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
             {"base": "soseleto", "settings": (*SHARED, ("normalize_weights", False))},
         ),
         "soseleto_constant": ("… constant rate", {"base": "soseleto", "settings": SHARED, "schedule": "constant"}),
+        "soseleto_probes": ("… with probes", {"base": "soseleto", "settings": SHARED, "probes": "auto"}),
+        "cleanlab": ("cleanlab", {"base": "mixed", "folds": 4}),
         "oracle_subset": ("oracle: only the right labels", {"base": "ordinary", "labels": "correct_only"}),
         "oracle": ("oracle: every label corrected", {"base": "ordinary", "labels": "corrected"}),
     }
@@ -160,12 +168,16 @@ def configuration(
 
 @dataclass(frozen=True)
 class Data:
-    """The four sides; the source carries the truth beside its labels."""
+    """The four sides; the source carries the truth beside its labels.
+
+    before: the labels people gave the target's images, for human noise; probes make the same mistakes as the source
+    """
 
     source: Examples
     target: Examples
     heldout: Examples | None
     test: Examples
+    before: Tensor | None
 
 
 def prepare_data(config: Config, root: str | Path | None = None) -> Data:
@@ -187,6 +199,7 @@ def prepare_data(config: Config, root: str | Path | None = None) -> Data:
         target=shrink(right.subset(target)),
         heldout=shrink(right.subset(heldout)) if len(heldout) else None,
         test=shrink(test.subset(range(config.n_test)) if config.n_test else test),
+        before=None if human is None else train.labels[target],
     )
 
 
@@ -226,21 +239,35 @@ def make_model(config: Config) -> nn.Module:
 def heading(config: Config) -> Row:
     """The entries of a row that are known before the run."""
     plain = {**dataclasses.asdict(config), "settings": dict(config.settings)}
+    plain = {name: value for name, value in plain.items() if value or name not in ("probes", "folds")}
     return {"method": config.method, "setting": {"noise": config.noise}, "seed": config.seed, "config": plain}
 
 
 def run_one(config: Config, root: str | Path | None = None, device: str = "auto") -> Row:
     """Train once and measure: accuracy in percent, seconds of training, and how wrong labels were told from right."""
+    data = prepare_data(config, root)
+    begin = time.perf_counter()
+    if config.folds:
+        trust = _cross_validated(config, data, device)
+        return {**heading(config), "seconds": time.perf_counter() - begin, **_detection(data.source, trust)}
+    signals = Signals(len(data.source)) if config.record and config.labels == "noisy" and not config.probes else None
+    result = _train(config, data, make_method(config, data, signals), device)
+    found: Row = {"seconds": time.perf_counter() - begin}
+    if data.heldout is not None:
+        found["heldout_accuracy"] = result.evaluate(data.heldout)["accuracy"]
+    if not config.select:
+        found["accuracy"] = result.evaluate(data.test)["accuracy"]
+    return {**heading(config), **found, **_detection(data.source, _trusts(result, signals)), **_suspects(result)}
+
+
+def _train(config: Config, data: Data, method: Method, device: str) -> Result:
     from soseleto.training import fit
 
-    data = prepare_data(config, root)
     model = make_model(config)
     if choose_device(device).type == "cuda":
-        model.to(memory_format=torch.channels_last)  # faster there, and the same otherwise
-    signals = Signals(len(data.source)) if config.record and config.labels == "noisy" else None
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster there, the same otherwise
     augment = Augment(crop=config.crop, flip=config.flip)
-    begin = time.perf_counter()
-    result = fit(
+    return fit(
         model,
         data.source,
         data.target,
@@ -251,29 +278,69 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
         lr=config.lr,
         weight_decay=config.weight_decay,
         schedule=SCHEDULES[config.schedule],
-        method=make_method(config, data, signals),
+        method=method,
         augment_source=augment,
         augment_target=augment,
+        probes=config.probes,  # type: ignore[arg-type]  # fit refuses any word but "auto"
+        labels_before=data.before if config.probes else None,
         precision=None if config.precision is None else getattr(torch, config.precision),
         seed=config.seed,
         device=device,
     )
-    found: Row = {"seconds": time.perf_counter() - begin}
-    if data.heldout is not None:
-        found["heldout_accuracy"] = result.evaluate(data.heldout)["accuracy"]
-    if not config.select:
-        found["accuracy"] = result.evaluate(data.test)["accuracy"]
-    weights = {} if result.learned is None else {"weight": result.weights, "score": result.scores}
-    return {**heading(config), **found, **_detection(data.source, weights, signals)}
 
 
-def _detection(source: Examples, weights: dict[str, Tensor], signals: Signals | None) -> Row:
+def _cross_validated(config: Config, data: Data, device: str) -> dict[str, Tensor]:
+    """cleanlab's rankings, from ``folds`` trainings that together take as many steps as one of any other line."""
+    epochs = cleanlab_comparison.fold_epochs(config.epochs, config.folds)
+
+    def predict(training: Examples, inputs: Tensor, fold: int) -> Tensor:
+        part, seed = replace(data, source=training), seed_for(config.seed, f"{NAME}/fold", fold)
+        of_fold = replace(config, epochs=epochs, seed=seed)
+        return _train(of_fold, part, make_method(of_fold, part), device).outputs(inputs).softmax(1)
+
+    found = cleanlab_comparison.out_of_sample(data.source, config.folds, config.seed, predict)
+    return cleanlab_comparison.trusts(found, data.source.labels)
+
+
+def _trusts(result: Result, signals: Signals | None) -> dict[str, Tensor]:
+    """Every signal of a training, and with probes the calibrated probability that all of them give together."""
+    found = {} if result.learned is None else {"weight": result.weights, "score": result.scores}
+    if signals is not None and bool((signals.visits > 0).all()):
+        found |= {"loss": -signals.loss.cpu(), "margin": signals.margin.cpu()}
+    if result.evidence is not None:
+        names = {"mean_loss": "loss", "mean_margin": "margin"}
+        gathered = {names.get(name, name): s[: len(result.source)] for name, s in result.evidence.signals.items()}
+        found |= {**gathered, "probability": -result.suspects().probability}
+    return found
+
+
+def _suspects(result: Result) -> Row:
+    """For some asked precisions, what the probes estimate (with its 95 % interval) beside the truth, in percent."""
+    source = result.source
+    if result.evidence is None or source.truth is None:
+        return {}
+    wrong = (source.labels != source.truth).cpu()
+    rows = []
+    for asked in ASKED:
+        found = result.suspects(asked)
+        hits = int((found.is_suspect & wrong).sum())
+        truth = {
+            "precision": hits / max(len(found), 1),
+            "recall": hits / max(int(wrong.sum()), 1),
+            "wrong_share": float(wrong.double().mean()),
+        }
+        told = {
+            name: {**{k: round(100 * v, 2) for k, v in vars(getattr(found, name)).items()}, "truth": round(100 * t, 2)}
+            for name, t in truth.items()
+        }
+        rows.append({"asked": 100 * asked, "count": len(found), "threshold": round(found.threshold, 4), **told})
+    return {"suspects": rows}
+
+
+def _detection(source: Examples, trust: Mapping[str, Tensor]) -> Row:
     """AUROC and precision of every signal, and the appendix's curves at 20 sizes."""
     assert source.truth is not None
     wrong = source.labels.cpu() != source.truth.cpu()
-    trust = dict(weights)
-    if signals is not None and bool((signals.visits > 0).all()):
-        trust |= {"loss": -signals.loss.cpu(), "margin": signals.margin.cpu()}
     if not trust or not bool(wrong.any()):
         return {}
     kept = {name: [round(100 * share, 2) for share in wrong_among_kept(t, wrong)] for name, t in trust.items()}

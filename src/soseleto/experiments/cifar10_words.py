@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ NUMBERS = {
     "n_heldout": int,
     "schedule": str,
     "precision": str,
+    "folds": int,
 }
 
 
@@ -52,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--small", action="store_true", help="sized for a CPU")
     for name, kind in NUMBERS.items():
         words.add_argument(f"--{name.replace('_', '-')}", type=kind)
+    words.add_argument("--probes", type=_noise, help="share of the clean images planted as probes, or auto")
     words.add_argument("--flip", action="store_true", default=None)
     words.add_argument("--no-record", dest="record", action="store_false", default=None)
     words.add_argument(
@@ -63,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 def configs(given: argparse.Namespace) -> list[Config]:
     """Every combination, the cheap ones of a seed together, so that early rows already cover all methods."""
-    names = (*NUMBERS, "flip", "record", "select")
+    names = (*NUMBERS, "probes", "flip", "record", "select")
     changes: dict[str, Any] = {name: value for name in names if (value := getattr(given, name)) is not None}
     if given.select and given.n_heldout is None:
         changes["n_heldout"] = 1000
@@ -103,25 +105,71 @@ def accuracy_table(rows: Sequence[Row]) -> str:
 
 def better_half_table(rows: Sequence[Row]) -> str:
     """Percent of wrong labels in the better half of SOSELETO's source, by weight, by score, and by the free signals."""
-    return _signals(rows, lambda row, name: row["kept"][name][row["kept"]["fraction"].index(0.5)])
+    mine = [row for row in rows if row["method"] == "soseleto"]
+    return _signals(mine, lambda row, name: row["kept"][name][row["kept"]["fraction"].index(0.5)])
 
 
 def auroc_table(rows: Sequence[Row]) -> str:
-    """100·AUROC of right against wrong labels, all signals from the SOSELETO runs."""
-    return _signals(rows, lambda row, name: 100.0 * row["detection"][name]["auroc"])
+    """100·AUROC of right against wrong labels."""
+    return _signals(_detecting(rows), lambda row, name: 100.0 * row["detection"][name]["auroc"])
 
 
 def precision_table(rows: Sequence[Row]) -> str:
     """Percent of wrong labels among the k least trusted, k the true number of wrong labels."""
-    return _signals(rows, lambda row, name: 100.0 * row["detection"][name]["precision"])
+    return _signals(_detecting(rows), lambda row, name: 100.0 * row["detection"][name]["precision"])
+
+
+def suspects_table(rows: Sequence[Row]) -> str:
+    """Precision and recall as the probes estimate them and as they are, and the mean error over seeds."""
+    spread = [
+        {**row, "method": f"{told['asked']:.0f} {name} {kind}", "value": _told(told[name], kind)}
+        for row in rows
+        for told in row.get("suspects", [])
+        for name in ("precision", "recall")
+        for kind in ("estimate", "truth", "error")
+    ]
+    titles = {
+        f"{asked} {name} {kind}": f"asked {asked} %: {name}, {kind}"
+        for asked in dict.fromkeys(f"{told['asked']:.0f}" for row in rows for told in row.get("suspects", []))
+        for name in ("precision", "recall")
+        for kind in ("estimate", "truth", "error")
+    }
+    return table(spread, lambda row: row["value"], methods=titles, settings=_columns())
+
+
+def _told(estimate: Mapping[str, float], kind: str) -> float:
+    error = abs(estimate["value"] - estimate["truth"])
+    return {"estimate": estimate["value"], "truth": estimate["truth"], "error": error}[kind]
+
+
+def _detecting(rows: Sequence[Row]) -> list[Row]:
+    """The runs whose signals stand side by side: those with probes where there are any, and cleanlab's."""
+    probes = any(row["method"] == "soseleto_probes" for row in rows)
+    return [row for row in rows if row["method"] in ("soseleto_probes" if probes else "soseleto", "cleanlab")]
+
+
+SIGNALS = {
+    "score": "score",
+    "weight": "weight",
+    "loss": "running mean loss",
+    "margin": "running margin",
+    "final_margin": "margin at the end",
+    "agreement": "nearest target examples",
+    "neighbours": "nearest source examples, weighted",
+    "cleanlab_self_confidence": "cleanlab, self-confidence",
+    "cleanlab_margin": "cleanlab, normalised margin",
+    "cleanlab_confident": "cleanlab, confident thresholds",
+    "probability": "**calibrated probability**",
+}
 
 
 def _signals(rows: Sequence[Row], value: Any) -> str:
-    mine = [row for row in rows if row["method"] == "soseleto" and "detection" in row]
-    spread = [{**row, "method": name, "value": value(row, name)} for row in mine for name in row["detection"]]
-    titles = {"score": "score", "weight": "weight", "loss": "running mean loss", "margin": "running margin"}
-    settings = {title: {"noise": noise} for title, noise in SETTINGS.items()}
-    return table(spread, lambda row: row["value"], methods=titles, settings=settings)
+    spread = [{**row, "method": name, "value": value(row, name)} for row in rows for name in row.get("detection", {})]
+    return table(spread, lambda row: row["value"], methods=SIGNALS, settings=_columns())
+
+
+def _columns() -> dict[str, dict[str, Any]]:
+    return {title: {"noise": noise} for title, noise in SETTINGS.items()}
 
 
 TABLES = {
@@ -129,6 +177,7 @@ TABLES = {
     "better half": better_half_table,
     "auroc": auroc_table,
     "precision": precision_table,
+    "suspects": suspects_table,
 }
 
 
