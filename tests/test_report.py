@@ -118,6 +118,26 @@ def test_suspects_are_counted_judged_and_shown(images: RunFolder, tmp_path: Path
     assert "Probability of a wrong label" in text
 
 
+def test_the_comparison_is_told_first_and_drawn(tmp_path: Path) -> None:
+    run = fabricate(tmp_path / "run", n=60, epochs=3)
+    rows = [
+        {"method": name, "accuracy": accuracy, "low": accuracy - 5, "high": accuracy + 4, "examples": 1200}
+        for name, accuracy in (("soseleto", 91.5), ("ordinary", 80.0), ("target_only", 61.0))
+    ]
+    comparison = {"judged_on": "target", "folds": 5, "rows": rows}
+    (run.path / "comparison.json").write_text(json.dumps(comparison))
+    text = text_of(render(run.path))
+    assert (
+        "Of 1,200 target examples, each held out of its own training, SOSELETO gets 91.5 % right; "
+        "ordinary training 80.0 % and target only 61.0 %." in text
+    )
+    assert "ordinary training 80.0 % 75.0 % to 84.0 %" in text
+    (run.path / "comparison.json").write_text(json.dumps({**comparison, "judged_on": "test", "rows": rows[:1]}))
+    page = render(run.path)
+    assert "Of 1,200 test examples, SOSELETO gets 91.5 % right." in text_of(page)
+    assert "Was it worth it?" not in page
+
+
 def test_without_a_judgement_the_prediction_is_suggested_for_low_weights(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=40, epochs=2)
     columns = run.ranking()

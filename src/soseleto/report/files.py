@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from soseleto import pictures, showing
 from soseleto.run import RANKING, RunFolder
 
 Record = dict[str, Any]
+COMPARISON = "comparison.json"
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class RunFiles:
     ranking: dict[str, np.ndarray] | None
     pictures: dict[str, bytes]  # by id, of the examples that are shown
     source: Record  # where it came from
+    comparison: Record  # with other methods on the same data
     suspects: Record  # how the suspects were told from the others
 
     @property
@@ -73,8 +77,13 @@ def read(path: str | os.PathLike[str]) -> RunFiles:
         ranking=folder.ranking() if (folder.path / RANKING).exists() else None,
         pictures=pictures.load(folder),
         source=folder.source(),
+        comparison=_json(folder.path / COMPARISON),
         suspects=folder.suspects() or {},
     )
+
+
+def _json(path: Path) -> Record:
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def _first(records: list[Record], event: str) -> Record:

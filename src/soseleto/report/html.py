@@ -19,7 +19,7 @@ from soseleto.report.gallery import ClassGallery
 from soseleto.run import REPORT, write_text
 
 EXAMPLES_SHOWN = 20
-FORMS = (words.count, words.share, words.number)
+FORMS = (words.count, words.share, words.percent, words.number)
 TABLE_THRESHOLDS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -43,6 +43,8 @@ def render(run_path: str | os.PathLike[str]) -> str:
         policy=_policy(style, script),
         sentences=words.sentences(run),
         figures=words.key_figures(run),
+        compared=words.compared(run),
+        judged_on=words.judged_on(run) if words.compared(run) else "",
         panels=figure1.panels(run),
         curves=_curves(run),
         settings=_flat(run.config),

@@ -97,8 +97,8 @@ def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
 
 def sentences(run: RunFiles) -> list[str]:
     """The summary a reader can stop at."""
-    parts = [_what_happened(run), _weights(run), _suspects(run), _truth(run), _losses(run), _engine(run)]
-    return [part for part in parts if part]
+    tell = (_what_happened, _comparison, _weights, _suspects, _truth, _losses, _engine)
+    return [sentence for sentence in (part(run) for part in tell) if sentence]
 
 
 def _what_happened(run: RunFiles) -> str:
@@ -112,6 +112,34 @@ def _what_happened(run: RunFiles) -> str:
     if not run.end:
         return f"This run{data} has not ended: what follows is how it stood after {epochs}."
     return f"This run{data} took {epochs}{time}."
+
+
+def compared(run: RunFiles) -> list[tuple[str, float, float, float]]:
+    """(method, accuracy, low, high) in percent of this run and its rivals; none where nothing was compared."""
+    rows = run.comparison.get("rows") or []
+    return [(_method(row["method"]), row["accuracy"], row["low"], row["high"]) for row in rows]
+
+
+def judged_on(run: RunFiles) -> str:
+    """``100 target examples, each held out of its own training``."""
+    examples = count(run.comparison["rows"][0]["examples"])
+    if run.comparison.get("judged_on") == "test":
+        return f"{examples} test examples"
+    return f"{examples} target examples, each held out of its own training"
+
+
+def _method(name: str) -> str:
+    return {"soseleto": "SOSELETO", "ordinary": "ordinary training"}.get(name, name.replace("_", " "))
+
+
+def _comparison(run: RunFiles) -> str:
+    rows = compared(run)
+    if not rows:
+        return ""
+    others = [f"{method} {percent(accuracy)}" for method, accuracy, _, _ in rows[1:]]
+    beside = f"; {' and '.join(others)}" if others else ""
+    method, accuracy, _, _ = rows[0]
+    return f"Of {judged_on(run)}, {method} gets {percent(accuracy)} right{beside}."
 
 
 def _weights(run: RunFiles) -> str:
