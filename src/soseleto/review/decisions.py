@@ -44,7 +44,7 @@ class Decisions:
         self._stand = list(_standing(read_records(self.path)))
         self._lock = threading.Lock()
         with writing(self.path):
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
         _hold(self._file, self.path)
         _cut_torn_line(self._file)
 
@@ -137,7 +137,7 @@ def _hold(handle: int, path: Path) -> None:
 
 
 def _cut_torn_line(handle: int) -> None:
-    size = os.fstat(handle).st_size
-    content = os.pread(handle, size, 0)
+    os.lseek(handle, 0, os.SEEK_SET)
+    content = os.read(handle, os.fstat(handle).st_size)
     if content and not content.endswith(b"\n"):
         os.ftruncate(handle, content.rfind(b"\n") + 1)

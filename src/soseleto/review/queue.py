@@ -89,9 +89,11 @@ class Queue:
 
 def _classes(run: RunFolder, ranking: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     """The class names there are, as the run knew them; else those that somebody carries."""
-    names = [one.label for one in showing.by_class(ranking, most=len(ranking["label"]))]
-    known = run.config().get("classes") if run.config().get("mode") != "transfer" else None
-    return tuple(dict.fromkeys([str(name) for name in known or []] + names))
+    config, suggested = run.config(), showing.suggested(ranking)
+    known = [] if config.get("mode") == "transfer" else config.get("classes") or []  # there the target's own
+    names = [str(name) for name in known]
+    names += [one.label for one in showing.by_class(ranking, most=len(ranking["label"]))]
+    return tuple(dict.fromkeys([*names, *sorted({*(suggested if suggested is not None else ())} - {None})]))
 
 
 def _from_file(path: str) -> bytes | None:

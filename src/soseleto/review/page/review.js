@@ -10,7 +10,11 @@
 
   const decided = (item) => state.decisions[item.id];
   const current = () => state.items[place];
-  const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(share > 0.9995 || share < 0.0005 ? 0 : 1)} %`);
+  const percent = (share) => {
+    if (share === null) return "–";
+    if (share === 0 || share === 1) return `${100 * share} %`;
+    return `${Math.min(99.9, Math.max(0.1, 100 * share)).toFixed(1)} %`; // sure only where it is
+  };
 
   const told = (item) => {
     const decision = decided(item);
