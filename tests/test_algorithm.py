@@ -17,7 +17,8 @@ from torch.func import functional_call
 from soseleto.algorithm import Soseleto, SoseletoState
 from soseleto.batch import Batch, NoisyLosses, TransferLosses
 from soseleto.detection import auroc
-from soseleto.engines import trainable
+from soseleto.engines import alignment, trainable
+from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads
 from soseleto.pooling import Pooling
@@ -437,3 +438,51 @@ def test_alignments_over_some_parameters_only() -> None:
     assert torch.allclose(state.weights.scores[:8].double(), q.double(), rtol=1e-5, atol=1e-7)
     with pytest.raises(UsageError, match="aligned"):
         Soseleto(aligned=("nowhere.",)).init(task)
+
+
+@pytest.mark.parametrize("engine", ["forward", "layerwise"])
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_reuse_target_looks_at_every_kth_target_batch_only(engine: str, average: float) -> None:
+    """Between two looks the target may be anything; at a look, and with k = 1, the step is the ordinary one."""
+    found = []
+    for spoiled in (False, True):
+        method = Soseleto(reuse_target=3, target_average=average, engine=engine)
+        state = method.init(noisy_task(net()))
+        for m in range(7):
+            target = batch(5, 50 + m)
+            if spoiled and m % 3:
+                target = Batch(target.index, target.inputs * float("nan"), target.labels)
+            numbers = method.step(state, batch(N, m), target)
+            assert ("target_loss" in numbers) == (m % 3 == 0)
+        found.append(state)
+    assert torch.equal(found[0].weights.values, found[1].weights.values)
+    assert int(found[0].steps) == 3
+    plain, once = (Soseleto(engine=engine, **settings) for settings in ({}, {"reuse_target": 1}))
+    states = [method.init(noisy_task(net())) for method in (plain, once)]
+    for m in range(3):
+        for method, state in zip((plain, once), states, strict=True):
+            method.step(state, batch(N, m), batch(5, 50 + m))
+    assert torch.equal(states[0].weights.values, states[1].weights.values)
+
+
+def test_reused_targets_give_the_alignment_with_what_was_seen_last() -> None:
+    method = Soseleto(reuse_target=2, weight_step=1e-3, **PAPER)
+    state = method.init(noisy_task(net(), make_optimizer=sgd(1e-12)))
+    seen = gradient(NoisyLosses().target(state.task.model, batch(5, 1)).mean(), trainable(state.task.model))
+    right = sum(alignment(state.task.model, NoisyLosses().source, batch(N, m), seen, engine="loop")[1] for m in (2, 3))
+    method.step(state, batch(N, 2), batch(5, 1))
+    method.step(state, batch(N, 3), batch(5, 99))
+    assert torch.allclose(state.weights.scores.double(), right / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Soseleto(reuse_target=0), "at least 1, got 0"),
+        (lambda: Soseleto(reuse_target=2, target_share=0.5), "drop one"),
+        (lambda: Soseleto(reuse_target=2).init(transfer_task()), "target head untrained"),
+    ],
+)
+def test_settings_for_speed_that_cannot_be(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from soseleto.capture import CapturedStep
 from soseleto.data import Augment, Examples
 from soseleto.engines import make_engine, trainable
 from soseleto.errors import EngineError
-from soseleto.models import quick
+from soseleto.models import group_norm, quick, resnet18
 from soseleto.schedules import linear, sgd
-from soseleto.task import Task
+from soseleto.task import DeferredGuard, Task
 from zoo import PROBLEMS, Problem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -64,7 +65,9 @@ def random_batch(n: int, seed: int) -> Batch:
     return Batch(torch.randperm(64, generator=seeded)[:n].to(CUDA), inputs.to(CUDA), labels.to(CUDA))
 
 
-@pytest.mark.parametrize("settings", [{}, {"weights_first": True}, {"target_average": 0.0}, {"weight_step": None}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"weights_first": True}, {"target_average": 0.0}, {"weight_step": None}, {"reuse_target": 2}]
+)
 def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     start = quick().to(CUDA)
@@ -87,6 +90,27 @@ def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
         assert torch.allclose(replayed.weights.state()[name], value, rtol=1e-3, atol=1e-4), name
     for a, b in zip(plain.task.model.parameters(), replayed.task.model.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [group_norm, nn.BatchNorm2d], ids=["layerwise", "forward"])
+def test_a_step_never_waits_for_the_gpu(norm: Any) -> None:
+    model = resnet18(width=8, norm=norm).to(CUDA).train()
+    method = Soseleto()
+    state = method.init(replace(quick_task(model), guard=DeferredGuard(CUDA)))
+    step = CapturedStep(method, state, lambda text: pytest.fail(text))
+    for m in range(2):  # the engine is chosen and proved
+        step(random_batch(32, m), random_batch(8, 100 + m))
+    batches = [(random_batch(32, m), random_batch(8, 100 + m)) for m in range(6)]
+    step(*batches[0])
+    step(*batches[1])  # recorded
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for source, target in batches[2:]:
+            step(source, target)
+            state.schedule.step()
+        method.step(state, *batches[0])  # and one kernel at a time
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_an_optimizer_that_cannot_be_captured_is_told_and_trains_on() -> None:

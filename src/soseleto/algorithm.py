@@ -57,6 +57,8 @@ class Soseleto:
     vanished: when the running target loss falls below this share of its first value, alignments carry no signal and
         the weights are held.
     engine: how alignments are computed.
+    reuse_target: exactness for speed, off at 1: the target is looked at every so many steps only, and the steps
+        between compare with what was seen last. For noisy-label mode, where the target takes no step of its own.
     """
 
     weight_step: float | None = 0.1
@@ -71,6 +73,7 @@ class Soseleto:
     max_norm: float | None = None
     vanished: float = 1e-3
     engine: str | Engine = "auto"
+    reuse_target: int = 1
 
     name = "soseleto"
 
@@ -86,10 +89,16 @@ class Soseleto:
             raise UsageError(f"target_share must lie in [0, 1), got {self.target_share}: 0 is the paper's.")
         if self.max_norm is not None and self.max_norm <= 0:
             raise UsageError(f"max_norm must be above 0, got {self.max_norm}: leave it out to clip nothing.")
+        if self.reuse_target < 1:
+            raise UsageError(f"reuse_target must be at least 1, got {self.reuse_target}: 1 looks at every step.")
+        if self.reuse_target > 1 and self.target_share:
+            raise UsageError("reuse_target leaves no target gradient for target_share between two looks: drop one.")
 
     def init(self, task: Task) -> SoseletoState:
         weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
-        state = SoseletoState.start(task, make_engine(self.engine), weights)
+        if task.target_head and self.reuse_target > 1:
+            raise UsageError("reuse_target would leave the target head untrained between two looks: drop it.")
+        state = SoseletoState.start(task, make_engine(self.engine), weights, every=self.reuse_target)
         if self.aligned is not None:
             state.compared = frozenset(name for name in task.shared if name.startswith(self.aligned))
             if not state.compared:
@@ -108,32 +117,41 @@ class Soseleto:
             return self._frozen_step(state, source, target)
         task, model, losses = state.task, state.task.model, state.task.losses
         weight_step = self.weight_step * state.lr_left()
-        state.steps.add_(1)
         alpha = state.weights.take(source.index)  # α_b
 
         def new_coefficients(q: Tensor) -> Tensor:
             return self.coefficients(self._move(state, source, q, weight_step))
 
-        passes = state.engine.passes(
-            model,
-            losses,
-            source,
-            target,
-            to_direction=lambda found: state.average(found, self.target_average),  # ∂L_t/∂θ
-            coefficients=new_coefficients if self.weights_first else self.coefficients(alpha),
-        )
+        coefficients = new_coefficients if self.weights_first else self.coefficients(alpha)
+        fresh = monitor or state.looks
+        if fresh:
+            state.steps.add_(1)
+            passes = state.engine.passes(
+                model,
+                losses,
+                source,
+                target,
+                to_direction=lambda found: state.average(found, self.target_average),  # ∂L_t/∂θ
+                coefficients=coefficients,
+            )
+        else:
+            passes = state.engine.source_pass(
+                model, losses.source, source, state.averages, coefficients
+            ).without_target()
         task.guard("source", passes.source_losses, source.index)
-        task.guard("target", passes.target_losses, target.index)
-        target_loss = passes.target_losses.mean()
-        state.hear(target_loss, self.vanished)
+        numbers = {"source_loss": passes.source_losses.mean()}
+        if fresh:
+            task.guard("target", passes.target_losses, target.index)
+            numbers["target_loss"] = passes.target_losses.mean()
+            state.hear(numbers["target_loss"], self.vanished)
         gradients = self._gradients(task, passes.source_gradient, passes.target_gradient)
         before = _copies(model) if monitor else {}
         take_step(task, state, gradients, max_norm=self.max_norm)  # θ, φˢ and φᵗ step, with the old α
         if not self.weights_first:
             self._move(state, source, passes.alignment, weight_step)
-        numbers = {"source_loss": passes.source_losses.mean(), "target_loss": target_loss}
         if monitor:
             numbers |= _monitor(state, passes, before, target)
+        state.advance(1)
         return numbers
 
     def _move(self, state: SoseletoState, source: Batch, q: Tensor, weight_step: Tensor | float) -> Tensor:
@@ -200,7 +218,7 @@ class SoseletoState:
     first_lr: float
     weights: Weights
     averages: dict[str, Tensor]  # the running target gradient, a sum that starts at 0
-    steps: Tensor  # begun so far
+    steps: Tensor  # that looked at the target, so far
     moves: Tensor  # of the weights, so far
     square: Tensor  # the sum over moves of mean(q²)
     target_loss: Tensor  # running mean
@@ -210,9 +228,11 @@ class SoseletoState:
     compared: frozenset[str]  # the parameters that alignments are over
     heard: bool = False
     pooling: Pooling | None = None
+    every: int = 1  # steps from one look at the target to the next
+    taken: int = 0  # steps
 
     @classmethod
-    def start(cls, task: Task, engine: Engine, weights: Weights) -> SoseletoState:
+    def start(cls, task: Task, engine: Engine, weights: Weights, *, every: int = 1) -> SoseletoState:
         optimizer, schedule = optimizer_and_schedule(task)
 
         def number(value: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -234,14 +254,24 @@ class SoseletoState:
             alive=number(1.0),
             multiplier=number(),
             compared=task.shared,
+            every=every,
         )
+
+    @property
+    def looks(self) -> bool:
+        """Whether the next step looks at the target. A recorded step is replayed for steps of its own kind only."""
+        return self.taken % self.every == 0
+
+    def advance(self, steps: int) -> None:
+        """Steps were taken, by ``step`` itself or by replaying it."""
+        self.taken += steps
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside model, optimizer and schedule."""
         numbers = {name: getattr(self, name) for name in _NUMBERS}
         pooling = None if self.pooling is None else self.pooling.state()
         state = {"weights": self.weights.state(), "averages": self.averages, "numbers": numbers, "heard": self.heard}
-        return {**state, "pooling": pooling}
+        return {**state, "pooling": pooling, "taken": self.taken}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
@@ -249,7 +279,7 @@ class SoseletoState:
         self.averages = {name: mean.to(self.task.device) for name, mean in state["averages"].items()}
         for name in _NUMBERS:
             setattr(self, name, state["numbers"][name].to(self.task.device))
-        self.heard = state["heard"]
+        self.heard, self.taken = state["heard"], state["taken"]
         if self.pooling is not None:
             self.pooling.load_state(state["pooling"])
 
@@ -260,7 +290,7 @@ class SoseletoState:
     def average(self, found: dict[str, Tensor], decay: float) -> dict[str, Tensor]:
         """The running mean of the target gradient over θ's parameters; ``mean_so_far`` tells what its start cost."""
         found = {name: g for name, g in found.items() if name in self.compared}
-        if decay == 0.0:
+        if decay == 0.0 and self.every == 1:
             return found
         for name, g in found.items():
             if name not in self.averages:

@@ -8,7 +8,9 @@ shape, or that is monitored, runs as usual.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,49 +32,76 @@ class EagerStep:
         return self._method.step(self._state, source, target, monitor=monitor)
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """A graph with what it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    source: Batch
+    target: Batch
+    rates: list[Tensor]
+    numbers: dict[str, Tensor]
+
+    def fits(self, source: Batch, target: Batch) -> bool:
+        return _fits(self.source, source) and _fits(self.target, target)
+
+    def replay(self, source: Batch, target: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        _fill(self.source, source)
+        _fill(self.target, target)
+        for rate, group in zip(self.rates, optimizer.param_groups, strict=True):
+            rate.fill_(group["lr"])
+        self.graph.replay()
+        return self.numbers
+
+
 class CapturedStep:
-    """The method's step as a CUDA graph, from the fourth call on; ``tell`` hears why where that is impossible."""
+    """The method's step as a CUDA graph, from the fourth call on; ``tell`` hears why where that is impossible.
+
+    A state whose steps are of two kinds says in ``looks`` which the next one is, and counts them in ``advance``.
+    """
 
     def __init__(self, method: Method, state: MethodState, tell: Callable[[str], None]) -> None:
         self._eager = EagerStep(method, state)
         self._state = state
         self._optimizer = state.optimizer
         self._tell = tell
-        self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._calls: Counter[bool] = Counter()  # by kind
+        self._recorded: dict[bool, _Recorded] = {}
         self._possible = True
 
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        self._calls += 1
+        kind = getattr(self._state, "looks", True)
+        self._calls[kind] += 1
         if not getattr(self._state, "capturable", True):
-            self._calls = 0  # the steps of the next phase are warmed up anew
-        if monitor or not self._possible or self._calls <= WARM_UP:
+            self._calls.clear()  # the steps of the next phase are warmed up anew
+        if monitor or not self._possible or self._calls[kind] <= WARM_UP:
             return self._eager(source, target, monitor=monitor)
-        if self._graph is None and not self._capture(source, target):
+        if kind not in self._recorded and not self._capture(kind, source, target):
             return self._eager(source, target)
-        if not (_fits(self._source, source) and _fits(self._target, target)):
+        recorded = self._recorded[kind]
+        if not recorded.fits(source, target):
             return self._eager(source, target)
-        _fill(self._source, source)
-        _fill(self._target, target)
-        for rate, group in zip(self._rates, self._optimizer.param_groups, strict=True):
-            rate.fill_(group["lr"])
-        assert self._graph is not None
-        self._graph.replay()
-        return self._numbers
+        numbers = recorded.replay(source, target, self._optimizer)
+        self._advance(1)
+        return numbers
 
-    def _capture(self, source: Batch, target: Batch) -> bool:
-        self._source, self._target = _clone(source), _clone(target)
-        graph = torch.cuda.CUDAGraph()
+    def _capture(self, kind: bool, source: Batch, target: Batch) -> bool:
+        source, target, graph = _clone(source), _clone(target), torch.cuda.CUDAGraph()
         try:
-            with _rates_on_device(self._optimizer, source.inputs.device) as self._rates, torch.cuda.graph(graph):
-                self._numbers = self._eager(self._source, self._target)
+            with _rates_on_device(self._optimizer, source.inputs.device) as rates, torch.cuda.graph(graph):
+                numbers = self._eager(source, target)
         except RuntimeError as error:  # the model or the optimizer waits for the device somewhere
             torch.cuda.synchronize()
             self._possible = False
             self._tell(f"steps run one kernel at a time, since they cannot be captured as a CUDA graph ({_why(error)})")
             return False
-        self._graph = graph
+        self._advance(-1)  # recording takes no step
+        self._recorded[kind] = _Recorded(graph, source, target, rates, numbers)
         return True
+
+    def _advance(self, steps: int) -> None:
+        if hasattr(self._state, "advance"):
+            self._state.advance(steps)
 
 
 @contextlib.contextmanager

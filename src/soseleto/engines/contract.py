@@ -59,6 +59,10 @@ class SourcePass:
     alignment: Tensor  # (B,), at least float32
     gradient: dict[str, Tensor]  # Σ_j c_j ∂ℓ_j/∂p
 
+    def without_target(self) -> Passes:
+        """A step's worth in which the target had no part."""
+        return Passes(self.losses, self.losses[:0], self.alignment, self.gradient, {})
+
 
 # From the raw gradient of the target loss to the direction source examples are compared with (it may average
 # over steps). It may be called for some of the parameters at a time, each exactly once a step.
