@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from soseleto.batch import cross_entropy, squared_error
     from soseleto.engines import alignment, check_gradients
     from soseleto.errors import DataError, EngineError, Interrupted, SoseletoError, TrainingError, UsageError
+    from soseleto.estimator import SoseletoClassifier
+    from soseleto.loading import load
+    from soseleto.predictor import Predictor
     from soseleto.result import Result
     from soseleto.suspects import Suspects
     from soseleto.training import fit
@@ -26,8 +29,10 @@ __all__ = [
     "DataError",
     "EngineError",
     "Interrupted",
+    "Predictor",
     "Result",
     "Soseleto",
+    "SoseletoClassifier",
     "SoseletoError",
     "Suspects",
     "TrainingError",
@@ -38,6 +43,7 @@ __all__ = [
     "check_gradients",
     "cross_entropy",
     "fit",
+    "load",
     "squared_error",
 ]
 
@@ -54,8 +60,11 @@ _HOMES = {
     "SoseletoError": "errors",
     "TrainingError": "errors",
     "UsageError": "errors",
+    "Predictor": "predictor",
     "Result": "result",
+    "SoseletoClassifier": "estimator",
     "Suspects": "suspects",
+    "load": "loading",
     "fit": "training",
     "Unlabelled": "unlabelled",
     "Weights": "weights",

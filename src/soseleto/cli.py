@@ -77,18 +77,35 @@ def fit(
         str | None,
         typer.Option(
             metavar="NAME|FILE.py:FUNCTION",
-            help="quick, lenet, resnet18, mlp, or your own. [default: quick for images, mlp for tables]",
+            help="quick, lenet, resnet18, mlp, or your own. [default: by the shape of the inputs]",
         ),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the source.")] = 30,
-    batch_size: Annotated[int | None, typer.Option(help="Source examples a step. [default: 256]")] = None,
-    target_batch_size: Annotated[int | None, typer.Option(help="Target examples a step. [default: 32]")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate, falling to 0. [default: 0.01]")] = None,
-    weight_step: Annotated[float | None, typer.Option(help="How far a weight moves at a visit. [default: 0.1]")] = None,
-    engine: Annotated[str | None, typer.Option(metavar="NAME", help="Computes the alignments. [default: auto]")] = None,
-    checkpoint_every: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Between two checkpoints. [default: 60]")
+    batch_size: Annotated[
+        int | None, typer.Option(help="Source examples a step. [default: 16 to 256, by the size of the source]")
     ] = None,
+    target_batch_size: Annotated[int | None, typer.Option(help="Target examples a step. [default: 32]")] = None,
+    lr: Annotated[float, typer.Option(help="Learning rate, falling to 0.")] = 0.03,
+    weight_decay: Annotated[float, typer.Option(help="Of the model, never of the source weights.")] = 0.0,
+    weight_step: Annotated[float, typer.Option(help="How far a weight moves at a visit.")] = 0.1,
+    augment: Annotated[
+        str | None,
+        typer.Option(metavar="none|crop|crop+flip", help="Random changes of images. [default: crop, for images]"),
+    ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Of the target, to judge by. [default: 3; 0 with --test]"),
+    ] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines/--no-baselines", help="Also ordinary training, and the target alone.")
+    ] = True,
+    probes: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Of the target, planted to tell suspects by. [default: 0.3, if enough]"),
+    ] = None,
+    precision: Annotated[float, typer.Option(metavar="SHARE", help="Of real errors among the suspects.")] = 0.95,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="Computes the alignments.")] = "auto",
+    checkpoint_every: Annotated[float, typer.Option(metavar="SECONDS", help="Between two checkpoints.")] = 60.0,
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
     image_size: Annotated[int | None, typer.Option(help="Resize images to this many pixels a side.")] = None,
@@ -103,12 +120,13 @@ def fit(
     A data set is a folder of images with one subfolder a class, a table (.csv,
     .tsv, .parquet, .jsonl) of features or of image paths, or an .npz file with
     x and y. FUNCTION(classes=..., shape=...) of your own file returns the model
-    (in transfer mode its trunk). A run that was stopped goes on when the same is
-    typed again.
+    (in transfer mode its trunk). The accuracy is measured on target examples
+    held out of the training, beside ordinary training and the target alone. A
+    run that was stopped goes on when the same is typed again.
     """
-    from soseleto import commands
+    from soseleto import fitting
 
-    words = commands.FitWords(
+    words = fitting.FitWords(
         source=source,
         target=target,
         out=out,
@@ -116,6 +134,18 @@ def fit(
         mode=mode,
         model=model,
         epochs=epochs,
+        batch_size=batch_size,
+        target_batch_size=target_batch_size,
+        lr=lr,
+        weight_decay=weight_decay,
+        weight_step=weight_step,
+        engine=engine,
+        augment=augment,
+        probes=probes,
+        precision=precision,
+        folds=folds,
+        baselines=baselines,
+        checkpoint_every=checkpoint_every,
         seed=seed,
         device=device,
         skip_bad=skip_bad,
@@ -126,16 +156,8 @@ def fit(
             "id_column": id_column,
             "truth_column": truth_column,
         },
-        training={
-            "batch_size": batch_size,
-            "target_batch_size": target_batch_size,
-            "lr": lr,
-            "weight_step": weight_step,
-            "engine": engine,
-            "checkpoint_every": checkpoint_every,
-        },
     )
-    commands.fit(words, typer.echo)
+    fitting.fit(words, typer.echo)
 
 
 @app.command()
@@ -150,29 +172,78 @@ def report(
     _tell_report(write_report(run, out), open_)
 
 
-@app.command()
+@app.command(short_help="The ranking of the source, and its suspects.")
 def rank(
     run: RunArgument,
     format: Annotated[str, typer.Option(metavar="csv|parquet|json", help="How to write it.")] = "csv",
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
+    suspects: Annotated[bool, typer.Option("--suspects", help="Only the suspects, most suspicious first.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file instead.")] = None,
+    export_clean: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the source without the suspects (.csv, .parquet).")
+    ] = None,
+    relabel: Annotated[bool, typer.Option("--relabel", help="In there, correct the suspects instead.")] = False,
 ) -> None:
-    """Print the ranking of a run's source examples, best first."""
-    from soseleto.report.export import export_ranking
-    from soseleto.run import aside
+    """Print the ranking of a run's source examples, best first.
 
+    Among the columns are those that cleanlab and FiftyOne users know:
+    given_label, predicted_label, is_label_issue and label_quality; filepath and
+    mistakenness. What --export-clean writes can be given to `fit --source`.
+    """
+    from soseleto.report.export import export_ranking
+
+    if export_clean is not None:
+        from soseleto.cleaning import write_clean
+
+        rows, dropped, relabelled = write_clean(run, export_clean, relabel=relabel)
+        typer.echo(f"wrote {export_clean}: {rows:,} examples, {dropped:,} dropped, {relabelled:,} relabelled", err=True)
+        return
+    if relabel:
+        raise UsageError("--relabel has no effect by itself: add --export-clean FILE.")
     if format == "parquet" and out is None and sys.stdout.isatty():
         raise UsageError("a terminal cannot show parquet: add --out FILE, or take --format csv.")
-    content = export_ranking(run, format=format, best=best, worst=worst)
-    if out is None:
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
-        return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with aside(out) as part:
-        part.write_bytes(content)
-    typer.echo(f"wrote {out}", err=True)
+    content = export_ranking(run, format=format, best=best, worst=worst, suspects=suspects)
+    _write(content, out)
+
+
+@app.command(short_help="Label new inputs with a run's model.")
+def predict(
+    run: RunArgument,
+    files: Annotated[list[Path], typer.Argument(metavar="FILES", help="Images, folders, tables, .npz files.")],
+    format: Annotated[str, typer.Option(metavar="csv|json", help="How to write it.")] = "csv",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file instead.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE.py:FUNCTION", help="What made the model, where it was your own.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
+) -> None:
+    """Label new inputs with a run's model: path, label and probability.
+
+    Tables need the feature columns of the training, or a column of image paths.
+    """
+    from soseleto import commands
+
+    _write(commands.predict(run, files, model=model, format=format, device=device).encode(), out)
+
+
+@app.command(short_help="Write a run's model for use elsewhere.")
+def export(
+    run: RunArgument,
+    onnx: Annotated[Path, typer.Option(metavar="FILE", help="The ONNX file to write.", show_default=False)],
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE.py:FUNCTION", help="What made the model, where it was your own.")
+    ] = None,
+) -> None:
+    """Write a run's model as ONNX: inputs as they came in, probabilities out.
+
+    The file is run once by onnxruntime and compared with PyTorch. Needs
+    pip install 'soseleto[onnx]'.
+    """
+    from soseleto.loading import load
+    from soseleto.onnx import export_onnx
+
+    typer.echo(f"wrote {export_onnx(load(run, model, device='cpu'), onnx)}", err=True)
 
 
 @app.command(short_help="Go through a run's suspects by hand.")
@@ -250,6 +321,20 @@ def data(
     from soseleto.data import fetch
 
     fetch.main(name, data_root, typer.echo)
+
+
+def _write(content: bytes, out: Path | None) -> None:
+    """To standard output, or to a file in one move."""
+    from soseleto.run import aside
+
+    if out is None:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with aside(out) as part:
+        part.write_bytes(content)
+    typer.echo(f"wrote {out}", err=True)
 
 
 def _tell_report(page: Path, show: bool) -> None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from soseleto.batch import Loss, cross_entropy
 from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.evidence import Evidence
 from soseleto.models import TrunkAndHeads
+from soseleto.predictor import Predictor
 from soseleto.weights import Weights
 
 if TYPE_CHECKING:
     from soseleto.suspects import Calibrated, Suspects
 
-EVALUATION_BATCH = 1000
 MOST_FEATURE_COLUMNS = 16
 
 
@@ -90,30 +88,25 @@ class Guesses:
         return self.learned.scores.cpu()
 
 
-@dataclass(frozen=True)
-class Result:
-    """One finished training.
+@dataclass(frozen=True, kw_only=True)
+class Result(Predictor):
+    """One finished training: a predictor, and what the training left beside it.
 
-    model: the trained model (in transfer mode trunk and heads; called, it answers for the target)
     history: one record per epoch
     messages: what the run had to say, such as which engine it used
     unlabelled: what was learned about the examples given as ``fit(..., unlabelled=...)``
     """
 
-    model: nn.Module
     source: Examples
     history: list[dict[str, Any]]
     messages: list[str]
-    prepare: Callable[[Tensor], Tensor]
-    device: torch.device
     learned: Weights
-    loss: Loss = cross_entropy
-    classes: tuple[str, ...] | None = None
     out: Path | None = None
     engine: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     evidence: Evidence | None = None  # where the run had probes
     unlabelled: Guesses | None = None
+    suspect_precision: float = 0.95
 
     @property
     def weights(self) -> Tensor:
@@ -125,12 +118,14 @@ class Result:
         """One float32 score per source example: the running mean of its alignments, never clipped."""
         return self.learned.scores.cpu()
 
-    def suspects(self, precision: float = 0.95) -> Suspects:
+    def suspects(self, precision: float | None = None) -> Suspects:
         """The source examples that are probably mislabelled, as many as the asked precision allows.
+
+        ``precision`` is 0.95, or what ``fit(..., suspect_precision=...)`` was told.
 
         Every source example gets a probability; ``.at(threshold)`` gives precision and recall at any threshold.
         """
-        return self._calibrated.for_precision(precision)
+        return self._calibrated.for_precision(self.suspect_precision if precision is None else precision)
 
     @cached_property
     def _calibrated(self) -> Calibrated:
@@ -139,38 +134,6 @@ class Result:
         from soseleto.suspects import Calibrated
 
         return Calibrated.learn(self.evidence, self.config.get("seed", 0))
-
-    def outputs(self, inputs: Tensor | np.ndarray) -> Tensor:
-        """The model's raw outputs for inputs as they came (uint8 images, features), on the CPU."""
-        return self._outputs(self.model, inputs)
-
-    def _outputs(self, model: nn.Module, inputs: Tensor | np.ndarray) -> Tensor:
-        given = torch.as_tensor(inputs)
-        was = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                pieces = [model(self.prepare(piece.to(self.device))).cpu() for piece in given.split(EVALUATION_BATCH)]
-        finally:
-            self.model.train(was)
-        return torch.cat(pieces)
-
-    def predict(self, inputs: Tensor | np.ndarray) -> Tensor:
-        """Class indices, or the outputs themselves where the loss is not a classification's."""
-        outputs = self.outputs(inputs)
-        return outputs.argmax(1) if self.loss is cross_entropy else outputs
-
-    def evaluate(self, dataset: Any) -> dict[str, float]:
-        """Mean loss, and for classification the accuracy in percent."""
-        from soseleto.data import as_examples
-
-        examples = as_examples(dataset, name="test")
-        outputs = self.outputs(examples.inputs)
-        labels = examples.labels.cpu()
-        numbers = {"loss": float(self.loss(outputs, labels).double().mean())}
-        if self.loss is cross_entropy:
-            numbers["accuracy"] = 100.0 * float((outputs.argmax(1) == labels).double().mean())
-        return numbers
 
     def ranking(self) -> Table:
         """Every source example, best first: id, label, weight, score, visits, and the truth where it is known.

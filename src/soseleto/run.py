@@ -39,6 +39,8 @@ CONFIG, METRICS, RANKING, MODEL, REPORT, PROBLEMS, SUSPECTS = (
     "suspects.json",
 )
 PICTURES, REVIEW, SOURCE = "pictures.parquet", "review.jsonl", "source.json"
+COMPARISON, CALIBRATION = "comparison.json", "calibration.json"
+PARTS = "parts"  # a folder of runs: the rivals, and the folds of the target
 CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
 _TIED = "soseleto.tied"  # metadata entry of model.safetensors: alias -> the name its values are stored under
 
@@ -73,9 +75,22 @@ class RunFolder:
         """Take an earlier run's files away, so that ``create`` can follow; anything else is left alone."""
         run = cls(path)
         if run.is_run():
-            shutil.rmtree(run.path / CHECKPOINT, ignore_errors=True)
-            # The mark that it is a run goes last.
-            for name in (METRICS, RANKING, PICTURES, MODEL, REPORT, REVIEW, SOURCE, PROBLEMS, SUSPECTS, CONFIG):
+            for name in (CHECKPOINT, PARTS):
+                shutil.rmtree(run.path / name, ignore_errors=True)
+            files = (
+                METRICS,
+                RANKING,
+                PICTURES,
+                MODEL,
+                REPORT,
+                REVIEW,
+                SOURCE,
+                PROBLEMS,
+                SUSPECTS,
+                COMPARISON,
+                CALIBRATION,
+            )
+            for name in (*files, CONFIG):  # the mark that it is a run goes last
                 (run.path / name).unlink(missing_ok=True)
 
     @classmethod
@@ -142,8 +157,26 @@ class RunFolder:
 
     def suspects(self) -> dict[str, Any] | None:
         """What ``write_suspects`` wrote; None where the run had no probes, or has not ended."""
-        path = self.path / SUSPECTS
-        return json.loads(path.read_text("utf-8")) if path.exists() else None
+        return self._json_or_none(SUSPECTS)
+
+    def write_comparison(self, comparison: Mapping[str, Any]) -> None:
+        """How this run and its rivals did on the same data."""
+        write_text(self.path / COMPARISON, as_json(comparison, indent=1) + "\n")
+
+    def comparison(self) -> dict[str, Any] | None:
+        """What ``write_comparison`` wrote; None where nothing was compared."""
+        return self._json_or_none(COMPARISON)
+
+    def write_temperature(self, temperature: float, *, examples: int) -> None:
+        """What the model's outputs are divided by, and by how many held-out examples that was found."""
+        write_text(self.path / CALIBRATION, as_json({"temperature": temperature, "examples": examples}) + "\n")
+
+    def temperature(self) -> float:
+        """What ``write_temperature`` wrote; 1 where nothing was calibrated."""
+        found = (self._json_or_none(CALIBRATION) or {}).get("temperature", 1.0)
+        if not isinstance(found, int | float) or not found > 0:
+            raise DataError(f"{self.path / CALIBRATION} holds no temperature above 0: delete the file.")
+        return float(found)
 
     def source(self) -> dict[str, Any]:
         """Where the source came from, see manifest.py; empty where it was no file."""
@@ -229,6 +262,16 @@ class RunFolder:
         """The strings that were stored beside the model."""
         with need("safetensors").safe_open(self._existing(MODEL), "pt") as file:
             return {name: text for name, text in (file.metadata() or {}).items() if name != _TIED}
+
+    def _json_or_none(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except ValueError as error:
+            raise DataError(f"{path} is no JSON: restore the file, or delete it.") from error
+        return dict(found)
 
     def _existing(self, name: str) -> Path:
         path = self.path / name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -60,6 +60,7 @@ def fit(
     balanced_target: bool = False,
     probes: Share = 0.0,
     labels_before: Any = None,
+    suspect_precision: float = 0.95,
     standardize: bool | Preprocess | None = None,
     precision: torch.dtype | None = None,
     cuda_graph: bool = True,
@@ -69,6 +70,7 @@ def fit(
     checkpoint_every: float | None = 60.0,
     checkpoint_steps: int | None = None,
     resume: bool = True,
+    notes: Mapping[str, Any] | None = None,
     progress: bool | Progress = False,
 ) -> Result:
     """Train ``model`` on a large, doubtful source for the sake of a small, trusted target; weigh every source example.
@@ -96,6 +98,7 @@ def fit(
             so that ``result.suspects()`` can tell mislabelled source examples, and how surely (noisy mode).
         labels_before: the labels that the target's examples had before somebody checked them, where these are known:
             probes then make the mistakes that are really made, instead of any with equal chance.
+        suspect_precision: the share of the suspects that shall really be mislabelled.
         standardize: centre and scale inputs by the source's statistics, or by the ``Preprocess`` given; by default done
             for uint8 images.
         precision: ``torch.bfloat16`` runs the model under autocast; weights, scores and alignments stay float32.
@@ -105,6 +108,7 @@ def fit(
         out: a run folder to write. Where it holds a run that was cut short, that run goes on.
         checkpoint_every, checkpoint_steps: seconds and steps between two checkpoints in that folder.
         resume: ``False`` refuses a folder that holds a run of any kind.
+        notes: more entries for ``config.json``; a run that goes on must have the same.
         progress: ``True`` for a live line on the terminal, or a function ``progress(event, record)``.
 
     Example:
@@ -120,6 +124,8 @@ def fit(
     make_optimizer = _optimizer(optimizer, lr, weight_decay)
     if epochs < 1:
         raise UsageError(f"epochs must be at least 1, got {epochs}.")
+    if not 0.0 < suspect_precision < 1.0:
+        raise UsageError(f"suspect_precision must lie between 0 and 1, got {suspect_precision}: for 95 % say 0.95.")
     if target_loss is not None and mode == "noisy":
         raise UsageError("target_loss has no effect in noisy mode, where both sides share one loss: leave it out.")
     check_intervals(checkpoint_every, checkpoint_steps, out)
@@ -167,10 +173,12 @@ def fit(
             records=Records(folder, _progress(progress)),
             every=checkpoint_every,
             every_steps=checkpoint_steps,
+            suspect_precision=suspect_precision,
         )
         with nullcontext() if folder is None else folder.held():
             return loop.run(
                 {
+                    **(notes or {}),
                     "mode": mode,
                     "method": chosen.name,
                     "settings": repr(chosen),
@@ -185,6 +193,7 @@ def fit(
                     "target_loss": _name_of(target_loss),
                     "balanced_target": balanced_target,
                     "probes": 0 if data.probes is None else len(data.probes),
+                    "suspect_precision": suspect_precision,
                     "precision": None if precision is None else str(precision),
                     "augment_source": repr(augment_source),
                     "augment_target": repr(augment_target),
@@ -214,6 +223,7 @@ class _Loop:
     records: Records
     every: float | None
     every_steps: int | None
+    suspect_precision: float
 
     def run(self, config: dict[str, Any]) -> Result:
         facts = self._facts()
@@ -317,6 +327,7 @@ class _Loop:
             out=None if self.records.folder is None else self.records.folder.path,
             engine=getattr(getattr(state, "engine", None), "name", ""),
             config=config,
+            suspect_precision=self.suspect_precision,
         )
 
     def _with_evidence(self, result: Result, state: Any) -> Result:
@@ -334,6 +345,7 @@ class _Loop:
         return {
             "n_source": len(self._source),
             "n_target": len(self.data.target) + len(self.data.probes or ()),
+            "input_shape": list(self.data.source.inputs.shape[1:]),
             "parameters": sum(p.numel() for p in self.task.model.parameters()),
             "model_fingerprint": model_fingerprint(self.task.model),
             "source_fingerprint": self._source.fingerprint(),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from soseleto.data.convert import inputs_of
 from soseleto.data.labels import names_of
@@ -40,6 +41,14 @@ def read_npz(path: Path, *, name: str) -> Raw:
         truth=names_of(arrays["truth"].reshape(-1).tolist()) if "truth" in arrays else None,
         paths=None,
     )
+
+
+def read_npz_inputs(path: Path) -> Tensor:
+    """x alone."""
+    arrays = _load(path)
+    if "x" not in arrays:
+        raise DataError(f"{path} has no array 'x': save it with np.savez(path, x=inputs).")
+    return inputs_of(arrays["x"], name="predicted")
 
 
 def _load(path: Path) -> dict[str, Any]:

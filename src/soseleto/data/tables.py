@@ -7,6 +7,7 @@ hold numbers. Columns are found by name when they are not given: the first of th
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,33 @@ IDS = ("id", "uid", "uuid", "key")
 
 def read_table(path: Path, *, name: str, reading: Reading) -> Raw:
     return from_table(load(path, name), name=name, reading=reading, folder=path.parent, what=str(path))
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> Tensor:
+    """These columns of a table as (N, D) float32; others are not looked at."""
+    table = load(path, "")
+    missing = [column for column in columns if column not in table.column_names]
+    if missing:
+        hint = did_you_mean(missing[0], table.column_names)
+        raise DataError(f"{path} has no column {some(missing)}{hint}: give the columns of the training.")
+    read = _with_features(Raw("", Names(())), table, list(columns), str(path)).inputs
+    assert read is not None
+    bad = (~read.isfinite()).any(1).nonzero().flatten().tolist()
+    if bad:
+        raise DataError(f"{len(bad)} rows of {path} have missing or infinite values ({some([str(r) for r in bad])}).")
+    return read
+
+
+def read_paths(path: Path) -> list[str]:
+    """The image files of a table with a path column; relative ones start from the table's folder."""
+    table = load(path, "")
+    column = _column(table, None, PATHS, "path_column", str(path), text_only=True)
+    if column is None:
+        raise DataError(f"{path} has no column of image paths among {some(table.column_names)}: call it path.")
+    files = [str(value or "") for value in table[column].to_pylist()]
+    if left := outside(path.parent, files):
+        raise DataError(f"{some([files[row] for row in left])} in {path} lead outside its folder: name them directly.")
+    return [os.path.join(path.parent, file) for file in files]
 
 
 def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, what: str) -> Raw:

@@ -7,36 +7,65 @@ import io
 import json
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.run import RunFolder
+from soseleto.showing import Ranking, is_suspect
+from soseleto.showing import suspects as most_suspicious
 
 FORMATS = ("csv", "parquet", "json")
 
 
 def export_ranking(
-    run_path: str | os.PathLike[str], *, format: str = "csv", best: int | None = None, worst: int | None = None
+    run_path: str | os.PathLike[str],
+    *,
+    format: str = "csv",
+    best: int | None = None,
+    worst: int | None = None,
+    suspects: bool = False,
 ) -> bytes:
-    """The whole ranking, best first; or its ``best`` first rows, or its ``worst`` last, worst first."""
+    """The whole ranking, best first; or its ``best`` first rows, its ``worst`` last, or the suspects, worst first."""
     if format not in FORMATS:
         hint = did_you_mean(format, FORMATS)
         raise UsageError(f"unknown format {format!r}{hint}: choose one of {', '.join(FORMATS)}.")
-    columns = _part(RunFolder.open(run_path).ranking(), best, worst)
+    rows = _rows({"--best": best, "--worst": worst, "--suspects": suspects or None})
+    ranking = RunFolder.open(run_path).ranking()
+    chosen = rows(ranking)
+    columns = {name: values[chosen] for name, values in with_usual_names(ranking).items()}
     return {"csv": _csv, "parquet": _parquet, "json": _json}[format](columns)
 
 
-def _part(columns: dict[str, Any], best: int | None, worst: int | None) -> dict[str, Any]:
-    if best is not None and worst is not None:
-        raise UsageError("--best and --worst exclude each other: give one of them.")
-    for option, number in (("--best", best), ("--worst", worst)):
-        if number is not None and number < 1:
-            raise UsageError(f"{option} must be at least 1, got {number}.")
-    if best is not None:
-        return {name: values[:best] for name, values in columns.items()}
-    if worst is not None:
-        return {name: values[::-1][:worst] for name, values in columns.items()}
+def with_usual_names(ranking: Ranking) -> dict[str, Any]:
+    """The ranking with the columns that cleanlab's and FiftyOne's users know.
+
+    cleanlab: given_label, is_label_issue, label_quality (1 is best); FiftyOne: filepath, mistakenness (1 is worst).
+    """
+    columns = dict(ranking)
+    columns["given_label"] = ranking["label"]
+    columns["is_label_issue"] = is_suspect(ranking)
+    if "mislabelled_probability" in ranking:
+        columns["label_quality"] = 1 - ranking["mislabelled_probability"]
+        columns["mistakenness"] = ranking["mislabelled_probability"]
+    if "path" in ranking:
+        columns["filepath"] = ranking["path"]
     return columns
+
+
+def _rows(asked: dict[str, int | None]) -> Callable[[Ranking], Any]:
+    """Which rows of a ranking were asked for."""
+    given = {option: number for option, number in asked.items() if number is not None}
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other: give one of them.")
+    for option, number in given.items():
+        if number < 1:
+            raise UsageError(f"{option} must be at least 1, got {number}.")
+    if "--best" in given:
+        return lambda ranking: slice(given["--best"])
+    if "--worst" in given:
+        return lambda ranking: slice(None, -given["--worst"] - 1, -1)
+    return most_suspicious if "--suspects" in given else lambda ranking: slice(None)
 
 
 def _csv(columns: dict[str, Any]) -> bytes:

@@ -1,0 +1,78 @@
+"""Inputs to predict, which have no labels: images, folders of images, tables and ``.npz`` files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from soseleto.data.arrays import read_npz_inputs
+from soseleto.data.cache import decoded
+from soseleto.data.folder import SUFFIXES as IMAGES
+from soseleto.data.problems import some
+from soseleto.data.tables import SUFFIXES as TABLES
+from soseleto.data.tables import read_columns, read_paths
+from soseleto.errors import DataError, UsageError
+
+
+class Inputs(NamedTuple):
+    names: tuple[str, ...]  # where each row came from
+    values: Tensor  # (N, ...) as the training's reader would have given them
+
+
+def read_inputs(
+    paths: Sequence[str | os.PathLike[str]], *, shape: tuple[int, ...], columns: Sequence[str] | None = None
+) -> Inputs:
+    """Every input below ``paths``, in the shape the model was trained on; one that cannot be read raises."""
+    read = [_one(Path(path).expanduser(), shape, columns) for path in paths]
+    if not read:
+        raise UsageError("nothing to predict: name image files, folders, tables or .npz files.")
+    names = tuple(name for inputs in read for name in inputs.names)
+    return Inputs(names, torch.cat([inputs.values for inputs in read]))
+
+
+def _one(path: Path, shape: tuple[int, ...], columns: Sequence[str] | None) -> Inputs:
+    suffix = path.suffix.lower()
+    if not path.exists():
+        raise UsageError(f"{path} is not there: check the path.")
+    if path.is_dir():
+        return _images(_below(path), shape)
+    if suffix in IMAGES:
+        return _images([str(path)], shape)
+    if suffix in TABLES and columns is not None:
+        values = read_columns(path, columns)
+        return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values)
+    if suffix in TABLES:
+        return _images(read_paths(path), shape)
+    if suffix == ".npz":
+        values = read_npz_inputs(path)
+        if tuple(values.shape[1:]) != shape:
+            raise DataError(f"{path} holds inputs of shape {tuple(values.shape[1:])}, and the model takes {shape}.")
+        return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values)
+    raise UsageError(f"{path} is of no known kind: name images, folders, {', '.join(TABLES)} or .npz files.")
+
+
+def _below(folder: Path) -> list[str]:
+    found = [
+        os.path.join(here, name)
+        for here, _, names in os.walk(folder)
+        for name in names
+        if name.lower().endswith(IMAGES) and not name.startswith(".")
+    ]
+    if not found:
+        raise DataError(f"there are no images below {folder}: name a folder with {', '.join(IMAGES[:3])} ... files.")
+    return sorted(found)
+
+
+def _images(files: Sequence[str], shape: tuple[int, ...]) -> Inputs:
+    if len(shape) != 3:
+        raise UsageError(f"{files[0]} is an image, but the model takes inputs of shape {shape}: name a table.")
+    found = decoded(files, (shape[0], shape[1], shape[2]))
+    if found.bad:
+        why = [f"{files[row]} {reason}" for row, reason in found.bad]
+        raise DataError(f"{len(why)} images cannot be read ({some(why)}): leave them out.")
+    return Inputs(tuple(files), found.inputs)

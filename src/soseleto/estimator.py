@@ -1,0 +1,170 @@
+"""``SoseletoClassifier``: SOSELETO as a scikit-learn estimator.
+
+    SoseletoClassifier().fit(X, y, target=(X_target, y_target)).predict(X_new)
+
+Needs scikit-learn: ``pip install 'soseleto[sklearn]'``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from soseleto.data import Examples
+from soseleto.errors import UsageError
+from soseleto.making import default_name, make_model
+from soseleto.predictor import Predictor
+from soseleto.sizes import TARGET_BATCH, batch_size_for
+from soseleto.training import fit
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+except ImportError as error:
+    raise UsageError(
+        "SoseletoClassifier needs scikit-learn 1.6 or newer: type pip install 'soseleto[sklearn]'."
+    ) from error
+
+MakeModel = Callable[..., nn.Module]
+
+
+class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """A classifier trained on a large, doubtful (X, y) for the sake of a small, trusted ``target``.
+
+    Parameters
+    ----------
+    model : a name (``"mlp"``, ``"lenet"``, ``"quick"``, ``"resnet18"``), a function ``f(classes=..., shape=...)`` that
+        makes a module, a module (copied before it is trained), or None: by the shape of X.
+    mode : ``"noisy"`` when (X, y) and the target have the same classes, ``"transfer"`` when they need not.
+    epochs, batch_size, target_batch_size, lr, weight_decay, weight_step : as of ``soseleto.fit``. A batch larger than
+        the data is the whole data; None leaves its size to the library.
+    standardize : centre and scale the inputs by the statistics of X.
+    device : ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    random_state : an int makes two fits alike, to the last bit on a CPU.
+
+    Attributes
+    ----------
+    classes_ : the labels that ``predict`` answers with.
+    source_weights_, source_scores_ : one of each per row of X; a low weight speaks against the row.
+    model_ : the trained module.
+    history_ : one record per epoch.
+    n_features_in_, feature_names_in_ : as everywhere in scikit-learn.
+    """
+
+    def __init__(
+        self,
+        model: str | MakeModel | nn.Module | None = None,
+        *,
+        mode: str = "noisy",
+        epochs: int = 30,
+        batch_size: int | None = None,
+        target_batch_size: int | None = None,
+        lr: float = 0.03,
+        weight_decay: float = 0.0,
+        weight_step: float = 0.1,
+        standardize: bool = True,
+        device: str = "auto",
+        random_state: Any = None,
+    ) -> None:
+        self.model = model
+        self.mode = mode
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.target_batch_size = target_batch_size
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.weight_step = weight_step
+        self.standardize = standardize
+        self.device = device
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, target: tuple[Any, Any] | None = None) -> Self:
+        """Train on the source (X, y) and weigh its rows.
+
+        ``target`` is a pair (X, y) of trusted rows. Without one the source stands in for its own target: then the
+        weights say which rows disagree with the rest.
+        """
+        X, y = validate_data(self, _array(X), _labels(y), allow_nd=True, dtype="numeric")
+        check_classification_targets(y)
+        X_target, y_target = (X, y) if target is None else self._target(target)
+        classes = y_target if self.mode == "transfer" else np.concatenate([y, y_target])
+        self.classes_ = np.unique(classes)
+        source_classes = np.unique(y) if self.mode == "transfer" else self.classes_
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        result = fit(
+            self._module(tuple(X.shape[1:]), seed),
+            Examples(_tensor(X), _index(y, source_classes)),
+            Examples(_tensor(X_target), _index(y_target, self.classes_)),
+            self.mode,  # type: ignore[arg-type]  # fit names the two there are
+            epochs=self.epochs,
+            batch_size=min(self.batch_size or batch_size_for(len(X)), len(X)),
+            target_batch_size=min(self.target_batch_size or TARGET_BATCH, len(X_target)),
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            weight_step=self.weight_step,
+            standardize=self.standardize,
+            seed=seed,
+            device=self.device,
+        )
+        self.model_, self._prepare, self.history_ = result.model, result.prepare, result.history
+        self.source_weights_ = result.weights.numpy()
+        self.source_scores_ = result.scores.numpy()
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of every row."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """One probability per class, in the order of ``classes_``."""
+        check_is_fitted(self)
+        X = validate_data(self, _array(X), reset=False, allow_nd=True, dtype="numeric")
+        device = next(self.model_.parameters()).device
+        made = Predictor(model=self.model_, prepare=self._prepare, device=device)
+        return made.predict_proba(_tensor(X)).double().numpy()
+
+    def _target(self, target: tuple[Any, Any]) -> tuple[np.ndarray, np.ndarray]:
+        if not isinstance(target, tuple | list) or len(target) != 2:
+            raise UsageError(f"target must be a pair (X, y) of trusted rows, got {type(target).__name__}.")
+        X = validate_data(self, _array(target[0]), reset=False, allow_nd=True, dtype="numeric")
+        y = check_array(_labels(target[1]), ensure_2d=False, dtype=None)
+        if len(X) != len(y):
+            raise UsageError(f"the target has {len(X)} rows but {len(y)} labels: give one for each.")
+        return X, y
+
+    def _module(self, shape: tuple[int, ...], seed: int) -> nn.Module:
+        if isinstance(self.model, nn.Module):
+            return copy.deepcopy(self.model)
+        classes = len(self.classes_)
+        if callable(self.model):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                return self.model(classes=classes, shape=shape)
+        return make_model(self.model or default_name(shape), self.mode, classes=classes, shape=shape, seed=seed)
+
+
+def _array(values: Any) -> Any:
+    """Tensors as arrays; everything else as scikit-learn takes it."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+
+
+def _labels(values: Any) -> Any:
+    return _array(values)
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    """Bytes of images stay bytes; all else becomes float32."""
+    keep = values.dtype == np.uint8 and values.ndim > 2
+    return torch.tensor(values if keep else values.astype(np.float32))
+
+
+def _index(labels: np.ndarray, classes: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.searchsorted(classes, labels).astype(np.int64))

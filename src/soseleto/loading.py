@@ -1,0 +1,137 @@
+"""A finished run back from its folder: ``soseleto.load("runs/photos").predict(images)``.
+
+What is read is JSON and safetensors. A model that a file of the user's own made is only made again when the user
+names that file once more: a run folder can come from anywhere, and never runs code by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.batch import Loss, cross_entropy, squared_error
+from soseleto.data import Preprocess
+from soseleto.errors import DataError, UsageError
+from soseleto.making import is_file, make_model
+from soseleto.models import TrunkAndHeads
+from soseleto.predictor import Predictor
+from soseleto.preparing import Prepare, choose_device
+from soseleto.run import RunFolder
+
+_LOSSES: Mapping[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedRun(Predictor):
+    """A run's model, ready to answer, and its configuration."""
+
+    run: RunFolder
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of one input, where the run knows it."""
+        shape = self.config.get("input_shape")
+        return None if shape is None else tuple(shape)
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The feature columns of the tables it was trained on, in order."""
+        columns = self.config.get("columns")
+        return None if columns is None else tuple(columns)
+
+    def class_name(self, index: int) -> str:
+        return str(index) if self.classes is None else self.classes[index]
+
+
+def load(
+    run: str | os.PathLike[str],
+    model: nn.Module | str | None = None,
+    *,
+    loss: Loss | None = None,
+    device: str | torch.device = "auto",
+) -> LoadedRun:
+    """The model of a finished run, ready to predict.
+
+    Args:
+        run: the run folder.
+        model: a module of the same build (in transfer mode the trunk), or ``"FILE.py:FUNCTION"``; left out for the
+            models that ``soseleto fit`` knows by name.
+        loss: the loss of the training, where it was one of your own.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    """
+    folder = RunFolder.open(run)
+    config, state = folder.config(), folder.model_state()
+    where = choose_device(device)
+    whole = _with_heads(_module(model, config, folder), state)
+    _fill(whole, state, folder)
+    classes = config.get("classes")
+    return LoadedRun(
+        model=whole.to(where).eval(),
+        prepare=_prepare(config, folder),
+        device=where,
+        loss=loss or _loss(config, folder),
+        classes=None if classes is None else tuple(classes),
+        temperature=folder.temperature(),
+        run=folder,
+        config=config,
+    )
+
+
+def _module(model: nn.Module | str | None, config: Mapping[str, Any], folder: RunFolder) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return model
+    name = model or config.get("model")
+    if name is None:
+        raise UsageError(
+            f"{folder.path} was trained in Python and does not know how to build its model: "
+            "say soseleto.load(run, model=...) with a module of the same build."
+        )
+    if model is None and is_file(name):
+        raise UsageError(
+            f"the model of {folder.path} was made by {name}: name it again to run that file, "
+            f"model={name!r} (--model {name})."
+        )
+    return make_model(name, config["mode"], classes=config["n_classes"], shape=tuple(config["input_shape"]), seed=0)
+
+
+def _with_heads(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """In transfer mode the heads were linear layers unless somebody gave others; their sizes are in the file."""
+    heads = [state.get(f"{side}_head.weight") for side in ("source", "target")]
+    trained_whole = not any(name.startswith("trunk.") for name in state)
+    if isinstance(module, TrunkAndHeads) or trained_whole or any(head is None or head.ndim != 2 for head in heads):
+        return module
+    source, target = (nn.Linear(head.shape[1], head.shape[0]) for head in heads if head is not None)
+    return TrunkAndHeads(module, source, target)
+
+
+def _fill(module: nn.Module, state: Mapping[str, Tensor], folder: RunFolder) -> None:
+    try:
+        module.load_state_dict(dict(state))
+    except RuntimeError as error:
+        first = " ".join(str(error).split())[:300]
+        raise DataError(
+            f"the model of {folder.path} is of another build than the one given ({first}): give model=... as trained."
+        ) from error
+
+
+def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
+    found = config.get("prepare") or {}
+    dtype = _DTYPES.get(found.get("dtype", ""))
+    if dtype is None:
+        raise DataError(f"config.json of {folder.path} does not say how inputs are prepared: train the run again.")
+    statistics = found.get("standardize")
+    return Prepare(None if statistics is None else Preprocess.from_dict(statistics), dtype)
+
+
+def _loss(config: Mapping[str, Any], folder: RunFolder) -> Loss:
+    name = config.get("target_loss") or config.get("loss") or ""
+    if name not in _LOSSES:
+        raise UsageError(f"{folder.path} was trained with the loss {name!r}: say soseleto.load(run, loss=...) with it.")
+    return _LOSSES[name]

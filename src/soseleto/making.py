@@ -1,0 +1,68 @@
+"""A model from words: by name, or by a function of the user's own file; and the function itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from soseleto import models
+from soseleto.errors import UsageError, did_you_mean
+
+SMALL = 32  # the longest side of grey images that LeNet serves as well as Quick, at a third of the price
+
+
+def default_name(shape: tuple[int, ...]) -> str:
+    """``lenet`` for small grey images, ``quick`` for other square ones, ``mlp`` for everything else."""
+    if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 16:
+        return "mlp"
+    return "lenet" if shape[0] == 1 and shape[1] <= SMALL else "quick"
+
+
+def make_model(name: str, mode: str, *, classes: int, shape: tuple[int, ...], seed: int) -> nn.Module:
+    """A whole classifier in noisy mode, its trunk in transfer mode; initialised from the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if is_file(name):
+            return _own_model(name, classes, shape)
+        whole = models.by_name(name, classes=classes, shape=shape)
+    assert isinstance(whole, nn.Sequential)
+    return whole if mode == "noisy" else whole[:-1]
+
+
+def _own_model(name: str, classes: int, shape: tuple[int, ...]) -> nn.Module:
+    model = load_function(name)(classes=classes, shape=shape)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{name} must return a torch.nn.Module, got {type(model).__name__}.")
+    return model
+
+
+def is_file(name: str) -> bool:
+    """Whether the words are FILE.py:FUNCTION rather than a name."""
+    return ".py:" in name or name.endswith(".py")
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """``path/to/file.py:function`` as the function; the file's own folder can be imported from."""
+    file, _, function = name.rpartition(":")
+    path = Path(file)
+    if not function or not file:
+        raise UsageError(f"{name!r} names no function: write FILE.py:FUNCTION.")
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}: write FILE.py:FUNCTION.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise UsageError(f"{path} has no function {function!r}{did_you_mean(function, dir(module))}.")
+    return found

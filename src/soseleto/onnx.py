@@ -1,0 +1,98 @@
+"""A run's model as an ONNX file: inputs as they came go in, class probabilities come out.
+
+Standardisation and temperature are part of the file, so that nothing has to be repeated where it is used. What was
+written is run once by onnxruntime and compared with PyTorch before it gets its name.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.batch import cross_entropy
+from soseleto.data.optional import need
+from soseleto.errors import DataError, UsageError
+from soseleto.loading import LoadedRun
+from soseleto.run import aside
+
+TOLERANCE = 1e-4  # of probabilities
+_ROWS = 3  # of the batch that is compared
+
+
+class _Answering(nn.Module):
+    """Preparation, model and softmax as one module."""
+
+    def __init__(self, loaded: LoadedRun) -> None:
+        super().__init__()
+        self.loaded, self.model = loaded, copy.deepcopy(loaded.model).cpu()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.model(self.loaded.prepare(inputs))
+        return (outputs / self.loaded.temperature).softmax(1) if self.loaded.loss is cross_entropy else outputs
+
+
+def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str]) -> Path:
+    """Write ``loaded`` to ``path``; any number of rows may be asked for at once. Needs ``soseleto[onnx]``."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        need(package, to="writing ONNX")
+    if loaded.shape is None:
+        raise UsageError(f"{loaded.run.path} does not know the shape of its inputs: train it again.")
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    images = len(loaded.shape) == 3
+    draw = torch.Generator().manual_seed(0)
+    example = torch.randint(256, (_ROWS, *loaded.shape), generator=draw).to(torch.uint8 if images else torch.float32)
+    whole = _Answering(loaded).eval()
+    with aside(file) as part:
+        _export(whole, example, part)
+        _compare(whole, example[:2], part, file)
+    return file
+
+
+def _export(whole: nn.Module, example: Tensor, part: Path) -> None:
+    with _quiet():
+        torch.onnx.export(
+            whole,
+            (example,),
+            str(part),
+            input_names=["inputs"],
+            output_names=["probabilities"],
+            dynamic_shapes={"inputs": {0: torch.export.Dim("rows")}},
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter has to say about itself and about packages that are not needed."""
+    logger = logging.getLogger("torch.onnx")
+    was = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(was)
+
+
+def _compare(whole: nn.Module, inputs: Tensor, part: Path, file: Path) -> None:
+    """With another number of rows than the exporter saw."""
+    runtime: Any = need("onnxruntime", to="checking ONNX")
+    session = runtime.InferenceSession(part.read_bytes(), providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {"inputs": inputs.numpy()})
+    with torch.no_grad():
+        gap = float((torch.from_numpy(answer) - whole(inputs)).abs().max())
+    if not gap <= TOLERANCE:
+        raise DataError(f"{file} was not written: onnxruntime differs from PyTorch by {gap:.2g}.")

@@ -1,0 +1,83 @@
+"""A trained model with all it needs to answer: the preparation of its inputs, its classes, its temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from soseleto.batch import Loss, cross_entropy
+from soseleto.errors import UsageError
+from soseleto.temperature import fit_temperature
+
+EVALUATION_BATCH = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """What answers for inputs as they came.
+
+    model: the trained model (in transfer mode trunk and heads; called, it answers for the target)
+    temperature: outputs are divided by it before the softmax; 1 where nothing was calibrated
+    """
+
+    model: nn.Module
+    prepare: Callable[[Tensor], Tensor]
+    device: torch.device
+    loss: Loss = cross_entropy
+    classes: tuple[str, ...] | None = None
+    temperature: float = 1.0
+
+    def outputs(self, inputs: Tensor | np.ndarray) -> Tensor:
+        """The model's raw outputs for inputs as they came (uint8 images, features), on the CPU."""
+        return self._outputs(self.model, inputs)
+
+    def _outputs(self, model: nn.Module, inputs: Tensor | np.ndarray) -> Tensor:
+        """Of ``model``, which is the whole one or parts of it."""
+        given = torch.as_tensor(inputs)
+        was = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                pieces = [model(self.prepare(piece.to(self.device))).cpu() for piece in given.split(EVALUATION_BATCH)]
+        finally:
+            self.model.train(was)
+        return torch.cat(pieces)
+
+    def predict(self, inputs: Tensor | np.ndarray) -> Tensor:
+        """Class indices, or the outputs themselves where the loss is not a classification's."""
+        outputs = self.outputs(inputs)
+        return outputs.argmax(1) if self.loss is cross_entropy else outputs
+
+    def predict_proba(self, inputs: Tensor | np.ndarray) -> Tensor:
+        """One probability per class, (B, classes): softmax(outputs / temperature)."""
+        self._need_classes("predict_proba")
+        return (self.outputs(inputs) / self.temperature).softmax(1)
+
+    def evaluate(self, dataset: Any) -> dict[str, float]:
+        """Mean loss, and for classification the accuracy in percent."""
+        from soseleto.data import as_examples
+
+        examples = as_examples(dataset, name="test")
+        outputs = self.outputs(examples.inputs)
+        labels = examples.labels.cpu()
+        numbers = {"loss": float(self.loss(outputs, labels).double().mean())}
+        if self.loss is cross_entropy:
+            numbers["accuracy"] = 100.0 * float((outputs.argmax(1) == labels).double().mean())
+        return numbers
+
+    def calibrated(self, dataset: Any) -> Self:
+        """The same with the temperature that suits ``dataset`` best: labelled examples that nothing was trained on."""
+        from soseleto.data import as_examples
+
+        self._need_classes("calibrated")
+        examples = as_examples(dataset, name="calibration")
+        return replace(self, temperature=fit_temperature(self.outputs(examples.inputs), examples.labels.cpu()))
+
+    def _need_classes(self, what: str) -> None:
+        if self.loss is not cross_entropy:
+            raise UsageError(f"{what} is for classifiers trained with cross_entropy: use outputs() or predict().")

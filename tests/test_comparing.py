@@ -1,0 +1,82 @@
+"""Folds, intervals and temperatures: what a comparison rests on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from soseleto import comparing
+from soseleto.data import Examples
+from soseleto.errors import DataError
+from soseleto.temperature import calibration_error, fit_temperature
+
+
+def target(n: int = 20, classes: int = 4) -> Examples:
+    return Examples(torch.arange(n, dtype=torch.float32)[:, None], torch.arange(n) % classes)
+
+
+def test_folds_hold_every_example_once_and_every_class_evenly() -> None:
+    labels = torch.tensor([0] * 9 + [1] * 6 + [2] * 2)
+    folds = comparing.fold_places(labels, 3, seed=1)
+    assert torch.equal(torch.cat(folds).sort().values, torch.arange(17))
+    for c in range(3):
+        counts = [int((labels[fold] == c).sum()) for fold in folds]
+        assert max(counts) - min(counts) <= 1
+    again = comparing.fold_places(labels, 3, seed=2)
+    assert any(not torch.equal(a, b) for a, b in zip(folds, again, strict=True))
+
+
+def test_no_part_is_judged_on_what_it_trained_with() -> None:
+    parts = comparing.plan(target(), None, folds=3, rivals=comparing.RIVALS, seed=0)
+    assert [part.name for part in parts] == [
+        "fold-1/soseleto", "fold-2/soseleto", "fold-3/soseleto", "ordinary",
+        "fold-1/target_only", "fold-2/target_only", "fold-3/target_only",
+    ]  # fmt: skip
+    for part in parts:
+        if part.method != "ordinary":  # which never looks at the target
+            assert not set(part.target.ids or ()) & set(part.judged.ids or ())
+            assert len(part.target) + len(part.judged) == 20
+    for method in ("soseleto", "target_only"):
+        judged = [name for part in parts if part.method == method for name in part.judged.ids or ()]
+        assert sorted(judged, key=int) == [str(i) for i in range(20)]
+
+
+def test_with_a_test_set_rivals_need_no_folds() -> None:
+    test = target(8)
+    parts = comparing.plan(target(), test, folds=0, rivals=comparing.RIVALS, seed=0)
+    assert [(part.name, part.judged is test) for part in parts] == [("ordinary", True), ("target_only", True)]
+    assert comparing.plan(target(), None, folds=0, rivals=comparing.RIVALS, seed=0) == []
+
+
+def test_rows_pool_the_folds() -> None:
+    right, wrong = torch.eye(2)[[0, 1, 1]], torch.eye(2)[[1]]
+    judged = [
+        comparing.Judged("soseleto", right, torch.tensor([0, 1, 1])),
+        comparing.Judged("soseleto", wrong, torch.tensor([0])),
+        comparing.Judged("ordinary", wrong, torch.tensor([0])),
+    ]
+    ours, theirs = comparing.rows(judged)
+    assert (ours["accuracy"], ours["examples"], theirs["accuracy"]) == (75.0, 4, 0.0)
+    assert ours["low"] < 75 < ours["high"]
+    lines = comparing.in_words({"judged_on": "target", "folds": 2, "rows": [ours, theirs]})
+    assert "75.0 %" in lines[1]
+    assert "(2 folds)" in lines[0]
+
+
+def test_the_temperature_is_the_one_the_labels_were_drawn_with() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(20_000, 5, generator=draw)
+    labels = torch.multinomial((logits / 2.5).softmax(1), 1, generator=draw)[:, 0]
+    found = fit_temperature(logits, labels)
+    assert found == pytest.approx(2.5, rel=0.05)
+    assert calibration_error((logits / found).softmax(1), labels) < 0.02 < calibration_error(logits.softmax(1), labels)
+    exact = min(torch.linspace(2, 3, 101), key=lambda t: float(F.cross_entropy(logits / t, labels)))
+    assert found == pytest.approx(float(exact), abs=0.011)
+
+
+def test_what_cannot_be_calibrated_is_said() -> None:
+    with pytest.raises(DataError, match=r"give \(N, classes\) outputs"):
+        fit_temperature(torch.zeros(3), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(DataError, match="NaN"):
+        fit_temperature(torch.full((2, 2), float("nan")), torch.tensor([0, 1]))

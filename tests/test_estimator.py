@@ -1,0 +1,121 @@
+"""SoseletoClassifier: scikit-learn's own checks, every form of data, and a table with flipped labels."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import sklearn
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer
+from sklearn.model_selection import GridSearchCV
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import soseleto
+from soseleto import SoseletoClassifier
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+# Checks that do not apply, each with its reason; an entry whose check passes after all fails the test.
+EXPECTED_FAILURES: dict[str, str] = {}
+
+
+def quick(**settings: Any) -> SoseletoClassifier:
+    return SoseletoClassifier(epochs=10, batch_size=64, random_state=0, device="cpu", **settings)
+
+
+@parametrize_with_checks([quick()], expected_failed_checks=lambda estimator: EXPECTED_FAILURES)
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def flipped() -> tuple[Arrays, Arrays, Arrays, np.ndarray]:
+    """Breast cancer: 369 rows with 30 % of the labels flipped, 60 clean ones, 140 to test on; and what was flipped."""
+    X, y = load_breast_cancer(return_X_y=True)
+    order = np.random.RandomState(7).permutation(len(X))
+    source, target, test = order[:369], order[369:429], order[429:]
+    wrong = np.random.RandomState(8).rand(len(source)) < 0.3
+    return (X[source], np.where(wrong, 1 - y[source], y[source])), (X[target], y[target]), (X[test], y[test]), wrong
+
+
+def test_a_table_with_flipped_labels(flipped: tuple[Arrays, Arrays, Arrays, np.ndarray]) -> None:
+    (X, y), target, test, wrong = flipped
+    made = SoseletoClassifier(random_state=0, device="cpu").fit(X, y, target=target)
+    assert made.score(*test) > 0.9
+    assert made.source_weights_[wrong].mean() < 0.5 < made.source_weights_[~wrong].mean()
+    assert made.source_scores_[wrong].mean() < made.source_scores_[~wrong].mean()
+    assert made.source_weights_.shape == made.source_scores_.shape == (369,)
+    assert made.predict_proba(test[0]).sum(1) == pytest.approx(1, abs=1e-6)
+
+
+def test_it_is_searched_cloned_and_pickled(flipped: tuple[Arrays, Arrays, Arrays, np.ndarray]) -> None:
+    (X, y), target, test, _ = flipped
+    search = GridSearchCV(quick(), {"lr": [0.01, 0.1], "weight_step": [0.1]}, cv=2).fit(X, y, target=target)
+    assert search.best_params_["lr"] in (0.01, 0.1)
+    best = search.best_estimator_
+    assert clone(best).get_params() == best.get_params()
+    back = pickle.loads(pickle.dumps(best))
+    assert (back.predict_proba(test[0]) == best.predict_proba(test[0])).all()
+    assert (back.source_weights_ == best.source_weights_).all()
+
+
+def test_the_target_is_routed_through_a_search_where_asked_for(
+    flipped: tuple[Arrays, Arrays, Arrays, np.ndarray],
+) -> None:
+    (X, y), target, _, _ = flipped
+    with sklearn.config_context(enable_metadata_routing=True):
+        asked = quick().set_fit_request(target=True)
+        search = GridSearchCV(asked, {"lr": [0.1]}, cv=2).fit(X, y, target=target)
+    with_target = quick(lr=0.1).fit(X, y, target=target)
+    assert (search.best_estimator_.source_weights_ == with_target.source_weights_).all()
+    assert (with_target.source_weights_ != quick(lr=0.1).fit(X, y).source_weights_).any()
+
+
+def test_arrays_frames_and_tensors_give_the_same(flipped: tuple[Arrays, Arrays, Arrays, np.ndarray]) -> None:
+    (X, y), (X_target, y_target), (X_test, _), _ = flipped
+    names = np.array(["benign", "malignant"])
+    columns = [f"c{i}" for i in range(X.shape[1])]
+    frame, target_frame = (pandas.DataFrame(part, columns=columns) for part in (X, X_target))
+    by_array = quick().fit(X, y, target=(X_target, y_target))
+    by_frame = quick().fit(frame, pandas.Series(names[y]), target=(target_frame, pandas.Series(names[y_target])))
+    tensors = [torch.from_numpy(part) for part in (X, y, X_target, y_target, X_test)]
+    by_tensor = quick().fit(tensors[0], tensors[1], target=(tensors[2], tensors[3]))
+    expected = by_array.predict(X_test)
+    assert (by_tensor.predict(tensors[4]) == expected).all()
+    assert (by_frame.predict(pandas.DataFrame(X_test, columns=columns)) == names[expected]).all()
+    assert list(by_frame.classes_) == ["benign", "malignant"]
+    assert list(by_frame.feature_names_in_) == columns
+
+
+def test_images_a_module_a_function_and_transfer() -> None:
+    draw = np.random.RandomState(0)
+    images, labels = draw.randint(0, 256, (24, 1, 16, 16), dtype=np.uint8), np.arange(24) % 3
+    named = quick(model="lenet").fit(images, labels, target=(images[:6], labels[:6]))
+    assert named.predict_proba(images).shape == (24, 3)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 3))
+    before = module[1].weight.clone()
+    given = quick(model=module).fit(images, labels)
+    assert torch.equal(module[1].weight, before)  # a copy was trained
+    assert not torch.equal(given.model_[1].weight, before)
+
+    def trunk(classes: int, shape: tuple[int, ...]) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 4))
+
+    other = np.array(["x", "y"])[np.arange(6) % 2]
+    moved = quick(model=trunk, mode="transfer").fit(images, labels, target=(images[:6], other))
+    assert set(moved.predict(images)) <= {"x", "y"}
+
+
+def test_a_target_that_is_off_is_one_sentence() -> None:
+    X, y = np.random.RandomState(0).rand(20, 3), np.arange(20) % 2
+    with pytest.raises(soseleto.UsageError, match=r"target must be a pair \(X, y\)"):
+        quick().fit(X, y, target=X)
+    with pytest.raises(soseleto.UsageError, match="5 rows but 4 labels"):
+        quick().fit(X, y, target=(X[:5], y[:4]))
+    with pytest.raises(ValueError, match="2 features, but SoseletoClassifier is expecting 3"):
+        quick().fit(X, y, target=(X[:5, :2], y[:5]))

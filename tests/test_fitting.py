@@ -1,0 +1,184 @@
+"""``soseleto fit`` from end to end on tables: comparison, folds, kills, and everything that can be typed wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import soseleto
+from soseleto import cli, fitting
+from soseleto.errors import UsageError
+from soseleto.run import RunFolder
+
+Type = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def type_(capsys: pytest.CaptureFixture[str]) -> Type:
+    def words(*given: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            cli.main([str(word) for word in given])
+        out, err = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, out, err
+
+    return words
+
+
+def write_table(path: Path, count: int, seed: int, flipped: float = 0.0) -> Path:
+    """Points in the plane, labelled by their side; a share of the labels is flipped, the truth stands beside them."""
+    draw = torch.Generator().manual_seed(seed)
+    points = (torch.rand(count, 2, generator=draw) * 2 - 1).tolist()
+    wrong = (torch.rand(count, generator=draw) < flipped).tolist()
+    sides = ["right" if x > 0 else "left" for x, _ in points]
+    other = {"right": "left", "left": "right"}
+    rows = [
+        f"{x:.4f},{y:.4f},{other[side] if flip else side}"
+        for (x, y), side, flip in zip(points, sides, wrong, strict=True)
+    ]
+    path.write_text("\n".join(["a,b,label", *rows]) + "\n")
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> list[object]:
+    source = write_table(tmp_path / "source.csv", 300, 1, flipped=0.3)
+    target = write_table(tmp_path / "target.csv", 60, 2)
+    return ["--source", source, "--target", target, "--device", "cpu", "--batch-size", 64, "--lr", 0.1]
+
+
+def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, said, err = type_("fit", *data, "--out", out, "--epochs", 4)
+    assert code == 0, err
+    assert "300 source and 60 target examples, noisy mode, 4 epochs in batches of 64" in said
+    assert "3 held-out folds of the target beside ordinary training and target only: 7 more trainings" in said
+    found = RunFolder.open(out).comparison()
+    assert found is not None
+    rows = {row["method"]: row for row in found["rows"]}
+    assert {row["examples"] for row in rows.values()} == {60}
+    assert rows["soseleto"]["accuracy"] >= rows["ordinary"]["accuracy"]
+    assert re.search(r"SOSELETO +\d+\.\d %", said)
+    assert re.search(r"\d+ suspects, of which \d+ % \(\d+ to \d+\) are mislabelled by estimate", said)
+    assert said.endswith(f"report: {out / 'report.html'}\n")
+    assert not (out / "parts").exists()
+    assert err.count("engine") == 1  # four SOSELETO trainings, one sentence
+    loaded = soseleto.load(out)
+    assert loaded.temperature == RunFolder.open(out).temperature() != 1.0
+    again = type_("fit", *data, "--out", out, "--epochs", 4)
+    assert again == (2, "", f"soseleto: {out} holds a run already: give --out another folder, or delete that one.\n")
+
+
+def test_what_has_ended_is_not_repeated(
+    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, trained, true_train = tmp_path / "run", [], fitting.train
+
+    def dies_in_the_fifth(*given: object, **more: object) -> object:
+        trained.append(more["out"])
+        if len(trained) == 5:
+            raise KeyboardInterrupt
+        return true_train(*given, **more)  # type: ignore[arg-type]
+
+    words = ["fit", *data, "--out", out, "--epochs", 1]
+    monkeypatch.setattr(fitting, "train", dies_in_the_fifth)
+    assert type_(*words)[0] == 130
+    begun = RunFolder.open(out).metrics()
+    code, _, err = type_(*words)
+    assert code == 0, err
+    assert trained[4:6] == [out / "parts/ordinary"] * 2  # the one that was cut short, and not those before it
+    assert len(trained) == 5 + 4
+    assert RunFolder.open(out).metrics() == begun
+    monkeypatch.undo()
+    whole = tmp_path / "whole"
+    assert type_("fit", *data, "--out", whole, "--epochs", 1)[0] == 0
+    assert RunFolder.open(whole).comparison() == RunFolder.open(out).comparison()
+    assert RunFolder.open(whole).temperature() == RunFolder.open(out).temperature()
+
+
+def test_an_unfinished_comparison_goes_on_with_the_same_words_only(
+    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_short(self: fitting.Job, folder: RunFolder) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    words = ["fit", *data, "--out", out, "--folds", 0, "--epochs"]
+    with monkeypatch.context() as patched:
+        patched.setattr(fitting.Job, "_conclude", cut_short)
+        assert type_(*words, 1)[0] == 130
+    code, _, err = type_(*words, 2)
+    assert code == 2
+    assert "holds a run of another kind (epochs differ)" in err
+    assert type_(*words, 1)[0] == 0
+
+
+def test_folds_and_baselines_can_be_left_out(type_: Type, data: list[object], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, said, _ = type_("fit", *data, "--out", out, "--epochs", 1, "--folds", 0, "--probes", 0)
+    assert code == 0
+    assert "accuracy" not in said
+    assert "suspects: source examples of weight below 0.1" in said
+    assert RunFolder.open(out).comparison() == {"judged_on": "target", "folds": 0, "rows": []}
+    test = write_table(tmp_path / "test.csv", 50, 3)
+    more = ["--test", test, "--folds", 2, "--no-baselines", "--precision", 0.8]
+    code, said, _ = type_("fit", *data, "--out", tmp_path / "other", "--epochs", 1, *more)
+    assert code == 0
+    assert "accuracy on 50 test examples" in said
+    other = RunFolder.open(tmp_path / "other")
+    assert [row["method"] for row in (other.comparison() or {})["rows"]] == ["soseleto"]
+    assert json.loads((other.path / "calibration.json").read_text())["examples"] == 60  # the folds' held-out target
+    assert (other.suspects() or {})["precision"]["value"] == pytest.approx(0.8, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--folds", "1"], "--folds must be 0 or at least 2, got 1"),
+        (["--folds", "31"], "--folds is 31, but the target has only 60 examples"),
+        (["--augment", "crop"], "--augment crop is for images"),
+        (["--augment", "crp"], "did you mean 'crop'"),
+        (["--precision", "95"], "suspect_precision must lie between 0 and 1, got 95.0"),
+        (["--probes", "3"], "probes must be a share of the target"),
+        (["--epochs", "0"], "epochs must be at least 1"),
+        (["--batch-size", "500"], "batch_size is 500, but the source has only"),
+        (["--target-batch-size", "500"], "target_batch_size is 500, but the target has only"),
+        (["--lr", "-1"], "lr must be above 0"),
+        (["--weight-step", "0"], "weight_step must be above 0"),
+        (["--engine", "fastest"], "unknown engine 'fastest'"),
+        (["--device", "gpu"], "unknown device 'gpu'"),
+        (["--model", "lenet"], "takes square images"),
+        (["--model", "gone.py:make"], "there is no file gone.py"),
+        (["--label-column", "lable"], "did you mean 'label'"),
+        (["--test", "nowhere.csv"], "'nowhere.csv' is not there"),
+    ],
+)
+def test_words_that_are_off_are_one_sentence(
+    type_: Type, data: list[object], tmp_path: Path, words: list[str], sentence: str
+) -> None:
+    code, _, err = type_("fit", *data, "--out", tmp_path / "run", "--epochs", "1", *words)
+    assert code == 2, err
+    assert sentence in err
+    assert err.startswith("soseleto: ")
+    assert (err.count("\n"), err[-2:]) == (1, ".\n")
+
+
+def test_transfer_mode_has_the_target_alone_for_a_rival(type_: Type, data: list[object], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, _, err = type_("fit", *data, "--out", out, "--epochs", 1, "--mode", "transfer", "--folds", 2)
+    assert code == 0, err
+    rows = (RunFolder.open(out).comparison() or {})["rows"]
+    assert [row["method"] for row in rows] == ["soseleto", "target_only"]
+    assert set(soseleto.load(out).classes or ()) == {"left", "right"}
+
+
+def test_regression_is_for_python(tmp_path: Path) -> None:
+    (tmp_path / "numbers.csv").write_text("a,label\n1,0.5\n2,0.7\n3,0.9\n4,0.8\n")
+    pair = soseleto.data.read_pair(tmp_path / "numbers.csv", tmp_path / "numbers.csv", mode="transfer", skip_bad=True)
+    with pytest.raises(UsageError, match="real numbers"):
+        fitting.Job.of(None, pair)  # type: ignore[arg-type]
