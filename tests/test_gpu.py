@@ -41,7 +41,7 @@ def test_engine_equals_loop_on_the_gpu(problem: Problem, engine: str) -> None:
     try:
         found = on_gpu(problem, engine)
     except EngineError as error:  # before torch 2.13 checkpoints had no forward-mode rule
-        assert (engine, problem.name) == ("forward", "checkpointed")  # noqa: PT017
+        assert (engine, problem.name) == ("forward", "checkpointed")
         assert "no rule" in str(error)  # noqa: PT017
         return
     assert float((found - right).norm() / right.norm()) < 1e-6
