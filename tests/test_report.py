@@ -15,7 +15,7 @@ from PIL import Image
 import accessibility
 from browser import Browser, needs_browser
 from fabricated import fabricate, fabricate_images, judge
-from soseleto import pictures, showing
+from soseleto import fit, pictures, showing
 from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.report import gallery, render, tables, write_report
@@ -147,6 +147,17 @@ def test_without_a_judgement_the_prediction_is_suggested_for_low_weights(tmp_pat
     assert found is not None
     assert (found[low & left] == "right & proper").all()
     assert not any(found[~(low & left)])
+
+
+def test_a_training_with_probes_tells_their_weights(tmp_path: Path) -> None:
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    fit(torch.nn.Linear(3, 2), (x[:160], y[:160]), (x[160:], y[160:]), epochs=2, probes=0.5, out=tmp_path / "run")
+    last = [record for record in RunFolder(tmp_path / "run").metrics() if record["event"] == "epoch"][-1]
+    assert {name: group["count"] for name, group in last["probe_groups"].items()} == {"right": 10, "wrong": 10}
+    page = render(tmp_path / "run")
+    assert "<h3>Mean weight of the probes</h3>" in page
+    assert "Told by 20 probes" in page
 
 
 def test_a_report_is_the_same_every_time(images: RunFolder) -> None:

@@ -116,10 +116,13 @@ def weight_record(weights: Weights, wrong: Tensor | None) -> dict[str, Any]:
         "share_at_one": summary.share_at_one,
         "histogram": list(summary.histogram),
     }
-    if wrong is not None:
-        groups = {"right": weights.values[~wrong], "wrong": weights.values[wrong]}
-        record["groups"] = {name: _interval(values) for name, values in groups.items() if len(values)}
-    return record
+    return record if wrong is None else {**record, "groups": group_record(weights.values, wrong)}
+
+
+def group_record(weights: Tensor, wrong: Tensor) -> dict[str, dict[str, float]]:
+    """The mean weight of right and of wrong labels."""
+    groups = {"right": weights[~wrong], "wrong": weights[wrong]}
+    return {name: _interval(values) for name, values in groups.items() if len(values)}
 
 
 def _interval(values: Tensor) -> dict[str, float]:

@@ -24,7 +24,7 @@ from soseleto.evidence import gather
 from soseleto.methods.recording import Recording, Signals
 from soseleto.preparing import Data, Prepare, assemble, check_fit, choose_device, class_count, make_prepare
 from soseleto.probes import Share
-from soseleto.records import Progress, Records, weight_record
+from soseleto.records import Progress, Records, group_record, weight_record
 from soseleto.result import Result
 from soseleto.resume import Keeper, check_intervals, model_fingerprint
 from soseleto.run import RunFolder
@@ -296,6 +296,9 @@ class _Loop:
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
         if state.weights is not None:
             record |= weight_record(self._learned(state), self._wrong())
+            if (probes := self.data.probes) is not None:
+                values = state.weights.values[probes.n_source :]
+                record["probe_groups"] = group_record(values, probes.wrong.to(values.device))
         if self.data.test is not None:
             numbers = self._result(state, {}).evaluate(self.data.test)
             record |= {f"test_{name}": value for name, value in numbers.items()}

@@ -86,21 +86,27 @@ def _reach(values: np.ndarray, from_zero: bool, level: float | None) -> tuple[fl
     return low - room * (low != 0), high + room * (high != 0)
 
 
-def groups(run: RunFiles, title: str = "Mean weight of right and wrong labels") -> Figure | None:
-    """Mean weight of both groups per epoch with its 95 % interval: Figure 1 (d)."""
+def groups(
+    run: RunFiles,
+    title: str = "Mean weight of right and wrong labels",
+    *,
+    among: str = "groups",
+    caption: str = "",
+) -> Figure | None:
+    """Mean weight of both groups per epoch with its 95 % interval: Figure 1 (d); ``among`` all or the probes."""
     epochs = run.series("epoch")
-    means = {kind: run.group(kind, "mean") for kind in ("right", "wrong")}
+    means = {kind: run.group(kind, "mean", among) for kind in ("right", "wrong")}
     if not any(np.isfinite(mean).any() for mean in means.values()):
         return None
     chart = _over_epochs(epochs, (0, 1), "mean weight")
     for kind, mean in means.items():
-        chart.band(epochs, run.group(kind, "low"), run.group(kind, "high"), kind)
+        chart.band(epochs, run.group(kind, "low", among), run.group(kind, "high", among), kind)
         chart.line(epochs, mean, kind)
     said = [_from_to(NAMES[kind], mean) for kind, mean in means.items() if np.isfinite(mean).any()]
     return Figure(
         title,
         chart.svg(f"Mean weight over {len(epochs)} epochs: {'; '.join(said)}."),
-        "The bands are 95 % confidence intervals of the means.",
+        f"{caption}The bands are 95 % confidence intervals of the means.",
         tuple(("line", kind, NAMES[kind]) for kind in means),
     )
 

@@ -43,9 +43,9 @@ class RunFiles:
         """One number of every epoch, NaN where a record has none; (E,)."""
         return np.array([as_number(record.get(key)) for record in self.epochs], dtype=float)
 
-    def group(self, name: str, key: str) -> np.ndarray:
+    def group(self, name: str, key: str, among: str = "groups") -> np.ndarray:
         """One number of a group of every epoch ("right" or "wrong"), NaN where it is missing; (E,)."""
-        groups = (record.get("groups") or {} for record in self.epochs)
+        groups = (record.get(among) or {} for record in self.epochs)
         return np.array([as_number((group.get(name) or {}).get(key)) for group in groups], dtype=float)
 
     def column(self, name: str) -> np.ndarray | None:

@@ -156,6 +156,7 @@ def _curves(run: RunFiles) -> list[Figure]:
         ),
         charts.curves(run, "Mean weight", "mean weight", (("mean_weight", "all", "mean weight"),)),
         charts.curves(run, "Effective source size", "examples", (("effective_source", "all", "effective size"),)),
+        charts.groups(run, "Mean weight of the probes", among="probe_groups", caption=_PROBES),
         charts.weights_over_time(run),
         charts.curves(run, "Change of the target loss in a step", "change", changes, caption=_FIRST_ORDER, level=0.0),
         charts.curves(
@@ -169,6 +170,7 @@ _ALIKE = (
     "The source loss counts all source examples alike, wrong labels included: "
     "it may well rise while the model gets better."
 )
+_PROBES = "Probes are target examples planted in the source, so it is known which of their labels are wrong. "
 _FIRST_ORDER = "To first order, and measured. Where the lines part, the step is longer than the first order holds."
 _CONDITION = (
     "λ_α over the bound at which the paper shows that the target loss falls to first order. "
