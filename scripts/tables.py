@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from soseleto.experiments import cifar10_words, svhn_mnist_words
 from soseleto.experiments.results import put_between
 
 ROOT = Path(__file__).resolve().parent.parent
+EXPERIMENTS = {"cifar10-noise": ("table1.md", cifar10_words.page), "svhn-mnist": ("table2.md", svhn_mnist_words.page)}
 ENGINES = ("layerwise", "forward", "double_backward", "loop")
 
 
@@ -52,7 +54,12 @@ def engines() -> str:
 def pages() -> dict[Path, str]:
     readme = ROOT / "README.md"
     text = put_between(readme.read_text("utf-8"), "synthetic", synthetic())
-    return {readme: put_between(text, "engines", engines())}
+    found = {readme: put_between(text, "engines", engines())}
+    for name, (page, tables) in EXPERIMENTS.items():
+        results, path = ROOT / "results" / f"{name}.json", ROOT / "docs" / page
+        if results.exists():
+            found[path] = tables(path.read_text("utf-8"), results)
+    return found
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from soseleto.algorithm import Soseleto, SoseletoState
 from soseleto.batch import Batch, NoisyLosses, TransferLosses
 from soseleto.detection import auroc
+from soseleto.domain import Coral
 from soseleto.engines import alignment, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
@@ -486,3 +487,31 @@ def test_reused_targets_give_the_alignment_with_what_was_seen_last() -> None:
 def test_settings_for_speed_that_cannot_be(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make()
+
+
+@pytest.mark.parametrize("weight_step", [0.1, None])
+def test_a_domain_loss_joins_the_trunks_step(weight_step: float | None) -> None:
+    source, target = batch(8, 0), batch(5, 1)
+    moved = {}
+    for domain_loss in (None, Coral(strength=3.0)):
+        task = transfer_task()
+        before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
+        method = Soseleto(domain_loss=domain_loss, weight_step=weight_step)
+        method.step(method.init(task), source, target)
+        moved[domain_loss] = {k: p.detach() - before[k] for k, p in task.model.named_parameters()}
+    task = transfer_task()
+    trunk = task.model.get_submodule("trunk")
+    loss = Coral(strength=3.0)(trunk(source.inputs), trunk(target.inputs))
+    extra = dict(zip(dict(trunk.named_parameters()), torch.autograd.grad(loss, list(trunk.parameters())), strict=True))
+    lr = task.make_optimizer(list(trunk.parameters())).param_groups[0]["lr"]
+    for name, plain in moved[None].items():
+        change = -lr * extra[name.removeprefix("trunk.")] if name.startswith("trunk.") else 0.0
+        assert torch.allclose(moved[Coral(strength=3.0)][name], plain + change, atol=1e-10)
+    with pytest.raises(UsageError, match="mode='transfer'"):
+        Soseleto(domain_loss=Coral()).init(noisy_task(nn.Linear(2, 2)))
+
+
+def test_correlation_alignment_by_hand() -> None:
+    one, other = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0], [0.0, -1.0]]).double()
+    assert float(Coral()(one, one + 5.0)) == pytest.approx(0.0)  # a shift changes no covariance
+    assert float(Coral()(one, other)) == pytest.approx((4 + 4) / 16)  # covariances diag(2, 0) and diag(0, 2)

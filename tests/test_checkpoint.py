@@ -24,7 +24,7 @@ from soseleto import checkpoint
 from soseleto.batch import Batch
 from soseleto.data import Augment
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
-from soseleto.methods import METHODS, EarlyStopping, Mixed, Recording, Signals
+from soseleto.methods import METHODS, Attention, EarlyStopping, Luo, MatchingNetworks, Mixed, Recording, Signals
 from soseleto.run import RunFolder
 
 KILLS = int(os.environ.get("SOSELETO_KILLS", "8"))
@@ -37,7 +37,7 @@ def points(n: int, seed: int, classes: int = 3) -> tuple[Tensor, Tensor]:
     return inputs, inputs[:, :classes].argmax(1)
 
 
-def net() -> nn.Module:
+def net() -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
@@ -223,16 +223,31 @@ METHODS_AND_WRAPPERS: dict[str, Callable[[], Any]] = {
     "early stopping": lambda: EarlyStopping(
         method=METHODS["meta_weight_net"](), heldout=Batch(torch.arange(9), *points(9, 5)), every=4
     ),
+    "pooled": lambda: soseleto.Soseleto(pool_classes=True),
+    "matching_networks": lambda: MatchingNetworks(fine_tune=0.5),
+    "luo": lambda: Luo(unlabelled=points(30, 6)[0], batch_size=7),
+}
+TARGET_HEADS: dict[str, Callable[[], nn.Module]] = {  # of the methods that know transfer mode only
+    "matching_networks": lambda: Attention(20, 8, 3),
+    "luo": lambda: nn.Linear(8, 3),
 }
 
 
 @pytest.mark.parametrize("name", METHODS_AND_WRAPPERS)
 def test_every_method_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
-    make = METHODS_AND_WRAPPERS[name]
+    def changes() -> dict[str, Any]:
+        method = METHODS_AND_WRAPPERS[name]()
+        if name not in TARGET_HEADS:
+            return {"method": method}
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            head = TARGET_HEADS[name]()
+        return {"method": method, "model": net()[:3], "mode": "transfer", "target_head": head}
+
     for at in (2, 15):  # within and after the rivals' pre-training; the second counts from where it goes on
         with pytest.raises(Interrupted):
-            fit(tmp_path / "run", at, ask(signal.SIGTERM), method=make())
-    require_equal(fit(None, method=make()), fit(tmp_path / "run", method=make()))
+            fit(tmp_path / "run", at, ask(signal.SIGTERM), **changes())
+    require_equal(fit(None, **changes()), fit(tmp_path / "run", **changes()))
 
 
 def test_running_statistics_of_a_model_go_on(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.experiments import svhn_mnist, svhn_mnist_data
+from soseleto.experiments.results import Row
 from soseleto.experiments.svhn_mnist import (
     LINES,
     PLAIN,
@@ -25,8 +26,18 @@ from soseleto.experiments.svhn_mnist import (
     run_one,
 )
 from soseleto.experiments.svhn_mnist_data import SOURCES, Digits, small_and_grey
-from soseleto.experiments.svhn_mnist_words import configs, main, parser
+from soseleto.experiments.svhn_mnist_words import (
+    accuracy_table,
+    classes_table,
+    configs,
+    detection_table,
+    main,
+    page,
+    parser,
+    sources_table,
+)
 
+ROOT = Path(__file__).parent.parent
 TINY: dict[str, Any] = {"n_source": 200, "n_test": 100, "epochs": 1}
 
 
@@ -109,7 +120,7 @@ def test_every_line_has_the_same_data_and_budget(source: str) -> None:
     first = configuration("soseleto", source=source)
     for line in LINES:
         other = configuration(line, source=source)
-        own = ("method", "base", "settings", "unlabelled")
+        own = ("method", "base", "settings", "unlabelled", "aligned")
         assert replace(other, **{name: getattr(first, name) for name in own}) == first
 
 
@@ -181,6 +192,54 @@ def test_words_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         main(["--methods", "soselto", "--out", str(tmp_path / "x.json")])
     assert stop.value.code == 2
     assert "did you mean 'soseleto'" in capsys.readouterr().err
+
+
+def test_rounds_have_settings_of_their_own(no_files: None) -> None:
+    config = configuration("soseleto_unlabelled", rounds=(("rounds", 2), ("method.weight_step", 0.7)))
+    rounds = svhn_mnist.make_rounds(config, digits())
+    assert rounds is not None
+    assert (rounds.rounds, getattr(rounds.method, "weight_step", None)) == (2, 0.7)
+    assert svhn_mnist.make_rounds(configuration("luo"), digits()) is None
+
+
+def fake(line: str, accuracy: float, *, seed: int = 0, **changes: Any) -> Row:
+    return {**heading(configuration(line, seed=seed, **changes)), "accuracy": accuracy}
+
+
+def test_tables_have_means_and_standard_errors() -> None:
+    rows = [fake("soseleto", accuracy, seed=seed) for seed, accuracy in enumerate((90.0, 94.0))]
+    rows += [fake("target_only", 80.0, n_target=20), fake("target_only", 70.0, n_target=20, plain=True)]
+    rows += [fake("luo", 85.0)]
+    text = accuracy_table(rows)
+    assert "| target only | 80.0 |  | 70.0 |" in text
+    assert "| **SOSELETO** |  | 92.0 ± 2.0 |  |" in text
+    assert "| Luo et al. 2017, unlabelled data |  | 85.0 |  |" in text
+    assert "| paper: SOSELETO | 83.2 | 87.9 |  |" in text
+    polluted = {**fake("soseleto", 88.0, source="shuffled"), "detection": {"score": {"auroc": 0.9}}}
+    assert "| score | 90.0 |" in detection_table([polluted])
+    assert "| **SOSELETO** | 92.0 ± 2.0 | 88.0 |" in sources_table([*rows, polluted])
+    appendix = {**fake("soseleto", 91.0, source="0-9"), "classes": [{"class": "3", "useful": 12.5}]}
+    assert "| weight above 0.8 | 12.5 |" in classes_table([appendix])
+
+
+def test_the_page_holds_the_tables_of_the_results() -> None:
+    results = ROOT / "results" / "svhn-mnist.json"
+    if not results.exists():
+        pytest.skip("results/svhn-mnist.json is not there yet")
+    text = (ROOT / "docs" / "table2.md").read_text("utf-8")
+    assert page(text, results) == text
+
+
+MARGIN = 20.0  # points above chance (20) that every line reaches with 25 labelled digits and 250 steps
+
+
+@pytest.mark.parametrize(
+    "line", ["target_only", "fine_tuning", "matching_fine_tuned", "luo_label_efficient", "soseleto"]
+)
+def test_small_experiment_beats_chance(data_root: Path, line: str) -> None:
+    """Real digits, seconds on a CPU."""
+    row = run_one(configuration(line, small=True), data_root, "cpu")
+    assert row["accuracy"] > 20.0 + MARGIN
 
 
 def test_every_cell_is_run_once() -> None:

@@ -25,10 +25,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.batch import Batch
+from soseleto.domain import DomainLoss
 from soseleto.engines import Engine, Passes, make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import UsageError
+from soseleto.models import TrunkAndHeads
 from soseleto.pooling import Pooling
 from soseleto.task import Task, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
@@ -53,6 +55,7 @@ class Soseleto:
     weights_first: the authors' notebook moves α before θ; the paper (and the default) moves θ with the old α.
     target_share: how much of θ's step is the target's own gradient. 0 is the paper, whose target reaches θ through the
         weights alone; more makes use of clean labels that are too many to be learned by heart.
+    domain_loss: a loss on the trunk's features of both batches that joins θ's step (transfer mode); see ``domain``.
     max_norm: clip the norm of the gradient that the optimizer sees.
     vanished: when the running target loss falls below this share of its first value, alignments carry no signal and
         the weights are held.
@@ -70,6 +73,7 @@ class Soseleto:
     pool_classes: bool = False
     weights_first: bool = False
     target_share: float = 0.0
+    domain_loss: DomainLoss | None = None
     max_norm: float | None = None
     vanished: float = 1e-3
     engine: str | Engine = "auto"
@@ -95,6 +99,8 @@ class Soseleto:
             raise UsageError("reuse_target leaves no target gradient for target_share between two looks: drop one.")
 
     def init(self, task: Task) -> SoseletoState:
+        if self.domain_loss is not None and not isinstance(task.model, TrunkAndHeads):
+            raise UsageError("domain_loss compares the features of a trunk: say mode='transfer', or leave it out.")
         weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
         if task.target_head and self.reuse_target > 1:
             raise UsageError("reuse_target would leave the target head untrained between two looks: drop it.")
@@ -145,6 +151,7 @@ class Soseleto:
             numbers["target_loss"] = passes.target_losses.mean()
             state.hear(numbers["target_loss"], self.vanished)
         gradients = self._gradients(task, passes.source_gradient, passes.target_gradient)
+        gradients = self._with_domain(task, gradients, source, target)
         before = _copies(model) if monitor else {}
         take_step(task, state, gradients, max_norm=self.max_norm)  # θ, φˢ and φᵗ step, with the old α
         if not self.weights_first:
@@ -187,7 +194,8 @@ class Soseleto:
             task.guard("target", target_losses.detach(), target.index)
             of_target = gradient(target_losses.mean(), parameters)
             numbers["target_loss"] = target_losses.detach().mean()
-        take_step(task, state, self._gradients(task, of_source, of_target), max_norm=self.max_norm)
+        gradients = self._with_domain(task, self._gradients(task, of_source, of_target), source, target)
+        take_step(task, state, gradients, max_norm=self.max_norm)
         return numbers
 
     def _gradients(self, task: Task, of_source: dict[str, Tensor], of_target: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -197,6 +205,16 @@ class Soseleto:
             shared = found.keys() & of_target.keys() & task.shared
             found |= {k: torch.lerp(found[k], of_target[k], self.target_share) for k in shared}
         return found | {k: g for k, g in of_target.items() if k in task.target_head}
+
+    def _with_domain(self, task: Task, gradients: dict[str, Tensor], source: Batch, target: Batch) -> dict[str, Tensor]:
+        """The domain loss needs a forward of its own: it joins what Algorithm 1 keeps apart, the two batches."""
+        if self.domain_loss is None:
+            return gradients
+        assert isinstance(task.model, TrunkAndHeads)
+        both = task.model.trunk(torch.cat([source.inputs, target.inputs]))
+        loss = self.domain_loss(both[: len(source)], both[len(source) :])
+        found = gradient(loss, {name: p for name, p in trainable(task.model).items() if name in task.shared})
+        return gradients | {name: gradients[name] + g for name, g in found.items()}
 
 
 # of SoseletoState

@@ -105,6 +105,10 @@ class Spread:
     def __str__(self) -> str:
         return f"{self.mean:.1f} ± {self.sd:.1f}" if self.n > 1 else f"{self.mean:.1f}"
 
+    def with_error(self) -> str:
+        """Mean and standard error of the mean, instead of the deviation."""
+        return str(replace(self, sd=self.sd / self.n**0.5))
+
 
 def spreads(rows: Sequence[Row], value: Callable[[Row], float | None]) -> dict[tuple[str, str], Spread]:
     """By (method, setting as JSON); runs without the value are left out, runs that cannot be averaged raise."""
@@ -126,6 +130,7 @@ def table(
     methods: Mapping[str, str],
     settings: Mapping[str, Mapping[str, Any]],
     more: Sequence[Sequence[str]] = (),
+    show: Callable[[Spread], str] = str,
 ) -> str:
     """A Markdown table: a line a method (name -> title), a column a setting (title -> setting), the mean and spread.
 
@@ -136,7 +141,7 @@ def table(
     columns = {t: s for t, s in columns.items() if any((m, s) in found for m in methods)}
     lines = [["", *columns], ["---", *["---:"] * len(columns)], *more]
     for method, title in methods.items():
-        cells = [str(found[method, s]) if (method, s) in found else "" for s in columns.values()]
+        cells = [show(found[method, s]) if (method, s) in found else "" for s in columns.values()]
         if any(cells):
             lines.append([title, *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -32,6 +32,7 @@ from soseleto.methods import Attention, Luo, by_name
 from soseleto.models import lenet_trunk
 from soseleto.preparing import choose_device
 from soseleto.result import Result
+from soseleto.run import REPORT
 from soseleto.schedules import cosine, linear, sgd
 from soseleto.task import MakeSchedule, Method, Task
 from soseleto.unlabelled import Unlabelled
@@ -39,6 +40,7 @@ from soseleto.weights import Weights
 
 SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})
 CLASSIFIERS = ("last", "connected")
+ALIGNED = ("all", "convolutions", "first")
 USEFUL = 0.8  # the appendix counts examples whose weight is above this
 
 
@@ -48,10 +50,11 @@ class Config:
 
     method: the row's name; base, settings: which method that is, and what differs from its defaults
     source: "0-4", "0-9", "shuffled" or "grey-cifar"; n_source, n_test: fewer images than there are
+    aligned: alignments over "all" of the trunk, its "convolutions", or the "first" of them
     classifier: what a head is: LeNet's "last" layer, or its fully "connected" ones (the trunk is then convolutions)
     standardize: every image to mean 0 and deviation 1; else by the source's statistics
     sign: SVHN images turn into their negatives at random; rotate, scale, shift: of the images of both sides
-    rounds: what differs from the defaults of ``Unlabelled``, where SOSELETO uses unlabelled digits
+    rounds: what differs from the defaults of ``Unlabelled``, or with "method." before it from those of its method
     n_heldout: MNIST training digits kept out of everything; select: measure on them and leave the test set alone
     """
 
@@ -75,6 +78,7 @@ class Config:
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: str = "linear"
+    aligned: str = "convolutions"
     classifier: str = "last"
     standardize: bool = True
     sign: bool = True
@@ -85,14 +89,25 @@ class Config:
     def __post_init__(self) -> None:
         if self.select and not self.n_heldout:
             raise UsageError("select measures on held-out digits, and n_heldout is 0: say n_heldout=5000.")
-        if self.classifier not in CLASSIFIERS:
-            raise UsageError(f"classifier must be one of {', '.join(CLASSIFIERS)}, got {self.classifier!r}.")
+        for name, known in (("classifier", CLASSIFIERS), ("aligned", ALIGNED)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
 
 # The paper's own setting, kept as a second column.
 PLAIN: Mapping[str, Any] = MappingProxyType(
     {"plain": True, "standardize": False, "sign": False, "rotate": 0.0, "scale": 0.0, "shift": 0.0}
 )
+# Algorithm 1 to the letter: weights from 0.5 as in the authors' notebook, mean(αℓ), one target batch.
+PAPER = (("initial_weight", 0.5), ("normalize_weights", False), ("target_average", 0.0))
+# How SOSELETO runs in every line that does not say otherwise.
+SETTINGS: Mapping[str, Any] = MappingProxyType({"target_share": 0.5, "weight_step": 0.3, "pool_classes": True})
+
+
+def _soseleto(title: str, base: str = "soseleto", **changes: Any) -> tuple[str, Mapping[str, Any]]:
+    return title, {"base": base, "settings": tuple({**SETTINGS, **changes}.items())}
+
+
 # The lines of the table: title, and what makes each differ from the common configuration.
 LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -103,19 +118,23 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
             "Matching Networks, fine-tuned",
             {"base": "matching_networks", "settings": (("fine_tune", 0.5),)},
         ),
-        "soseleto": ("**SOSELETO**", {"base": "soseleto", "settings": (("target_share", 0.5),)}),
-        "soseleto_frozen": (
-            "… weights frozen",
-            {"base": "soseleto", "settings": (("target_share", 0.5), ("weight_step", None))},
+        "soseleto": _soseleto("**SOSELETO**"),
+        "soseleto_frozen": _soseleto("… weights frozen at 1", weight_step=None, pool_classes=False),
+        "soseleto_shuffled": _soseleto("… weights shuffled", base="shuffled_weights"),
+        "soseleto_unpooled": _soseleto("… alignments not pooled", pool_classes=False),
+        "soseleto_paper": ("… as the paper writes it", {"base": "soseleto", "settings": PAPER, "aligned": "all"}),
+        "luo": (
+            "Luo et al. 2017, unlabelled data",
+            {"base": "luo", "unlabelled": True, "settings": (("entropy", 0.0),)},
         ),
-        "soseleto_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": (("target_share", 0.5),)}),
-        "luo": ("Luo et al. 2017", {"base": "luo", "unlabelled": True, "settings": (("entropy", 0.0),)}),
-        "luo_label_efficient": ("Luo et al. 2017, label-efficient", {"base": "luo", "unlabelled": True}),
+        "luo_label_efficient": (
+            "Luo et al. 2017, label-efficient, unlabelled data",
+            {"base": "luo", "unlabelled": True},
+        ),
         "soseleto_unlabelled": (
-            "**SOSELETO** with unlabelled data",
-            {"base": "soseleto", "unlabelled": True, "settings": (("target_share", 0.5),)},
+            "**SOSELETO**, unlabelled data",
+            {"base": "soseleto", "unlabelled": True, "settings": tuple(SETTINGS.items())},
         ),
-        "soseleto_paper": ("… no target gradient in the trunk", {"base": "soseleto"}),
     }
 )
 SMALL: Mapping[str, Any] = MappingProxyType({"n_source": 2000, "n_test": 1000, "epochs": 4})
@@ -168,9 +187,13 @@ class _Shuffled(Weights):
 def make_method(config: Config, data: Digits) -> Method:
     """The method with its settings."""
     method: Any = ShuffledWeights() if config.base == ShuffledWeights.name else by_name(config.base)
+    first = 1 if config.standardize else 0  # where LeNet begins in the trunk
+    if isinstance(method, Soseleto) and config.aligned != "all":
+        convolutions = (f"trunk.{first}.", f"trunk.{first + 2}.")
+        method = replace(method, aligned=convolutions[:1] if config.aligned == "first" else convolutions)
     if isinstance(method, Luo):  # aligns the second convolution, after its pooling, and the features
-        second = "4" if config.standardize else "3"
-        method = replace(method, unlabelled=data.unlabelled.inputs, augment=moves(config), layers=(second,))
+        unlabelled, layers = data.unlabelled.inputs, (str(first + 3),)
+        method = replace(method, unlabelled=unlabelled, augment=moves(config), layers=layers)
     return replace(method, **dict(config.settings)) if config.settings else method
 
 
@@ -215,9 +238,9 @@ def heading(config: Config) -> Row:
     return {"method": config.method, "setting": setting_of(config), "seed": config.seed, "config": plain}
 
 
-def run_one(config: Config, root: str | Path | None = None, device: str = "auto", out: Path | None = None) -> Row:
-    """Train once and measure: accuracy in percent, seconds of training, and what is known of the weights."""
-    data = prepare(
+def digits(config: Config, root: str | Path | None = None) -> Digits:
+    """The data of a run."""
+    return prepare(
         config.source,
         config.n_target,
         seed=config.seed,
@@ -226,8 +249,13 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
         n_test=config.n_test,
         root=root,
     )
+
+
+def run_one(config: Config, root: str | Path | None = None, device: str = "auto") -> Row:
+    """Train once and measure: accuracy in percent, seconds of training, and what is known of the weights."""
+    data = digits(config, root)
     begin = time.perf_counter()
-    result = train(config, data, device=device, out=out)
+    result = train(config, data, device=device)
     found: Row = {"seconds": time.perf_counter() - begin}
     if data.heldout is not None:
         found["heldout_accuracy"] = result.evaluate(data.heldout)["accuracy"]
@@ -239,7 +267,6 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
 def train(config: Config, data: Digits, *, device: str, out: Path | None = None) -> Result:
     from soseleto.training import fit
 
-    rounds = Unlabelled(inputs=data.unlabelled.inputs, **dict(config.rounds)) if uses_rounds(config) else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, f"{NAME}/model"))
         trunk, (source_head, target_head) = make_trunk(config), make_heads(config, data)
@@ -248,7 +275,7 @@ def train(config: Config, data: Digits, *, device: str, out: Path | None = None)
         data.source,
         data.target,
         mode="transfer",
-        unlabelled=rounds,
+        unlabelled=make_rounds(config, data),
         epochs=config.epochs,
         batch_size=config.batch_size,
         target_batch_size=config.target_batch_size,
@@ -267,9 +294,15 @@ def train(config: Config, data: Digits, *, device: str, out: Path | None = None)
     )
 
 
-def uses_rounds(config: Config) -> bool:
+def make_rounds(config: Config, data: Digits) -> Unlabelled | None:
     """Luo's method takes unlabelled digits itself; SOSELETO classifies them, and goes on in rounds."""
-    return config.unlabelled and config.base == "soseleto"
+    if not config.unlabelled or config.base != "soseleto":
+        return None
+    rounds = Unlabelled(inputs=data.unlabelled.inputs)
+    of_method = {name.removeprefix("method."): v for name, v in config.rounds if name.startswith("method.")}
+    of_rounds = {name: value for name, value in config.rounds if not name.startswith("method.")}
+    method: Any = rounds.method
+    return replace(rounds, method=replace(method, **of_method), **of_rounds)
 
 
 def weight_facts(config: Config, data: Digits, result: Result) -> Row:
@@ -332,13 +365,27 @@ def everything(seeds: Sequence[int]) -> list[Config]:
     return made
 
 
-PLAIN_LINES = ("target_only", "fine_tuning", "soseleto")
-SELECTION_LINES = ("target_only", "fine_tuning", "soseleto", "soseleto_frozen", "soseleto_shuffled")
+PLAIN_LINES = ("target_only", "fine_tuning", "soseleto", "soseleto_paper")
+SELECTION_LINES = ("fine_tuning", "soseleto", "soseleto_frozen", "soseleto_shuffled", "soseleto_unpooled")
 
 
 def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[Row]:
-    """Every cell, as ``soseleto reproduce svhn-mnist`` runs it; started again it goes on."""
-    return list(run_all(everything(range(seeds)), out / f"{NAME}.json", report=report).rows)
+    """Every cell and the appendix's galleries, as ``soseleto reproduce svhn-mnist``; started again it goes on."""
+    rows = list(run_all(everything(range(seeds)), out / f"{NAME}.json", report=report).rows)
+    appendix(out / "svhn-0-9", report=report)
+    return rows
+
+
+def appendix(
+    folder: Path, *, root: str | Path | None = None, device: str = "auto", report: Callable[[str], None]
+) -> Path:
+    """One run on SVHN 0-9 that keeps its folder: its report shows the best and the worst examples of every class."""
+    page = folder / REPORT
+    if not page.exists():
+        config = configuration("soseleto", source="0-9")
+        result = train(config, digits(config, root), device=device, out=folder)
+        report(f"the best and the worst examples of SVHN 0-9 are in {result.report(page)}")
+    return page
 
 
 if __name__ == "__main__":

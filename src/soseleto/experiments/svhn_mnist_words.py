@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from soseleto.errors import SoseletoError, UsageError
-from soseleto.experiments.svhn_mnist import LINES, Config, configuration, run_all
+from soseleto.experiments.results import Row, Spread, load, put_between, table
+from soseleto.experiments.svhn_mnist import LINES, SELECTION_LINES, Config, configuration, everything, run_all
 from soseleto.experiments.svhn_mnist_data import SOURCES
 from soseleto.experiments.words import setting
 
@@ -24,6 +25,7 @@ NUMBERS = {
     "weight_decay": float,
     "schedule": str,
     "classifier": str,
+    "aligned": str,
     "rotate": float,
     "scale": float,
     "shift": float,
@@ -38,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--source", nargs="+", default=["0-4"], help=f"of {', '.join(SOURCES)}")
     words.add_argument("--plain", action="store_true", help="no augmentation, standardised by the source's statistics")
     words.add_argument("--seeds", nargs="+", type=int, default=list(range(20)))
+    words.add_argument("--everything", action="store_true", help="every cell of the tables, for these seeds")
     words.add_argument("--out", type=Path, required=True, help="results file; runs that are in it are not repeated")
     words.add_argument("--data-root", type=Path)
     words.add_argument("--device", default="auto")
@@ -60,6 +63,10 @@ def configs(given: argparse.Namespace) -> list[Config]:
         changes["rounds"] = tuple(setting(word) for word in given.rounds)
     if given.set:
         changes["settings"] = tuple(setting(word) for word in given.set)
+    if given.everything:
+        if changes:
+            raise UsageError(f"--everything runs the configurations as they are: leave out {', '.join(changes)}.")
+        return everything(given.seeds)
     return [
         configuration(method, n_target=n, source=source, plain=given.plain, seed=seed, small=given.small, **changes)
         for seed in given.seeds
@@ -78,3 +85,100 @@ def main(argv: Sequence[str] | None = None) -> None:
     except SoseletoError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2 if isinstance(error, UsageError) else 1) from error
+
+
+PAPER = (
+    ("paper: target only", "80.1", "84.0"),
+    ("paper: fine-tuning", "80.2", "83.0"),
+    ("paper: SOSELETO", "83.2", "87.9"),
+    ("paper: Matching Networks", "56.6", "51.3"),
+    ("paper: Matching Networks, fine-tuned", "79.3", "82.7"),
+    ("paper: Luo et al. 2017", "80.4", "83.1"),
+    ("paper: Luo et al. 2017, label-efficient", "94.2", "95.0"),
+    ("paper: SOSELETO, unlabelled data", "", "92"),
+)
+TITLES = {name: title for name, (title, _) in LINES.items()}
+
+
+def accuracy_table(rows: Sequence[Row]) -> str:
+    """SVHN 0-4: accuracy by the number of labelled images, with augmentation and in the paper's plain setting."""
+    columns = {"20 images": 20, "25 images": 25, "20, plain": (20, "plain"), "25, plain": (25, "plain")}
+    mine = [_at(row, _column(row)) for row in rows if row["setting"]["source"] == "0-4"]
+    there = [title for title, at in columns.items() if any(row["setting"] == {"at": at} for row in mine)]
+    paper = [[line[0], *(line[1 + n] if n < 2 else "" for n, _ in enumerate(there))] for line in PAPER]
+    settings = {title: {"at": at} for title, at in columns.items()}
+    return _table(mine, lambda row: row.get("accuracy"), TITLES, settings, paper)
+
+
+def sources_table(rows: Sequence[Row]) -> str:
+    """25 labelled images, every source: accuracy."""
+    titles = {
+        "SVHN 0-4": "0-4",
+        "SVHN 0-9": "0-9",
+        "half its labels shuffled": "shuffled",
+        "half grey CIFAR-10": "grey-cifar",
+    }
+    mine = [_at(row, row["setting"]["source"]) for row in rows if row["setting"]["n_target"] == 25 and _plainly(row)]
+    shown = {name: TITLES[name] for name in SELECTION_LINES}
+    settings = {title: {"at": source} for title, source in titles.items()}
+    return _table(mine, lambda row: row.get("accuracy"), shown, settings)
+
+
+def detection_table(rows: Sequence[Row]) -> str:
+    """100·AUROC of useful against useless source examples, where it is known which are which."""
+    spread = [
+        {**_at(row, row["setting"]["source"]), "method": f"{row['method']} {signal}", "value": 100.0 * found["auroc"]}
+        for row in rows
+        if row["method"] in ("soseleto", "soseleto_unpooled")
+        for signal, found in row.get("detection", {}).items()
+    ]
+    titles = {
+        "soseleto score": "score",
+        "soseleto weight": "weight",
+        "soseleto_unpooled score": "score, not pooled",
+        "soseleto_unpooled weight": "weight, not pooled",
+    }
+    settings = {"half its labels shuffled": {"at": "shuffled"}, "half grey CIFAR-10": {"at": "grey-cifar"}}
+    return _table(spread, lambda row: row["value"], titles, settings)
+
+
+def classes_table(rows: Sequence[Row]) -> str:
+    """SVHN 0-9: percent of a class's examples whose weight is above 0.8."""
+    spread = [
+        {**_at(row, one["class"]), "value": one["useful"]}
+        for row in rows
+        if row["method"] == "soseleto"
+        for one in row.get("classes", ())
+    ]
+    settings = {str(digit): {"at": str(digit)} for digit in range(10)}
+    return _table(spread, lambda row: row["value"], {"soseleto": "weight above 0.8"}, settings)
+
+
+TABLES = {"accuracy": accuracy_table, "sources": sources_table, "detection": detection_table, "classes": classes_table}
+
+
+def page(text: str, results: str | Path) -> str:
+    """A page of docs with its tables made anew from a results file."""
+    rows = load(results).rows
+    for mark, make in TABLES.items():
+        text = put_between(text, mark, make(rows))
+    return text
+
+
+def _column(row: Row) -> Any:
+    n = row["setting"]["n_target"]
+    return (n, "plain") if row["setting"].get("plain") else n
+
+
+def _plainly(row: Row) -> bool:
+    return not row["setting"].get("plain") and not row["setting"]["unlabelled"]
+
+
+def _at(row: Row, column: Any) -> Row:
+    return {**row, "setting": {"at": column}}
+
+
+def _table(
+    rows: Sequence[Row], value: Any, methods: Mapping[str, str], settings: Mapping[str, Any], more: Any = ()
+) -> str:
+    return table(rows, value, methods=methods, settings=settings, more=more, show=Spread.with_error)
