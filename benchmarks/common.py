@@ -62,6 +62,10 @@ def images(n: int) -> Tensor:
     return torch.randn(n, 3, 32, 32)
 
 
+def layout(channels_last: bool) -> torch.memory_format:
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
 def tokens(length: int) -> Callable[[int], Tensor]:
     return lambda n: torch.randint(1000, (n, length))
 
@@ -187,6 +191,9 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    parser.add_argument(
+        "--channels-last", action="store_true", help="models with channels-last weights, ours and plain"
+    )
     parser.add_argument("--check", action="store_true", help="fail where a threshold is missed")
     return parser
 

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from common import arguments, show, write
+from common import arguments, layout, show, write
 from soseleto import Soseleto, fit
+from soseleto.batch import Precision
 from soseleto.data import Examples, Preprocess, load, symmetric
 from soseleto.methods import Ordinary
 from soseleto.models import quick
@@ -66,15 +67,27 @@ def split(train: Examples, test: Examples) -> Sides:
     return Sides(Examples(train.inputs[source], noisy), train.subset(target), test)
 
 
-def model() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return quick()
+@dataclass(frozen=True)
+class Form:
+    """How the network runs, ours and plain alike."""
+
+    precision: torch.dtype | None = None
+    memory_format: torch.memory_format = torch.contiguous_format
+
+    @property
+    def name(self) -> str:
+        last = self.memory_format == torch.channels_last
+        return ("fp32" if self.precision is None else "bf16") + (", channels last" if last else "")
+
+    def model(self) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return quick().to(memory_format=self.memory_format)  # type: ignore[call-overload, no-any-return]
 
 
-def through_fit(sides: Sides, epochs: int, device: torch.device, method: Any) -> nn.Module:
+def through_fit(sides: Sides, epochs: int, device: torch.device, method: Any, form: Form) -> nn.Module:
     return fit(
-        model(),
+        form.model(),
         sides.source,
         sides.target,
         epochs=epochs,
@@ -83,11 +96,12 @@ def through_fit(sides: Sides, epochs: int, device: torch.device, method: Any) ->
         lr=LR,
         weight_decay=WEIGHT_DECAY,
         method=method,
+        precision=form.precision,
         device=device,
     ).model
 
 
-def with_loader(sides: Sides, epochs: int, device: torch.device) -> nn.Module:
+def with_loader(sides: Sides, epochs: int, device: torch.device, form: Form) -> nn.Module:
     """What most people write."""
     inputs = Preprocess.of(sides.source.inputs)(sides.source.inputs)
     loader = DataLoader(
@@ -98,10 +112,10 @@ def with_loader(sides: Sides, epochs: int, device: torch.device) -> nn.Module:
         for x, y in loader:
             yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 
-    return train_plainly(batches, epochs, len(loader), device)
+    return train_plainly(batches, epochs, len(loader), device, form)
 
 
-def with_tensors(sides: Sides, epochs: int, device: torch.device) -> nn.Module:
+def with_tensors(sides: Sides, epochs: int, device: torch.device, form: Form) -> nn.Module:
     """What careful people write: everything on the device from the start."""
     inputs = Preprocess.of(sides.source.inputs)(sides.source.inputs.to(device))
     labels = sides.source.labels.to(device)
@@ -110,43 +124,49 @@ def with_tensors(sides: Sides, epochs: int, device: torch.device) -> nn.Module:
         for index in torch.randperm(len(inputs), device=device).split(BATCH):
             yield inputs[index], labels[index]
 
-    return train_plainly(batches, epochs, -(-len(inputs) // BATCH), device)
+    return train_plainly(batches, epochs, -(-len(inputs) // BATCH), device, form)
 
 
 def train_plainly(
-    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]], epochs: int, steps_an_epoch: int, device: torch.device
+    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]],
+    epochs: int,
+    steps_an_epoch: int,
+    device: torch.device,
+    form: Form,
 ) -> nn.Module:
-    net = model().to(device).train()
+    net, precision = form.model().to(device).train(), Precision(form.precision)
     optimizer = sgd(LR, WEIGHT_DECAY)(net.parameters())
     schedule = linear(optimizer, epochs * steps_an_epoch)
     for _ in range(epochs):
         for x, y in batches():
             optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
+            F.cross_entropy(precision(net, x), y).backward()
             optimizer.step()
             schedule.step()
     return net
 
 
-def contenders(sides: Sides, epochs: int, device: torch.device) -> dict[str, Callable[[], nn.Module]]:
+def contenders(sides: Sides, epochs: int, device: torch.device, form: Form) -> dict[str, Callable[[], nn.Module]]:
     return {
-        "soseleto.fit": lambda: through_fit(sides, epochs, device, Soseleto()),
-        "soseleto.fit, ordinary training": lambda: through_fit(sides, epochs, device, Ordinary()),
-        "plain PyTorch, DataLoader": lambda: with_loader(sides, epochs, device),
-        PLAIN_ON_DEVICE: lambda: with_tensors(sides, epochs, device),
+        "soseleto.fit": lambda: through_fit(sides, epochs, device, Soseleto(), form),
+        "soseleto.fit, ordinary training": lambda: through_fit(sides, epochs, device, Ordinary(), form),
+        "plain PyTorch, DataLoader": lambda: with_loader(sides, epochs, device, form),
+        PLAIN_ON_DEVICE: lambda: with_tensors(sides, epochs, device, form),
     }
 
 
-def warm_up(sides: Sides, device: torch.device) -> None:
+def warm_up(sides: Sides, device: torch.device, form: Form) -> None:
     """A few steps of each, unseen: the device wakes up and kernels are loaded, for all alike."""
     few = split(*(side.subset(range(min(2 * BATCH, len(side)))) for side in (sides.source, sides.test)))
-    for run in contenders(few, 4, device).values():
+    for run in contenders(few, 4, device, form).values():
         run()
 
 
-def measure(sides: Sides, epochs: int, device: torch.device, only: Sequence[str] = ()) -> list[dict[str, Any]]:
+def measure(
+    sides: Sides, epochs: int, device: torch.device, form: Form, only: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     steps = epochs * -(-len(sides.source) // BATCH)
-    runs = {k: run for k, run in contenders(sides, epochs, device).items() if not only or k in only}
+    runs = {k: run for k, run in contenders(sides, epochs, device, form).items() if not only or k in only}
     rows = [timed(name, run, steps, sides, device) for name, run in runs.items()]
     base = next((row["seconds"] for row in rows if row["training"] == PLAIN_ON_DEVICE), None)
     return [{**row, "ratio": None if base is None else row["seconds"] / base} for row in rows]
@@ -185,6 +205,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, help="only so many images of CIFAR-10")
     parser.add_argument("--tiny", action="store_true", help="a few made-up images: whether it runs, not how fast")
     parser.add_argument("--made-up", action="store_true", help="50,000 random images in the place of CIFAR-10's")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16, ours and plain")
     parser.add_argument("--only", nargs="+", default=[], help="these trainings only, by their names in the table")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
@@ -192,13 +213,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.check and not whole:
         parser.error(f"--check is about the whole run on a GPU: leave out --limit and --tiny, and --epochs is {EPOCHS}")
     torch.manual_seed(0)
+    form = Form(torch.bfloat16 if options.bf16 else None, layout(options.channels_last))
     if options.tiny or options.made_up:
         sides = made_up(options.limit or (128 if options.tiny else 50_000))
     else:
         sides = cifar10(options.limit)
     if not options.tiny:
-        warm_up(sides, device)
-    rows = measure(sides, options.epochs, device, options.only)
+        warm_up(sides, device, form)
+    rows = [{**row, "form": form.name} for row in measure(sides, options.epochs, device, form, options.only)]
     show(f"A whole training, {options.epochs} epochs", rows)
     write(options.out, "end_to_end", device, rows)
     late = [row for row in rows if row["training"] == "soseleto.fit" and row["seconds"] > AT_MOST_SECONDS]

@@ -1,6 +1,6 @@
 """A whole SOSELETO step against an ordinary step of the same model, in the same run.
 
-    python benchmarks/step.py [--device cpu|cuda] [--out FILE] [--check]
+    python benchmarks/step.py [--device cpu|cuda] [--channels-last] [--out FILE] [--check]
 
 An ordinary step is forward, backward and SGD on the source batch of B examples. Ours adds a target batch of T, the
 target gradient and its running mean, B exact alignments, and the update of weights and scores. The floor is
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from common import Case, arguments, as_graph, cases, interleaved, ordinary_step, show, task_for, write
+from common import Case, arguments, as_graph, cases, interleaved, layout, ordinary_step, show, task_for, write
 from soseleto.algorithm import Soseleto
 
 AT_MOST = {
@@ -31,7 +31,7 @@ def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     device = torch.device(options.device)
     torch.manual_seed(0)
-    rows = [measure(case, device) for case in cases(device)]
+    rows = [measure(case, device, layout(options.channels_last)) for case in cases(device)]
     show("A step of ours against an ordinary step", rows)
     write(options.out, "step", device, rows)
     if options.check and (found := shortfalls(rows)):
@@ -50,9 +50,9 @@ def shortfalls(rows: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def measure(case: Case, device: torch.device) -> dict[str, Any]:
+def measure(case: Case, device: torch.device, memory_format: torch.memory_format) -> dict[str, Any]:
     method = Soseleto()
-    ours, plain = case.make().to(device).train(), case.make().to(device).train()
+    ours, plain = (case.make().to(device).to(memory_format=memory_format).train() for _ in range(2))  # type: ignore[call-overload]
     state = method.init(task_for(case, ours, case.source, device))
     source, target = case.batch(case.source, device), case.batch(case.target, device)
     step = ordinary_step(case, plain)
@@ -74,6 +74,7 @@ def measure(case: Case, device: torch.device) -> dict[str, Any]:
         "precision": "bf16" if case.precision is not None else "fp32",
         "B": b,
         "T": t,
+        "layout": "channels last" if memory_format == torch.channels_last else "contiguous",
         "engine": state.engine.name,
         "ordinary ms": seconds["ordinary"] * 1e3,
         "ours ms": seconds["ours"] * 1e3,
