@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,65 @@ def engines() -> str:
     return "\n".join(lines)
 
 
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(["| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *rows)])
+
+
+def of_files(columns: Sequence[str], row: Callable[[dict[str, Any]], Sequence[str] | None], *names: str) -> str:
+    """A table with a line for each row of the result files that are there and that ``row`` has words for."""
+    found = [load(name) for name in names if (ROOT / "results" / name).exists()]
+    lines = [[*cells, one["device"]] for one in found for r in one["rows"] if (cells := row(r)) is not None]
+    return table([*columns, "machine"], lines) if lines else "Not run yet."
+
+
+def step(row: dict[str, Any]) -> list[str]:
+    form = ", ".join([row["precision"], *(["channels last"] if row.get("layout") == "channels last" else [])])
+    memory = "" if row["memory"] is None else f"{row['memory']:.2f}x"
+    times = [f"{row['ordinary ms']:.2f}", f"{row['times']:.2f}x", f"{row['floor']:.2f}x"]
+    return [row["model"], form, f"{row['B']}, {row['T']}", row["engine"], *times, memory]
+
+
+def peer(row: dict[str, Any]) -> list[str]:
+    if "times ours" not in row:
+        return [row["model"], row["job"], row["contender"], row["error"], ""]
+    return [row["model"], row["job"], row["contender"], f"{row['times ours']:.1f}", f"{row['error']:.0e}"]
+
+
+def update(row: dict[str, Any]) -> list[str] | None:
+    if row["against"] != "source examples":
+        return None
+    return [f"{row['size']:,}", f"{row['update µs']:.1f}", f"{row['share %']:.2f} %"]
+
+
+def training(row: dict[str, Any]) -> list[str]:
+    return [row["training"], row["form"], f"{row['seconds']:.1f}", f"{row['accuracy']:.1f}"]
+
+
+def overhead(row: dict[str, Any]) -> list[str]:
+    return [row["step"], f"{row['ms']:.1f}", f"{row['operations ms']:.1f}", f"{row['overhead %']:.1f} %"]
+
+
+def speed() -> dict[str, str]:
+    """The tables of docs/speed.md, by their marks."""
+    heads = ["model", "precision", "B, T", "engine", "ordinary, ms", "ours", "floor", "memory"]
+    steps = ("step-gpu.json", "step-channels-last-gpu.json", "step-cpu.json")
+    trainings = ("end_to_end-gpu.json", "end_to_end-channels-last-gpu.json")
+    return {
+        "step": of_files(heads, step, *steps),
+        "peers": of_files(["model", "job", "by", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"),
+        "update": of_files(["source examples", "µs", "of a Quick step"], update, "scaling-gpu.json"),
+        "training": of_files(["training", "form", "seconds", "test accuracy"], training, *trainings),
+        "overhead": of_files(["step", "ms", "operations, ms", "overhead"], overhead, "overhead-cpu.json"),
+    }
+
+
 def pages() -> dict[Path, str]:
-    readme = ROOT / "README.md"
+    readme, fast = ROOT / "README.md", ROOT / "docs" / "speed.md"
     text = put_between(readme.read_text("utf-8"), "synthetic", synthetic())
-    found = {readme: put_between(text, "engines", engines())}
+    page = fast.read_text("utf-8")
+    for mark, lines in speed().items():
+        page = put_between(page, mark, lines)
+    found = {readme: put_between(text, "engines", engines()), fast: page}
     for name, (page, tables) in EXPERIMENTS.items():
         results, path = ROOT / "results" / f"{name}.json", ROOT / "docs" / page
         if results.exists():
