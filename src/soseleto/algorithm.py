@@ -27,7 +27,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from soseleto.batch import Batch
 from soseleto.domain import DomainLoss
 from soseleto.engines import Engine, Passes, make_engine, trainable
-from soseleto.engines.autograd import gradient
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads
@@ -81,6 +80,11 @@ class Soseleto:
 
     name = "soseleto"
 
+    @property
+    def shares_work(self) -> bool:
+        """Pooling compares the examples of a class, and a domain loss those of both batches, wherever they are."""
+        return not self.pool_classes and self.domain_loss is None
+
     def __post_init__(self) -> None:
         if self.weight_step is not None and not (self.weight_step > 0 and math.isfinite(self.weight_step)):
             raise UsageError(
@@ -126,13 +130,14 @@ class Soseleto:
         alpha = state.weights.take(source.index)  # α_b
 
         def new_coefficients(q: Tensor) -> Tensor:
-            return self.coefficients(self._move(state, source, q, weight_step))
+            return self.coefficients(task, self._move(state, source, q, weight_step), source)
 
-        coefficients = new_coefficients if self.weights_first else self.coefficients(alpha)
+        coefficients = new_coefficients if self.weights_first else self.coefficients(task, alpha, source)
         fresh = monitor or state.looks
         if fresh:
             state.steps.add_(1)
-            passes = state.engine.passes(
+            passes = task.sharing.passes(
+                state.engine,
                 model,
                 losses,
                 source,
@@ -141,14 +146,14 @@ class Soseleto:
                 coefficients=coefficients,
             )
         else:
-            passes = state.engine.source_pass(
-                model, losses.source, source, state.averages, coefficients
+            passes = task.sharing.source_pass(
+                state.engine, model, losses.source, source, state.averages, coefficients
             ).without_target()
         task.guard("source", passes.source_losses, source.index)
-        numbers = {"source_loss": passes.source_losses.mean()}
+        numbers = {"source_loss": task.sharing.mean(passes.source_losses, source)}
         if fresh:
             task.guard("target", passes.target_losses, target.index)
-            numbers["target_loss"] = passes.target_losses.mean()
+            numbers["target_loss"] = task.sharing.mean(passes.target_losses, target)
             state.hear(numbers["target_loss"], self.vanished)
         gradients = self._gradients(task, passes.source_gradient, passes.target_gradient)
         gradients = self._with_domain(task, gradients, source, target)
@@ -157,7 +162,7 @@ class Soseleto:
         if not self.weights_first:
             self._move(state, source, passes.alignment, weight_step)
         if monitor:
-            numbers |= _monitor(state, passes, before, target)
+            numbers |= _monitor(state, passes, before, source, target)
         state.advance(1)
         return numbers
 
@@ -167,33 +172,31 @@ class Soseleto:
         useful = q * whole
         if state.pooling is not None:
             useful = state.pooling.estimate(source.index, source.labels, useful)
-        unit = state.one_over_size(useful) if self.scale_free else 1.0  # ... in units of their size
+        unit = state.one_over_size(useful, source.total) if self.scale_free else 1.0  # ... in units of their size
         state.multiplier = weight_step * state.alive * unit * whole
         moved = state.weights.step(source.index, weight_step * state.alive * unit * useful, unit * useful)
         if state.pooling is not None:
             state.weights.scores[source.index] = (unit * useful).to(torch.float32)  # a mean over visits already
         return moved
 
-    def coefficients(self, alpha: Tensor) -> Tensor:
+    def coefficients(self, task: Task, alpha: Tensor, source: Batch) -> Tensor:
         """c with Σ c_j ℓ_j the weighted source loss: Σαℓ/Σα, or the paper's mean(αℓ)."""
         if self.normalize_weights:
-            return alpha / alpha.sum().clamp_min(torch.finfo(alpha.dtype).tiny)
-        return alpha / len(alpha)
+            return alpha / task.sharing.sum(alpha.sum()).clamp_min(torch.finfo(alpha.dtype).tiny)
+        return alpha / source.total
 
     def _frozen_step(self, state: SoseletoState, source: Batch, target: Batch) -> dict[str, Tensor]:
         """Ordinary training with the weights where they are: no alignment, and a target pass only for φᵗ."""
         task = state.task
-        losses = task.losses.source(task.model, source)
-        task.guard("source", losses.detach(), source.index)
-        c = self.coefficients(state.weights.take(source.index)).to(losses.dtype)
-        parameters = trainable(task.model)
-        of_source, of_target = gradient(losses, parameters, c), {}
-        numbers = {"source_loss": losses.detach().mean()}
+        c = self.coefficients(task, state.weights.take(source.index), source)
+        losses, of_source = task.sharing.gradient(task.model, task.losses.source, source, "source", c)
+        task.guard("source", losses, source.index)
+        of_target: dict[str, Tensor] = {}
+        numbers = {"source_loss": task.sharing.mean(losses, source)}
         if task.target_head or self.target_share:
-            target_losses = task.losses.target(task.model, target)
-            task.guard("target", target_losses.detach(), target.index)
-            of_target = gradient(target_losses.mean(), parameters)
-            numbers["target_loss"] = target_losses.detach().mean()
+            target_losses, of_target = task.sharing.gradient(task.model, task.losses.target, target, "target")
+            task.guard("target", target_losses, target.index)
+            numbers["target_loss"] = task.sharing.mean(target_losses, target)
         gradients = self._with_domain(task, self._gradients(task, of_source, of_target), source, target)
         take_step(task, state, gradients, max_norm=self.max_norm)
         return numbers
@@ -331,10 +334,10 @@ class SoseletoState:
         self.target_loss.lerp_(target_loss.to(torch.float32), 0.1)
         torch.gt(self.target_loss, vanished * self.first_target_loss, out=self.alive)
 
-    def one_over_size(self, q: Tensor) -> Tensor:
-        """One over the root mean square of all alignments so far, these included."""
+    def one_over_size(self, q: Tensor, total: int) -> Tensor:
+        """One over the root mean square of all alignments so far, these and those of other ranks included."""
         self.moves.add_(1)
-        self.square.add_(torch.dot(q, q), alpha=1.0 / len(q))
+        self.square.add_(self.task.sharing.sum(torch.dot(q, q)), alpha=1.0 / total)
         return (self.moves / self.square).sqrt_()
 
 
@@ -342,7 +345,9 @@ def _copies(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in trainable(model).items()}
 
 
-def _monitor(state: SoseletoState, passes: Passes, before: dict[str, Tensor], target: Batch) -> dict[str, Tensor]:
+def _monitor(
+    state: SoseletoState, passes: Passes, before: dict[str, Tensor], source: Batch, target: Batch
+) -> dict[str, Tensor]:
     """The paper's conditions, in numbers.
 
     condition: λ_α ≥ √nˢ/(λ_p‖Qᵀ∂L_t/∂θ‖) on the batch, as the ratio of the two sides; at 1 or more it is met.
@@ -351,13 +356,14 @@ def _monitor(state: SoseletoState, passes: Passes, before: dict[str, Tensor], ta
     task, now = state.task, trainable(state.task.model)
     first_order = sum(
         ((g * (now[name].detach() - before[name])).sum() for name, g in passes.target_gradient.items()),
-        start=torch.zeros_like(passes.target_losses[0]),
+        start=torch.zeros((), dtype=passes.target_losses.dtype, device=task.device),
     )
-    with unchanged(task.model), torch.no_grad():
-        after = task.losses.target(task.model, target).mean()
+    with unchanged(task.model):
+        after = task.sharing.mean_loss(task.model, task.losses.target, target)
+    size = task.sharing.sum(passes.alignment.square().sum()).sqrt()  # ‖Qᵀ∂L_t/∂θ‖
     return {
         "held": 1.0 - state.alive,
-        "condition": state.multiplier * passes.alignment.norm() / math.sqrt(len(passes.alignment)),
+        "condition": state.multiplier * size / math.sqrt(source.total),
         "predicted_change": first_order,
-        "actual_change": after - passes.target_losses.mean(),
+        "actual_change": after - task.sharing.mean(passes.target_losses, target),
     }

@@ -26,6 +26,14 @@ class TrainingError(SoseletoError, RuntimeError):
     """Training cannot go on; what was written so far is intact."""
 
 
+class RankLost(TrainingError):
+    """Another rank of this training has died or hangs."""
+
+
+class RankStopped(TrainingError):
+    """The first rank could not go on, and has said why."""
+
+
 class DiskError(SoseletoError, OSError):
     """A file could not be written: the disk is full, read-only or broken."""
 

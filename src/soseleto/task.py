@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from soseleto.batch import Batch
 from soseleto.engines.contract import Losses
 from soseleto.errors import TrainingError
+from soseleto.sharing import Sharing
 from soseleto.weights import Weights
 
 # guard(side, losses, index): called on every batch's losses before they can reach the parameters
@@ -27,7 +28,8 @@ class Task:
     """A model to be trained on a source for the sake of a target.
 
     Every trainable parameter is in one of three parts: those in ``shared`` are θ; those in ``target_head`` are φᵗ;
-    the others are φˢ. In noisy-label mode all are shared.
+    the others are φˢ. In noisy-label mode all are shared. ``n_source`` counts the source examples of this process,
+    and ``sharing`` is how the work of a step is shared with others, and done in parts.
     """
 
     model: nn.Module
@@ -41,6 +43,7 @@ class Task:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     guard: Guard = field(default_factory=lambda: require_finite)
     classes: int | None = None  # of the source, where its labels are class indices
+    sharing: Sharing = field(default_factory=Sharing)
 
 
 class MethodState(Protocol):

@@ -58,7 +58,7 @@ class Weights:
 
     def take(self, index: Tensor) -> Tensor:
         """The weights at these places, (B,), each at most once (checked where that needs no wait for a device)."""
-        if not index.is_cuda:
+        if not index.is_cuda and len(index):  # a rank's part of a batch may be empty
             self.check(index)
         return self.values.index_select(0, index)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from soseleto.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.methods.state import State, require_share
+from soseleto.methods.state import State, require_share, shared_gradient
 from soseleto.task import Task
 
 
@@ -25,6 +25,7 @@ class Mixed:
     target_share: float | None = None
 
     name = "mixed"
+    shares_work = True
 
     def __post_init__(self) -> None:
         if self.target_share is not None:
@@ -34,16 +35,23 @@ class Mixed:
         return State.start(task)
 
     def step(self, state: State, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        of_source, of_target = _losses(state.task, source, target)
-        share = share_of_target(self.target_share, source, target)
-        loss = (1.0 - share) * of_source.mean() + share * of_target.mean()
-        state.take(gradient(loss, trainable(state.task.model)))
-        return {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
+        task, share = state.task, share_of_target(self.target_share, source, target)
+        if task.sharing.nothing:
+            of_source, of_target = _losses(task, source, target)
+            loss = (1.0 - share) * of_source.mean() + share * of_target.mean()
+            state.take(gradient(loss, trainable(task.model)))
+        else:
+            of_source, found = shared_gradient(task, "source", source, 1.0 - share)
+            of_target, beside = shared_gradient(task, "target", target, share)
+            both = found.keys() & beside.keys()
+            state.take(found | beside | {name: found[name] + beside[name] for name in both})
+        means = task.sharing.mean(of_source.detach(), source), task.sharing.mean(of_target.detach(), target)
+        return dict(zip(("source_loss", "target_loss"), means, strict=True))
 
 
 def share_of_target(given: float | None, source: Batch, target: Batch) -> float:
     """s: as given, or so that every example of both batches counts the same."""
-    return len(target) / (len(source) + len(target)) if given is None else given
+    return target.total / (source.total + target.total) if given is None else given
 
 
 def _losses(task: Task, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from soseleto.batch import Batch
-from soseleto.engines import trainable
-from soseleto.engines.autograd import gradient
-from soseleto.methods.state import State, require_noisy, source_losses
+from soseleto.methods.state import State, require_noisy, shared_gradient
 from soseleto.task import Task
 
 
@@ -24,12 +22,13 @@ class Ordinary:
     """Ordinary training; it has no settings."""
 
     name = "ordinary"
+    shares_work = True
 
     def init(self, task: Task) -> State:
         require_noisy(task, self.name)
         return State.start(task)
 
     def step(self, state: State, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        loss = source_losses(state.task, source).mean()
-        state.take(gradient(loss, trainable(state.task.model)))
-        return {"source_loss": loss.detach()}
+        losses, found = shared_gradient(state.task, "source", source)
+        state.take(found)
+        return {"source_loss": state.task.sharing.mean(losses, source)}

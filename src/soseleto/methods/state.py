@@ -121,6 +121,14 @@ def target_losses(task: Task, batch: Batch) -> Tensor:
     return losses
 
 
+def shared_gradient(task: Task, side: str, batch: Batch, share: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
+    """This process's losses of a side, finite, and the gradient of ``share`` times the whole batch's mean loss."""
+    c = torch.full((len(batch),), share / batch.total, device=task.device, dtype=torch.float64)
+    losses, found = task.sharing.gradient(task.model, getattr(task.losses, side), batch, side, c)
+    task.guard(side, losses, batch.index)
+    return losses, found
+
+
 def class_scores(task: Task, model: nn.Module, batch: Batch, name: str) -> Tensor:
     """The model's outputs (B, classes), for a method that reads them as the logits of a softmax."""
     outputs = getattr(task.losses, "precision", FULL)(model, batch.inputs)

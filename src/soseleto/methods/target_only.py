@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from soseleto.batch import Batch
-from soseleto.engines import trainable
-from soseleto.engines.autograd import gradient
-from soseleto.methods.state import State, target_losses
+from soseleto.methods.state import State, shared_gradient
 from soseleto.task import Task
 
 
@@ -23,11 +21,12 @@ class TargetOnly:
     """Training on the target alone; it has no settings."""
 
     name = "target_only"
+    shares_work = True
 
     def init(self, task: Task) -> State:
         return State.start(task)
 
     def step(self, state: State, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        loss = target_losses(state.task, target).mean()
-        state.take(gradient(loss, trainable(state.task.model)))
-        return {"target_loss": loss.detach()}
+        losses, found = shared_gradient(state.task, "target", target)
+        state.take(found)
+        return {"target_loss": state.task.sharing.mean(losses, target)}
