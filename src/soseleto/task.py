@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.batch import Batch
+from soseleto.distributed import Reducer, Single
 from soseleto.engines.contract import Losses
 from soseleto.errors import TrainingError
 from soseleto.sharing import Sharing
@@ -88,10 +89,25 @@ def require_finite(side: str, losses: Tensor, index: Tensor) -> None:
         raise NonFiniteLoss(side, index[~finite].tolist())
 
 
+class AgreedGuard:
+    """``require_finite`` for a rank: where one has found something, all stop, and name the same source examples."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+
+    def __call__(self, side: str, losses: Tensor, index: Tensor) -> None:
+        finite = losses.isfinite()
+        if self._reducer.largest(int(not bool(finite.all()))):
+            raise NonFiniteLoss(side, _everywhere(self._reducer, side, index[~finite].tolist()))
+
+
 class DeferredGuard:
     """``require_finite`` for a device that must not be waited for: remembers on the device, speaks when asked."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, reducer: Reducer | None = None) -> None:
+        self._reducer = reducer or Single()
+        self._calls = torch.zeros((), dtype=torch.int64, device=device)
+        self._first = torch.zeros((), dtype=torch.int64, device=device)  # the call that found the first bad loss
         self._bad = torch.zeros((), dtype=torch.bool, device=device)
         self._where: dict[str, Tensor] = {}  # side -> the places of the first bad batch, -1 where all was well
 
@@ -101,15 +117,29 @@ class DeferredGuard:
         known = self._where.setdefault(side, torch.full_like(places, -1))
         if len(known) == len(places):
             known.copy_(torch.where(self._bad, known, places))
+        self._calls.add_(1)
+        self._first.copy_(torch.where(self._bad, self._first, self._calls))
         self._bad.logical_or_(~finite.all())
 
     def check(self) -> None:
         """Raise if any batch since the start had a loss that was not finite (this waits for the device)."""
-        if bool(self._bad):
-            for side, places in self._where.items():
-                if found := [place for place in places.tolist() if place >= 0]:
-                    raise NonFiniteLoss(side, found)
-            raise NonFiniteLoss("source", [])
+        if not self._reducer.largest(int(self._bad)):
+            return
+        firsts = self._reducer.every(int(self._first) if bool(self._bad) else None)
+        earliest = min(first for first in firsts if first is not None)  # what followed elsewhere is not to blame
+        mine = firsts[self._reducer.rank] == earliest
+        for side in ("source", "target"):
+            places = self._where[side].tolist() if mine and side in self._where else []
+            if found := _everywhere(self._reducer, side, [place for place in places if place >= 0]):
+                raise NonFiniteLoss(side, found)
+        raise NonFiniteLoss("source", [])
+
+
+def _everywhere(reducer: Reducer, side: str, places: list[int]) -> list[int]:
+    """Bad places of all ranks, in the whole data set: source place p of rank r is example p·ranks + r."""
+    if side == "source":
+        places = [place * reducer.ranks + reducer.rank for place in places]
+    return sorted({place for found in reducer.every(places) for place in found})
 
 
 def take_step(task: Task, state: MethodState, gradients: dict[str, Tensor], *, max_norm: float | None = None) -> None:

@@ -16,6 +16,15 @@ _NUMPY = (torch.uint8, torch.float32, torch.float64, torch.float16)  # types tha
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Draws for some rows of a batch of ``total``: what each row gets does not depend on which others are there."""
+
+    generator: torch.Generator
+    total: int
+    rows: Tensor
+
+
+@dataclass(frozen=True)
 class Augment:
     """What may happen to each image (N, C, H, W), uint8 or float; the dtype stays as it is.
 
@@ -53,7 +62,7 @@ class Augment:
         """Whether every batch comes back as it is."""
         return self == Augment()
 
-    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
         """The changed batch. Draws come from ``generator``, on its device, in a fixed order."""
         if self.nothing:
             return inputs
@@ -70,7 +79,7 @@ class Augment:
             inputs = _negative(inputs, _uniform(1, inputs, generator)[0] < 0.5)
         return inputs
 
-    def _crop_flip(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+    def _crop_flip(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
         pad = int(self.crop)
         draws = _uniform(3, inputs, generator)
         top, left = (draws[:2] * (2 * pad + 1)).to(torch.int64).clamp_(max=2 * pad)  # (N,) each
@@ -80,7 +89,7 @@ class Augment:
             return _windows_by_copy(padded, top, left, mirrored, pad)
         return _windows_by_gather(padded, top, left, mirrored, pad)
 
-    def _affine(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+    def _affine(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
         """Rotation, scale and shift in one bilinear resampling; what comes from outside is 0."""
         floats = inputs if inputs.dtype.is_floating_point else inputs.float()
         matrix = self._matrices(floats, generator)
@@ -88,7 +97,7 @@ class Augment:
         moved = F.grid_sample(floats, grid.to(floats.dtype), padding_mode="zeros", align_corners=False)
         return moved if inputs.dtype.is_floating_point else moved.round_().clamp_(0, 255).to(inputs.dtype)
 
-    def _matrices(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+    def _matrices(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
         """(N, 2, 3): from a place in the new image to the place in the old one, in units of half-sides."""
         n, _, h, w = inputs.shape
         angle, factor, x, y = _uniform(4, inputs, generator) * 2 - 1
@@ -126,9 +135,13 @@ def _windows_by_copy(padded: Tensor, top: Tensor, left: Tensor, mirrored: Tensor
     return torch.from_numpy(made)
 
 
-def _uniform(count: int, inputs: Tensor, generator: torch.Generator) -> Tensor:
+def _uniform(count: int, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
     """(count, N) numbers in [0, 1) on the inputs' device; drawn where the generator lives."""
-    draws = torch.rand(count, len(inputs), generator=generator, device=generator.device)
+    if isinstance(generator, Rows):
+        random = generator.generator
+        draws = torch.rand(count, generator.total, generator=random, device=random.device)[:, generator.rows]
+    else:
+        draws = torch.rand(count, len(inputs), generator=generator, device=generator.device)
     return draws.to(inputs.device, non_blocking=True)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from soseleto.data.augment import Augment
+from soseleto.data.augment import Augment, Rows
 from soseleto.data.examples import Examples
 from soseleto.data.randomness import generator
 
@@ -36,15 +36,17 @@ def feed(
     augment: Augment | None = None,
     prepare: Callable[[Tensor], Tensor] | None = None,
     start: int = 0,
+    keep: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Fed]:
     """The batches ``batches[start:]`` of indices, on the examples' device, one after the other.
 
-    ``augment`` changes the inputs as they are stored; ``prepare`` (a Preprocess, say) makes them what the model takes.
+    ``keep`` says which rows of each batch are wanted here: a mask for a batch of indices; those rows are as they are
+    in the whole batch. ``augment`` changes the inputs as they are stored; ``prepare`` (a Preprocess, say) makes them what the model takes.
     """
     steps = block_steps(examples, max((len(batch) for batch in batches), default=1))
     for first in range(start - start % steps, len(batches), steps):
         random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
-        made = _block(examples, batches[first : first + steps], augment, prepare, random)
+        made = _block(examples, batches[first : first + steps], augment, prepare, random, keep)
         while made:  # handed out one by one, so that nothing is held here longer than needed
             one = made.pop(0)
             if first >= start:
@@ -59,14 +61,21 @@ def _block(
     augment: Augment | None,
     prepare: Callable[[Tensor], Tensor] | None,
     random: torch.Generator,
+    keep: Callable[[Tensor], Tensor] | None,
 ) -> list[Fed]:
-    flat = torch.cat(list(block)).to(examples.device) if len(block) > 1 else block[0].to(examples.device)
+    draws: torch.Generator | Rows = random
+    sizes = [len(batch) for batch in block]
+    flat = torch.cat(list(block)) if len(block) > 1 else block[0]
+    if keep is not None:
+        masks = [keep(batch) for batch in block]
+        rows = torch.cat(masks).nonzero().squeeze(1)
+        draws, flat, sizes = Rows(random, len(flat), rows.to(random.device)), flat[rows], [int(m.sum()) for m in masks]
+    flat = flat.to(examples.device)
     inputs, labels = examples.take(flat)
     if augment is not None:
-        inputs = augment(inputs, random)
+        inputs = augment(inputs, draws)
     if prepare is not None:
         inputs = prepare(inputs)
-    sizes = [len(batch) for batch in block]
     return [Fed(*parts) for parts in zip(*(torch.split(t, sizes) for t in (flat, inputs, labels)), strict=True)]
 
 
