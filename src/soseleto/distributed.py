@@ -231,9 +231,18 @@ def ranks(device: str = "auto", *, answer: timedelta = ANSWER) -> Iterator[Reduc
         dist.destroy_process_group()
 
 
-def launched() -> bool:
-    """Whether this process is one of several, as its launcher says."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+def owned(n: int, reducer: Reducer) -> int:
+    """How many of n source examples belong to this rank."""
+    return len(range(reducer.rank, n, reducer.ranks))
+
+
+def my_rows(side: str, reducer: Reducer) -> Callable[[Tensor], Tensor] | None:
+    """Which rows of a batch of indices are this rank's: source examples by owner, target examples in turn."""
+    if isinstance(reducer, Single):
+        return None
+    if side == "source":
+        return lambda batch: batch % reducer.ranks == reducer.rank
+    return lambda batch: torch.arange(len(batch), device=batch.device) % reducer.ranks == reducer.rank
 
 
 def speaks() -> bool:

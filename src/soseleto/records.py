@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from soseleto.distributed import Reducer
 from soseleto.run import RunFolder
 from soseleto.weights import Weights
 
@@ -106,9 +107,9 @@ class Records:
         return time.perf_counter() - self._start
 
 
-def weight_record(weights: Weights, wrong: Tensor | None) -> dict[str, Any]:
+def weight_record(weights: Weights, wrong: Tensor | None, reducer: Reducer) -> dict[str, Any]:
     """Where the weights sit, and where the truth is known the mean weight of right and wrong labels."""
-    summary = weights.summary()
+    summary = weights.summary(reducer.sum)
     record: dict[str, Any] = {
         "mean_weight": summary.mean,
         "effective_source": summary.effective,
@@ -116,18 +117,21 @@ def weight_record(weights: Weights, wrong: Tensor | None) -> dict[str, Any]:
         "share_at_one": summary.share_at_one,
         "histogram": list(summary.histogram),
     }
-    return record if wrong is None else {**record, "groups": group_record(weights.values, wrong)}
+    return record if wrong is None else {**record, "groups": group_record(weights.values, wrong, reducer)}
 
 
-def group_record(weights: Tensor, wrong: Tensor) -> dict[str, dict[str, float]]:
-    """The mean weight of right and of wrong labels."""
+def group_record(weights: Tensor, wrong: Tensor, reducer: Reducer) -> dict[str, dict[str, float]]:
+    """The mean weight of right and wrong labels, where there are any."""
     groups = {"right": weights[~wrong], "wrong": weights[wrong]}
-    return {name: _interval(values) for name, values in groups.items() if len(values)}
+    intervals = {name: _interval(values, reducer) for name, values in groups.items()}
+    return {name: interval for name, interval in intervals.items() if interval["count"]}
 
 
-def _interval(values: Tensor) -> dict[str, float]:
-    """A group's mean weight with its 95 % confidence interval."""
+def _interval(values: Tensor, reducer: Reducer) -> dict[str, float]:
+    """A group's mean weight with its 95 % confidence interval, over all ranks."""
     values = values.to(torch.float64)
-    mean = float(values.mean())
-    half = 1.96 * float(values.std(correction=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return {"mean": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half), "count": len(values)}
+    count, total = reducer.sum(torch.tensor([float(len(values)), float(values.sum())], dtype=torch.float64)).tolist()
+    mean = total / max(count, 1.0)
+    spread = float(reducer.sum((values - mean).square().sum()))  # Σ (α − mean)²
+    half = 1.96 * math.sqrt(spread / (count - 1.0) / count) if count > 1 else 0.0
+    return {"mean": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half), "count": int(count)}

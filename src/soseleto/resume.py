@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from soseleto import checkpoint
 from soseleto.errors import CannotSave, DataError, Interrupted, UsageError
 from soseleto.records import Records
-from soseleto.run import RunFolder, as_json
+from soseleto.run import as_json
 from soseleto.task import DeferredGuard, Task
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -29,7 +29,7 @@ _IN_WORDS = {
     "model_fingerprint": "the model",
     **{f"{side}_fingerprint": f"the {side} data" for side in ("source", "target", "test")},
 }
-_MAY_DIFFER = ("format", "versions", "device_name")  # what write_config adds
+_MAY_DIFFER = ("format", "versions", "device_name", "ranks", "micro_batch_size")  # the result is the same
 
 
 class Keeper:
@@ -47,40 +47,42 @@ class Keeper:
         *,
         every: float | None,
         steps: int | None,
+        keeps: bool,
+        n_source: int,
     ) -> None:
         self._records, self._task, self._state = records, task, state
+        self._reducer, self._n_source = task.sharing.reducer, n_source
         self._config = _comparable(config)
         self._every, self._steps = every, steps
         self._saved_at = time.monotonic()
         self._asked: signal.Signals | None = None
-        self._possible = records.folder is not None
+        self._asked_at = self._saved_at
+        self._echo = 0.0 if self._reducer.ranks == 1 else 2.0  # seconds: launchers repeat to their ranks what all heard
+        self._possible = keeps
 
     def begin(self, config: Mapping[str, Any]) -> int:
         """The number of steps done: 0 for a new run, more for one that goes on."""
-        folder = self._records.folder
-        if folder is None:
+        if not self._possible:
             return 0
-        done = self._resume(folder) if folder.is_run() else None
-        if done is None:
-            folder.write_config(config)
-            folder.cut_metrics(0)
-        return done or 0
+        last = self._reducer.first(lambda: self._find(config))
+        return 0 if last is None else self._resume(*last)
 
     def after(self, step: int) -> None:
         """Called after every step: save where it is time, and stop where somebody asked."""
         if not self._possible or step == self._task.steps:  # the end of a run is better than a checkpoint of it
             return
-        if self._asked is not None:
-            self._stop(step, self._asked)
         late = self._every is not None and time.monotonic() - self._saved_at >= self._every
-        if late or (self._steps is not None and step % self._steps == 0):
+        wish = self._reducer.largest(int(late) if self._asked is None else 1 + self._asked)
+        if wish > 1:
+            self._stop(step, signal.Signals(wish - 1))
+        if wish or (self._steps is not None and step % self._steps == 0):
             self._save(step)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Inside, SIGINT and SIGTERM let the step end and the run be saved; a second SIGINT stops at once."""
         if self._possible:
-            self._try()
+            self._possible = self._can_save()
         if not self._possible or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -92,71 +94,98 @@ class Keeper:
                 signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._asked is not None and number == signal.SIGINT:
+        again = self._asked is not None and time.monotonic() - self._asked_at > self._echo
+        if again and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._asked = signal.Signals(number)
+        self._asked, self._asked_at = signal.Signals(number), time.monotonic()
 
     def _stop(self, step: int, asked: signal.Signals) -> None:
         where = f"stopped by {asked.name} after step {step} of {self._task.steps}"
+        if self._save(step):
+            raise Interrupted(f"{where}, which is saved: run the same again{self._with_folder()} to go on.", asked)
+        raise Interrupted(f"{where}; it could not be saved, see the run's messages.", asked)
+
+    def _with_folder(self) -> str:
+        return "" if self._records.folder is None else f" with {self._records.folder.path}"
+
+    def _find(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any], list[str]] | None:
+        """Step, state and notes of an unfinished run; None where it has no checkpoint yet, and begins anew."""
         folder = self._records.folder
         assert folder is not None
-        if self._save(step):
-            raise Interrupted(f"{where}, which is saved: run the same again with {folder.path} to go on.", asked)
-        raise Interrupted(f"{where}; it could not be saved, see the messages in {folder.path}.", asked)
+        if folder.is_run():
+            checkpoint.tidy(folder.path)
+            require_same(folder.path, _comparable(folder.config()), self._config)
+            damage: list[str] = []
+            last = checkpoint.load_last(folder.path, damage.append)
+            if last is not None:
+                step, saved = last
+                require_same(folder.path, _comparable(saved["config"]), self._config)
+                return step, saved, damage
+        folder.write_config(config)
+        folder.cut_metrics(0)
+        return None
 
-    def _resume(self, folder: RunFolder) -> int | None:
-        """Go on with an unfinished run; None where it has no checkpoint yet, and must begin again."""
-        checkpoint.tidy(folder.path)
-        require_same(folder.path, _comparable(folder.config()), self._config)
-        damage: list[str] = []
-        last = checkpoint.load_last(folder.path, damage.append)
-        if last is None:
-            return None
-        step, saved = last
-        require_same(folder.path, saved["config"], self._config)
+    def _resume(self, step: int, saved: Mapping[str, Any], damage: list[str]) -> int:
+        """Go on with an unfinished run."""
         try:
             self._restore(saved)
         except (KeyError, ValueError, RuntimeError, TypeError) as error:
             raise DataError(
-                f"the checkpoint of step {step} in {folder.path} does not fit this model, optimizer or method "
+                f"the checkpoint of step {step} does not fit this model, optimizer or method "
                 f"({str(error).splitlines()[0]}): give the same ones again, or another folder."
             ) from error
         for text in [*damage, f"resumed after step {step}"]:
             self._records.message(text)
         return step
 
-    def _try(self) -> None:
+    def _can_save(self) -> bool:
         """Say now what could not be saved later."""
-        try:
-            checkpoint.encode(self._gather(), {})
-        except CannotSave as error:
-            self._impossible(error)
+        return self._reducer.first(self._trying(self._gather, lambda state: checkpoint.encode(state, {})))
 
     def _save(self, step: int) -> bool:
-        folder = self._records.folder
-        assert folder is not None
         if isinstance(self._task.guard, DeferredGuard):
             self._task.guard.check()  # a state with a NaN in it is not worth keeping
-        try:
-            checkpoint.save(folder.path, step, self._gather())
-        except CannotSave as error:
-            self._impossible(error)
+
+        def write(state: Any) -> None:
+            assert self._records.folder is not None
+            checkpoint.save(self._records.folder.path, step, state)
+
+        self._possible = self._reducer.first(self._trying(self._gather, write))
         self._saved_at = time.monotonic()
         return self._possible
 
-    def _impossible(self, error: CannotSave) -> None:
-        self._possible = False
-        self._records.message(f"no checkpoints are written, as this training cannot be saved: {error}")
+    def _trying(self, gather: Callable[[], Any], use: Callable[[Any], object]) -> Callable[[], bool]:
+        """For the first rank: whether ``use`` could take what all ranks have gathered."""
+        cannot: CannotSave | None = None
+        try:
+            gathered = gather()
+        except CannotSave as error:
+            cannot = error
+
+        def done() -> bool:
+            try:
+                if cannot is not None:
+                    raise cannot
+                use(gathered)
+            except CannotSave as error:
+                self._records.message(f"no checkpoints are written, as this training cannot be saved: {error}")
+                return False
+            return True
+
+        return done
 
     def _gather(self) -> dict[str, Any]:
         state, model = self._state, self._task.model
+        method = dict(checkpoint.state_of(state))
+        if self._reducer.ranks > 1 and method.get("weights"):  # each rank has those of its own examples
+            method["weights"] = {k: self._reducer.gather(v, self._n_source) for k, v in method["weights"].items()}
         return {
             "config": self._config,
             "model": dict(model.state_dict()),
             "buffers": _passing_buffers(model),
             "optimizer": state.optimizer.state_dict(),
             "schedule": None if state.schedule is None else state.schedule.state_dict(),
-            "method": checkpoint.state_of(state),
+            "method": method,
             "random": _random_state(self._task.device),
             "records": self._records.state(),
         }
@@ -169,7 +198,10 @@ class Keeper:
         state.optimizer.load_state_dict(saved["optimizer"])
         if state.schedule is not None:
             state.schedule.load_state_dict(saved["schedule"])
-        state.load_state(saved["method"])
+        method, mine = saved["method"], slice(self._reducer.rank, None, self._reducer.ranks)
+        if self._reducer.ranks > 1 and method.get("weights"):
+            method = {**method, "weights": {name: value[mine] for name, value in method["weights"].items()}}
+        state.load_state(method)
         torch.set_rng_state(saved["random"]["cpu"])
         if self._task.device.type == "cuda":
             torch.cuda.set_rng_state(saved["random"]["cuda"], self._task.device)

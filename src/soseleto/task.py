@@ -135,6 +135,19 @@ class DeferredGuard:
         raise NonFiniteLoss("source", [])
 
 
+def make_guard(device: torch.device, reducer: Reducer) -> Guard:
+    """The guard that stops a training, as the device and the ranks need it."""
+    if device.type == "cuda":
+        return DeferredGuard(device, reducer)
+    return require_finite if isinstance(reducer, Single) else AgreedGuard(reducer)
+
+
+def check_guard(guard: Guard) -> None:
+    """Hear now what a guard may have kept for later."""
+    if isinstance(guard, DeferredGuard):
+        guard.check()
+
+
 def _everywhere(reducer: Reducer, side: str, places: list[int]) -> list[int]:
     """Bad places of all ranks, in the whole data set: source place p of rank r is example p·ranks + r."""
     if side == "source":

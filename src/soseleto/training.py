@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from soseleto.algorithm import Soseleto
 from soseleto.batch import Batch, Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.capture import CapturedStep, EagerStep
 from soseleto.data import Augment, Examples, Preprocess, TargetCycle, feed, seed_for, source_batches
+from soseleto.distributed import Reducer, Single, my_rows, owned
 from soseleto.engines import Engine
 from soseleto.errors import TrainingError, UsageError
 from soseleto.evidence import gather
@@ -29,8 +30,10 @@ from soseleto.result import Result
 from soseleto.resume import Keeper, check_intervals, model_fingerprint
 from soseleto.run import RunFolder
 from soseleto.schedules import linear, sgd
-from soseleto.task import DeferredGuard, MakeOptimizer, MakeSchedule, Method, NonFiniteLoss, Task, require_finite
+from soseleto.sharing import Sharing, require_independent, require_sharing
+from soseleto.task import MakeOptimizer, MakeSchedule, Method, NonFiniteLoss, Task, check_guard, make_guard
 from soseleto.unlabelled import as_unlabelled, fit_in_rounds
+from soseleto.weights import Weights
 
 
 def fit(
@@ -44,6 +47,7 @@ def fit(
     epochs: int = 30,
     batch_size: int | None = None,
     target_batch_size: int | None = None,
+    micro_batch_size: int | None = None,
     lr: float = 0.01,
     weight_decay: float = 0.0,
     optimizer: MakeOptimizer | None = None,
@@ -72,6 +76,7 @@ def fit(
     resume: bool = True,
     notes: Mapping[str, Any] | None = None,
     progress: bool | Progress = False,
+    reducer: Reducer | None = None,
 ) -> Result:
     """Train ``model`` on a large, doubtful source for the sake of a small, trusted target; weigh every source example.
 
@@ -84,6 +89,7 @@ def fit(
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
         epochs, batch_size, target_batch_size: passes over the source; examples per step (256 and 32 where there are
             that many).
+        micro_batch_size: at most so many examples go through the model at a time; the result is the whole batch's.
         lr, weight_decay: of the default optimizer, SGD with momentum 0.9.
         optimizer: instead of that, a function from parameters to any torch optimizer.
         schedule: a function from the optimizer and the number of steps to a torch scheduler, which is stepped every
@@ -110,6 +116,7 @@ def fit(
         resume: ``False`` refuses a folder that holds a run of any kind.
         notes: more entries for ``config.json``; a run that goes on must have the same.
         progress: ``True`` for a live line on the terminal, or a function ``progress(event, record)``.
+        reducer: the ranks of a training on several processes, see ``soseleto.ranks``.
 
     Example:
         >>> x, y = torch.randn(64, 2), torch.randint(2, (64,))
@@ -129,8 +136,14 @@ def fit(
     if target_loss is not None and mode == "noisy":
         raise UsageError("target_loss has no effect in noisy mode, where both sides share one loss: leave it out.")
     check_intervals(checkpoint_every, checkpoint_steps, out)
-    where = choose_device(device)
+    sharing = _sharing(reducer, micro_batch_size, chosen)
+    team = sharing.reducer
+    where = team.device or choose_device(device)
     data = Data.read(source, target, test, mode).plant(probes, labels_before, mode=mode, seed=seed)
+    if data.probes is not None and not sharing.nothing:
+        raise UsageError("probes are followed in one process and on whole batches: say probes=0 beside these.")
+    if len(data.source) < team.ranks:
+        raise UsageError(f"{team.ranks} ranks are too many for {len(data.source)} source examples: start fewer.")
     signals = None if data.probes is None else Signals(len(data.source))
     batch_size = _batch_size("batch_size", batch_size, 256, len(data.source), "source")
     target_batch_size = _batch_size("target_batch_size", target_batch_size, 32, len(data.target), "target")
@@ -141,20 +154,22 @@ def fit(
         inside = Precision(precision)
         losses = NoisyLosses(loss, inside) if mode == "noisy" else TransferLosses(loss, target_loss or loss, inside)
         check_fit(whole, losses, data, prepare)
-        folder = None if out is None else RunFolder.create(out, resume=resume)
+        team.alike([*whole.parameters(), *whole.buffers()])
+        folder = _folder(out, resume, team)
         loop = _Loop(
             task=Task(
                 model=whole,
                 losses=losses,
-                n_source=len(data.source),
+                n_source=owned(len(data.source), team),
                 steps=epochs * math.ceil(len(data.source) / batch_size),
                 shared=_names(whole, mode, "trunk."),
                 target_head=frozenset() if mode == "noisy" else _names(whole, mode, "target_head."),
                 make_optimizer=make_optimizer,
                 make_schedule=schedule,
                 device=where,
-                guard=DeferredGuard(where) if where.type == "cuda" else require_finite,
                 classes=class_count(data.source),
+                guard=make_guard(where, team),
+                sharing=sharing,
             ),
             method=chosen if signals is None else Recording(chosen, signals),
             signals=signals,
@@ -169,13 +184,16 @@ def fit(
             augment_target=augment_target or Augment(),
             epochs=epochs,
             seed=seed,
-            capture=cuda_graph and where.type == "cuda",
-            records=Records(folder, _progress(progress)),
+            capture=cuda_graph and where.type == "cuda" and isinstance(team, Single),
+            records=Records(folder, _progress(progress) if team.rank == 0 else None),
+            keeps=out is not None,
             every=checkpoint_every,
             every_steps=checkpoint_steps,
             suspect_precision=suspect_precision,
         )
-        with nullcontext() if folder is None else folder.held():
+        with ExitStack() as stack:
+            if out is not None:
+                team.first(lambda: stack.enter_context(folder.held()) if folder else None)
             return loop.run(
                 {
                     **(notes or {}),
@@ -185,6 +203,8 @@ def fit(
                     "epochs": epochs,
                     "batch_size": batch_size,
                     "target_batch_size": target_batch_size,
+                    "micro_batch_size": micro_batch_size,
+                    "ranks": team.ranks,
                     "lr": lr if optimizer is None else None,
                     "weight_decay": weight_decay,
                     "optimizer": "SGD, momentum 0.9" if optimizer is None else _name_of(optimizer),
@@ -198,7 +218,7 @@ def fit(
                     "augment_source": repr(augment_source),
                     "augment_target": repr(augment_target),
                     "seed": seed,
-                    "device": str(where),
+                    "device": str(where) if isinstance(team, Single) else where.type,
                 }
             )
 
@@ -221,19 +241,34 @@ class _Loop:
     seed: int
     capture: bool
     records: Records
+    keeps: bool
     every: float | None
     every_steps: int | None
     suspect_precision: float
 
     def run(self, config: dict[str, Any]) -> Result:
         facts = self._facts()
+        _require_alike(self.team.every(facts))
         config = {**config, **facts}
         state = self.method.init(self.task)
-        keeper = Keeper(self.records, self.task, state, config, every=self.every, steps=self.every_steps)
+        keeper = Keeper(
+            self.records,
+            self.task,
+            state,
+            config,
+            every=self.every,
+            steps=self.every_steps,
+            keeps=self.keeps,
+            n_source=len(self.data.source),
+        )
         done = keeper.begin(config)
+        if self.team.rank:  # dropout must not do the same to every rank's examples
+            torch.manual_seed(seed_for(self.seed, f"training/rank {self.team.rank}", done))
         self.records.begin({"epochs": self.epochs, "steps": self.task.steps, **facts}, resumed=done > 0)
         was_training = self.task.model.training
         self.task.model.train()
+        if not self.task.sharing.nothing:
+            require_independent(self.task.model)
         step = CapturedStep(self.method, state, self.records.message) if self.capture else EagerStep(self.method, state)
         epochs_done, start = divmod(done, self.task.steps // self.epochs)
         with keeper.listening():
@@ -244,31 +279,33 @@ class _Loop:
                     raise self._stop(error, epoch) from error
                 start = 0
         self.task.model.train(was_training)
-        result = self._with_evidence(self._result(state, config), state)
-        self._close(result)
+        result = self._with_evidence(replace(self._result(state, config), learned=self._gathered(state)), state)
+        self.team.first(lambda: self._close(result))
         return result
+
+    @property
+    def team(self) -> Reducer:
+        return self.task.sharing.reducer
 
     def _epoch(self, state: Any, step: EagerStep | CapturedStep, epoch: int, start: int, keeper: Keeper) -> None:
         """The epoch's steps after the first ``start``, which an earlier sitting took."""
-        batches = source_batches(
-            self.task.n_source, self.batch_size, seed=self.seed, epoch=epoch, device=self.task.device
-        )
+        place = self.task.device if isinstance(self.team, Single) else "cpu"  # where ranks look for their own rows
+        batches = source_batches(len(self.data.source), self.batch_size, seed=self.seed, epoch=epoch, device=place)
         before = (epoch - 1) * len(batches)
-        targets = list(self.target.block(before, len(batches)).to(self.task.device))
+        targets = list(self.target.block(before, len(batches)).to(place))
         pairs = zip(
             self._feed(self.data.source, batches, self.augment_source, "source", epoch, start),
             self._feed(self.data.target, targets, self.augment_target, "target", epoch, start),
             strict=True,
         )
-        for place, (source, target) in enumerate(pairs, start=start + 1):
-            numbers = step(source, target, monitor=place == len(batches))
+        for count, (source, target) in enumerate(pairs, start=start + 1):
+            numbers = step(source, target, monitor=count == len(batches))
             if state.schedule is not None:
                 state.schedule.step()
-            self.records.step(numbers, {"epoch": epoch, "step": before + place, "steps": self.task.steps})
-            if place < len(batches):
-                keeper.after(before + place)
-        if isinstance(self.task.guard, DeferredGuard):
-            self.task.guard.check()
+            self.records.step(numbers, {"epoch": epoch, "step": before + count, "steps": self.task.steps})
+            if count < len(batches):
+                keeper.after(before + count)
+        check_guard(self.task.guard)
         engine = getattr(getattr(state, "engine", None), "name", None)
         if engine is not None:
             self.records.message(f"alignments by the {engine} engine")
@@ -278,8 +315,8 @@ class _Loop:
     def _feed(
         self, examples: Examples, batches: Sequence[Tensor], augment: Augment, side: str, epoch: int, start: int
     ) -> Iterator[Batch]:
-        device = self.task.device
-        for fed in feed(
+        device, ranks = self.task.device, self.team.ranks
+        made = feed(
             examples,
             batches,
             seed=self.seed,
@@ -288,33 +325,47 @@ class _Loop:
             augment=None if augment.nothing else augment,
             prepare=self.prepare,
             start=start,
-        ):
-            yield Batch(fed.places.to(device), fed.inputs.to(device), fed.labels.to(device))
+            keep=my_rows(side, self.team),
+        )
+        for whole, fed in zip(batches[start:], made, strict=True):
+            index = fed.places // ranks if side == "source" and ranks > 1 else fed.places  # among those of this rank
+            yield Batch(index.to(device), fed.inputs.to(device), fed.labels.to(device), whole=len(whole))
 
     def _epoch_record(self, state: Any, epoch: int, step: int) -> dict[str, Any]:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.epochs, "step": step}
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
         if state.weights is not None:
-            record |= weight_record(self._learned(state), self._wrong())
+            record |= weight_record(self._learned(state), self._wrong(), self.team)
             if (probes := self.data.probes) is not None:
                 values = state.weights.values[probes.n_source :]
-                record["probe_groups"] = group_record(values, probes.wrong.to(values.device))
+                record["probe_groups"] = group_record(values, probes.wrong.to(values.device), self.team)
         if self.data.test is not None:
             numbers = self._result(state, {}).evaluate(self.data.test)
             record |= {f"test_{name}": value for name, value in numbers.items()}
         return record
+
+    def _gathered(self, state: Any) -> Any:
+        """``_learned`` of all ranks."""
+        learned, n = self._learned(state), len(self._source)
+        if learned is None or self.team.ranks == 1:
+            return learned
+        whole = Weights(n)
+        whole.load_state({name: self.team.gather(mine, n) for name, mine in learned.state().items()})
+        return whole
 
     @cached_property
     def _source(self) -> Examples:
         return self.data.own_source
 
     def _learned(self, state: Any) -> Any:
-        """The weights without the probes'; None where the method has none."""
-        return None if state.weights is None else state.weights.first(len(self._source))
+        """This rank's weights without the probes'; None where the method has none."""
+        return None if state.weights is None else state.weights.first(owned(len(self._source), self.team))
 
     def _wrong(self) -> Tensor | None:
         source = self._source
-        return None if source.truth is None else (source.truth != source.labels).to(self.task.device)
+        if source.truth is None:
+            return None
+        return (source.truth != source.labels)[self.team.rank :: self.team.ranks].to(self.task.device)
 
     def _result(self, state: Any, config: dict[str, Any]) -> Result:
         return Result(
@@ -382,6 +433,33 @@ class _Loop:
         self.records.event("end", {"seconds": round(self.records.seconds, 3), **end})
         if folder is not None:
             folder.drop_checkpoints()
+
+
+def _sharing(reducer: Reducer | None, micro_batch_size: int | None, method: Method) -> Sharing:
+    if micro_batch_size is not None and micro_batch_size < 1:
+        raise UsageError(f"micro_batch_size must be at least 1, got {micro_batch_size}.")
+    sharing = Sharing(reducer or Single(), micro_batch_size)
+    if not sharing.nothing:
+        require_sharing(method, method.name)
+    return sharing
+
+
+def _folder(out: str | Path | None, resume: bool, team: Reducer) -> RunFolder | None:
+    """The run folder, on the rank that writes it."""
+    if out is None:
+        return None
+    folder = team.first(lambda: RunFolder.create(out, resume=resume))
+    return folder if team.rank == 0 else None
+
+
+def _require_alike(facts: list[dict[str, Any]]) -> None:
+    for rank, its in enumerate(facts):
+        for name in its:
+            if its[name] != facts[0][name]:
+                raise UsageError(
+                    f"rank {rank} and rank 0 disagree about {name} ({its[name]!r} and {facts[0][name]!r}): "
+                    "give every rank the same model and data."
+                )
 
 
 def _method(method: Method | None, weight_step: float | None, engine: str | Engine | None) -> Method:

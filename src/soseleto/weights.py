@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,22 +97,21 @@ class Weights:
         part._hold(self._table[:, :n])
         return part
 
-    def summary(self) -> Summary:
-        n = len(self)
-        total = squares = zeros = ones = 0.0
-        histogram = torch.zeros(BINS, dtype=torch.float64)
+    def summary(self, over_ranks: Callable[[Tensor], Tensor] = lambda sums: sums) -> Summary:
+        """``over_ranks`` adds up what other processes have, where the source examples are shared out."""
+        sums = torch.zeros(5 + BINS, dtype=torch.float64)  # n, Σα, Σα², at zero, at one, histogram
         for piece in self.values.split(_CHUNK):
-            total += float(piece.sum(dtype=torch.float64))
-            squares += float(piece.square().sum(dtype=torch.float64))
-            zeros += float((piece <= 0.0).sum())
-            ones += float((piece >= 1.0).sum())
-            histogram += torch.histc(piece, BINS, 0.0, 1.0).double().cpu()
+            numbers = [len(piece), piece.sum(dtype=torch.float64), piece.square().sum(dtype=torch.float64)]
+            numbers += [(piece <= 0.0).sum(), (piece >= 1.0).sum()]
+            sums[:5] += torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+            sums[5:] += torch.histc(piece, BINS, 0.0, 1.0).double().cpu()
+        n, total, squares, zeros, ones, *histogram = over_ranks(sums).tolist()
         return Summary(
             mean=total / n,
             effective=total * total / squares if squares else 0.0,
             share_at_zero=zeros / n,
             share_at_one=ones / n,
-            histogram=tuple(int(count) for count in histogram.tolist()),
+            histogram=tuple(int(count) for count in histogram),
         )
 
     def order(self) -> Tensor:

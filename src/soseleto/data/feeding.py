@@ -40,8 +40,9 @@ def feed(
 ) -> Iterator[Fed]:
     """The batches ``batches[start:]`` of indices, on the examples' device, one after the other.
 
+    ``augment`` changes the inputs as they are stored; ``prepare`` (a Preprocess, say) makes them what the model takes.
     ``keep`` says which rows of each batch are wanted here: a mask for a batch of indices; those rows are as they are
-    in the whole batch. ``augment`` changes the inputs as they are stored; ``prepare`` (a Preprocess, say) makes them what the model takes.
+    in the whole batch.
     """
     steps = block_steps(examples, max((len(batch) for batch in batches), default=1))
     for first in range(start - start % steps, len(batches), steps):

@@ -114,6 +114,13 @@ def source_losses(task: Task, batch: Batch) -> Tensor:
     return losses
 
 
+def target_losses(task: Task, batch: Batch) -> Tensor:
+    """The target's losses (T,) with their graph, finite."""
+    losses = task.losses.target(task.model, batch)
+    task.guard("target", losses.detach(), batch.index)
+    return losses
+
+
 def shared_gradient(task: Task, side: str, batch: Batch, share: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
     """This process's losses of a side, finite, and the gradient of ``share`` times the whole batch's mean loss."""
     c = torch.full((len(batch),), share / batch.total, device=task.device, dtype=torch.float64)
