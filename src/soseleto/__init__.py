@@ -44,6 +44,7 @@ __all__ = [
     "cross_entropy",
     "fit",
     "load",
+    "ranks",
     "squared_error",
 ]
 
@@ -67,6 +68,7 @@ _HOMES = {
     "load": "loading",
     "fit": "training",
     "Unlabelled": "unlabelled",
+    "ranks": "distributed",
     "Weights": "weights",
 }
 

@@ -1,0 +1,69 @@
+"""Several real processes on one machine, joined by gloo: what the tests of ranks start."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+SECONDS = 240  # within which every rank must have ended
+
+
+def together(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What ``work(reducer, *arguments)`` gives on each of so many ranks; an exception is given, not raised.
+
+    A rank that did not answer (it was killed, say) gives None; one that hangs fails the test.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "soseleto.training", "soseleto.methods"])
+    pipes, processes = [], []
+    port = _free_port()
+    for rank in range(ranks):
+        mine, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_run, args=(rank, ranks, port, theirs, work, arguments))
+        process.start()
+        theirs.close()
+        pipes.append(mine)
+        processes.append(process)
+    answers = [_answer(pipe) for pipe in pipes]
+    for process in processes:
+        process.join(SECONDS)
+        if process.is_alive():
+            process.kill()
+            raise AssertionError("a rank hangs")
+    return answers
+
+
+def _answer(pipe: Any) -> Any:
+    if not pipe.poll(SECONDS):
+        return AssertionError("no answer")
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        return None
+
+
+def _run(rank: int, ranks: int, port: int, pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    import torch
+
+    import soseleto
+
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    try:
+        with soseleto.ranks("cpu") as reducer:
+            pipe.send_bytes(pickle.dumps(work(reducer, *arguments)))
+    except soseleto.SoseletoError as error:
+        pipe.send_bytes(pickle.dumps((type(error).__name__, str(error))))
+    except Exception:
+        pipe.send_bytes(pickle.dumps(("unexpected", traceback.format_exc())))
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return int(one.getsockname()[1])
