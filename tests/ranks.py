@@ -8,13 +8,16 @@ import pickle
 import socket
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 SECONDS = 240  # within which every rank must have ended
 
 
-def together(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+def together(ranks: int, work: Callable[..., Any], *arguments: Any, answer: float = 200.0) -> list[Any]:
     """What ``work(reducer, *arguments)`` gives on each of so many ranks; an exception is given, not raised.
+
+    answer: seconds that a rank waits for another.
 
     A rank that did not answer (it was killed, say) gives None; one that hangs fails the test.
     """
@@ -24,7 +27,7 @@ def together(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]
     port = _free_port()
     for rank in range(ranks):
         mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_run, args=(rank, ranks, port, theirs, work, arguments))
+        process = context.Process(target=_run, args=(rank, ranks, port, answer, theirs, work, arguments))
         process.start()
         theirs.close()
         pipes.append(mine)
@@ -47,7 +50,9 @@ def _answer(pipe: Any) -> Any:
         return None
 
 
-def _run(rank: int, ranks: int, port: int, pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _run(
+    rank: int, ranks: int, port: int, answer: float, pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     import torch
 
     import soseleto
@@ -55,7 +60,7 @@ def _run(rank: int, ranks: int, port: int, pipe: Any, work: Callable[..., Any], 
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     try:
-        with soseleto.ranks("cpu") as reducer:
+        with soseleto.ranks("cpu", answer=timedelta(seconds=answer)) as reducer:
             pipe.send_bytes(pickle.dumps(work(reducer, *arguments)))
     except soseleto.SoseletoError as error:
         pipe.send_bytes(pickle.dumps((type(error).__name__, str(error))))

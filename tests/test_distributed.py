@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,9 @@ import soseleto
 from ranks import together
 from soseleto.data import Augment
 from soseleto.distributed import Reducer
-from soseleto.methods import Mixed, Ordinary, TargetOnly
+from soseleto.errors import RankLost
+from soseleto.methods import METHODS, Mixed, Ordinary, TargetOnly
+from soseleto.run import RunFolder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are started and killed as POSIX does")
 
@@ -48,8 +52,8 @@ def train(reducer: Reducer | None, **changes: Any) -> dict[str, Any]:
         "source": points(58, 0), "target": points(20, 1), "test": points(9, 2), "epochs": 25, "batch_size": 8,
         "target_batch_size": 3, "lr": 0.05, "device": "cpu", "reducer": reducer,
     }  # fmt: skip
-    model = net(changes.get("mode", "noisy"))
-    result = soseleto.fit(model, **{**given, **changes})
+    given = {"model": net(changes.get("mode", "noisy")), **given, **changes}
+    result = soseleto.fit(**given)
     found = {f"model {name}": value for name, value in result.model.state_dict().items()}
     if result.learned is not None:
         found |= {"weights": result.weights, "scores": result.scores, "visits": result.learned.visits.double()}
@@ -64,15 +68,16 @@ def require_close(one: dict[str, Any], other: dict[str, Any], tolerance: float =
         torch.testing.assert_close(value.double(), other[name].double(), rtol=tolerance, atol=tolerance, msg=name)
 
 
+EPOCHS = int(os.environ.get("SOSELETO_RANK_EPOCHS", "5"))  # 25, which are 200 steps, for every engine
 CASES: dict[str, dict[str, Any]] = {
     "noisy, layerwise": {"engine": "layerwise"},
-    "noisy, forward": {"engine": "forward"},
-    "noisy, double backward": {"engine": "double_backward"},
-    "noisy, loop": {"engine": "loop"},
+    "noisy, forward": {"engine": "forward", "epochs": EPOCHS},
+    "noisy, double backward": {"engine": "double_backward", "epochs": EPOCHS},
+    "noisy, loop": {"engine": "loop", "epochs": EPOCHS},
     "transfer, layerwise": {"mode": "transfer", "engine": "layerwise"},
-    "transfer, forward": {"mode": "transfer", "engine": "forward"},
-    "transfer, double backward": {"mode": "transfer", "engine": "double_backward"},
-    "transfer, loop": {"mode": "transfer", "engine": "loop"},
+    "transfer, forward": {"mode": "transfer", "engine": "forward", "epochs": EPOCHS},
+    "transfer, double backward": {"mode": "transfer", "engine": "double_backward", "epochs": EPOCHS},
+    "transfer, loop": {"mode": "transfer", "engine": "loop", "epochs": EPOCHS},
     "weights first, paper's loss": {
         "method": soseleto.Soseleto(weights_first=True, normalize_weights=False, target_share=0.3, max_norm=1.0),
         "epochs": 3,
@@ -95,3 +100,152 @@ def test_ranks_train_what_one_process_does(ranks: int) -> None:
         assert isinstance(answer, dict), answer
         for name in CASES:
             require_close(alone[name], answer[name])
+
+
+def test_ranks_see_the_very_images_one_process_sees() -> None:
+    """Augmentation included, and bit for bit the same parameters on every rank."""
+    changes = {
+        "source": (torch.rand(40, 1, 5, 5, generator=torch.Generator().manual_seed(0)).double(), torch.arange(40) % 3),
+        "target": (torch.rand(12, 1, 5, 5, generator=torch.Generator().manual_seed(1)).double(), torch.arange(12) % 3),
+        "test": None, "epochs": 3, "augment_source": Augment(crop=1, flip=True, rotate=10.0),
+        "augment_target": Augment(sign=True), "micro_batch_size": 3,
+    }  # fmt: skip
+    answers = together(3, images, changes)
+    require_close(images(None, changes), answers[0])
+    for other in answers[1:]:
+        require_close(answers[0], other, 0.0)
+
+
+def images(reducer: Reducer | None, changes: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), Reshaped(), nn.Linear(36, 3)).double()
+    given = {"batch_size": 8, "target_batch_size": 4, "lr": 0.05, "device": "cpu", "reducer": reducer}
+    result = soseleto.fit(model, **{**given, **changes})
+    return {**result.model.state_dict(), "weights": result.weights, "scores": result.scores}
+
+
+def ask_at(step: int, then: Callable[[], None]) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+    """An optimizer whose so-manieth step ends with ``then``."""
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        made = torch.optim.SGD(list(parameters), lr=0.05, momentum=0.9)
+        taken = [0]
+
+        def count(*_: object) -> None:
+            taken[0] += 1
+            if taken[0] == step:
+                then()
+
+        made.register_step_post_hook(count)
+        return made
+
+    return make
+
+
+def terminate() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def stopped_after(reducer: Reducer | None, out: str, steps: int) -> Any:
+    """Train into ``out``; the second rank (or the only one) is asked to stop after so many steps of this sitting."""
+    asked = reducer is None or reducer.rank == 1
+    return train(reducer, epochs=5, out=out, optimizer=ask_at(steps if asked else 0, terminate))
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    whole = train(None, epochs=5, optimizer=ask_at(0, terminate))
+    out = str(tmp_path / "run")
+    answers = together(2, stopped_after, out, 11)
+    assert [answer[0] for answer in answers] == ["Interrupted", "Interrupted"]
+    assert "after step 11 of 40" in answers[0][1]
+    with pytest.raises(soseleto.Interrupted, match="after step 23 of 40"):
+        stopped_after(None, out, 12)
+    answers = together(4, stopped_after, out, 0)
+    require_close(whole, answers[3])
+    best_first = torch.sort(whole["scores"], descending=True, stable=True).indices
+    assert RunFolder(out).ranking()["id"].tolist() == [str(i) for i in best_first.tolist()]
+
+
+def with_accident(reducer: Reducer, accident: str) -> Any:
+    accidents: dict[str, Callable[[], None]] = {
+        "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "hangs": lambda: time.sleep(12),
+        "fails": lambda: (_ for _ in ()).throw(ValueError("no more")),
+    }
+    begin = time.monotonic()
+    try:
+        train(reducer, optimizer=ask_at(5 if reducer.rank == 1 else 0, accidents[accident]))
+    except RankLost as error:
+        return time.monotonic() - begin, str(error)
+
+
+@pytest.mark.parametrize("accident", ["killed", "hangs", "fails"])
+def test_no_rank_waits_for_one_that_is_lost(accident: str) -> None:
+    answers = together(3, with_accident, accident, answer=4.0)
+    for rank in (0, 2):
+        seconds, sentence = answers[rank]
+        assert seconds < 60
+        assert sentence.startswith(f"rank {rank} of 3 stops, since another rank has died or does not answer (")
+    if accident == "killed":
+        assert answers[1] is None
+
+
+def broken(reducer: Reducer, out: str) -> list[str]:
+    """What is said of each thing that is wrong on one rank, or on all."""
+    x, y = points(58, 0)
+    bad = x.clone()
+    bad[33] = torch.nan  # which belongs to rank 1 of 2
+    other = (x + reducer.rank, y)
+    said = []
+    for changes in (
+        {"source": (bad, y)},
+        {"source": other},
+        {"model": nn.BatchNorm1d(4).double()},
+        {"method": METHODS["xiao"]()},
+        {"source": points(1, 0), "batch_size": 1},
+        {"out": out},
+    ):
+        try:
+            train(reducer, **changes)
+        except soseleto.SoseletoError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def test_all_ranks_stop_with_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    first, second = together(2, broken, str(tmp_path / "file"))
+    assert first[:-1] == second[:-1]
+    for sentence, words in zip(
+        first,
+        [
+            "TrainingError: the loss of 1 source example(s) (ids 33) is NaN",
+            "UsageError: rank 1 and rank 0 disagree about source_fingerprint",
+            "UsageError: BatchNorm1d '' mixes the examples of a batch",
+            "UsageError: the method 'xiao' trains in one process",
+            "UsageError: 2 ranks are too many for 1 source examples",
+            f"UsageError: {tmp_path / 'file'} is a file",
+        ],
+        strict=True,
+    ):
+        assert words in sentence
+    assert second[-1] == first[-1].replace("UsageError", "RankStopped")
+
+
+def test_torchrun_runs_the_command_line(tmp_path: Path) -> None:
+    for name, n in (("source", 40), ("target", 12)):
+        x, y = points(n, n)
+        np.savez(tmp_path / name, x=x.numpy(), y=y.numpy())
+    words = "-m torch.distributed.run --standalone --nproc-per-node 2 -m soseleto fit --source source.npz --out run"
+    more = "--target target.npz --epochs 2 --batch-size 8 --device cpu"
+    done = subprocess.run(
+        [sys.executable, *words.split(), *more.split()], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("effective source size") == 1
+    run = RunFolder.open(tmp_path / "run")
+    assert run.has_ended()
+    assert run.config()["ranks"] == 2
+    assert sorted(run.ranking()["id"].tolist(), key=int) == [str(i) for i in range(40)]
+    assert set(run.ranking()["visits"].tolist()) == {2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from soseleto.errors import Interrupted, SoseletoError, UsageError
+from soseleto.errors import Interrupted, RankStopped, SoseletoError, TrainingError, UsageError
 
 DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 BY_SIGNAL = 128  # plus the signal's number
@@ -376,13 +377,20 @@ def _run(words: list[str], debug: bool) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        typer.echo(f"soseleto: {_sentence(error, words)}", err=True)
+        if _is_mine_to_say(error):
+            typer.echo(f"soseleto: {_sentence(error, words)}", err=True)
         if isinstance(error, Interrupted):
             return BY_SIGNAL + error.signal
         return MISUSED if isinstance(error, UsageError) or _is_usage(error) else FAILED
     if code == INTERRUPTED:
         typer.echo("soseleto: stopped; what was written so far is kept.", err=True)
     return code
+
+
+def _is_mine_to_say(error: Exception) -> bool:
+    """Of several ranks only the first says what all of them have found."""
+    everywhere = isinstance(error, UsageError | Interrupted | RankStopped) or type(error) is TrainingError
+    return os.environ.get("RANK", "0") == "0" or not everywhere
 
 
 def _is_usage(error: Exception) -> bool:

@@ -111,7 +111,7 @@ class Ranks:
     def __init__(self, device: torch.device, *, answer: timedelta = ANSWER) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.device = device
-        self._names: dict[str, tuple[str, ...]] = {}
+        self._used: dict[tuple[str, ...], tuple[str, ...]] = {}
         with self._together():
             self._host = dist.new_group(backend="gloo", timeout=answer)
             self._patient = dist.new_group(backend="gloo", timeout=PATIENCE)
@@ -126,7 +126,7 @@ class Ranks:
         return total
 
     def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> dict[str, Tensor]:
-        names = self._agreed(found, side)
+        names = self._agreed(found, like, side)
         gradients = [found[name] if name in found else torch.zeros_like(like[name]) for name in names]
         summed: list[Tensor] = []
         for bucket in _buckets(gradients):
@@ -137,18 +137,18 @@ class Ranks:
             summed += [piece.view_as(g) for piece, g in zip(pieces, bucket, strict=True)]
         return dict(zip(names, summed, strict=True))
 
-    def _agreed(self, found: dict[str, Tensor], side: str) -> tuple[str, ...]:
+    def _agreed(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> tuple[str, ...]:
         """The parameters that this side's loss uses, found once: a rank without examples would not know."""
-        if side not in self._names:
+        model = (side, *like)
+        if model not in self._used:
             used = {name for names in self.every(list(found)) for name in names}
-            self._names[side] = tuple(sorted(used))
-        if not found.keys() <= set(self._names[side]):
-            late = sorted(found.keys() - set(self._names[side]))
+            self._used[model] = tuple(sorted(used))
+        if late := sorted(found.keys() - set(self._used[model])):
             raise UsageError(
                 f"the {side} loss uses the parameter {late[0]!r} in some steps only, which ranks cannot follow: "
                 "train in one process, or use every parameter in every step."
             )
-        return self._names[side]
+        return self._used[model]
 
     def gather(self, mine: Tensor, n: int) -> Tensor:
         length = -(-n // self.ranks)  # of the longest part
@@ -245,9 +245,11 @@ def my_rows(side: str, reducer: Reducer) -> Callable[[Tensor], Tensor] | None:
     return lambda batch: torch.arange(len(batch), device=batch.device) % reducer.ranks == reducer.rank
 
 
-def speaks() -> bool:
-    """Whether this process is the one that prints."""
-    return os.environ.get("RANK", "0") == "0"
+def first_reads(reducer: Reducer, read: Callable[[], T]) -> T:
+    """``read`` on every rank, but the first goes ahead: it fills the caches that the others find."""
+    here: list[T] = []
+    reducer.first(lambda: here.append(read()))
+    return here[0] if here else read()
 
 
 def _device(device: str) -> torch.device:

@@ -19,6 +19,7 @@ from soseleto import comparing, manifest, methods
 from soseleto.algorithm import Soseleto
 from soseleto.comparing import METHOD, Judged, Part
 from soseleto.data import Augment, Pair, read_pair
+from soseleto.distributed import Reducer, first_reads, ranks
 from soseleto.errors import UsageError
 from soseleto.loading import load
 from soseleto.making import default_name, make_model
@@ -62,17 +63,29 @@ class FitWords:
 
 
 def fit(words: FitWords, say: Callable[[str], None]) -> None:
-    if RunFolder(words.out).comparison() is not None:
-        raise UsageError(f"{words.out} holds a run already: give --out another folder, or delete that one.")
+    """Of several ranks, only the first says anything and writes."""
+    with ranks(words.device) as reducer:
+        _fit(words, say if reducer.rank == 0 else lambda text: None, reducer)
+
+
+def _fit(words: FitWords, say: Callable[[str], None], reducer: Reducer) -> None:
     reading = {name: value for name, value in words.reading.items() if value is not None}
-    pair = read_pair(words.source, words.target, words.test, mode=words.mode, skip_bad=words.skip_bad, **reading)
+
+    def read() -> Pair:
+        if RunFolder(words.out).comparison() is not None:
+            raise UsageError(f"{words.out} holds a run already: give --out another folder, or delete that one.")
+        return read_pair(words.source, words.target, words.test, mode=words.mode, skip_bad=words.skip_bad, **reading)
+
+    pair = first_reads(reducer, read)
     for problem in pair.problems:
         say(str(problem))
-    job = Job.of(words, pair)
+    job = Job.of(words, pair, reducer)
     for line in job.plan():
         say(line)
     with LiveLine() as progress:
         job.run(progress)
+    if reducer.rank != 0:
+        return
     page = write_report(words.out)
     for line in [*summary(RunFolder.open(words.out)), f"report: {page}"]:
         say(line)
@@ -90,9 +103,10 @@ class Job:
     augment: Augment | None
     folds: int
     parts: list[Part]
+    reducer: Reducer
 
     @classmethod
-    def of(cls, words: FitWords, pair: Pair) -> Job:
+    def of(cls, words: FitWords, pair: Pair, reducer: Reducer) -> Job:
         if pair.target.labels.is_floating_point():
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape = tuple(pair.source.inputs.shape[1:])
@@ -106,6 +120,7 @@ class Job:
             batch_size=words.batch_size or batch_size_for(len(pair.source)),
             augment=augment_for(words.augment, shape),
             folds=folds,
+            reducer=reducer,
             parts=comparing.plan(
                 pair.target, pair.test, folds=folds, rivals=rivals if words.baselines else (), seed=words.seed
             ),
@@ -133,11 +148,17 @@ class Job:
 
     def run(self, progress: LiveLine) -> None:
         """The main training, the parts, and what they tell; what has ended already is not repeated."""
-        folder = RunFolder(self.words.out)
-        todo = [part for part in (self.main, *self.parts) if not self._has_ended(part)]
+        every = (self.main, *self.parts)
+        ended = self.reducer.first(lambda: [self._has_ended(part) for part in every])
+        todo = [part for part, has_ended in zip(every, ended, strict=True) if not has_ended]
         for at, part in enumerate(todo):
-            progress.stage(part.title, later=sum(map(self._cost, todo[at + 1 :])) / self._cost(part))
+            if self.reducer.rank == 0:
+                progress.stage(part.title, later=sum(map(self._cost, todo[at + 1 :])) / self._cost(part))
             self._train(part, progress)
+        self.reducer.first(self._close)
+
+    def _close(self) -> None:
+        folder = RunFolder(self.words.out)
         manifest.remember(folder, self.words.source, self.words.reading, self.pair.columns)
         self._write_problems(folder)
         self._conclude(folder)
@@ -169,6 +190,7 @@ class Job:
             checkpoint_every=words.checkpoint_every,
             notes=self._notes(),
             progress=progress,
+            reducer=self.reducer,
         )
 
     def _conclude(self, folder: RunFolder) -> None:
@@ -232,6 +254,8 @@ class Job:
 
     def _probes(self, part: Part) -> Share:
         if self.words.mode != "noisy" or part.method != METHOD:
+            return 0.0
+        if self.words.probes is None and self.reducer.ranks > 1:  # which are followed in one process
             return 0.0
         return probes_for(self.words.probes, len(self.pair.source), len(part.target))
 

@@ -73,7 +73,7 @@ def _block(
         draws, flat, sizes = Rows(random, len(flat), rows.to(random.device)), flat[rows], [int(m.sum()) for m in masks]
     flat = flat.to(examples.device)
     inputs, labels = examples.take(flat)
-    if augment is not None:
+    if augment is not None and len(flat):
         inputs = augment(inputs, draws)
     if prepare is not None:
         inputs = prepare(inputs)
