@@ -125,6 +125,8 @@ def fit(
         torch.Size([64])
     """
     if unlabelled is not None:
+        if not isinstance(reducer or Single(), Single):
+            raise UsageError("unlabelled examples are used in one process: start one, or leave them out.")
         given = dict(locals())
         return fit_in_rounds(fit, given, as_unlabelled(given.pop("unlabelled")))
     chosen = _method(method, weight_step, engine)
