@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from soseleto.batch import Batch
 from soseleto.domain import DomainLoss
 from soseleto.engines import Engine, Passes, make_engine, trainable
+from soseleto.engines.autograd import gradient
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads
