@@ -9,6 +9,7 @@ that this is right is proved the first time a model is seen, else PyTorch's forw
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,6 +35,8 @@ from soseleto.engines.contract import (
 from soseleto.engines.tangents import CannotFollow, Dual, Tangents
 from soseleto.engines.unchanged import unchanged
 
+logger = logging.getLogger("soseleto")
+
 
 class Forward:
     """By hand where that was proved right for the model, else by PyTorch's forward mode."""
@@ -48,7 +51,10 @@ class Forward:
         way = (tuple(direction), tuple(module.training for module in model.modules()))
         known = self._by_hand.setdefault(model, {})
         if way not in known:
-            known[way] = _proved(model, per_example_loss, batch, direction)
+            why_not = _disproved(model, per_example_loss, batch, direction)
+            known[way] = why_not is None
+            if why_not is not None:
+                logger.info("tangents by PyTorch itself, more slowly, because %s", why_not)
         return (by_hand if known[way] else by_autograd)(model, per_example_loss, batch, direction)
 
 
@@ -73,9 +79,9 @@ def _follow(
     return losses, mode.dtypes
 
 
-def _proved(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, named: Iterable[str]) -> bool:
-    """Whether, for random c, autograd and what is done by hand agree: in the gradient g = Σ c_j ∂ℓ_j/∂θ itself, and in
-    Σ c_j q_j = ⟨g, d⟩ for d_p = g_p/‖g_p‖ + noise of the same length, in which no parameter is small.
+def _disproved(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, named: Iterable[str]) -> str | None:
+    """None if, for random c, autograd and what is done by hand agree: in the gradient g = Σ c_j ∂ℓ_j/∂θ itself, and in
+    Σ c_j q_j = ⟨g, d⟩ for d_p = g_p/‖g_p‖ + noise of the same length, in which no parameter is small. Else why not.
     """
     parameters = trainable(model)
     with unchanged(model):
@@ -85,7 +91,7 @@ def _proved(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, name
         right = gradient(losses, parameters, c)
     norms = {name: right[name].norm() for name in named if name in right}
     if not norms:
-        return False
+        return "no named parameter acts on the losses"
     noise = {name: torch.randn(right[name].shape, generator=seeded).to(right[name]) for name in norms}
     along = {
         name: right[name] / norm.clamp_min(1e-30) + noise[name] / noise[name].norm() for name, norm in norms.items()
@@ -94,15 +100,20 @@ def _proved(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, name
         with unchanged(model):
             dual, dtypes = _follow(model, per_example_loss, batch, along)
             mine = gradient(dual.primal, parameters, c)
-    except (RuntimeError, TypeError, AttributeError):  # PyTorch's forward mode will do it, or say what is wrong
-        return False
+    except (
+        RuntimeError,
+        TypeError,
+        AttributeError,
+    ) as error:  # PyTorch's forward mode will do it, or say what is wrong
+        return str(error).strip().split("\n", 1)[0]
     if mine.keys() != right.keys():
-        return False
+        return "the graph of the losses is not the ordinary one"
     length = torch.stack(list(norms.values())).sum()
     wanted = inner({name: right[name] for name in along}, along)
     off = (torch.dot(dual.tangent.to(c.dtype), c) - wanted).abs() / length
     apart = max(float((mine[name] - g).norm() / (g.norm() + 1e-2 * length)) for name, g in right.items())
-    return max(float(off), apart) <= _tolerance(dtypes, losses)
+    worst = max(float(off), apart)
+    return None if worst <= _tolerance(dtypes, losses) else f"those by hand are off by {worst:.1e}"
 
 
 def _tolerance(dtypes: set[torch.dtype], losses: Tensor) -> float:
