@@ -125,14 +125,14 @@ def test_the_comparison_is_told_first_and_drawn(tmp_path: Path) -> None:
         for name, accuracy in (("soseleto", 91.5), ("ordinary", 80.0), ("target_only", 61.0))
     ]
     comparison = {"judged_on": "target", "folds": 5, "rows": rows}
-    (run.path / "comparison.json").write_text(json.dumps(comparison))
+    run.write_comparison(comparison)
     text = text_of(render(run.path))
     assert (
         "Of 1,200 target examples, each held out of its own training, SOSELETO gets 91.5 % right; "
         "ordinary training 80.0 % and target only 61.0 %." in text
     )
     assert "ordinary training 80.0 % 75.0 % to 84.0 %" in text
-    (run.path / "comparison.json").write_text(json.dumps({**comparison, "judged_on": "test", "rows": rows[:1]}))
+    run.write_comparison({**comparison, "judged_on": "test", "rows": rows[:1]})
     page = render(run.path)
     assert "Of 1,200 test examples, SOSELETO gets 91.5 % right." in text_of(page)
     assert "Was it worth it?" not in page

@@ -519,6 +519,19 @@ def start(run: RunFolder) -> tuple[subprocess.Popen[str], str]:
     return process, line.removeprefix("review: ").strip()
 
 
+def stop(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    return said
+
+
+def test_an_interrupt_ends_the_review_well(run: RunFolder) -> None:
+    decide(run, Decision(suspects(run)[0], "drop"))
+    process, _ = start(run)
+    assert f"decided so far: 1; `soseleto review {run.path} --export FILE`" in stop(process, signal.SIGINT)
+    assert process.returncode == 0
+
+
 @needs_browser
 def test_a_killed_server_loses_no_decision(run: RunFolder, browser: Browser) -> None:
     process, link = start(run)
@@ -526,10 +539,7 @@ def test_a_killed_server_loses_no_decision(run: RunFolder, browser: Browser) -> 
     browser.wait("!document.getElementById('example').hidden")
     for key in "dkd":
         press(browser, key)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    stop(process, signal.SIGKILL)
     browser.press("d")
     browser.wait("document.getElementById('trouble').innerText.includes('all earlier decisions are kept')")
     assert browser.text("#counts").startswith("3 of 12")  # what was not kept is not shown as decided

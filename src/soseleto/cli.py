@@ -263,6 +263,7 @@ def review(
     given to `soseleto fit --source`.
     """
     from soseleto import review as reviewing
+    from soseleto.run import RunFolder
 
     if export is not None:
         done = reviewing.export_manifest(run, export)
@@ -272,7 +273,11 @@ def review(
         )
         typer.echo(f"manifest: {done.path}")
         return
-    reviewing.serve(run, lambda link: _tell_link(link, open_), port=port)
+    try:
+        reviewing.serve(run, lambda link: _tell_link(link, open_), port=port)
+    except KeyboardInterrupt:  # how a review ends
+        decided = len(reviewing.read_decisions(RunFolder(run)))
+        typer.echo(f"\ndecided so far: {decided:,}; `soseleto review {run} --export FILE` carries them out")
 
 
 @app.command()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ from soseleto import pictures, showing
 from soseleto.run import RANKING, RunFolder
 
 Record = dict[str, Any]
-COMPARISON = "comparison.json"
 
 
 @dataclass(frozen=True)
@@ -77,13 +74,9 @@ def read(path: str | os.PathLike[str]) -> RunFiles:
         ranking=folder.ranking() if (folder.path / RANKING).exists() else None,
         pictures=pictures.load(folder),
         source=folder.source(),
-        comparison=_json(folder.path / COMPARISON),
+        comparison=folder.comparison() or {},
         suspects=folder.suspects() or {},
     )
-
-
-def _json(path: Path) -> Record:
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def _first(records: list[Record], event: str) -> Record:
