@@ -33,6 +33,7 @@ from soseleto.task import Method
 from soseleto.weights import Weights
 
 Fit = Callable[..., Result]
+_PIECE = 4096  # examples that are augmented at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +153,9 @@ def class_probabilities(
         return result.outputs(inputs).softmax(1)
     total = torch.zeros(())
     for view in range(views):
-        changed = augment(inputs, generator(seed, f"unlabelled/views/{number}", view))
-        total = total + result.outputs(changed).softmax(1) / views
+        random = generator(seed, f"unlabelled/views/{number}", view, result.device)
+        pieces = [result.outputs(augment(piece.to(result.device), random)) for piece in inputs.split(_PIECE)]
+        total = total + torch.cat(pieces).softmax(1) / views
     return total
 
 
