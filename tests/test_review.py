@@ -24,9 +24,9 @@ from soseleto import manifest
 from soseleto.cli import main
 from soseleto.data import as_examples
 from soseleto.errors import DataError, DiskError, UsageError
-from soseleto.review import Decision, Decisions, Review, export_manifest
-from soseleto.review.decisions import read_decisions
-from soseleto.review.server import LARGEST_BODY, Server
+from soseleto.review.decisions import Decision, Decisions, read_decisions
+from soseleto.review.manifest import export_manifest
+from soseleto.review.server import LARGEST_BODY, Review, Server
 from soseleto.run import RunFolder
 
 
@@ -461,6 +461,7 @@ def test_at_the_end_it_says_what_to_type(run: RunFolder, browser: Browser) -> No
         for _ in range(12):
             press(browser, "k")
         assert f"soseleto review {run.path} --export corrected.csv" in browser.text("#done")
+        assert accessibility.problems(browser) == []
         press(browser, "u")
         assert browser.text("#which") == "Suspect 12 of 12"
 

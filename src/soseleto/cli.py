@@ -262,11 +262,14 @@ def review(
     decision is kept in RUN/review.jsonl at once. What --export writes can be
     given to `soseleto fit --source`.
     """
-    from soseleto import review as reviewing
+    from soseleto.review.decisions import read_decisions
+    from soseleto.review.server import serve
     from soseleto.run import RunFolder
 
     if export is not None:
-        done = reviewing.export_manifest(run, export)
+        from soseleto.review.manifest import export_manifest
+
+        done = export_manifest(run, export)
         typer.echo(
             f"{done.rows:,} examples: {done.dropped:,} dropped, {done.relabelled:,} relabelled, "
             f"{done.undecided:,} suspects not decided and left as they were"
@@ -274,9 +277,9 @@ def review(
         typer.echo(f"manifest: {done.path}")
         return
     try:
-        reviewing.serve(run, lambda link: _tell_link(link, open_), port=port)
+        serve(run, lambda link: _tell_link(link, open_), port=port)
     except KeyboardInterrupt:  # how a review ends
-        decided = len(reviewing.read_decisions(RunFolder(run)))
+        decided = len(read_decisions(RunFolder(run)))
         typer.echo(f"\ndecided so far: {decided:,}; `soseleto review {run} --export FILE` carries them out")
 
 
