@@ -133,7 +133,12 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         ),
         "soseleto_unlabelled": (
             "**SOSELETO**, unlabelled data",
-            {"base": "soseleto", "unlabelled": True, "settings": tuple(SETTINGS.items())},
+            {
+                "base": "soseleto",
+                "unlabelled": True,
+                "settings": tuple(SETTINGS.items()),
+                "rounds": (("rounds", 8), ("epochs", 2), ("views", 4)),
+            },
         ),
     }
 )
@@ -157,9 +162,12 @@ def configuration(
     if source not in SOURCES:
         raise UsageError(f"unknown source {source!r}{did_you_mean(source, SOURCES)}: choose from {', '.join(SOURCES)}.")
     fields = {**LINES[method][1], **(PLAIN if plain else {}), **(SMALL if small else {}), **changes}
-    if changes.get("settings"):  # a variant gets a name of its own
-        fields["settings"] = tuple({**dict(LINES[method][1].get("settings", ())), **dict(changes["settings"])}.items())
-        method += "[" + ",".join(f"{name}={value}" for name, value in changes["settings"]) + "]"
+    for name in ("settings", "rounds"):
+        if changes.get(name):  # a variant gets a name of its own
+            fields[name] = tuple(
+                {**dict(LINES[method.partition("[")[0]][1].get(name, ())), **dict(changes[name])}.items()
+            )
+            method += "[" + ",".join(f"{setting}={value}" for setting, value in changes[name]) + "]"
     return Config(method=method, n_target=n_target, source=source, seed=seed, **fields)
 
 
