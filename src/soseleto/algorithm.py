@@ -248,7 +248,6 @@ class SoseletoState:
     alive: Tensor  # 1 while the target loss carries a signal, else 0
     multiplier: Tensor  # α moved by multiplier·q
     compared: frozenset[str]  # the parameters that alignments are over
-    heard: bool = False
     pooling: Pooling | None = None
     every: int = 1  # steps from one look at the target to the next
     taken: int = 0  # steps
@@ -292,7 +291,7 @@ class SoseletoState:
         """What a checkpoint keeps beside model, optimizer and schedule."""
         numbers = {name: getattr(self, name) for name in _NUMBERS}
         pooling = None if self.pooling is None else self.pooling.state()
-        state = {"weights": self.weights.state(), "averages": self.averages, "numbers": numbers, "heard": self.heard}
+        state = {"weights": self.weights.state(), "averages": self.averages, "numbers": numbers}
         return {**state, "pooling": pooling, "taken": self.taken}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -301,7 +300,7 @@ class SoseletoState:
         self.averages = {name: mean.to(self.task.device) for name, mean in state["averages"].items()}
         for name in _NUMBERS:
             setattr(self, name, state["numbers"][name].to(self.task.device))
-        self.heard, self.taken = state["heard"], state["taken"]
+        self.taken = state["taken"]
         if self.pooling is not None:
             self.pooling.load_state(state["pooling"])
 
@@ -328,10 +327,8 @@ class SoseletoState:
 
     def hear(self, target_loss: Tensor, vanished: float) -> None:
         """Follow the target loss; once it has vanished, so has every alignment's meaning, and the weights are held."""
-        if not self.heard:
-            self.heard = True
-            self.first_target_loss.copy_(target_loss)
-            self.target_loss.copy_(target_loss)
+        for loss in (self.target_loss, self.first_target_loss):  # which are 0 until the first is heard
+            loss.copy_(torch.where(self.first_target_loss == 0, target_loss, loss))
         self.target_loss.lerp_(target_loss.to(torch.float32), 0.1)
         torch.gt(self.target_loss, vanished * self.first_target_loss, out=self.alive)
 

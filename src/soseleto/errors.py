@@ -26,6 +26,10 @@ class TrainingError(SoseletoError, RuntimeError):
     """Training cannot go on; what was written so far is intact."""
 
 
+class OutOfMemory(TrainingError):
+    """A step needs more memory than there is; the sentence says what would fit."""
+
+
 class RankLost(TrainingError):
     """Another rank of this training has died or hangs."""
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from soseleto.distributed import Reducer
+from soseleto.errors import TrainingError
+from soseleto.loggers import Logger, numbers_of
 from soseleto.run import RunFolder
 from soseleto.weights import Weights
 
@@ -24,8 +26,9 @@ TELL_EVERY = 0.2  # seconds between two signs of life
 class Records:
     """Gathers numbers on the device during an epoch and reads them once at its end."""
 
-    def __init__(self, folder: RunFolder | None, progress: Progress | None) -> None:
+    def __init__(self, folder: RunFolder | None, progress: Progress | None, loggers: Sequence[Logger] = ()) -> None:
         self.folder = folder
+        self._loggers = loggers
         self.history: list[dict[str, Any]] = []
         self.messages: list[str] = []
         self._progress = progress
@@ -90,17 +93,37 @@ class Records:
 
     def epoch(self, record: dict[str, Any]) -> dict[str, Any]:
         """Close an epoch: the means of its steps' numbers join the record."""
-        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        skipped = round(float(self._sums.pop("skipped", 0.0)))
+        means = {name: float(total) / max(1, self._counts[name] - skipped) for name, total in self._sums.items()}
+        steps = self._counts.get("skipped")
+        if steps is not None:
+            means["skipped"] = skipped
         self._sums, self._counts = {}, {}
         whole = {**record, **means, "seconds": round(time.perf_counter() - self._start, 3)}
         self.history.append(whole)
         self.event("epoch", whole)
+        for one in self._loggers:
+            one.log(record["step"], numbers_of(whole))
+        if skipped and skipped == steps:
+            raise TrainingError(
+                f"no step of epoch {record['epoch']} had finite losses and gradients: lower lr, or look at the data."
+            )
+        if skipped:
+            self.message(
+                f"{skipped} of {steps} steps of epoch {record['epoch']} were skipped, since a loss or a gradient was "
+                "not finite"
+            )
         if means.get("held", 0.0) > 0.5:
             self.message(
                 f"the target loss has vanished ({means['target_loss']:.2g} in epoch {record['epoch']}), so alignments "
                 "carry no signal: the weights are held from here on"
             )
         return whole
+
+    def close(self) -> None:
+        """Whatever happened, nothing more will come."""
+        for one in self._loggers:
+            one.close()
 
     @property
     def seconds(self) -> float:

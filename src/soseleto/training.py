@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,8 @@ from soseleto.distributed import Reducer, Single, my_rows, owned
 from soseleto.engines import Engine
 from soseleto.errors import TrainingError, UsageError
 from soseleto.evidence import gather
+from soseleto.loggers import Logger
+from soseleto.memory import is_out_of_memory, too_large
 from soseleto.methods.recording import Recording, Signals
 from soseleto.preparing import Data, Prepare, assemble, check_fit, choose_device, class_count, make_prepare
 from soseleto.probes import Share
@@ -31,6 +33,7 @@ from soseleto.resume import Keeper, check_intervals, model_fingerprint
 from soseleto.run import RunFolder
 from soseleto.schedules import linear, sgd
 from soseleto.sharing import Sharing, require_independent, require_sharing
+from soseleto.skipping import CountingGuard, Skipping
 from soseleto.task import MakeOptimizer, MakeSchedule, Method, NonFiniteLoss, Task, check_guard, make_guard
 from soseleto.unlabelled import as_unlabelled, fit_in_rounds
 from soseleto.weights import Weights
@@ -76,6 +79,8 @@ def fit(
     resume: bool = True,
     notes: Mapping[str, Any] | None = None,
     progress: bool | Progress = False,
+    loggers: Sequence[Logger] = (),
+    non_finite: Literal["stop", "skip"] = "stop",
     reducer: Reducer | None = None,
 ) -> Result:
     """Train ``model`` on a large, doubtful source for the sake of a small, trusted target; weigh every source example.
@@ -116,6 +121,9 @@ def fit(
         resume: ``False`` refuses a folder that holds a run of any kind.
         notes: more entries for ``config.json``; a run that goes on must have the same.
         progress: ``True`` for a live line on the terminal, or a function ``progress(event, record)``.
+        loggers: where every epoch's numbers go beside the run folder, see ``soseleto.loggers``.
+        non_finite: what to do about a loss or gradient that is NaN or infinite: stop and name the examples, or skip
+            the step as if it had not been, and count it.
         reducer: the ranks of a training on several processes, see ``soseleto.ranks``.
 
     Example:
@@ -138,6 +146,8 @@ def fit(
     if target_loss is not None and mode == "noisy":
         raise UsageError("target_loss has no effect in noisy mode, where both sides share one loss: leave it out.")
     check_intervals(checkpoint_every, checkpoint_steps, out)
+    if non_finite not in ("stop", "skip"):
+        raise UsageError(f"non_finite must be 'stop' or 'skip', got {non_finite!r}.")
     sharing = _sharing(reducer, micro_batch_size, chosen)
     team = sharing.reducer
     where = team.device or choose_device(device)
@@ -158,6 +168,7 @@ def fit(
         check_fit(whole, losses, data, prepare)
         team.alike([*whole.parameters(), *whole.buffers()])
         folder = _folder(out, resume, team)
+        guard = CountingGuard(where) if non_finite == "skip" else None
         loop = _Loop(
             task=Task(
                 model=whole,
@@ -170,10 +181,10 @@ def fit(
                 make_schedule=schedule,
                 device=where,
                 classes=class_count(data.source),
-                guard=make_guard(where, team),
+                guard=guard or make_guard(where, team),
                 sharing=sharing,
             ),
-            method=chosen if signals is None else Recording(chosen, signals),
+            method=_wrapped(chosen, signals, guard),
             signals=signals,
             data=data.to(where),
             prepare=prepare,
@@ -187,7 +198,7 @@ def fit(
             epochs=epochs,
             seed=seed,
             capture=cuda_graph and where.type == "cuda" and isinstance(team, Single),
-            records=Records(folder, _progress(progress) if team.rank == 0 else None),
+            records=Records(folder, *((_progress(progress), loggers) if team.rank == 0 else (None,))),
             keeps=out is not None,
             every=checkpoint_every,
             every_steps=checkpoint_steps,
@@ -216,6 +227,7 @@ def fit(
                     "balanced_target": balanced_target,
                     "probes": 0 if data.probes is None else len(data.probes),
                     "suspect_precision": suspect_precision,
+                    "non_finite": non_finite,
                     "precision": None if precision is None else str(precision),
                     "augment_source": repr(augment_source),
                     "augment_target": repr(augment_target),
@@ -273,7 +285,7 @@ class _Loop:
             require_independent(self.task.model)
         step = CapturedStep(self.method, state, self.records.message) if self.capture else EagerStep(self.method, state)
         epochs_done, start = divmod(done, self.task.steps // self.epochs)
-        with keeper.listening():
+        with keeper.listening(), closing(self.records):
             for epoch in range(epochs_done + 1, self.epochs + 1):
                 try:
                     self._epoch(state, step, epoch, start, keeper)
@@ -284,6 +296,17 @@ class _Loop:
         result = self._with_evidence(replace(self._result(state, config), learned=self._gathered(state)), state)
         self.team.first(lambda: self._close(result))
         return result
+
+    def _within_memory(
+        self, step: EagerStep | CapturedStep, state: Any, source: Batch, target: Batch, *, monitor: bool
+    ) -> dict[str, Tensor]:
+        try:
+            return step(source, target, monitor=monitor)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self.task.model.zero_grad(set_to_none=True)
+            raise too_large(self.task, state, source, target) from error
 
     @property
     def team(self) -> Reducer:
@@ -301,7 +324,7 @@ class _Loop:
             strict=True,
         )
         for count, (source, target) in enumerate(pairs, start=start + 1):
-            numbers = step(source, target, monitor=count == len(batches))
+            numbers = self._within_memory(step, state, source, target, monitor=count == len(batches))
             if state.schedule is not None:
                 state.schedule.step()
             self.records.step(numbers, {"epoch": epoch, "step": before + count, "steps": self.task.steps})
@@ -444,6 +467,11 @@ def _sharing(reducer: Reducer | None, micro_batch_size: int | None, method: Meth
     if not sharing.nothing:
         require_sharing(method, method.name)
     return sharing
+
+
+def _wrapped(method: Method, signals: Signals | None, guard: CountingGuard | None) -> Method:
+    recorded = method if signals is None else Recording(method, signals)
+    return recorded if guard is None else Skipping(recorded, guard)
 
 
 def _folder(out: str | Path | None, resume: bool, team: Reducer) -> RunFolder | None:

@@ -112,7 +112,8 @@ def _arguments(
     assert isinstance(prepare, Prepare)
     kept = (
         "target_batch_size", "weight_decay", "optimizer", "schedule", "balanced_target", "precision", "cuda_graph",
-        "device", "micro_batch_size", "checkpoint_every", "checkpoint_steps", "resume", "progress", "augment_target",
+        "device", "micro_batch_size", "non_finite", "checkpoint_every", "checkpoint_steps", "resume",
+        "progress", "augment_target",
     )  # fmt: skip
     return {name: given[name] for name in kept} | {
         "target": data.target,

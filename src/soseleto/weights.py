@@ -72,6 +72,14 @@ class Weights:
         self._table.index_copy_(1, index, rows)
         return moved
 
+    def rows(self, index: Tensor) -> Tensor:
+        """All that is known of these places, (3, B)."""
+        return self._table.index_select(1, index)
+
+    def put(self, index: Tensor, rows: Tensor) -> None:
+        """Put back what ``rows`` gave."""
+        self._table.index_copy_(1, index, rows)
+
     def check(self, index: Tensor) -> None:
         """Raise unless ``index`` holds places of this source, each once."""
         if index.dtype != torch.int64 or index.ndim != 1:

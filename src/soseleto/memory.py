@@ -1,0 +1,70 @@
+"""When a step needs more memory than there is: how many examples at a time would fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from soseleto.batch import Batch
+from soseleto.engines.unchanged import unchanged
+from soseleto.errors import OutOfMemory
+from soseleto.sharing import Sharing
+from soseleto.task import Task
+
+_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """PyTorch says it in one way on a GPU and in others on a CPU."""
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
+
+
+def too_large(task: Task, state: Any, source: Batch, target: Batch) -> OutOfMemory:
+    """The sentence for a step that did not fit, with a size that was tried and does."""
+    now = task.sharing.micro_batch_size or max(len(source), len(target))
+    size = size_that_fits(task, state, source, target, now // 2)
+    fix = (
+        "not even one example at a time fits, so take a smaller model, or checkpoint its activations"
+        if size is None
+        else f"add micro_batch_size={size} (--micro-batch-size), which fits and gives the same result"
+    )
+    return OutOfMemory(
+        f"there is not enough memory on {task.device} for {now} examples at a time: {fix}; "
+        "run the same again to go on from the last checkpoint."
+    )
+
+
+def size_that_fits(task: Task, state: Any, source: Batch, target: Batch, size: int) -> int | None:
+    """The largest of size, size/2, size/4, ... with which this step's passes go through; nothing is changed."""
+    while size >= 1:
+        if task.device.type == "cuda":
+            torch.cuda.empty_cache()
+        try:
+            with unchanged(task.model):
+                _passes(Sharing(micro_batch_size=size), task, state, source, target)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                return None
+            size //= 2
+        else:
+            return size
+    return None
+
+
+def _passes(sharing: Sharing, task: Task, state: Any, source: Batch, target: Batch) -> None:
+    engine = getattr(state, "engine", None)
+    if engine is None:
+        sharing.gradient(task.model, task.losses.source, source, "source")
+        return
+    sharing.passes(
+        engine,
+        task.model,
+        task.losses,
+        source,
+        target,
+        to_direction=lambda found: {name: g for name, g in found.items() if name in task.shared},
+        coefficients=torch.ones(len(source), device=task.device),
+    )

@@ -1,0 +1,222 @@
+"""Micro-batches, steps that are skipped, memory that runs out, loggers, and clocks that jump."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import soseleto
+from soseleto import loggers
+from soseleto.errors import OutOfMemory, TrainingError, UsageError
+from soseleto.methods import METHODS
+from soseleto.run import RunFolder
+from test_distributed import CASES, points, require_close, train
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("size", [1, 3])
+def test_micro_batches_train_what_whole_batches_do(case: str, size: int) -> None:
+    changes = {**CASES[case], "epochs": 2}
+    require_close(train(None, **changes), train(None, **changes, micro_batch_size=size), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"micro_batch_size": 0}, "micro_batch_size must be at least 1, got 0"),
+        ({"micro_batch_size": 4, "method": METHODS["reweight"]()}, "'reweight' trains in one process and on whole"),
+        ({"micro_batch_size": 4, "model": nn.BatchNorm1d(4).double()}, "BatchNorm1d '' mixes the examples"),
+        ({"micro_batch_size": 4, "probes": 0.5}, "probes are followed in one process and on whole batches"),
+        ({"non_finite": "ignore"}, "non_finite must be 'stop' or 'skip', got 'ignore'"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        train(None, epochs=1, **changes)
+
+
+# Steps that are not finite
+
+
+def bad_source(*places: int) -> tuple[Tensor, Tensor]:
+    inputs, labels = points(58, 0)
+    inputs[list(places)] = torch.nan
+    return inputs, labels
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(list(parameters), lr=0.01)
+
+
+@pytest.mark.parametrize("name", ["soseleto", "ordinary", "mixed", "reweight", "meta_weight_net"])
+@pytest.mark.parametrize("optimizer", [None, adam])
+def test_a_skipped_step_leaves_no_trace(name: str, optimizer: Any) -> None:
+    """With one bad example, all is as if the schedule had gone on and the step not been taken."""
+
+    def run(source: tuple[Tensor, Tensor], **more: Any) -> tuple[soseleto.Result, dict[str, Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        result = soseleto.fit(
+            model, source, points(20, 1), epochs=1, batch_size=8, lr=0.05, optimizer=optimizer, device="cpu",
+            method=METHODS[name](), **more,
+        )  # fmt: skip
+        return result, dict(model.state_dict())
+
+    clean, expected = run(points(58, 0), non_finite="skip")
+    plain, same = run(points(58, 0))
+    assert all(torch.equal(expected[key], same[key]) for key in same)
+    assert clean.history[0]["skipped"] == 0
+    assert clean.history[0]["source_loss"] == plain.history[0]["source_loss"]
+
+    found, state = run(bad_source(5), non_finite="skip")
+    assert found.history[0]["skipped"] == 1
+    assert any("1 of 8 steps of epoch 1 were skipped" in message for message in found.messages)
+    assert all(value.isfinite().all() for value in state.values())
+    assert torch.tensor(found.history[0]["source_loss"]).isfinite()
+    if found.learned is not None:
+        unseen = (found.learned.visits == 0).nonzero().squeeze(1)
+        assert 5 in unseen.tolist()
+        assert len(unseen) in (2, 8)  # a whole batch
+        assert found.weights.isfinite().all()
+        assert found.scores.isfinite().all()
+
+
+def test_the_first_step_may_be_skipped() -> None:
+    first = soseleto.data.source_batches(58, 8, seed=0, epoch=1)[0]
+    found = train(None, source=bad_source(int(first[0])), non_finite="skip", epochs=2, optimizer=adam)
+    assert float(found["skipped"]) == 1
+    assert all(value.isfinite().all() for value in found.values())
+    assert float(found["held"]) == 0
+
+
+def test_a_training_without_any_finite_step_stops() -> None:
+    with pytest.raises(TrainingError, match="no step of epoch 1 had finite losses"):
+        train(None, source=bad_source(*range(58)), non_finite="skip")
+
+
+# Memory
+
+
+class Greedy(nn.Linear):
+    """Has memory for so many examples at a time."""
+
+    room = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.room and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return super().forward(x)
+
+
+def test_memory_that_runs_out_is_told_with_a_size_that_fits(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), Greedy(8, 3)).double()
+    with pytest.raises(OutOfMemory, match=r"memory on cpu for 8 examples at a time: add micro_batch_size=2 \("):
+        train(None, model=model, epochs=1, out=tmp_path / "run")
+    train(None, model=model, epochs=1, out=tmp_path / "run", micro_batch_size=2)
+    Greedy.room = 0
+    try:
+        with pytest.raises(OutOfMemory, match="not even one example at a time fits"):
+            train(None, model=model, epochs=1)
+    finally:
+        Greedy.room = 3
+
+
+# Loggers
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, dict[str, float]]] = []
+        self.closed = 0
+
+    def log(self, step: int, numbers: Any) -> None:
+        self.seen.append((step, dict(numbers)))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_every_epoch_reaches_the_loggers() -> None:
+    kept = Kept()
+    train(None, epochs=2, loggers=[kept])
+    assert [step for step, _ in kept.seen] == [8, 16]
+    assert {"source_loss", "target_loss", "mean_weight", "test_accuracy"} <= kept.seen[0][1].keys()
+    assert all(type(number) is float for _, numbers in kept.seen for number in numbers.values())
+    assert kept.closed == 1
+
+
+def test_a_failed_training_closes_its_loggers() -> None:
+    kept = Kept()
+    with pytest.raises(TrainingError):
+        train(None, source=bad_source(5), loggers=[kept])
+    assert kept.closed == 1
+
+
+def test_weights_and_biases_and_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against stand-ins with the calls of the true packages."""
+    calls: list[Any] = []
+    run = types.SimpleNamespace(
+        log=lambda data, step: calls.append((step, data)), finish=lambda: calls.append("finished")
+    )
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda *, project: run))
+
+    class Client:
+        def __init__(self, tracking_uri: str | None) -> None:
+            calls.append(tracking_uri)
+
+        def get_experiment_by_name(self, name: str) -> None:
+            return None
+
+        def create_experiment(self, name: str) -> str:
+            return name
+
+        def create_run(self, experiment_id: str) -> Any:
+            return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"run of {experiment_id}"))
+
+        def log_metric(self, run_id: str, key: str, value: float, *, step: int) -> None:
+            calls.append((run_id, key, value, step))
+
+        def set_terminated(self, run_id: str) -> None:
+            calls.append("terminated")
+
+    monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(MlflowClient=Client))
+    for made in (loggers.WeightsAndBiases({"project": "p"}), loggers.MLflow("e", "file:x")):
+        made.log(3, {"a": 1.0})
+        made.close()
+    assert calls == ["file:x", (3, {"a": 1.0}), "finished", ("run of e", "a", 1.0, 3), "terminated"]
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(None, epochs=2, loggers=[loggers.TensorBoard(tmp_path)])
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("source_loss")] == [8, 16]
+
+
+@pytest.mark.parametrize("name", ["TensorBoard", "WeightsAndBiases", "MLflow"])
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for module in ("torch.utils.tensorboard", "wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=f"{name} needs the package .*: type pip install"):
+        getattr(loggers, name)({} if name == "WeightsAndBiases" else "place")
+
+
+# Clocks
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Years forth and back at every look; checkpoints are timed by a clock that nobody can set."""
+    plain = train(None, epochs=2)
+    jumps = iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: 1.8e9 + (-1) ** next(jumps) * 1e8)
+    require_close(plain, train(None, epochs=2, out=tmp_path / "run", checkpoint_every=1e6), 0.0)
+    records = RunFolder(tmp_path / "run").metrics()
+    seconds = [record["seconds"] for record in records if "seconds" in record]
+    assert 0 <= min(seconds) <= max(seconds) < 1e5
