@@ -34,10 +34,8 @@ def _name(node: dict[str, dict[str, str]]) -> str:
 def _keyboard(browser: Browser) -> list[str]:
     """Tab through the whole page: everything is reached, nothing holds the focus, and it is always seen where it is."""
     found, reached = [], 0
-    browser.js(
-        "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')"
-    )  # the top
-    browser.js("window.walked = []; scrollTo(0, 0)")
+    browser.js("document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')")
+    browser.js("window.walked = []; scrollTo(0, 0)")  # from the top
     expected = _ask(browser, "focusable")
     for _ in range(expected + 2):
         browser.press("Tab")
