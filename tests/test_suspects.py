@@ -263,6 +263,17 @@ def test_the_ratio_of_two_normal_densities_is_found() -> None:
     assert constant == pytest.approx(0.0, abs=0.1)
 
 
+def test_ratios_that_were_too_sure_are_tempered() -> None:
+    draw = np.random.default_rng(0)
+    positive = np.arange(400) % 2 == 0
+    features = draw.normal(np.where(positive, 1.0, -1.0)[:, None], 1.0, (400, 1))
+    unseen = np.ones((400, 1), dtype=bool)
+    too_sure, honest = np.array([[6.0], [0.0]]), np.array([[1.0], [0.0]])  # the truth is 2
+    cooler = calibration.tempered(too_sure, features, positive, unseen)
+    assert 1.5 < cooler[0, 0] < 4.0
+    assert np.array_equal(calibration.tempered(honest, features, positive, unseen), honest)
+
+
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.8])
 def test_the_share_of_a_mixture_is_found(share: float) -> None:
     draw = np.random.default_rng(1)

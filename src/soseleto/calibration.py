@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-RIDGE = 0.3
+RIDGE, PULL = 0.3, 25.0
 FAR = 4.0  # standard deviations beyond which a signal says no more
 _SMALLEST = 1e-4  # a share is kept this far from 0 and 1
 Array = np.ndarray
@@ -22,8 +22,8 @@ def standardized(signals: Array, reference: int) -> Array:
     return np.clip((signals - middle) / np.where(spread > 0, spread, 1.0), -FAR, FAR)
 
 
-def log_ratio(features: Array, positive: Array, ridge: float = RIDGE) -> Array:
-    """Coefficients (d + 1,), constant last, of log f₊(x)/f₋(x), by logistic regression with ridge·‖β‖²/2 as penalty.
+def log_ratio(features: Array, positive: Array, ridge: float = RIDGE, *, towards: float = 0.0) -> Array:
+    """Coefficients (d + 1,), constant last, of log f₊(x)/f₋(x), by logistic regression with penalty ridge·‖β − β₀‖²/2.
 
     The share of positives among the known examples is taken out of the constant: only the densities are learned.
     """
@@ -31,16 +31,34 @@ def log_ratio(features: Array, positive: Array, ridge: float = RIDGE) -> Array:
     y = positive.astype(float)
     penalty = np.full(x.shape[1], ridge)
     penalty[-1] = 1e-6
-    beta = np.zeros(x.shape[1])
+    centre = np.append(np.full(features.shape[1], towards), 0.0)
+    beta = centre.copy()
     for _ in range(50):  # Newton's method, no step longer than it can trust
         p = sigmoid(x @ beta)
-        slope = x.T @ (y - p) - penalty * beta
+        slope = x.T @ (y - p) - penalty * (beta - centre)
         step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + np.diag(penalty), slope)
         beta = beta + step * min(1.0, 4.0 / np.abs(step).max())
         if np.abs(step).max() < 1e-8:
             break
     beta[-1] -= logit(y.mean())
     return beta
+
+
+def tempered(betas: Array, known: Array, positive: Array, unseen: Array) -> Array:
+    """Log-ratios made less sure where they proved too sure of examples they had not seen; ``betas`` is (d + 1, B).
+
+    unseen: (m, B), whether the b-th regression was made without an example. The mean log-ratio z of those that had not
+    seen it is regressed on once more, log f₊/f₋ = a·z + c, with a pulled towards 1 by PULL; where a is 1 or more, the
+    log-ratios were not too sure, and stay.
+    """
+    there = unseen.any(axis=1)
+    z = ((with_one(known) @ betas) * unseen).sum(axis=1)[there] / unseen.sum(axis=1)[there]
+    a, c = log_ratio(z[:, None], positive[there], PULL, towards=1.0)
+    if a >= 1.0:
+        return betas
+    cooler = betas * a
+    cooler[-1] += c
+    return cooler
 
 
 def share_of(ratio: Array) -> float:

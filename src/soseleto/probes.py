@@ -23,7 +23,7 @@ from soseleto.errors import UsageError
 Share = float | Literal["auto"]
 FEWEST, FEWEST_WRONG = 10, 3
 # "auto": this share of the target, but no more than so many probes, nor than a fifth of the source
-AUTO_SHARE, AUTO_MOST = 0.3, 1000
+AUTO_SHARE, AUTO_MOST = 0.3, 1500
 
 
 @dataclass(frozen=True)

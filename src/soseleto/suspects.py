@@ -121,6 +121,8 @@ class Calibrated:
         places = np.sort(draw.choice(n, min(n, MOST_RESAMPLED), replace=False))
         redrawn = [_redraw(wrong, draw) for _ in range(RESAMPLES)]
         betas = np.stack([calibration.log_ratio(known[at], wrong[at]) for at in redrawn], axis=1)
+        unseen = np.stack([~np.isin(np.arange(len(wrong)), at) for at in redrawn], axis=1)
+        betas = calibration.tempered(betas, known, wrong, unseen)
         ratios = source[places] @ betas
         shares = _shares(ratios, probes, draw)
         pieces = np.array_split(source, 1 + n // 10_000)

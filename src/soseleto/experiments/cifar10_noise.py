@@ -323,9 +323,11 @@ def _suspects(result: Result) -> Row:
     rows = []
     for asked in ASKED:
         found = result.suspects(asked)
+        if len(found) == 0:
+            continue  # no threshold is that precise
         hits = int((found.is_suspect & wrong).sum())
         truth = {
-            "precision": hits / max(len(found), 1),
+            "precision": hits / len(found),
             "recall": hits / max(int(wrong.sum()), 1),
             "wrong_share": float(wrong.double().mean()),
         }
