@@ -158,6 +158,7 @@ def _no_rule(error: RuntimeError) -> bool:
             "not differentiable twice",
             "does not support",
             "once_diff",
+            "double backward",  # of torch.compile
         )
     )
 

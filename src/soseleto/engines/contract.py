@@ -110,7 +110,28 @@ class Engine(Protocol):
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that learn, by name; a tied parameter appears once, under its first name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    refuse_sharded(found)
+    return found
+
+
+def refuse_sharded(parameters: Mapping[str, Tensor]) -> None:
+    """Raise for a model that was split over processes: autograd never sees the parameters that it names."""
+    for name, parameter in parameters.items():
+        if type(parameter).__name__ == "DTensor":
+            raise EngineError(
+                f"the parameter {name!r} is sharded (fully_shard), and no engine works on shards: give every rank the "
+                "plain model, with micro_batch_size and activation checkpointing where memory is short."
+            )
+
+
+def refuse_compiled(model: nn.Module, engine: str) -> None:
+    """Raise for a model of torch.compile, for an engine that must see every function the model calls."""
+    if any(hasattr(module, "_orig_mod") for module in model.modules()):
+        raise EngineError(
+            f"the model is compiled, and the {engine} engine must see every function that it calls: "
+            "give the model as it was before torch.compile, or use engine='forward'."
+        )
 
 
 def named_in(direction: Direction, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -118,6 +139,7 @@ def named_in(direction: Direction, model: nn.Module) -> dict[str, nn.Parameter]:
     if not direction:
         raise UsageError("direction is empty: pass a dict of parameter name -> tensor, as a target gradient is.")
     known = dict(model.named_parameters())
+    refuse_sharded(known)
     for name, tensor in direction.items():
         if name not in known:
             raise UsageError(

@@ -34,6 +34,7 @@ from soseleto.engines.contract import (
     named_in,
     no_reentrant_checkpoint,
     reductions_dtype,
+    refuse_compiled,
     trainable,
 )
 from soseleto.engines.small import SmallGradients
@@ -110,6 +111,7 @@ class LayerwiseEngine:
         return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
     def _forward(self, model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
+        refuse_compiled(model, self.name)
         tape = Tape(model)
         with torch.enable_grad(), tape:
             losses = as_loss_vector(run())
