@@ -26,6 +26,7 @@ from soseleto.engines.contract import (
     named_in,
     no_reentrant_checkpoint,
     reductions_dtype,
+    refuse_compiled,
     trainable,
 )
 from soseleto.errors import EngineError
@@ -123,6 +124,7 @@ class AutogradEngine:
     def _linearize(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
+        refuse_compiled(model)
         try:
             with torch.enable_grad():
                 return self.linearize(model, per_example_loss, batch, direction)
@@ -158,7 +160,6 @@ def _no_rule(error: RuntimeError) -> bool:
             "not differentiable twice",
             "does not support",
             "once_diff",
-            "double backward",  # of torch.compile
         )
     )
 

@@ -125,12 +125,12 @@ def refuse_sharded(parameters: Mapping[str, Tensor]) -> None:
             )
 
 
-def refuse_compiled(model: nn.Module, engine: str) -> None:
-    """Raise for a model of torch.compile, for an engine that must see every function the model calls."""
+def refuse_compiled(model: nn.Module) -> None:
+    """Raise for a model of torch.compile: what it compiles has one backward, which runs once for the whole batch."""
     if any(hasattr(module, "_orig_mod") for module in model.modules()):
         raise EngineError(
-            f"the model is compiled, and the {engine} engine must see every function that it calls: "
-            "give the model as it was before torch.compile, or use engine='forward'."
+            "the model is compiled, and a compiled backward gives no per-example gradients: "
+            "give the model as it was before torch.compile."
         )
 
 

@@ -111,7 +111,7 @@ class LayerwiseEngine:
         return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
     def _forward(self, model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
-        refuse_compiled(model, self.name)
+        refuse_compiled(model)
         tape = Tape(model)
         with torch.enable_grad(), tape:
             losses = as_loss_vector(run())
