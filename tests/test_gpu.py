@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -173,3 +174,40 @@ def test_nan_is_found_on_the_gpu_too() -> None:
     bad = Examples(inputs, source.labels)
     with pytest.raises(soseleto.TrainingError, match="NaN"):
         soseleto.fit(quick(2), bad, Examples(inputs[100:200], source.labels[100:200]), epochs=2, device="cuda")
+
+
+def test_one_nccl_rank_trains_what_one_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    source, target = random_batch(64, 0), random_batch(16, 1)
+    given: dict[str, Any] = {
+        "source": (source.inputs.double(), source.labels), "target": (target.inputs.double(), target.labels),
+        "epochs": 2, "batch_size": 24, "target_batch_size": 8, "engine": "layerwise", "cuda_graph": False,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    alone, ranked = quick().double(), quick().double()
+    ranked.load_state_dict(alone.state_dict())
+    one = soseleto.fit(alone, **given)
+    with soseleto.ranks() as reducer:
+        assert torch.distributed.get_backend_config() == "cpu:gloo,cuda:nccl"
+        other = soseleto.fit(ranked, **given, reducer=reducer)
+    torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-6)
+    torch.testing.assert_close(alone.state_dict(), ranked.state_dict(), rtol=0, atol=1e-6)
+
+
+def test_skipped_steps_are_captured() -> None:
+    source, target = random_batch(640, 0), random_batch(32, 1)
+    source.inputs[100] = torch.nan
+    torch.manual_seed(0)
+    result = soseleto.fit(
+        quick(), (source.inputs, source.labels), (target.inputs, target.labels), epochs=2, batch_size=32,
+        non_finite="skip",
+    )  # fmt: skip
+    assert [record["skipped"] for record in result.history] == [1, 1]
+    assert not any("cannot be captured" in message for message in result.messages)
+    assert result.weights.isfinite().all()
+    assert all(value.isfinite().all() for value in result.model.state_dict().values())

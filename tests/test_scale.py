@@ -248,3 +248,9 @@ def sharded(reducer: Any) -> str:
 def test_a_sharded_model_is_refused() -> None:
     for answer in together(2, sharded):
         assert answer.startswith("the parameter '0.weight' is sharded (fully_shard), and no engine works on shards")
+
+
+def test_a_source_example_costs_twelve_bytes() -> None:
+    weights = soseleto.Weights(1000)
+    held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in vars(weights).values()}
+    assert sum(held.values()) == 12 * 1000

@@ -107,6 +107,12 @@ def fit(
     precision: Annotated[float, typer.Option(metavar="SHARE", help="Of real errors among the suspects.")] = 0.95,
     engine: Annotated[str, typer.Option(metavar="NAME", help="Computes the alignments.")] = "auto",
     checkpoint_every: Annotated[float, typer.Option(metavar="SECONDS", help="Between two checkpoints.")] = 60.0,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Examples at a time, to save memory; the result is the same.")
+    ] = None,
+    non_finite: Annotated[
+        str, typer.Option(metavar="stop|skip", help="What to do about a loss that is NaN or infinite.")
+    ] = "stop",
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
     image_size: Annotated[int | None, typer.Option(help="Resize images to this many pixels a side.")] = None,
@@ -147,6 +153,8 @@ def fit(
         folds=folds,
         baselines=baselines,
         checkpoint_every=checkpoint_every,
+        micro_batch_size=micro_batch_size,
+        non_finite=non_finite,
         seed=seed,
         device=device,
         skip_bad=skip_bad,

@@ -122,7 +122,7 @@ class Ranks:
     def sum(self, value: Tensor) -> Tensor:
         total = value.detach().clone()
         with self._together():
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=None if total.is_cuda else self._host)
         return total
 
     def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> dict[str, Tensor]:

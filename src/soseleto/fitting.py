@@ -56,6 +56,8 @@ class FitWords:
     folds: int | None
     baselines: bool
     checkpoint_every: float
+    micro_batch_size: int | None
+    non_finite: str
     seed: int
     device: str
     skip_bad: bool
@@ -188,6 +190,8 @@ class Job:
             device=words.device,
             out=self._place(part),
             checkpoint_every=words.checkpoint_every,
+            micro_batch_size=words.micro_batch_size,
+            non_finite=words.non_finite,  # type: ignore[arg-type]  # fit refuses any other word
             notes=self._notes(),
             progress=progress,
             reducer=self.reducer,
@@ -255,8 +259,8 @@ class Job:
     def _probes(self, part: Part) -> Share:
         if self.words.mode != "noisy" or part.method != METHOD:
             return 0.0
-        if self.words.probes is None and self.reducer.ranks > 1:  # which are followed in one process
-            return 0.0
+        if self.words.probes is None and (self.reducer.ranks > 1 or self.words.micro_batch_size):
+            return 0.0  # they are followed in one process and on whole batches
         return probes_for(self.words.probes, len(self.pair.source), len(part.target))
 
     def _cost(self, part: Part) -> float:
