@@ -25,7 +25,7 @@ EXPECTED_FAILURES: dict[str, str] = {}
 
 
 def quick(**settings: Any) -> SoseletoClassifier:
-    return SoseletoClassifier(epochs=10, batch_size=64, random_state=0, device="cpu", **settings)
+    return SoseletoClassifier(**{"epochs": 5, "batch_size": 64, "lr": 0.1, "random_state": 0, "device": "cpu", **settings})
 
 
 @parametrize_with_checks([quick()], expected_failed_checks=lambda estimator: EXPECTED_FAILURES)

@@ -1,0 +1,185 @@
+"""A run back from its folder: load, predict, export; and what must not be read or run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import soseleto
+from soseleto import cli, models
+from soseleto.data.predicting import read_inputs
+from soseleto.errors import DataError, UsageError
+from soseleto.onnx import export_onnx
+from soseleto.run import RunFolder
+
+CLASSES = ("cat", "dog", "owl")
+
+
+def images(n: int = 12, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (n, 1, 28, 28), dtype=torch.uint8, generator=draw), torch.arange(n) % 3
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> soseleto.Result:
+    x, y = images()
+    source = soseleto.data.Examples(x, y, classes=CLASSES)
+    out = tmp_path_factory.mktemp("runs") / "pictures"
+    notes = {"model": "lenet", "n_classes": 3}
+    return soseleto.fit(models.lenet(3), source, source, epochs=1, device="cpu", out=out, notes=notes)
+
+
+def out_of(result: soseleto.Result) -> Path:
+    assert result.out is not None
+    return result.out
+
+
+def test_one_line_gives_the_model_back(trained: soseleto.Result) -> None:
+    x, _ = images(seed=1)
+    loaded = soseleto.load(out_of(trained), device="cpu")
+    assert torch.equal(loaded.outputs(x), trained.outputs(x))
+    assert torch.equal(loaded.predict(x), trained.predict(x))
+    assert (loaded.classes, loaded.shape, loaded.temperature) == (CLASSES, (1, 28, 28), 1.0)
+    assert loaded.class_name(2) == "owl"
+
+
+def test_the_temperature_is_kept_and_used(trained: soseleto.Result, tmp_path: Path) -> None:
+    x, y = images(30, seed=2)
+    calibrated = trained.calibrated((x, y))
+    assert calibrated.temperature != 1.0
+    assert torch.equal(calibrated.predict(x), trained.predict(x))
+    loss = [float(torch.nn.functional.nll_loss(one.predict_proba(x).log(), y)) for one in (trained, calibrated)]
+    assert loss[1] < loss[0]
+    folder = RunFolder(out_of(trained))
+    folder.write_temperature(2.0, examples=30)
+    try:
+        again = soseleto.load(folder.path, device="cpu")
+        assert torch.allclose(again.predict_proba(x), (trained.outputs(x) / 2).softmax(1))
+        (folder.path / "calibration.json").write_text('{"temperature": 0}')
+        with pytest.raises(DataError, match="holds no temperature above 0"):
+            soseleto.load(folder.path)
+    finally:
+        (folder.path / "calibration.json").unlink()
+
+
+def test_a_model_of_ones_own_is_made_again_only_when_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nfrom pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+        "def make(classes, shape):\n    return nn.Linear(shape[0], classes)\n"
+    )
+    name = f"{tmp_path}/mine.py:make"
+    x, y = torch.randn(9, 4), torch.arange(9) % 3
+    notes = {"model": name, "n_classes": 3}
+    result = soseleto.fit(nn.Linear(4, 3), (x, y), (x, y), epochs=1, device="cpu", out=tmp_path / "run", notes=notes)
+    with pytest.raises(UsageError, match="name it again to run that file"):
+        soseleto.load(tmp_path / "run")
+    assert not (tmp_path / "ran").exists()  # a run folder never runs code by itself
+    for model in (name, nn.Linear(4, 3)):
+        assert torch.equal(soseleto.load(tmp_path / "run", model, device="cpu").outputs(x), result.outputs(x))
+    with pytest.raises(DataError, match="of another build"):
+        soseleto.load(tmp_path / "run", nn.Linear(5, 3))
+    sys.modules.pop("mine", None)
+
+
+def test_transfer_and_losses_of_ones_own(tmp_path: Path) -> None:
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    trunk = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
+    result = soseleto.fit(trunk, (x, y), (x[:4], y[:4] % 2), "transfer", epochs=1, device="cpu", out=tmp_path / "t")
+    same = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
+    assert torch.equal(soseleto.load(tmp_path / "t", same, device="cpu").outputs(x), result.outputs(x))
+
+    def absolute(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (outputs[:, 0] - labels).abs()
+
+    numbers = torch.randn(12)
+    soseleto.fit(nn.Linear(4, 1), (x, numbers), (x, numbers), loss=absolute, epochs=1, device="cpu", out=tmp_path / "r")
+    with pytest.raises(UsageError, match=r"say soseleto.load\(run, loss=...\)"):
+        soseleto.load(tmp_path / "r", nn.Linear(4, 1))
+    loaded = soseleto.load(tmp_path / "r", nn.Linear(4, 1), loss=absolute, device="cpu")
+    assert loaded.predict(x).shape == (12, 1)
+    with pytest.raises(UsageError, match="predict_proba is for classifiers"):
+        loaded.predict_proba(x)
+
+
+def test_onnx_takes_inputs_as_they_came_and_gives_calibrated_probabilities(
+    trained: soseleto.Result, tmp_path: Path
+) -> None:
+    loaded = soseleto.load(out_of(trained), device="cpu")
+    file = export_onnx(loaded, tmp_path / "new" / "model.onnx")
+    x, _ = images(5, seed=3)
+    session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {"inputs": x.numpy()})
+    assert np.abs(answer - loaded.predict_proba(x).numpy()).max() < 1e-5
+    assert [entry.name for entry in file.parent.iterdir()] == ["model.onnx"]
+
+
+def test_predict_names_labels_images(
+    trained: soseleto.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, _ = images(3, seed=4)
+    (tmp_path / "new").mkdir()
+    for at, image in enumerate(x):
+        Image.fromarray(image[0].numpy()).save(tmp_path / "new" / f"{at}.png")
+    with pytest.raises(SystemExit) as left:
+        cli.main(["predict", str(out_of(trained)), str(tmp_path / "new"), str(tmp_path / "new" / "1.png")])
+    assert left.value.code == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [Path(row["path"]).name for row in rows] == ["0.png", "1.png", "2.png", "1.png"]
+    sure, best = trained.predict_proba(x).max(1)
+    assert [row["label"] for row in rows[:3]] == [CLASSES[i] for i in best]
+    assert [float(row["probability"]) for row in rows[:3]] == pytest.approx(sure.tolist(), abs=1e-4)
+    out = tmp_path / "answers.json"
+    with pytest.raises(SystemExit):
+        cli.main(["predict", str(out_of(trained)), str(tmp_path / "new"), "--format", "json", "--out", str(out)])
+    assert [row["label"] for row in json.loads(out.read_text())] == [row["label"] for row in rows[:3]]
+
+
+def test_every_kind_of_file_is_read_as_the_training_would(tmp_path: Path) -> None:
+    x, _ = images(2)
+    Image.fromarray(x[0, 0].numpy()).save(tmp_path / "a.png")
+    (tmp_path / "list.csv").write_text("path,note\na.png,1\na.png,2\n")
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    shape = (1, 28, 28)
+    assert torch.equal(read_inputs([tmp_path / "list.csv"], shape=shape).values, x[[0, 0]])
+    both = read_inputs([tmp_path / "x.npz", tmp_path / "a.png"], shape=shape)
+    assert torch.equal(both.values, x[[0, 1, 0]])
+    assert both.names[:2] == (f"{tmp_path}/x.npz:0", f"{tmp_path}/x.npz:1")
+    (tmp_path / "table.csv").write_text("b,a,label\n1,2,u\n3,4,u\n")
+    table = read_inputs([tmp_path / "table.csv"], shape=(2,), columns=["a", "b"])
+    assert table.values.tolist() == [[2, 1], [4, 3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("gone.png", None, "is not there"),
+        ("torn.png", b"\x89PNG\r\n", "cannot be read"),
+        ("notes.txt", b"hello", "is of no known kind"),
+        ("table.csv", b"a,c\n1,2\n", "has no column b"),
+        ("holes.csv", b"a,b\n1,\n", "missing or infinite values"),
+        ("words.csv", b"a,b\n1,two\n", "not numbers"),
+        ("torn.npz", b"PK", "is not a whole .npz file"),
+    ],
+)
+def test_inputs_that_are_off_are_one_sentence(tmp_path: Path, name: str, content: bytes | None, sentence: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    shape, columns = ((2,), ["a", "b"]) if name.endswith(".csv") else ((1, 28, 28), None)
+    with pytest.raises((DataError, UsageError), match=sentence):
+        read_inputs([tmp_path / name], shape=shape, columns=columns)
+
+
+def test_paths_of_a_table_cannot_lead_outside(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path\n../secret.png\n")
+    with pytest.raises(DataError, match="lead outside its folder"):
+        read_inputs([tmp_path / "list.csv"], shape=(1, 28, 28))
