@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench clean
+.PHONY: help demo test lint types docs bench clean
 
 help: ## print the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -29,6 +29,9 @@ lint: $(READY) ## ruff: style and mistakes
 
 types: $(READY) ## mypy, strict
 	$(BIN)/mypy
+
+docs: $(READY) ## the documentation as pages, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: $(READY) ## the benchmarks, against plain PyTorch and peers in the same run (minutes)
 	$(BIN)/python benchmarks/engines.py

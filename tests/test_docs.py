@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import shlex
+import shutil
 import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+from PIL import Image
+
+from soseleto import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-NEED_FILES = "docs/data.md"  # its examples read files that a user has
-PAGES = [
-    path
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    if str(path.relative_to(ROOT)) not in (NEED_FILES, "docs/contracts.md")
-]
-BLOCKS = [
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PYTHON = [
     pytest.param(block, id=f"{path.name}-{number}")
     for path in PAGES
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL), start=1)
 ]
+# Every line that a reader could type, once, in the order of the pages.
+TYPED = list(
+    dict.fromkeys(
+        line.partition("  #")[0].strip()
+        for path in PAGES
+        for block in re.findall(r"```sh\n(.*?)```", path.read_text("utf-8"), re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("soseleto ")
+    )
+)
+SERVES = "soseleto review"  # until it is stopped; tests/test_review.py has it
 
 
 def script(name: str) -> ModuleType:
@@ -34,14 +50,64 @@ def script(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_code_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def write_images(folder: Path, classes: Sequence[str], each: int, seed: int) -> None:
+    """Noise around a grey that tells the class."""
+    draw = np.random.RandomState(seed)
+    for place, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for at in range(each):
+            pixels = (40 + 80 * place + draw.randint(0, 60, (16, 16))).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{at:03d}.png")
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the files that the pages speak of."""
+    root = tmp_path_factory.mktemp("desk")
+    for seed, (name, each) in enumerate({"scraped": 30, "checked": 18, "test": 3, "new": 2}.items()):
+        write_images(root / "photos" / name, ("cat", "dog"), each, seed)
+    write_images(root / "animals" / "many", ("cat", "dog", "owl"), 12, 10)
+    write_images(root / "animals" / "few", ("ant", "bee"), 5, 11)
+    shutil.copytree(root / "photos/scraped", root / "S")
+    shutil.copytree(root / "photos/checked", root / "T")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOSELETO_CACHE", str(root / "cache"))
+        patch.chdir(root)
+        yield root
+
+
+@pytest.mark.parametrize("block", PYTHON)
+def test_code_blocks_run(block: str, desk: Path) -> None:
+    if "data import load" in block and not os.environ.get("SOSELETO_DATA"):
+        pytest.skip("needs the public data sets")
+    for folder in re.findall(r'out="(runs/[^"]+)"', block):
+        shutil.rmtree(desk / folder, ignore_errors=True)
     exec(compile(block, "block", "exec"), {})
 
 
-def test_there_are_blocks_to_run() -> None:
-    assert len(BLOCKS) >= 2
+@pytest.mark.parametrize("line", TYPED)
+def test_typed_lines_run(line: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if line.startswith(SERVES) and "--export" not in line:
+        pytest.skip("serves a page until it is stopped")
+    with pytest.raises(SystemExit) as left:
+        cli.main(shlex.split(line)[1:])
+    assert left.value.code == 0, capsys.readouterr().err
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(PYTHON) >= 12
+    assert len(TYPED) >= 8
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "site" / "api.html").read_text("utf-8")
+    assert all(name in page for name in ("soseleto.training.fit", "SoseletoClassifier", "export_onnx"))
 
 
 def test_tables_come_from_the_results() -> None:

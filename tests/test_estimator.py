@@ -24,8 +24,14 @@ Arrays = tuple[np.ndarray, np.ndarray]
 EXPECTED_FAILURES: dict[str, str] = {}
 
 
+def linear(classes: int, shape: tuple[int, ...]) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(int(np.prod(shape)), classes))
+
+
 def quick(**settings: Any) -> SoseletoClassifier:
-    return SoseletoClassifier(**{"epochs": 5, "batch_size": 64, "lr": 0.1, "random_state": 0, "device": "cpu", **settings})
+    """Ten steps on the whole data: what scikit-learn checks does not depend on more."""
+    chosen = {"model": linear, "epochs": 10, "batch_size": 1000, "lr": 0.3, "random_state": 0, "device": "cpu"}
+    return SoseletoClassifier(**{**chosen, **settings})
 
 
 @parametrize_with_checks([quick()], expected_failed_checks=lambda estimator: EXPECTED_FAILURES)
@@ -45,7 +51,7 @@ def flipped() -> tuple[Arrays, Arrays, Arrays, np.ndarray]:
 
 def test_a_table_with_flipped_labels(flipped: tuple[Arrays, Arrays, Arrays, np.ndarray]) -> None:
     (X, y), target, test, wrong = flipped
-    made = SoseletoClassifier(random_state=0, device="cpu").fit(X, y, target=target)
+    made = SoseletoClassifier(epochs=10, batch_size=64, lr=0.1, random_state=0, device="cpu").fit(X, y, target=target)
     assert made.score(*test) > 0.9
     assert made.source_weights_[wrong].mean() < 0.5 < made.source_weights_[~wrong].mean()
     assert made.source_scores_[wrong].mean() < made.source_scores_[~wrong].mean()
@@ -55,8 +61,8 @@ def test_a_table_with_flipped_labels(flipped: tuple[Arrays, Arrays, Arrays, np.n
 
 def test_it_is_searched_cloned_and_pickled(flipped: tuple[Arrays, Arrays, Arrays, np.ndarray]) -> None:
     (X, y), target, test, _ = flipped
-    search = GridSearchCV(quick(), {"lr": [0.01, 0.1], "weight_step": [0.1]}, cv=2).fit(X, y, target=target)
-    assert search.best_params_["lr"] in (0.01, 0.1)
+    search = GridSearchCV(quick(), {"lr": [0.01, 0.3]}, cv=2).fit(X, y, target=target)
+    assert search.best_params_["lr"] == 0.3  # 0.01 has not learned much in ten steps
     best = search.best_estimator_
     assert clone(best).get_params() == best.get_params()
     back = pickle.loads(pickle.dumps(best))
@@ -95,7 +101,7 @@ def test_arrays_frames_and_tensors_give_the_same(flipped: tuple[Arrays, Arrays, 
 def test_images_a_module_a_function_and_transfer() -> None:
     draw = np.random.RandomState(0)
     images, labels = draw.randint(0, 256, (24, 1, 16, 16), dtype=np.uint8), np.arange(24) % 3
-    named = quick(model="lenet").fit(images, labels, target=(images[:6], labels[:6]))
+    named = quick(model="lenet", epochs=1).fit(images, labels, target=(images[:6], labels[:6]))
     assert named.predict_proba(images).shape == (24, 3)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 3))
     before = module[1].weight.clone()

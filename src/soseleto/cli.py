@@ -88,7 +88,7 @@ def fit(
     target_batch_size: Annotated[int | None, typer.Option(help="Target examples a step. [default: 32]")] = None,
     lr: Annotated[float, typer.Option(help="Learning rate, falling to 0.")] = 0.03,
     weight_decay: Annotated[float, typer.Option(help="Of the model, never of the source weights.")] = 0.0,
-    weight_step: Annotated[float, typer.Option(help="How far a weight moves at a visit.")] = 0.1,
+    weight_step: Annotated[float, typer.Option(help="How far a weight moves at a visit.")] = 0.2,
     augment: Annotated[
         str | None,
         typer.Option(metavar="none|crop|crop+flip", help="Random changes of images. [default: crop, for images]"),

@@ -68,7 +68,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         target_batch_size: int | None = None,
         lr: float = 0.03,
         weight_decay: float = 0.0,
-        weight_step: float = 0.1,
+        weight_step: float = 0.2,
         standardize: bool = True,
         device: str = "auto",
         random_state: Any = None,
