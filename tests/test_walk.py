@@ -60,7 +60,7 @@ def test_the_walk(
     monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "run"
     sets = ["--source", root / "scraped", "--target", root / "checked", "--test", root / "test"]
-    said = run(capsys, "fit", *sets, "--out", out, "--epochs", 12)
+    said = run(capsys, "fit", *sets, "--out", out)  # every choice left to the library
     assert "3,000 source and 100 target examples" in said
     assert said.endswith(f"report: {out / 'report.html'}\n")
 

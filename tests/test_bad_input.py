@@ -1,0 +1,155 @@
+"""Every kind of bad data, through the command line: sentences, never a traceback, and nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from soseleto import cli
+
+Spoil = Callable[[Path], None]
+
+
+def picture(path: Path, seed: int, size: tuple[int, int] = (16, 16)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.RandomState(seed).randint(0, 256, size[::-1], dtype=np.uint8)).save(path)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Good folders and good tables; each test spoils one thing."""
+    monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / "cache"))
+    for side, first in (("source", 0), ("target", 100)):
+        for at in range(8):
+            picture(tmp_path / side / ("cat", "dog")[at % 2] / f"{at}.png", first + at)
+        draw = np.random.RandomState(first)
+        rows = [f"{','.join(f'{v:.4f}' for v in draw.rand(4))},{('cat', 'dog')[at % 2]}" for at in range(8)]
+        (tmp_path / f"{side}.csv").write_text("\n".join(["a,b,c,d,label", *rows]) + "\n")
+    return tmp_path
+
+
+def add(line: str, side: str = "source") -> Spoil:
+    def spoil(desk: Path) -> None:
+        with (desk / f"{side}.csv").open("a") as file:
+            file.write(line + "\n")
+
+    return spoil
+
+
+def put(name: str, content: bytes) -> Spoil:
+    def spoil(desk: Path) -> None:
+        (desk / name).parent.mkdir(parents=True, exist_ok=True)
+        (desk / name).write_bytes(content)
+
+    return spoil
+
+
+def rows_of_paths(*paths: str) -> Spoil:
+    return put("source.csv", "\n".join(["path,label", *(f"{path},cat" for path in paths)]).encode())
+
+
+def copied(desk: Path) -> None:
+    (desk / "source/cat/copy.png").write_bytes((desk / "target/cat/0.png").read_bytes())
+
+
+def linked_outside(desk: Path) -> None:
+    picture(desk.parent / f"{desk.name}-secret.png", 5)
+    (desk / "source/cat/link.png").symlink_to(desk.parent / f"{desk.name}-secret.png")
+
+
+FOLDERS = {
+    "unreadable": (put("source/cat/torn.png", b"\x89PNG\r\n\x1a\n"), "torn.png"),
+    "not an image": (put("source/cat/text.png", b"hello"), "text.png"),
+    "absurd size": (lambda desk: picture(desk / "source/cat/thin.png", 1, (2, 400)), "absurd size"),
+    "empty class": (lambda desk: (desk / "source/owl").mkdir(), "the classes owl have no images"),
+    "class not in source": (
+        lambda desk: picture(desk / "target/owl/0.png", 7),
+        "the classes owl are not in the source",
+    ),
+    "duplicate": (copied, "also stand in the source"),
+    "outside": (linked_outside, "lead outside"),
+}
+TABLES = {
+    "nan": (add("1,,3,4,cat"), "NaN or infinite"),
+    "infinite": (add("1,inf,3,4,cat"), "NaN or infinite"),
+    "no label": (add("1,2,3,4,"), "have no label"),
+    "not numbers": (add("1,two,3,4,cat"), "not numbers"),
+    "torn row": (add("1,2"), "cannot be read"),
+    "no rows": (put("source.csv", b"a,b,label\n"), "has no rows"),
+    "no label column": (put("source.csv", b"a,b\n1,2\n"), "has no label column"),
+    "two columns of one name": (put("source.csv", b"a,a,label\n1,2,cat\n"), "two columns of one name"),
+    "not text": (put("source.csv", b"a,label\n\xff\xfe\x00,cat\n"), "holds binary, not numbers"),
+    "other columns": (put("target.csv", b"a,b,label\n1,2,cat\n"), "column"),
+    "missing file": (rows_of_paths("gone.png"), "none of the source images looked at can be read"),
+    "path outside": (rows_of_paths("source/cat/0.png", "../x.png"), "lead outside"),
+    "no path": (rows_of_paths("source/cat/0.png", ""), "have no path"),
+}
+FILES = {
+    "nothing there": ("nowhere", "is not there"),
+    "no known kind": ("notes.txt", "is of no known kind"),
+    "no classes": ("flat", "has no subfolders"),
+    "no images": ("hollow", "no images below"),
+    "torn parquet": ("torn.parquet", "cannot be read"),
+    "torn npz": ("torn.npz", "is not a whole .npz file"),
+    "pickled npz": ("pickled.npz", "save numbers or fixed-length text, not objects"),
+}
+
+
+def refused(desk: Path, source: str, target: str, capsys: pytest.CaptureFixture[str]) -> str:
+    words = ["fit", "--source", desk / source, "--target", desk / target, "--out", desk / "run", "--epochs", 1]
+    with pytest.raises(SystemExit) as left:
+        cli.main([str(word) for word in [*words, "--folds", 0]])
+    _, err = capsys.readouterr()
+    assert left.value.code in (1, 2)
+    first, *problems = err.splitlines()
+    assert first.startswith("soseleto: ")
+    assert first.endswith(".")
+    assert all(line.startswith("  - ") and line.endswith(".") for line in problems)
+    assert not (desk / "run").exists()
+    return err
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_bad_folders(kind: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil, sentence = FOLDERS[kind]
+    spoil(desk)
+    assert sentence in refused(desk, "source", "target", capsys)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_bad_tables(kind: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil, sentence = TABLES[kind]
+    spoil(desk)
+    images = kind in ("missing file", "path outside", "no path")
+    assert sentence in refused(desk, "source.csv", "target" if images else "target.csv", capsys)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_bad_files(kind: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, sentence = FILES[kind]
+    (desk / "notes.txt").write_text("hello")
+    (desk / "flat").mkdir()
+    (desk / "hollow/cat").mkdir(parents=True)
+    (desk / "torn.parquet").write_bytes(b"PAR1")
+    (desk / "torn.npz").write_bytes(b"PK")
+    np.savez(desk / "pickled.npz", x=np.array([{}, {}], dtype=object), y=np.zeros(2))
+    assert sentence in refused(desk, name, "target", capsys)
+
+
+def test_good_ones_are_not_refused(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for suffix in ("", ".csv"):
+        words = [
+            "--source",
+            f"{desk}/source{suffix}",
+            "--target",
+            f"{desk}/target{suffix}",
+            "--out",
+            f"{desk}/run{suffix}",
+        ]
+        with pytest.raises(SystemExit) as left:
+            cli.main(["fit", *words, "--epochs", "1", "--folds", "0", "--model", "mlp", "--device", "cpu"])
+        assert left.value.code == 0, capsys.readouterr().err
