@@ -181,4 +181,4 @@ def test_regression_is_for_python(tmp_path: Path) -> None:
     (tmp_path / "numbers.csv").write_text("a,label\n1,0.5\n2,0.7\n3,0.9\n4,0.8\n")
     pair = soseleto.data.read_pair(tmp_path / "numbers.csv", tmp_path / "numbers.csv", mode="transfer", skip_bad=True)
     with pytest.raises(UsageError, match="real numbers"):
-        fitting.Job.of(None, pair)  # type: ignore[arg-type]
+        fitting.Job.of(None, pair, None)  # type: ignore[arg-type]

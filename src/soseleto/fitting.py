@@ -10,6 +10,7 @@ import hashlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ class Job:
             checkpoint_every=words.checkpoint_every,
             micro_batch_size=words.micro_batch_size,
             non_finite=words.non_finite,  # type: ignore[arg-type]  # fit refuses any other word
-            notes=self._notes(),
+            notes=self._notes,
             progress=progress,
             reducer=self.reducer,
         )
@@ -218,7 +219,7 @@ class Job:
         folder = RunFolder(self._place(part))
         if not folder.is_run() or not folder.has_ended():
             return False
-        config, same = folder.config(), {**self._notes(), **self._basics(part)}
+        config, same = folder.config(), {**self._notes, **self._basics(part)}
         changed = [name for name, value in same.items() if config.get(name) != value]
         if changed:
             raise UsageError(
@@ -234,6 +235,7 @@ class Job:
             "seed": words.seed,
         }
 
+    @cached_property
     def _notes(self) -> dict[str, Any]:
         """What ``config.json`` keeps beside the training's own settings."""
         sets = [self.pair.source, self.pair.target, *([] if self.pair.test is None else [self.pair.test])]
