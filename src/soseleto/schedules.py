@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -21,7 +22,11 @@ def sgd(lr: float, weight_decay: float = 0.0, momentum: float = 0.9) -> MakeOpti
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
         parameters = list(parameters)
         on_gpu = all(p.is_cuda and p.is_floating_point() for p in parameters)
-        return SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=on_gpu or None)
+        made = SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=on_gpu or None)
+        if on_gpu and momentum:  # fused steps want every momentum or none; in methods with phases a head may come late
+            for p in parameters:
+                made.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return made
 
     return make
 
