@@ -68,35 +68,36 @@ def require_close(one: dict[str, Any], other: dict[str, Any], tolerance: float =
         torch.testing.assert_close(value.double(), other[name].double(), rtol=tolerance, atol=tolerance, msg=name)
 
 
-EPOCHS = int(os.environ.get("SOSELETO_RANK_EPOCHS", "5"))  # 25, which are 200 steps, for every engine
+LONG = os.environ.get("SOSELETO_LONG_RANKS") == "1"  # 200 steps for every engine, mode and number of ranks
+TWO_HUNDRED_STEPS = {2: "transfer, layerwise", 4: "noisy, layerwise"}  # and without it
 CASES: dict[str, dict[str, Any]] = {
     "noisy, layerwise": {"engine": "layerwise"},
-    "noisy, forward": {"engine": "forward", "epochs": EPOCHS},
-    "noisy, double backward": {"engine": "double_backward", "epochs": EPOCHS},
-    "noisy, loop": {"engine": "loop", "epochs": EPOCHS},
+    "noisy, forward": {"engine": "forward"},
+    "noisy, double backward": {"engine": "double_backward"},
+    "noisy, loop": {"engine": "loop"},
     "transfer, layerwise": {"mode": "transfer", "engine": "layerwise"},
-    "transfer, forward": {"mode": "transfer", "engine": "forward", "epochs": EPOCHS},
-    "transfer, double backward": {"mode": "transfer", "engine": "double_backward", "epochs": EPOCHS},
-    "transfer, loop": {"mode": "transfer", "engine": "loop", "epochs": EPOCHS},
+    "transfer, forward": {"mode": "transfer", "engine": "forward"},
+    "transfer, double backward": {"mode": "transfer", "engine": "double_backward"},
+    "transfer, loop": {"mode": "transfer", "engine": "loop"},
     "weights first, paper's loss": {
         "method": soseleto.Soseleto(weights_first=True, normalize_weights=False, target_share=0.3, max_norm=1.0),
-        "epochs": 3,
     },
-    "frozen": {"method": soseleto.Soseleto(weight_step=None), "mode": "transfer", "epochs": 3},
-    "ordinary": {"method": Ordinary(), "epochs": 3},
-    "mixed": {"method": Mixed(), "epochs": 3},
-    "target only": {"method": TargetOnly(), "epochs": 3},
+    "frozen": {"method": soseleto.Soseleto(weight_step=None), "mode": "transfer"},
+    "ordinary": {"method": Ordinary()},
+    "mixed": {"method": Mixed()},
+    "target only": {"method": TargetOnly()},
 }
 
 
-def train_all(reducer: Reducer | None, cases: list[str]) -> dict[str, Any]:
-    return {name: train(reducer, **CASES[name]) for name in cases}
+def train_all(reducer: Reducer | None, ranks: int) -> dict[str, Any]:
+    long = CASES if LONG else (TWO_HUNDRED_STEPS[ranks],)
+    return {name: train(reducer, **case, epochs=25 if name in long else 2) for name, case in CASES.items()}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_train_what_one_process_does(ranks: int) -> None:
-    alone = train_all(None, list(CASES))
-    for answer in together(ranks, train_all, list(CASES)):
+    alone = train_all(None, ranks)
+    for answer in together(ranks, train_all, ranks):
         assert isinstance(answer, dict), answer
         for name in CASES:
             require_close(alone[name], answer[name])
@@ -169,7 +170,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
 def with_accident(reducer: Reducer, accident: str) -> Any:
     accidents: dict[str, Callable[[], None]] = {
         "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-        "hangs": lambda: time.sleep(12),
+        "hangs": lambda: time.sleep(7),
         "fails": lambda: (_ for _ in ()).throw(ValueError("no more")),
     }
     begin = time.monotonic()
@@ -181,7 +182,7 @@ def with_accident(reducer: Reducer, accident: str) -> Any:
 
 @pytest.mark.parametrize("accident", ["killed", "hangs", "fails"])
 def test_no_rank_waits_for_one_that_is_lost(accident: str) -> None:
-    answers = together(3, with_accident, accident, answer=4.0)
+    answers = together(3, with_accident, accident, answer=3.0)
     for rank in (0, 2):
         seconds, sentence = answers[rank]
         assert seconds < 60

@@ -70,6 +70,7 @@ class Keeper:
     def after(self, step: int) -> None:
         """Called after every step: save where it is time, and stop where somebody asked."""
         if not self._possible or step == self._task.steps:  # the end of a run is better than a checkpoint of it
+            self._reducer.largest(0)  # a rank that is lost is noticed here, whatever the device waits for
             return
         late = self._every is not None and time.monotonic() - self._saved_at >= self._every
         wish = self._reducer.largest(int(late) if self._asked is None else 1 + self._asked)
