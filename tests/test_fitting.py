@@ -7,8 +7,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pandas
 import pytest
 import torch
+from sklearn.datasets import load_breast_cancer
 
 import soseleto
 from soseleto import cli, fitting
@@ -134,6 +137,32 @@ def test_folds_and_baselines_can_be_left_out(type_: Type, data: list[object], tm
     assert [row["method"] for row in (other.comparison() or {})["rows"]] == ["soseleto"]
     assert json.loads((other.path / "calibration.json").read_text())["examples"] == 60  # the folds' held-out target
     assert (other.suspects() or {})["precision"]["value"] == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_scikit_learn_table_with_flipped_labels_through_a_csv(type_: Type, tmp_path: Path) -> None:
+    frame = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=3)
+    source, target, test = frame[:369].copy(), frame[369:429], frame[429:]
+    source["truth"] = source["target"]
+    wrong = np.random.RandomState(4).rand(len(source)) < 0.3
+    source["target"] = np.where(wrong, 1 - source["target"], source["target"])
+    for name, part in {"source": source, "target": target, "test": test}.items():
+        part.to_csv(tmp_path / f"{name}.csv", index=False)
+    sets = [word for name in ("source", "target", "test") for word in (f"--{name}", tmp_path / f"{name}.csv")]
+    out = tmp_path / "run"
+    code, _, err = type_("fit", *sets, "--truth-column", "truth", "--out", out, "--epochs", 15, "--device", "cpu")
+    assert code == 0, err
+    rows = {row["method"]: row["accuracy"] for row in (RunFolder.open(out).comparison() or {})["rows"]}
+    assert rows["soseleto"] > max(90, rows["ordinary"])
+    ranking = RunFolder.open(out).ranking()
+    assert int(ranking["wrong"].sum()) == int(wrong.sum())
+    found = ranking["is_label_issue"]
+    assert ranking["wrong"][found].mean() > 0.9
+    assert found[ranking["wrong"]].mean() > 0.6
+    clean = tmp_path / "clean.csv"
+    assert type_("rank", out, "--export-clean", clean, "--relabel")[0] == 0
+    corrected = pandas.read_csv(clean)
+    assert list(corrected.columns) == list(source.columns)  # the table as it was, with other labels
+    assert (corrected["target"] != corrected["truth"]).sum() < wrong.sum() / 2
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,8 @@ def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, 
         raise DataError(f"{what} has no rows: give the {name} at least one example.")
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{what} has two columns of one name: rename one of {some(table.column_names)}.")
+    if name != "source" and reading.truth_column not in table.column_names:
+        reading = replace(reading, truth_column=None)  # what is trusted needs no right labels beside its own
     found = columns_of(table, reading, what=what)
     label, path, identity, truth = found.label, found.path, found.identity, found.truth
     used = [c for c in (label, path, identity, truth) if c is not None]
