@@ -75,7 +75,7 @@ class Config:
     batch_size: int = 32
     target_batch_size: int = 10
     lr: float = 0.01
-    momentum: float = 0.9
+    momentum: float = 0.5
     weight_decay: float = 0.0
     schedule: str = "linear"
     aligned: str = "convolutions"
