@@ -479,7 +479,7 @@ def test_the_command_line_stops_and_goes_on(tmp_path: Path) -> None:
         ended = stop_when_training(words, tmp_path, number)
         assert ended.returncode == 128 + number
         assert re.fullmatch(
-            rf"soseleto: stopped by {number.name} after step \d+ of 760, which is saved: "
+            rf"soseleto: stopped by {number.name} after step \d+ of \d+, which is saved: "
             r"run the same again with run to go on\.",
             ended.stderr.splitlines()[-1],
         )
