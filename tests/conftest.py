@@ -1,4 +1,4 @@
-"""Shared by every test: two threads at most, and where the large data lies."""
+"""Shared by every test: two threads at most in all, and where the large data lies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from browser import Browser
 
 sys.path.insert(0, str(Path(__file__).parent))
-torch.set_num_threads(2)
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background ignores it
 
 
