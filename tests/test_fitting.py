@@ -15,7 +15,7 @@ from sklearn.datasets import load_breast_cancer
 
 import soseleto
 from soseleto import cli, fitting
-from soseleto.errors import UsageError
+from soseleto.errors import TrainingError, UsageError
 from soseleto.run import RunFolder
 
 Type = Callable[..., tuple[int, str, str]]
@@ -119,6 +119,24 @@ def test_an_unfinished_comparison_goes_on_with_the_same_words_only(
     assert code == 2
     assert "holds a run of another kind (epochs differ)" in err
     assert type_(*words, 1)[0] == 0
+
+
+def test_a_rival_that_diverges_is_left_out_and_said(
+    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_train = fitting.train
+
+    def diverges(*given: object, **more: object) -> object:
+        if str(more["out"]).endswith("fold-2/target_only"):
+            raise TrainingError("the loss is NaN.")
+        return true_train(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fitting, "train", diverges)
+    code, _, err = type_("fit", *data, "--out", tmp_path / "run", "--epochs", 1, "--folds", 2)
+    assert code == 0, err
+    assert "target only, fold 2 is left out of the comparison: the loss is NaN." in err
+    rows = (RunFolder.open(tmp_path / "run").comparison() or {})["rows"]
+    assert [row["method"] for row in rows] == ["soseleto", "ordinary"]
 
 
 def test_folds_and_baselines_can_be_left_out(type_: Type, data: list[object], tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_the_walk(
 
     rows = {row["method"]: row["accuracy"] for row in (RunFolder.open(out).comparison() or {})["rows"]}
     assert rows["soseleto"] > rows["ordinary"], rows
-    assert rows["soseleto"] > rows["target_only"], rows
+    assert rows["soseleto"] > rows.get("target_only", 0), rows  # which may diverge, and is then left out
     assert rows["soseleto"] > 94
 
     suspects = list(csv.DictReader(io.StringIO(run(capsys, "rank", out, "--suspects"))))

@@ -21,7 +21,7 @@ from soseleto.algorithm import Soseleto
 from soseleto.comparing import METHOD, Judged, Part
 from soseleto.data import Augment, Pair, read_pair
 from soseleto.distributed import Reducer, first_reads, ranks
-from soseleto.errors import UsageError
+from soseleto.errors import TrainingError, UsageError
 from soseleto.loading import load
 from soseleto.making import default_name, make_model
 from soseleto.probes import AUTO_MOST, AUTO_SHARE, Share
@@ -157,7 +157,12 @@ class Job:
         for at, part in enumerate(todo):
             if self.reducer.rank == 0:
                 progress.stage(part.title, later=sum(map(self._cost, todo[at + 1 :])) / self._cost(part))
-            self._train(part, progress)
+            try:
+                self._train(part, progress)
+            except TrainingError as error:
+                if part.method == METHOD:
+                    raise
+                progress("message", {"text": f"{part.title} is left out of the comparison: {error}"})
         self.reducer.first(self._close)
 
     def _close(self) -> None:
@@ -200,7 +205,8 @@ class Job:
 
     def _conclude(self, folder: RunFolder) -> None:
         """Judge every part, calibrate, and write both down."""
-        judged = [self._judge(part) for part in self.parts]
+        failed = {part.method for part in self.parts if not self._has_ended(part)}  # a rival whose loss went astray
+        judged = [self._judge(part) for part in self.parts if part.method not in failed]
         held_out = [one for one in judged if one.method == METHOD]
         if held_out:
             outputs, labels = comparing.pooled(held_out)
