@@ -121,7 +121,8 @@ def test_end_to_end(tmp_path: Path) -> None:
     rows = run("end_to_end", tmp_path / "end_to_end.json", "--epochs", "1")
     assert len(rows) == 4
     assert rows[-1]["ratio"] == 1.0
-    assert all(row["seconds"] > 0 and 0 <= row["accuracy"] <= 100 for row in rows)
+    assert all(row["seconds"] > 0 for row in rows)
+    assert all(row["accuracy"] is None for row in rows)  # of made-up images
 
 
 def test_end_to_end_refuses_to_check_a_part_of_the_run() -> None:

@@ -260,7 +260,8 @@ def test_small_experiment_has_the_right_order(data_root: Path) -> None:
         for line in ("ordinary", "soseleto", "oracle")
     }
     mean = {line: statistics.fmean(row["accuracy"] for row in found) for line, found in rows.items()}
-    assert mean["ordinary"] + 2.0 < mean["soseleto"] < mean["oracle"] - 2.0
+    # the target's images teach SOSELETO's network too, and the oracle's not: with so few they are worth a lot
+    assert mean["ordinary"] + 4.0 < mean["soseleto"] < mean["oracle"]
     for row in rows["soseleto"]:
         assert row["detection"]["weight"]["auroc"] > 0.65
         assert row["detection"]["score"]["auroc"] > 0.65

@@ -82,7 +82,7 @@ def test_the_run_folder_keeps_the_contract(found: tuple[Result, Path]) -> None:
         assert isinstance(last[key], int | float), key
     assert len(last["histogram"]) == 20
     assert {name: group["count"] for name, group in last["groups"].items()} == {"right": 400, "wrong": 100}
-    columns = {"id", "label", "weight", "score", "visits", "true_label", "wrong", "x0", "x1"}
+    columns = {"id", "label", "predicted_label", "weight", "score", "visits", "true_label", "wrong", "x0", "x1"}
     assert set(run.ranking()) == columns
     assert run.model_state().keys() == found[0].model.state_dict().keys()
 

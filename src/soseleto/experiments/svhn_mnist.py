@@ -142,7 +142,7 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         ),
     }
 )
-SMALL: Mapping[str, Any] = MappingProxyType({"n_source": 1000, "n_test": 1000, "epochs": 4})
+SMALL: Mapping[str, Any] = MappingProxyType({"n_source": 1000, "n_test": 1000, "epochs": 4, "momentum": 0.9})
 
 
 def configuration(
