@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ import pytest
 import accessibility
 from browser import Browser, needs_browser
 from fabricated import fabricate, fabricate_images, judge
+from reviewing import open_review, press, serving
 from soseleto import manifest
 from soseleto.cli import main
 from soseleto.data import as_examples
@@ -189,20 +187,6 @@ def test_the_command_exports_and_says_what_it_did(
 
 
 # The server
-
-
-@contextlib.contextmanager
-def serving(run: RunFolder) -> Iterator[Server]:
-    review = Review(run.path)
-    with Server(review) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-            review.decisions.close()
 
 
 def ask(
@@ -387,18 +371,6 @@ def test_a_port_that_is_taken_is_one_sentence(run: RunFolder) -> None:
 
 
 # In a real browser
-
-
-def open_review(browser: Browser, server: Server) -> None:
-    browser.open(server.link)
-    browser.wait("!document.getElementById('example').hidden")
-
-
-def press(browser: Browser, key: str) -> None:
-    """A key, and the next example or the end."""
-    before = browser.text("#counts")
-    browser.press(key)
-    browser.wait(f"document.getElementById('counts').innerText !== {json.dumps(before)}")
 
 
 @needs_browser

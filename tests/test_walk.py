@@ -13,6 +13,8 @@ import torch
 from PIL import Image
 
 import soseleto
+from browser import Browser, needs_browser
+from reviewing import open_review, press, serving
 from soseleto import cli
 from soseleto.data import Examples, load
 from soseleto.run import RunFolder
@@ -53,8 +55,13 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return out
 
 
+@needs_browser
 def test_the_walk(
-    photos: tuple[Path, set[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    photos: tuple[Path, set[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    browser: Browser,
 ) -> None:
     root, wrong = photos
     monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / "cache"))
@@ -92,3 +99,19 @@ def test_the_walk(
     answers = json.loads(run(capsys, "predict", out, root / "test", "--format", "json"))
     right = np.mean([Path(row["path"]).parent.name == row["label"] for row in answers])
     assert 100 * right == pytest.approx(rows["soseleto"], abs=0.01)
+
+    with serving(RunFolder.open(out)) as server:  # what `soseleto review RUN` opens
+        open_review(browser, server)
+        assert browser.text("#which") == f"Suspect 1 of {len(found)}"
+        first, second = (server.review.queue.id_of(row) for row in server.review.queue.rows[:2])
+        suggested = browser.text("#suggested")
+        press(browser, "s")
+        press(browser, "d")
+        assert browser.complaints() == []
+    corrected = root / "corrected.csv"
+    assert "1 relabelled" in run(capsys, "review", out, "--export", corrected)
+    again = soseleto.data.read_pair(corrected, root / "checked", mode="noisy").source
+    labels = dict(zip(again.ids or (), again.labels.tolist(), strict=True))
+    assert len(labels) == SOURCE - 1
+    assert second not in labels
+    assert (again.classes or ())[labels[first]] == suggested
