@@ -65,7 +65,8 @@ class SourcePass:
 
 
 # From the raw gradient of the target loss to the direction source examples are compared with (it may average
-# over steps). It may be called for some of the parameters at a time, each exactly once a step.
+# over steps). It may be called for some of the parameters at a time, each exactly once a step. It changes no tensor
+# that it is given: one that it hands back is known to be the target gradient itself.
 ToDirection = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 # The coefficients c_j of the source gradient: known beforehand, or a function of the alignment.
 Coefficients = Tensor | Callable[[Tensor], Tensor]

@@ -181,7 +181,7 @@ class _Sweep:
             self._small.add(call)
         direction = self.direction if self.direction is not None else self._direction(calls)
         for call in calls:
-            self._parts.add(call.alignment(direction, self._source))
+            self._parts.add(self._alignment(call, direction, alone=len(calls) == 1))
             if isinstance(self.coefficients, Tensor):
                 _add(self.source_gradient, call.gradient(self._coefficients(self.coefficients, call), self._source))
             elif call.large is not None and call.delta is not None:
@@ -194,6 +194,13 @@ class _Sweep:
             _add(found, call.gradient(None, self._target))
         self.target_gradient.update(found)
         return self.to_direction(found) if found else {}
+
+    def _alignment(self, call: Call, direction: Direction, *, alone: bool) -> Tensor | None:
+        """A direction that is this one call's own target gradient, unchanged, need not be multiplied with."""
+        name, found = call.large, None
+        if alone and name is not None and name in direction and direction[name] is self.target_gradient.get(name):
+            found = call.alignment_with(self._target, self._source)
+        return call.alignment(direction, self._source) if found is None else found
 
     def _close(self) -> None:
         """The small parameters' part, and what waited for the alignment."""

@@ -31,8 +31,9 @@ class Rule:
     """How one function acts.
 
     ``arguments`` are its argument names in order. ``large`` is the parameter treated by ``tangent`` (a and G to
-    f(a; G)) and ``gradient`` (a, δ and coefficients to the parameter's gradient); ``per_example`` gives the gradients
-    of the small ones, one row per example, in float32 or better. ``spread`` calls the function with one copy of the
+    f(a; G)) and ``gradient`` (a, δ and coefficients to the parameter's gradient); ``adjoint`` (δ and G to f(·; G)ᵀδ, of
+    a's shape) stands in for ``tangent`` where a is smaller than δ. ``per_example`` gives the gradients of the small
+    ones, one row per example, in float32 or better. ``spread`` calls the function with one copy of the
     small ones per example, so that its ordinary backward gives those gradients. ``lowered``: autocast runs it in the
     lower precision. ``refuse`` says in words why a call with these arguments cannot be treated example by example, or
     None.
@@ -43,6 +44,7 @@ class Rule:
     small: tuple[str, ...] = ()
     refuse: Callable[[Arguments], str | None] = lambda _: None
     tangent: Callable[[Arguments, Tensor, Tensor], Tensor] | None = None
+    adjoint: Callable[[Tensor, Tensor], Tensor] | None = None
     gradient: Callable[[Arguments, Tensor, Tensor, Tensor | None], Tensor] | None = None
     per_example: Callable[[Arguments, Tensor, Tensor], dict[str, Tensor]] | None = None
     spread: Callable[[Arguments, Tensor, dict[str, Tensor]], Tensor] | None = None
@@ -90,6 +92,7 @@ LINEAR = Rule(
     large="weight",
     small=("bias",),
     tangent=lambda arguments, a, direction: F.linear(a, direction),
+    adjoint=lambda delta, direction: delta @ direction,
     gradient=_linear_gradient,
     per_example=_linear_bias,
     lowered=True,

@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from soseleto.engines.attention import refuse_attention, self_attention
 from soseleto.engines.contract import reductions_dtype
-from soseleto.engines.rules import ADD, MULTIPLY, RULES, Arguments, Rule
+from soseleto.engines.gram import gram_alignment, gram_pays
+from soseleto.engines.rules import ADD, LINEAR, MULTIPLY, RULES, Arguments, Rule
 from soseleto.errors import EngineError
 
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
@@ -79,7 +80,19 @@ class Call:
             return None
         assert self.rule.tangent is not None
         delta, a = self._data(rows)
-        return row_dot(delta, self.rule.tangent(self.arguments, a, direction[self.large].to(self.dtype)))
+        along = direction[self.large].to(self.dtype)
+        if self.rule.adjoint is not None and a.numel() < delta.numel():  # ⟨δ, f(a; G)⟩ = ⟨f(·; G)ᵀδ, a⟩: as much work,
+            return row_dot(a, self.rule.adjoint(delta, along))  # and less in between (a vocabulary's δ is large)
+        return row_dot(delta, self.rule.tangent(self.arguments, a, along))
+
+    def alignment_with(self, target: slice, rows: slice) -> Tensor | None:
+        """``alignment`` of the chosen rows with the target rows' own gradient; None where G itself is less work."""
+        if self.rule is not LINEAR:
+            return None
+        (delta, a), (target_delta, target_a) = self._data(rows), self._data(target)
+        if not gram_pays(a, delta, len(target_a)):
+            return None
+        return gram_alignment(delta, a, target_delta, target_a)
 
     def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
         """Σ_j c_j ∂ℓ_j/∂P over the chosen rows for the large parameter, by its name; c = 1 where none are given."""
