@@ -20,6 +20,11 @@ torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background ignores it
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no core waits for it at the end."""
+    items.sort(key=lambda item: "test_walk" not in item.nodeid)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     root = os.environ.get("SOSELETO_DATA")

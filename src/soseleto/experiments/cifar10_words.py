@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from soseleto.errors import SoseletoError, UsageError
+from soseleto.errors import UsageError
+from soseleto.experiments import words as common
 from soseleto.experiments.cifar10_noise import LINES, NOISE, SCHEDULES, Config, configuration, run_all
 from soseleto.experiments.results import Row, load, put_between, table
 from soseleto.experiments.words import setting
@@ -42,24 +42,11 @@ NUMBERS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    words = argparse.ArgumentParser(prog="python -m soseleto.experiments.cifar10_noise", description=__doc__)
-    words.add_argument("--methods", nargs="+", default=list(LINES), help=f"of {', '.join(LINES)}; all by default")
+    words = common.parser("cifar10_noise", __doc__, lines=LINES, seeds=5, numbers=NUMBERS)
     words.add_argument("--noise", nargs="+", default=[str(n) for n in NOISE])
-    words.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    words.add_argument("--out", type=Path, required=True, help="results file; runs that are in it are not repeated")
-    words.add_argument("--data-root", type=Path)
-    words.add_argument("--device", default="auto")
-    words.add_argument("--processes", type=int, default=1)
-    words.add_argument("--small", action="store_true", help="sized for a CPU")
-    for name, kind in NUMBERS.items():
-        words.add_argument(f"--{name.replace('_', '-')}", type=kind)
     words.add_argument("--probes", type=_noise, help="share of the clean images planted as probes, or auto")
     words.add_argument("--flip", action="store_true", default=None)
     words.add_argument("--no-record", dest="record", action="store_false", default=None)
-    words.add_argument(
-        "--select", action="store_true", default=None, help="measure on held-out images, not on the test"
-    )
-    words.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method")
     return words
 
 
@@ -82,14 +69,7 @@ def configs(given: argparse.Namespace) -> list[Config]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, printing one line a finished run; exit code 2 for words that are off, 1 for runs that fail."""
-    given = parser().parse_args(argv)
-    try:
-        run_all(configs(given), given.out, root=given.data_root, device=given.device, processes=given.processes,
-                report=lambda line: print(line, flush=True))  # fmt: skip
-    except SoseletoError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, UsageError) else 1) from error
+    common.run_words(parser(), configs, run_all, argv)
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:

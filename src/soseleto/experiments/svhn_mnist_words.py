@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from soseleto.errors import SoseletoError, UsageError
+from soseleto.errors import UsageError
+from soseleto.experiments import words as common
 from soseleto.experiments.results import Row, Spread, load, put_between, table
 from soseleto.experiments.svhn_mnist import LINES, SELECTION_LINES, Config, configuration, everything, run_all
 from soseleto.experiments.svhn_mnist_data import SOURCES
@@ -34,23 +34,12 @@ NUMBERS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    words = argparse.ArgumentParser(prog="python -m soseleto.experiments.svhn_mnist", description=__doc__)
-    words.add_argument("--methods", nargs="+", default=list(LINES), help=f"of {', '.join(LINES)}; all by default")
+    words = common.parser("svhn_mnist", __doc__, lines=LINES, seeds=20, numbers=NUMBERS)
     words.add_argument("--n-target", nargs="+", type=int, default=[20, 25])
     words.add_argument("--source", nargs="+", default=["0-4"], help=f"of {', '.join(SOURCES)}")
     words.add_argument("--plain", action="store_true", help="no augmentation, standardised by the source's statistics")
-    words.add_argument("--seeds", nargs="+", type=int, default=list(range(20)))
     words.add_argument("--everything", action="store_true", help="every cell of the tables, for these seeds")
-    words.add_argument("--out", type=Path, required=True, help="results file; runs that are in it are not repeated")
-    words.add_argument("--data-root", type=Path)
-    words.add_argument("--device", default="auto")
-    words.add_argument("--processes", type=int, default=1)
-    words.add_argument("--small", action="store_true", help="sized for a CPU")
-    for name, kind in NUMBERS.items():
-        words.add_argument(f"--{name.replace('_', '-')}", type=kind)
-    words.add_argument("--select", action="store_true", default=None, help="measure on held-out digits, not the test")
     words.add_argument("--rounds", nargs="+", default=[], metavar="NAME=VALUE", help="settings of Unlabelled")
-    words.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method")
     return words
 
 
@@ -77,14 +66,7 @@ def configs(given: argparse.Namespace) -> list[Config]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, printing one line a finished run; exit code 2 for words that are off, 1 for runs that fail."""
-    given = parser().parse_args(argv)
-    try:
-        run_all(configs(given), given.out, root=given.data_root, device=given.device, processes=given.processes,
-                report=lambda line: print(line, flush=True))  # fmt: skip
-    except SoseletoError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, UsageError) else 1) from error
+    common.run_words(parser(), configs, run_all, argv)
 
 
 PAPER = (
