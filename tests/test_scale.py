@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from ranks import together
 from soseleto import loggers
 from soseleto.errors import EngineError, OutOfMemory, TrainingError, UsageError
 from soseleto.methods import METHODS
@@ -231,23 +230,6 @@ def test_a_compiled_model_is_refused(engine: str) -> None:
     model = torch.compile(nn.Linear(4, 3).double(), backend="eager")
     with pytest.raises(EngineError, match="the model is compiled, and a compiled backward"):
         soseleto.fit(model, points(16, 0), points(8, 1), epochs=1, batch_size=8, device="cpu", engine=engine)
-
-
-def sharded(reducer: Any) -> str:
-    from torch.distributed.fsdp import fully_shard
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
-    try:
-        train(reducer, model=model, epochs=1)
-    except EngineError as error:
-        return str(error)
-    return "nothing was said"
-
-
-def test_a_sharded_model_is_refused() -> None:
-    for answer in together(2, sharded):
-        assert answer.startswith("the parameter '0.weight' is sharded (fully_shard), and no engine works on shards")
 
 
 def test_a_source_example_costs_twelve_bytes() -> None:

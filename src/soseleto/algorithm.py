@@ -28,6 +28,7 @@ from soseleto.batch import Batch
 from soseleto.domain import DomainLoss
 from soseleto.engines import Engine, Passes, make_engine, trainable
 from soseleto.engines.autograd import gradient
+from soseleto.engines.shards import whole
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads
@@ -353,7 +354,7 @@ def _monitor(
     """
     task, now = state.task, trainable(state.task.model)
     first_order = sum(
-        ((g * (now[name].detach() - before[name])).sum() for name, g in passes.target_gradient.items()),
+        (whole((g * (now[name].detach() - before[name])).sum()) for name, g in passes.target_gradient.items()),
         start=torch.zeros((), dtype=passes.target_losses.dtype, device=task.device),
     )
     with unchanged(task.model):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from soseleto.batch import Batch
+from soseleto.engines.shards import sharded_modules
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import OutOfMemory
 from soseleto.sharing import Sharing
@@ -25,6 +26,11 @@ def is_out_of_memory(error: Exception) -> bool:
 def too_large(task: Task, state: Any, source: Batch, target: Batch) -> OutOfMemory:
     """The sentence for a step that did not fit, with a size that was tried and does."""
     now = task.sharing.micro_batch_size or max(len(source), len(target))
+    if sharded_modules(task.model):  # which no rank can try alone
+        return OutOfMemory(
+            f"there is not enough memory on {task.device} for {now} examples at a time: add micro_batch_size="
+            f"{max(now // 2, 1)} or less, which gives the same result; run the same again to go on."
+        )
     size = size_that_fits(task, state, source, target, now // 2)
     fix = (
         "not even one example at a time fits, so take a smaller model, or checkpoint its activations"

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from soseleto import checkpoint
+from soseleto.engines.shards import rest, sharded_modules
 from soseleto.errors import CannotSave, DataError, Interrupted, UsageError
 from soseleto.records import Records
 from soseleto.run import as_json
+from soseleto.sharded import gathered, in_parts
 from soseleto.task import DeferredGuard, Task
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -177,10 +179,11 @@ class Keeper:
 
     def _gather(self) -> dict[str, Any]:
         state, model = self._state, self._task.model
+        rest(model)
         method = dict(checkpoint.state_of(state))
         if self._reducer.ranks > 1 and method.get("weights"):  # each rank has those of its own examples
             method["weights"] = {k: self._reducer.gather(v, self._n_source) for k, v in method["weights"].items()}
-        return {
+        kept = {
             "config": self._config,
             "model": dict(model.state_dict()),
             "buffers": _passing_buffers(model),
@@ -190,9 +193,12 @@ class Keeper:
             "random": _random_state(self._task.device),
             "records": self._records.state(),
         }
+        return gathered(kept) if sharded_modules(model) else kept
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
         state, model = self._state, self._task.model
+        if sharded_modules(model):
+            saved = in_parts(saved, model, state.optimizer)
         model.load_state_dict(saved["model"])
         for name, buffer in _passing_buffers(model).items():
             buffer.copy_(saved["buffers"][name])

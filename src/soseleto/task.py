@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from soseleto.batch import Batch
 from soseleto.distributed import Reducer, Single
 from soseleto.engines.contract import Losses
+from soseleto.engines.shards import rest
 from soseleto.errors import TrainingError
 from soseleto.sharing import Sharing
 from soseleto.weights import Weights
@@ -166,6 +167,7 @@ def take_step(task: Task, state: MethodState, gradients: dict[str, Tensor], *, m
 
 
 def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
+    rest(task.model)
     optimizer = task.make_optimizer([p for p in task.model.parameters() if p.requires_grad])
     schedule = None if task.make_schedule is None else task.make_schedule(optimizer, task.steps)
     return optimizer, schedule

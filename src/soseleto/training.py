@@ -20,6 +20,7 @@ from soseleto.capture import CapturedStep, EagerStep
 from soseleto.data import Augment, Examples, Preprocess, TargetCycle, feed, seed_for, source_batches
 from soseleto.distributed import Reducer, Single, my_rows, owned
 from soseleto.engines import Engine
+from soseleto.engines.shards import is_shard, rest
 from soseleto.errors import TrainingError, UsageError
 from soseleto.evidence import gather
 from soseleto.loggers import Logger
@@ -32,6 +33,7 @@ from soseleto.result import Result
 from soseleto.resume import Keeper, check_intervals, model_fingerprint
 from soseleto.run import RunFolder
 from soseleto.schedules import linear, sgd
+from soseleto.sharded import ShardedSharing, gathered, require_shardable, sharing_of
 from soseleto.sharing import Sharing, require_independent, require_sharing
 from soseleto.skipping import CountingGuard, Skipping
 from soseleto.task import MakeOptimizer, MakeSchedule, Method, NonFiniteLoss, Task, check_guard, make_guard
@@ -148,8 +150,10 @@ def fit(
     check_intervals(checkpoint_every, checkpoint_steps, out)
     if non_finite not in ("stop", "skip"):
         raise UsageError(f"non_finite must be 'stop' or 'skip', got {non_finite!r}.")
-    sharing = _sharing(reducer, micro_batch_size, chosen)
+    sharing = _sharing(model, reducer, micro_batch_size, chosen)
     team = sharing.reducer
+    if isinstance(sharing, ShardedSharing):
+        require_shardable(model, mode, non_finite, team.ranks)
     where = team.device or choose_device(device)
     data = Data.read(source, target, test, mode).plant(probes, labels_before, mode=mode, seed=seed)
     if data.probes is not None and not sharing.nothing:
@@ -166,7 +170,8 @@ def fit(
         inside = Precision(precision)
         losses = NoisyLosses(loss, inside) if mode == "noisy" else TransferLosses(loss, target_loss or loss, inside)
         check_fit(whole, losses, data, prepare)
-        team.alike([*whole.parameters(), *whole.buffers()])
+        rest(whole)
+        team.alike(t for t in [*whole.parameters(), *whole.buffers()] if not is_shard(t))
         folder = _folder(out, resume, team)
         guard = CountingGuard(where) if non_finite == "skip" else None
         loop = _Loop(
@@ -294,7 +299,9 @@ class _Loop:
                 start = 0
         self.task.model.train(was_training)
         result = self._with_evidence(replace(self._result(state, config), learned=self._gathered(state)), state)
-        self.team.first(lambda: self._close(result))
+        rest(self.task.model)
+        parameters = gathered(self.task.model.state_dict()) if self.keeps else {}
+        self.team.first(lambda: self._close(result, parameters))
         return result
 
     def _within_memory(
@@ -444,7 +451,7 @@ class _Loop:
         self.records.message(message)
         return TrainingError(message)
 
-    def _close(self, result: Result) -> None:
+    def _close(self, result: Result, parameters: Mapping[str, Tensor]) -> None:
         folder = self.records.folder
         if folder is not None:
             if result.learned is not None:
@@ -452,7 +459,7 @@ class _Loop:
                 pictures.save(folder, result.source)
             if result.evidence is not None:
                 folder.write_suspects(result.suspects().to_dict())
-            folder.write_model(self.task.model.state_dict(), {"prepare": repr(self.prepare.describe())})
+            folder.write_model(parameters, {"prepare": repr(self.prepare.describe())})
         last = self.records.history[-1]
         end = {name: value for name, value in last.items() if name.startswith("test_")}
         self.records.event("end", {"seconds": round(self.records.seconds, 3), **end})
@@ -460,10 +467,10 @@ class _Loop:
             folder.drop_checkpoints()
 
 
-def _sharing(reducer: Reducer | None, micro_batch_size: int | None, method: Method) -> Sharing:
+def _sharing(model: nn.Module, reducer: Reducer | None, micro_batch_size: int | None, method: Method) -> Sharing:
     if micro_batch_size is not None and micro_batch_size < 1:
         raise UsageError(f"micro_batch_size must be at least 1, got {micro_batch_size}.")
-    sharing = Sharing(reducer or Single(), micro_batch_size)
+    sharing = sharing_of(model, Sharing(reducer or Single(), micro_batch_size))
     if not sharing.nothing:
         require_sharing(method, method.name)
     return sharing

@@ -27,8 +27,10 @@ from soseleto.engines.contract import (
     no_reentrant_checkpoint,
     reductions_dtype,
     refuse_compiled,
+    refuse_sharded,
     trainable,
 )
+from soseleto.engines.shards import is_shard, sharded_modules
 from soseleto.errors import EngineError
 
 Linearize = Callable[[nn.Module, PerExampleLoss, Any, Direction], tuple[Tensor, Tensor]]
@@ -125,6 +127,7 @@ class AutogradEngine:
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
         refuse_compiled(model)
+        refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
         try:
             with torch.enable_grad():
                 return self.linearize(model, per_example_loss, batch, direction)
@@ -143,6 +146,7 @@ def gradient(
     losses: Tensor, parameters: dict[str, nn.Parameter], coefficients: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Σ_j c_j ∂ℓ_j/∂p by name; a parameter the losses do not use is left out."""
+    refuse_sharded(any(is_shard(p) for p in parameters.values()), "plain autograd")
     try:
         gradients = torch.autograd.grad(losses, list(parameters.values()), grad_outputs=coefficients, allow_unused=True)
     except RuntimeError as error:

@@ -111,19 +111,16 @@ class Engine(Protocol):
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that learn, by name; a tied parameter appears once, under its first name."""
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    refuse_sharded(found)
-    return found
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def refuse_sharded(parameters: Mapping[str, Tensor]) -> None:
+def refuse_sharded(is_sharded: bool, who: str) -> None:
     """Raise for a model that was split over processes: autograd never sees the parameters that it names."""
-    for name, parameter in parameters.items():
-        if type(parameter).__name__ == "DTensor":
-            raise EngineError(
-                f"the parameter {name!r} is sharded (fully_shard), and no engine works on shards: give every rank the "
-                "plain model, with micro_batch_size and activation checkpointing where memory is short."
-            )
+    if is_sharded:
+        raise EngineError(
+            f"the model is sharded (fully_shard), where {who} cannot work: train it by fit(..., engine='layerwise', "
+            "reducer=...), or give every rank the plain model."
+        )
 
 
 def refuse_compiled(model: nn.Module) -> None:
@@ -140,7 +137,6 @@ def named_in(direction: Direction, model: nn.Module) -> dict[str, nn.Parameter]:
     if not direction:
         raise UsageError("direction is empty: pass a dict of parameter name -> tensor, as a target gradient is.")
     known = dict(model.named_parameters())
-    refuse_sharded(known)
     for name, tensor in direction.items():
         if name not in known:
             raise UsageError(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from soseleto.engines.shards import whole
 from soseleto.engines.tape import Call
 
 
@@ -43,12 +44,14 @@ class SmallGradients:
         """⟨∂ℓ_j/∂P, direction⟩ of the chosen rows, over the parameters the direction names; None if it names none."""
         if not self._columns.keys() & direction.keys():
             return None
-        whole = self._whole()
+        matrix = self._whole()
         along = [
-            direction[name].flatten().to(whole.dtype) if name in direction else whole.new_zeros(each[0].numel())
+            whole(direction[name]).flatten().to(matrix.dtype)
+            if name in direction
+            else matrix.new_zeros(each[0].numel())
             for name, each in self._columns.items()
         ]
-        return torch.mv(whole[rows], torch.cat(along))
+        return torch.mv(matrix[rows], torch.cat(along))
 
     def _whole(self) -> Tensor:
         if self._matrix is None:

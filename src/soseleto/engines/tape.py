@@ -20,6 +20,7 @@ from soseleto.engines.attention import refuse_attention, self_attention
 from soseleto.engines.contract import reductions_dtype
 from soseleto.engines.gram import gram_alignment, gram_pays
 from soseleto.engines.rules import ADD, LINEAR, MULTIPLY, RULES, Arguments, Rule
+from soseleto.engines.shards import sharded_modules, whole
 from soseleto.errors import EngineError
 
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
@@ -80,7 +81,7 @@ class Call:
             return None
         assert self.rule.tangent is not None
         delta, a = self._data(rows)
-        along = direction[self.large].to(self.dtype)
+        along = whole(direction[self.large]).to(self.dtype)
         if self.rule.adjoint is not None and a.numel() < delta.numel():  # ⟨δ, f(a; G)⟩ = ⟨f(·; G)ᵀδ, a⟩: as much work,
             return row_dot(a, self.rule.adjoint(delta, along))  # and less in between (a vocabulary's δ is large)
         return row_dot(delta, self.rule.tangent(self.arguments, a, along))
@@ -195,7 +196,9 @@ class Tape(TorchFunctionMode):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._names = {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
+        self._names: dict[int, str] = {}
+        self._look()
+        self.sharded = bool(sharded_modules(self.model))
         self._ear = _Ear()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -217,11 +220,16 @@ class Tape(TorchFunctionMode):
         out = func(*args, **kwargs)
         return self._record(func, args, kwargs, mine, out) if _differentiable(out) else out
 
+    def _look(self) -> None:
+        self._names |= {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
+
     def _mine(self, values: Iterable[Any]) -> list[str]:
         """Names of the model's parameters among the arguments of a call (also inside lists, as LSTM passes them)."""
         names = []
         for value in values:
             if isinstance(value, Tensor):
+                if self.sharded and value.requires_grad and value.is_leaf and id(value) not in self._names:
+                    self._look()  # a module was given its whole parameters since
                 name = self._names.get(id(value))
                 if name is not None:
                     names.append(name)

@@ -1,0 +1,157 @@
+"""Models split over ranks by fully_shard: they train what a plain model trains in one process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import soseleto
+from ranks import together
+from soseleto.distributed import Reducer
+from soseleto.methods import Mixed, Ordinary, TargetOnly
+from soseleto.run import RunFolder
+from test_distributed import Reshaped, ask_at, require_close, terminate, train
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are started and killed as POSIX does")
+
+
+class Mixing(nn.Module):
+    """Its examples act on each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.mean(0)
+
+
+def net(*more: nn.Module) -> nn.Sequential:
+    """Of sizes that two ranks cannot share evenly."""
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(4, 7), nn.LayerNorm(7), nn.Tanh())
+    return nn.Sequential(first, Reshaped(), nn.Linear(7, 5), *more, nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def shard(model: nn.Sequential, ranks: int) -> nn.Sequential:
+    """Three groups of parameters: the first block, the middle layer, and the rest."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = torch.distributed.init_device_mesh("cpu", (ranks,))
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+def train_sharded(reducer: Reducer | None, **changes: Any) -> dict[str, Any]:
+    model = net() if reducer is None else shard(net(), reducer.ranks)
+    found = train(reducer, **{"model": model, "epochs": 5, **changes})
+    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in found.items()}
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "layerwise": {"engine": "layerwise", "epochs": 25},
+    "auto, Adam": {"optimizer": adam},
+    "micro-batches": {"micro_batch_size": 2},
+    "weights first": {"method": soseleto.Soseleto(weights_first=True, target_share=0.3, max_norm=1.0)},
+    "target seen seldom": {"method": soseleto.Soseleto(reuse_target=3)},
+    "single target batch": {"method": soseleto.Soseleto(target_average=0.0)},
+    "frozen": {"method": soseleto.Soseleto(weight_step=None)},
+    "ordinary": {"method": Ordinary()},
+    "mixed": {"method": Mixed()},
+    "target only": {"method": TargetOnly()},
+}
+
+
+def train_all(reducer: Reducer | None) -> dict[str, Any]:
+    return {name: train_sharded(reducer, **case) for name, case in CASES.items()}
+
+
+def test_a_sharded_model_trains_what_a_plain_one_does() -> None:
+    """200 steps with the layerwise engine, 40 in the other cases; some parts of a batch are empty."""
+    alone = train_all(None)
+    for answer in together(2, train_all):
+        assert isinstance(answer, dict), answer
+        for name in CASES:
+            require_close(alone[name], answer[name])
+
+
+def in_shards(reducer: Reducer) -> set[tuple[int, ...]]:
+    """Of everything that is kept between steps and is as large as the model: the share that this rank holds."""
+    states: list[Any] = []
+
+    class Seen(soseleto.Soseleto):
+        def init(self, task: Any) -> Any:
+            states.append(super().init(task))
+            return states[0]
+
+    model = shard(net(), reducer.ranks)
+    train(reducer, model=model, method=Seen(), epochs=1, optimizer=adam)
+    (state,) = states
+    moments = [m for its in state.optimizer.state.values() for m in its.values() if m.ndim]
+    assert len(moments) == 2 * len(list(model.parameters()))
+    kept = [*model.parameters(), *state.averages.values(), *moments]
+    return {(len(tensor), len(tensor.to_local())) for tensor in kept}
+
+
+def test_nothing_as_large_as_the_model_is_kept_whole() -> None:
+    first, second = together(2, in_shards)
+    assert first == {(7, 4), (5, 3), (3, 2)}
+    assert second == {(7, 3), (5, 2), (3, 1)}
+
+
+def stopped_after(reducer: Reducer | None, out: str, steps: int) -> Any:
+    asked = reducer is None or reducer.rank == 1
+    return train_sharded(reducer, out=out, optimizer=ask_at(steps if asked else 0, terminate))
+
+
+def test_a_sharded_run_goes_on(tmp_path: Path) -> None:
+    whole, out = train_sharded(None, optimizer=ask_at(0, terminate)), str(tmp_path / "run")
+    for answer in together(2, stopped_after, out, 11):
+        assert answer[0] == "Interrupted", answer
+    for answer in together(3, stopped_after, out, 0):
+        require_close(whole, answer)
+    model = net()
+    model.load_state_dict(RunFolder(out).model_state())
+    torch.testing.assert_close(model[2].weight.detach(), whole["model 2.weight"], rtol=1e-6, atol=1e-6)
+
+
+def refused(reducer: Reducer) -> list[str]:
+    said = []
+    for changes in (
+        {"engine": "forward"},
+        {"engine": "double_backward"},
+        {"engine": "loop"},
+        {"model": shard(net(Mixing()), 2)},
+        {"mode": "transfer"},
+        {"non_finite": "skip"},
+        {"reducer": None},
+    ):
+        try:
+            train(**{"reducer": reducer, "model": shard(net(), 2), "epochs": 1, **changes})
+        except soseleto.SoseletoError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def test_what_cannot_be_done_with_a_sharded_model_is_said() -> None:
+    for answer in together(2, refused):
+        for sentence, words in zip(
+            answer,
+            [
+                "EngineError: the model is sharded (fully_shard), where the forward engine cannot work",
+                "EngineError: the model is sharded (fully_shard), where the double_backward engine cannot work",
+                "EngineError: the model is sharded (fully_shard), where the loop engine cannot work",
+                "is not exact for this sharded model: examples of a batch act on each other",
+                "UsageError: a sharded model (fully_shard) trains in noisy mode",
+                "UsageError: non_finite='skip' keeps a copy of a plain model",
+                "UsageError: the parameter '0.0.weight' is not sharded over all 1 ranks",
+            ],
+            strict=True,
+        ):
+            assert words in sentence
