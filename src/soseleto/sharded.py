@@ -118,7 +118,7 @@ def require_shardable(model: nn.Module, mode: str, non_finite: str, ranks: int) 
     rest(model)
     for module in sharded_modules(model):
         if next(model.parameters()).device.type == "cpu" and hasattr(module, "set_force_sum_reduction_for_comms"):
-            module.set_force_sum_reduction_for_comms(True)  # what gloo calls a mean may be a sum
+            module.set_force_sum_reduction_for_comms(True)  # gloo's own mean was a sum in some versions of torch
     for name, parameter in model.named_parameters():
         if not is_shard(parameter) or parameter.device_mesh.size() != ranks or parameter.device_mesh.ndim != 1:  # type: ignore[attr-defined]
             raise UsageError(

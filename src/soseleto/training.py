@@ -20,7 +20,7 @@ from soseleto.capture import CapturedStep, EagerStep
 from soseleto.data import Augment, Examples, Preprocess, TargetCycle, feed, seed_for, source_batches
 from soseleto.distributed import Reducer, Single, my_rows, owned
 from soseleto.engines import Engine
-from soseleto.engines.shards import is_shard, rest
+from soseleto.engines.shards import is_shard, rest, sharded_modules
 from soseleto.errors import TrainingError, UsageError
 from soseleto.evidence import gather
 from soseleto.loggers import Logger
@@ -299,10 +299,16 @@ class _Loop:
                 start = 0
         self.task.model.train(was_training)
         result = self._with_evidence(replace(self._result(state, config), learned=self._gathered(state)), state)
-        rest(self.task.model)
-        parameters = gathered(self.task.model.state_dict()) if self.keeps else {}
+        parameters = self._whole_parameters(result) if self.keeps else {}
         self.team.first(lambda: self._close(result, parameters))
         return result
+
+    def _whole_parameters(self, result: Result) -> Mapping[str, Tensor]:
+        """What the first rank writes; of a sharded model all ranks must run and gather what it will need."""
+        if sharded_modules(self.task.model) and result.learned is not None:
+            result.ranking()
+        rest(self.task.model)
+        return gathered(self.task.model.state_dict())
 
     def _within_memory(
         self, step: EagerStep | CapturedStep, state: Any, source: Batch, target: Batch, *, monitor: bool
