@@ -21,7 +21,7 @@ demo: $(READY) ## the paper's synthetic experiment: a run folder and its report,
 	$(BIN)/soseleto demo --out runs/demo
 
 test: $(READY) ## every test (those on large data need SOSELETO_DATA)
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(READY) ## ruff: style and mistakes
 	$(BIN)/ruff check .

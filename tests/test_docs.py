@@ -21,7 +21,6 @@ from PIL import Image
 
 from soseleto import cli
 
-pytestmark = pytest.mark.xdist_group("docs")  # lines go on with what earlier lines left
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
