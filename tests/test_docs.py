@@ -21,7 +21,6 @@ from PIL import Image
 
 from soseleto import cli
 
-
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PYTHON = [
