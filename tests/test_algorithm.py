@@ -375,6 +375,7 @@ def test_memory_does_not_grow_over_2000_steps() -> None:
         ({"target_average": 1.0}, "target_average"),
         ({"max_norm": 0.0}, "max_norm"),
         ({"target_share": 1.0}, "target_share"),
+        ({"per_error": True, "weights_first": True}, "per_error"),
     ],
 )
 def test_bad_settings(settings: dict[str, float], words: str) -> None:
@@ -439,6 +440,22 @@ def test_alignments_over_some_parameters_only() -> None:
     assert torch.allclose(state.weights.scores[:8].double(), q.double(), rtol=1e-5, atol=1e-7)
     with pytest.raises(UsageError, match="aligned"):
         Soseleto(aligned=("nowhere.",)).init(task)
+
+
+def test_alignments_per_error_are_divided_by_one_minus_the_probability_of_the_label() -> None:
+    source, target = batch(8, 0), batch(5, 1)
+    scores = []
+    for divided in (False, True):
+        task = transfer_task()
+        with torch.no_grad():
+            right = task.model.source_head(task.model.trunk(source.inputs)).softmax(1)  # type: ignore[union-attr, operator]
+        error = 1.0 - right.gather(1, source.labels[:, None]).flatten()
+        method = Soseleto(per_error=divided, target_average=0.0, scale_free=False)
+        state = method.init(task)
+        method.step(state, source, target)
+        scores.append(state.weights.scores[:8].double())
+    assert torch.allclose(scores[1], scores[0] / (1e-4 + error.double()), rtol=1e-5)
+    assert not torch.allclose(scores[1], scores[0], rtol=0.1)
 
 
 @pytest.mark.parametrize("engine", ["forward", "layerwise"])

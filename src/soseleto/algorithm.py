@@ -51,8 +51,12 @@ class Soseleto:
         batch. A batch of 32 gives a direction that is mostly noise; tens of steps give one that is mostly signal.
     aligned: alignments are over those parameters of θ whose names begin with one of these; ``None`` takes all of θ.
         A large layer can drown in noise what a small one knows.
-    pool_classes: an example's alignments are drawn towards the mean of its class, by as much as they are noise; its
-        weight and score follow that estimate (see ``pooling``). For sources with whole classes of no use.
+    pool_classes: an example's score is its mean alignment drawn towards that of its class, by as much as its own is
+        noise (see ``pooling``). For sources with whole classes of no use. Weights follow the example's own alignments:
+        a class that helps less than others still has examples that help.
+    per_error: alignments are divided by the size of the example's own error, 1 − exp(−ℓ), which for cross-entropy is
+        one minus the probability of its label. A gradient is an error times a direction: this compares directions, so
+        that examples which are learned already still tell whether they help.
     weights_first: the authors' notebook moves α before θ; the paper (and the default) moves θ with the old α.
     target_share: how much of θ's step is the target's own gradient. 0 is the paper, whose target reaches θ through the
         weights alone; more makes use of clean labels that are too many to be learned by heart.
@@ -72,6 +76,7 @@ class Soseleto:
     target_average: float = 0.99
     aligned: tuple[str, ...] | None = None
     pool_classes: bool = False
+    per_error: bool = False
     weights_first: bool = False
     target_share: float = 0.0
     domain_loss: DomainLoss | None = None
@@ -99,6 +104,8 @@ class Soseleto:
             raise UsageError(f"target_share must lie in [0, 1), got {self.target_share}: 0 is the paper's.")
         if self.max_norm is not None and self.max_norm <= 0:
             raise UsageError(f"max_norm must be above 0, got {self.max_norm}: leave it out to clip nothing.")
+        if self.per_error and self.weights_first:
+            raise UsageError("per_error needs the losses, which weights_first cannot wait for: drop one.")
         if self.reuse_target < 1:
             raise UsageError(f"reuse_target must be at least 1, got {self.reuse_target}: 1 looks at every step.")
         if self.reuse_target > 1 and self.target_share:
@@ -162,7 +169,8 @@ class Soseleto:
         before = _copies(model) if monitor else {}
         take_step(task, state, gradients, max_norm=self.max_norm)  # θ, φˢ and φᵗ step, with the old α
         if not self.weights_first:
-            self._move(state, source, passes.alignment, weight_step)
+            q = per_error(passes.alignment, passes.source_losses) if self.per_error else passes.alignment
+            self._move(state, source, q, weight_step)
         if monitor:
             numbers |= _monitor(state, passes, before, source, target)
         state.advance(1)
@@ -172,13 +180,12 @@ class Soseleto:
         """α_b ← CLIP(α_b + λ_α λ_p Qᵀ ∂L_t/∂θ); returns the new α_b."""
         whole = state.mean_so_far(self.target_average)  # what turns q into alignments
         useful = q * whole
-        if state.pooling is not None:
-            useful = state.pooling.estimate(source.index, source.labels, useful)
         unit = state.one_over_size(useful, source.total) if self.scale_free else 1.0  # ... in units of their size
         state.multiplier = weight_step * state.alive * unit * whole
         moved = state.weights.step(source.index, weight_step * state.alive * unit * useful, unit * useful)
         if state.pooling is not None:
-            state.weights.scores[source.index] = (unit * useful).to(torch.float32)  # a mean over visits already
+            pooled = state.pooling.estimate(source.index, source.labels, useful)
+            state.weights.scores[source.index] = (unit * pooled).to(torch.float32)  # a mean over visits already
         return moved
 
     def coefficients(self, task: Task, alpha: Tensor, source: Batch) -> Tensor:
@@ -222,6 +229,12 @@ class Soseleto:
         return gradients | {name: gradients[name] + g for name, g in found.items()}
 
 
+def per_error(alignment: Tensor, losses: Tensor) -> Tensor:
+    """q/(1 − exp(−ℓ)): the alignment of an example's gradient as if its error were of size one."""
+    return alignment / (_SMALLEST_ERROR - torch.expm1(-losses.to(alignment.dtype)))
+
+
+_SMALLEST_ERROR = 1e-4
 # of SoseletoState
 _NUMBERS = ("steps", "moves", "square", "target_loss", "first_target_loss", "alive", "multiplier")
 
@@ -318,7 +331,10 @@ class SoseletoState:
             if name not in self.averages:
                 self.averages[name] = torch.zeros_like(g)
         means = {name: self.averages[name] for name in found}
-        if means:
+        if len(found) == 1:  # a layer's weight; on a GPU the call for many would leave most of it idle
+            for name, g in found.items():
+                means[name].lerp_(g, 1.0 - decay)
+        elif found:
             torch._foreach_lerp_(list(means.values()), list(found.values()), 1.0 - decay)
         return means
 

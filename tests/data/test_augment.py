@@ -60,7 +60,7 @@ def test_both_ways_to_cut_windows_agree(pad, flip):
 def test_a_seed_decides_and_the_batch_is_left_alone():
     images = random_images()
     before = images.clone()
-    augment = Augment(crop=2, flip=True, rotate=10, scale=0.1, shift=0.1, sign=True)
+    augment = Augment(crop=2, flip=True, rotate=10, scale=0.1, shift=0.1, sign=True, shear=10, elastic=0.05)
     first = augment(images, generator(0, "augment", 5))
     assert torch.equal(first, augment(images, generator(0, "augment", 5)))
     assert not torch.equal(first, augment(images, generator(0, "augment", 6)))
@@ -96,6 +96,29 @@ def test_shift_and_scale_stay_within_their_shares():
     assert 1.3 < sizes.max() < 1.48
 
 
+def test_shear_slants_by_the_angle_it_draws():
+    image = torch.zeros(400, 1, 41, 41)
+    image[:, 0, 10, 20] = image[:, 0, 30, 20] = 1.0  # ten pixels above and below the centre
+    made = Augment(shear=30)(image, generator(0, "augment", 0))[:, 0]
+    places = torch.arange(41.0) - 20
+    above = (made[:, 10] * places).sum(1) / made[:, 10].sum(1)
+    below = (made[:, 30] * places).sum(1) / made[:, 30].sum(1)
+    assert torch.allclose(above, -below, atol=1e-3)
+    slant = torch.rad2deg(torch.atan2(above, torch.tensor(10.0)))
+    assert 28 < slant.max() <= 30.1
+    assert -30.1 <= slant.min() < -28
+
+
+def test_elastic_bends_smoothly_within_its_share():
+    ramp = torch.arange(40.0).view(1, 1, 1, 40).expand(200, 1, 40, 40)  # a pixel's value is its column
+    bent = Augment(elastic=0.1)(ramp, generator(0, "augment", 0))[:, 0, 8:32, 8:32] - torch.arange(40.0)[8:32]
+    assert bent.abs().max() <= 1.5 * 0.1 * 40  # cubic interpolation goes a little beyond its points
+    assert bent.abs().max() > 0.05 * 40
+    assert bent.diff(dim=2).abs().max() < 1.0
+    assert float(bent.std(dim=0).min()) > 0.3
+    assert float(bent.mean(dim=0).abs().max()) < 0.6
+
+
 def test_nothing_moves_when_the_affine_part_is_tiny():
     images = random_images()
     made = Augment(rotate=1e-6)(images, generator(0, "augment", 0))
@@ -112,7 +135,9 @@ def test_sign_gives_the_negative_of_about_half():
         assert 60 < int(turned.sum()) < 140
 
 
-@pytest.mark.parametrize("wrong", [{"crop": -1}, {"crop": 1.5}, {"scale": 1.0}, {"rotate": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"crop": -1}, {"crop": 1.5}, {"scale": 1.0}, {"shear": 90}, {"elastic": -0.1}, {"rotate": float("nan")}]
+)
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
         Augment(**wrong)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from soseleto.errors import DataError, UsageError
 
+_POINTS = 4  # of elastic bending, along each side
 _NUMPY = (torch.uint8, torch.float32, torch.float64, torch.float16)  # types that NumPy has too
 
 
@@ -33,6 +34,8 @@ class Augment:
     rotate: turn by up to so many degrees either way
     scale: enlarge or shrink by up to this share (0.1: factors from 0.9 to 1.1)
     shift: move by up to this share of the width and of the height
+    shear: slant by up to so many degrees either way, as handwriting does
+    elastic: bend smoothly; 16 points spread over the image are moved by up to this share of width and height
     sign: with probability 1/2 turn the image into its negative (255 - x for uint8, -x for float)
 
     >>> augment = Augment(crop=4, flip=True)
@@ -46,9 +49,11 @@ class Augment:
     scale: float = 0.0
     shift: float = 0.0
     sign: bool = False
+    shear: float = 0.0
+    elastic: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("crop", "rotate", "scale", "shift"):
+        for field in ("crop", "rotate", "scale", "shift", "shear", "elastic"):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"{field} of Augment must be 0 or more, got {value!r}.")
@@ -56,6 +61,8 @@ class Augment:
             raise UsageError(f"crop of Augment must be a whole number of pixels, got {self.crop!r}.")
         if self.scale >= 1:
             raise UsageError(f"scale of Augment must be below 1, got {self.scale!r}: for ±10 % say 0.1.")
+        if self.shear >= 90:
+            raise UsageError(f"shear of Augment must be below 90 degrees, got {self.shear!r}: say 20.")
 
     @property
     def nothing(self) -> bool:
@@ -71,8 +78,8 @@ class Augment:
                 f"augmentation is for image batches (N, C, H, W), got shape {tuple(inputs.shape)}: "
                 "leave it out for tables and tokens."
             )
-        if self.rotate or self.scale or self.shift:
-            inputs = self._affine(inputs, generator)
+        if self.rotate or self.scale or self.shift or self.shear or self.elastic:
+            inputs = self._resample(inputs, generator)
         if self.crop or self.flip:
             inputs = self._crop_flip(inputs, generator)
         if self.sign:
@@ -89,11 +96,13 @@ class Augment:
             return _windows_by_copy(padded, top, left, mirrored, pad)
         return _windows_by_gather(padded, top, left, mirrored, pad)
 
-    def _affine(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
-        """Rotation, scale and shift in one bilinear resampling; what comes from outside is 0."""
+    def _resample(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
+        """Rotation, scale, shift, slant and bending in one bilinear resampling; what comes from outside is 0."""
         floats = inputs if inputs.dtype.is_floating_point else inputs.float()
         matrix = self._matrices(floats, generator)
         grid = F.affine_grid(matrix, list(inputs.shape), align_corners=False)
+        if self.elastic:
+            grid = grid + self._bends(floats, generator)
         moved = F.grid_sample(floats, grid.to(floats.dtype), padding_mode="zeros", align_corners=False)
         return moved if inputs.dtype.is_floating_point else moved.round_().clamp_(0, 255).to(inputs.dtype)
 
@@ -107,7 +116,18 @@ class Augment:
         # Angles are turned in pixels, so a non-square image is not sheared.
         top = torch.stack([cos * inverse, sin * inverse * (h / w), -2 * x * self.shift], dim=1)
         bottom = torch.stack([-sin * inverse * (w / h), cos * inverse, -2 * y * self.shift], dim=1)
+        if self.shear:
+            slant = torch.tan((_uniform(1, inputs, generator)[0] * 2 - 1) * math.radians(self.shear)) * (h / w)
+            top = top + slant[:, None] * bottom
         return torch.stack([top, bottom], dim=1).view(n, 2, 3)
+
+    def _bends(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
+        """(N, H, W, 2): how far each place is moved, in units of half-sides, smooth between 4x4 points."""
+        n, _, h, w = inputs.shape
+        draws = _uniform(2 * _POINTS**2, inputs, generator) * 2 - 1
+        points = (2 * self.elastic * draws).T.reshape(n, 2, _POINTS, _POINTS)
+        field = F.interpolate(points, (h, w), mode="bicubic", align_corners=True)
+        return field.permute(0, 2, 3, 1)
 
 
 def _windows_by_gather(padded: Tensor, top: Tensor, left: Tensor, mirrored: Tensor | None, pad: int) -> Tensor:

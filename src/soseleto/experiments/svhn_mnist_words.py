@@ -10,7 +10,7 @@ from typing import Any
 from soseleto.errors import UsageError
 from soseleto.experiments import words as common
 from soseleto.experiments.results import Row, Spread, load, put_between, table
-from soseleto.experiments.svhn_mnist import LINES, SELECTION_LINES, Config, configuration, everything, run_all
+from soseleto.experiments.svhn_mnist import LINES, SOURCE_LINES, Config, configuration, everything, run_all
 from soseleto.experiments.svhn_mnist_data import SOURCES
 from soseleto.experiments.words import setting
 
@@ -29,6 +29,8 @@ NUMBERS = {
     "rotate": float,
     "scale": float,
     "shift": float,
+    "shear": float,
+    "elastic": float,
     "n_heldout": int,
 }
 
@@ -101,7 +103,7 @@ def sources_table(rows: Sequence[Row]) -> str:
         "half grey CIFAR-10": "grey-cifar",
     }
     mine = [_at(row, row["setting"]["source"]) for row in rows if row["setting"]["n_target"] == 25 and _plainly(row)]
-    shown = {name: TITLES[name] for name in SELECTION_LINES}
+    shown = {name: TITLES[name] for name in LINES if any(name in lines for lines in SOURCE_LINES.values())}
     settings = {title: {"at": source} for title, source in titles.items()}
     return _table(mine, lambda row: row.get("accuracy"), shown, settings)
 
@@ -111,15 +113,10 @@ def detection_table(rows: Sequence[Row]) -> str:
     spread = [
         {**_at(row, row["setting"]["source"]), "method": f"{row['method']} {signal}", "value": 100.0 * found["auroc"]}
         for row in rows
-        if row["method"] in ("soseleto", "soseleto_unpooled")
+        if row["method"] == "soseleto_alone"
         for signal, found in row.get("detection", {}).items()
     ]
-    titles = {
-        "soseleto score": "score",
-        "soseleto weight": "weight",
-        "soseleto_unpooled score": "score, not pooled",
-        "soseleto_unpooled weight": "weight, not pooled",
-    }
+    titles = {"soseleto_alone score": "score", "soseleto_alone weight": "weight"}
     settings = {"half its labels shuffled": {"at": "shuffled"}, "half grey CIFAR-10": {"at": "grey-cifar"}}
     return _table(spread, lambda row: row["value"], titles, settings)
 
