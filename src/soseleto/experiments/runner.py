@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from soseleto.errors import TrainingError
 from soseleto.experiments.results import Results, Row, key, load, save, started
+from soseleto.run import device_name
 
 C = TypeVar("C")
 Outcome = tuple[C, Row | Exception]
@@ -41,6 +42,8 @@ def run_all(
     waiting = [config for config in configs if key(heading(config)) not in done]
     if len(waiting) < len(configs):
         report(f"{len(configs) - len(waiting)} of {len(configs)} runs are in {out} already")
+    mine = device_name(device)
+    elsewhere = {} if mine == results.device else {"device": mine}  # a row says so where its machine is another
     failures: list[Exception] = []
     for config, row in _outcomes(waiting, run, processes):
         words = ", ".join(f"{name} {value}" for name, value in heading(config).items() if name != "config")
@@ -48,7 +51,7 @@ def run_all(
             failures.append(row)
             report(f"{words}: failed, {row}")
             continue
-        results = results.merged([{**row, "processes": processes}])  # "seconds" are of runs side by side
+        results = results.merged([{**row, "processes": processes, **elsewhere}])  # "seconds" are of runs side by side
         save(out, results)
         report(f"{words}: {_numbers(row)}")
     if failures:

@@ -100,7 +100,7 @@ class Config:
 
 # The paper's own setting, kept as a second column.
 PLAIN: Mapping[str, Any] = MappingProxyType(
-    {"plain": True, "lr": 0.01, "standardize": False, "sign": False}
+    {"plain": True, "lr": 0.03, "standardize": False, "sign": False}
     | dict.fromkeys(("rotate", "scale", "shift", "shear", "elastic"), 0.0)
 )
 # Algorithm 1 to the letter: weights from 0.5 as in the authors' notebook, mean(αℓ), one target batch.
