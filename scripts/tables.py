@@ -17,6 +17,7 @@ from soseleto.experiments.results import put_between
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = {"cifar10-noise": ("table1.md", cifar10_words.page), "svhn-mnist": ("table2.md", svhn_mnist_words.page)}
+STEPS = ("step-gpu.json", "step-cpu.json")
 ENGINES = ("layerwise", "forward", "double_backward", "loop")
 
 
@@ -70,6 +71,10 @@ def step(row: dict[str, Any]) -> list[str]:
     return [row["model"], form, f"{row['B']}, {row['T']}", row["engine"], *times, memory]
 
 
+def price(row: dict[str, Any]) -> list[str]:
+    return [f"{row['model']}, {row['engine']}", row["precision"], f"{row['times']:.2f}x", f"{row['floor']:.2f}x"]
+
+
 def peer(row: dict[str, Any]) -> list[str]:
     if "times ours" not in row:
         return [row["model"], row["job"], row["contender"], row["error"], ""]
@@ -94,10 +99,9 @@ def overhead(row: dict[str, Any]) -> list[str]:
 def speed() -> dict[str, str]:
     """The tables of docs/speed.md, by their marks."""
     heads = ["model", "precision", "B, T", "engine", "ordinary, ms", "ours", "floor", "memory"]
-    steps = ("step-gpu.json", "step-channels-last-gpu.json", "step-cpu.json")
     trainings = ("end_to_end-gpu.json", "end_to_end-channels-last-gpu.json")
     return {
-        "step": of_files(heads, step, *steps),
+        "step": of_files(heads, step, STEPS[0], "step-channels-last-gpu.json", STEPS[1]),
         "peers": of_files(["model", "job", "by", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"),
         "update": of_files(["source examples", "µs", "of a Quick step"], update, "scaling-gpu.json"),
         "training": of_files(["training", "form", "seconds", "test accuracy"], training, *trainings),
@@ -111,10 +115,11 @@ def pages() -> dict[Path, str]:
     page = fast.read_text("utf-8")
     for mark, lines in speed().items():
         page = put_between(page, mark, lines)
-    text = put_between(text, "engines", engines())
-    if (ROOT / "results" / "cifar10-noise.json").exists():
-        text = put_between(text, "table 1", cifar10_words.accuracy_table(load("cifar10-noise.json")["rows"]))
-    found = {readme: text, fast: page}
+    ways = ROOT / "docs" / "engines.md"
+    text = put_between(text, "price", of_files(["model", "precision", "ours", "floor"], price, *STEPS))
+    text = put_between(text, "table 1", cifar10_words.accuracy_table(load("cifar10-noise.json")["rows"]))
+    text = put_between(text, "table 2", svhn_mnist_words.accuracy_table(load("svhn-mnist.json")["rows"]))
+    found = {readme: text, fast: page, ways: put_between(ways.read_text("utf-8"), "engines", engines())}
     for name, (page, tables) in EXPERIMENTS.items():
         results, path = ROOT / "results" / f"{name}.json", ROOT / "docs" / page
         if results.exists():

@@ -33,6 +33,8 @@ from soseleto.experiments.svhn_mnist_words import (
     detection_table,
     main,
     page,
+    paired_sources_table,
+    paired_table,
     parser,
     sources_table,
 )
@@ -126,7 +128,7 @@ def test_every_line_has_the_same_data_and_budget(source: str) -> None:
 
 def test_the_plain_column_is_the_papers(no_files: None) -> None:
     plain = configuration("soseleto", plain=True)
-    assert (plain.batch_size, plain.target_batch_size, plain.lr) == (32, 10, 0.01)
+    assert (plain.batch_size, plain.target_batch_size, plain.lr) == (32, 10, 0.03)
     assert not any((plain.standardize, plain.sign, plain.rotate, plain.scale, plain.shift, plain.shear, plain.elastic))
     assert heading(plain)["setting"] == {"n_target": 25, "source": "0-4", "unlabelled": False, "plain": True}
     assert set(PLAIN) <= set(Config.__dataclass_fields__)
@@ -168,6 +170,18 @@ def test_shuffled_weights_weigh_other_examples() -> None:
     assert weights.values[:10].eq(0.5).all()
     assert not torch.equal(weights.take(torch.arange(50)), weights.values)
     assert torch.equal(weights.take(torch.arange(50)).sort().values, weights.values.sort().values)
+
+
+def test_differences_are_taken_within_a_draw() -> None:
+    rows = [fake("target_only", a, seed=seed) for seed, a in enumerate((80.0, 90.0))]
+    rows += [fake("soseleto", a, seed=seed) for seed, a in enumerate((82.0, 94.0))]
+    rows += [fake("fine_tuning", 70.0, seed=7)]  # a draw that SOSELETO has not seen yet
+    text = paired_table(rows)
+    assert "| target only |" in text
+    assert "3.0 ± 1.0" in text
+    assert "fine-tuning" not in text
+    rows = [fake("soseleto_alone", 88.0, source="shuffled"), fake("soseleto_alone_frozen", 85.5, source="shuffled")]
+    assert "| learned weights over weights frozen at 1 | 2.5 |" in paired_sources_table(rows)
 
 
 def test_choosing_leaves_the_test_set_alone(no_files: None) -> None:

@@ -181,8 +181,9 @@ class Soseleto:
         whole = state.mean_so_far(self.target_average)  # what turns q into alignments
         useful = q * whole
         unit = state.one_over_size(useful, source.total) if self.scale_free else 1.0  # ... in units of their size
-        state.multiplier = weight_step * state.alive * unit * whole
-        moved = state.weights.step(source.index, weight_step * state.alive * unit * useful, unit * useful)
+        scaled, pace = unit * useful, weight_step * state.alive
+        state.multiplier = pace * unit * whole
+        moved = state.weights.step(source.index, pace * scaled, scaled)
         if state.pooling is not None:
             pooled = state.pooling.estimate(source.index, source.labels, useful)
             state.weights.scores[source.index] = (unit * pooled).to(torch.float32)  # a mean over visits already
@@ -344,9 +345,11 @@ class SoseletoState:
 
     def hear(self, target_loss: Tensor, vanished: float) -> None:
         """Follow the target loss; once it has vanished, so has every alignment's meaning, and the weights are held."""
-        for loss in (self.target_loss, self.first_target_loss):  # which are 0 until the first is heard
-            loss.copy_(torch.where(self.first_target_loss == 0, target_loss, loss))
-        self.target_loss.lerp_(target_loss.to(torch.float32), 0.1)
+        target_loss = target_loss.to(torch.float32)
+        first = self.first_target_loss == 0  # until one is heard
+        for loss in (self.target_loss, self.first_target_loss):
+            torch.where(first, target_loss, loss, out=loss)
+        self.target_loss.lerp_(target_loss, 0.1)
         torch.gt(self.target_loss, vanished * self.first_target_loss, out=self.alive)
 
     def one_over_size(self, q: Tensor, total: int) -> Tensor:
