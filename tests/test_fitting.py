@@ -15,8 +15,10 @@ from sklearn.datasets import load_breast_cancer
 
 import soseleto
 from soseleto import cli, fitting
+from soseleto.data import Augment
 from soseleto.errors import TrainingError, UsageError
 from soseleto.run import RunFolder
+from soseleto.sizes import augment_for, target_share_for
 
 Type = Callable[..., tuple[int, str, str]]
 
@@ -183,6 +185,20 @@ def test_a_scikit_learn_table_with_flipped_labels_through_a_csv(type_: Type, tmp
     assert (corrected["target"] != corrected["truth"]).sum() < wrong.sum() / 2
 
 
+def test_the_target_teaches_the_trunk_in_transfer_mode_unless_told_otherwise() -> None:
+    assert (target_share_for(None, "noisy"), target_share_for(None, "transfer")) == (0.0, 0.5)
+    assert target_share_for(0.0, "transfer") == 0.0
+    assert target_share_for(0.2, "noisy") == 0.2
+
+
+def test_augmentations_by_their_words() -> None:
+    assert augment_for(None, (1, 28, 28)) == Augment(crop=2)
+    assert augment_for("crop+flip", (3, 32, 32)) == Augment(crop=2, flip=True)
+    assert augment_for("bend", (1, 28, 28)) == Augment(rotate=10, scale=0.15, shift=0.1, shear=20, elastic=0.12)
+    assert augment_for("none", (1, 28, 28)) is None
+    assert augment_for(None, (7,)) is None
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -197,6 +213,7 @@ def test_a_scikit_learn_table_with_flipped_labels_through_a_csv(type_: Type, tmp
         (["--target-batch-size", "500"], "target_batch_size is 500, but the target has only"),
         (["--lr", "-1"], "lr must be above 0"),
         (["--weight-step", "0"], "weight_step must be above 0"),
+        (["--target-share", "1"], "target_share must lie in [0, 1), got 1.0"),
         (["--engine", "fastest"], "unknown engine 'fastest'"),
         (["--device", "gpu"], "unknown device 'gpu'"),
         (["--model", "lenet"], "takes square images"),

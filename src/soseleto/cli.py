@@ -89,9 +89,16 @@ def fit(
     lr: Annotated[float, typer.Option(help="Learning rate, falling to 0.")] = 0.03,
     weight_decay: Annotated[float, typer.Option(help="Of the model, never of the source weights.")] = 0.0,
     weight_step: Annotated[float, typer.Option(help="How far a weight moves at a visit.")] = 0.2,
+    target_share: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Of the target's own gradient in the representation's step. [default: 0; 0.5 in transfer]",
+        ),
+    ] = None,
     augment: Annotated[
         str | None,
-        typer.Option(metavar="none|crop|crop+flip", help="Random changes of images. [default: crop, for images]"),
+        typer.Option(metavar="none|crop|crop+flip|bend", help="Random changes of images. [default: crop, for images]"),
     ] = None,
     folds: Annotated[
         int | None,
@@ -146,6 +153,7 @@ def fit(
         lr=lr,
         weight_decay=weight_decay,
         weight_step=weight_step,
+        target_share=target_share,
         engine=engine,
         augment=augment,
         probes=probes,

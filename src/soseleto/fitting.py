@@ -29,7 +29,7 @@ from soseleto.progress import LiveLine
 from soseleto.report import write_report
 from soseleto.run import PARTS, RunFolder
 from soseleto.showing import LOW_WEIGHT, is_suspect
-from soseleto.sizes import TARGET_BATCH, augment_for, batch_size_for, folds_for, probes_for
+from soseleto.sizes import TARGET_BATCH, augment_for, batch_size_for, folds_for, probes_for, target_share_for
 from soseleto.temperature import fit_temperature
 from soseleto.training import fit as train
 
@@ -50,6 +50,7 @@ class FitWords:
     lr: float
     weight_decay: float
     weight_step: float
+    target_share: float | None
     engine: str
     augment: str | None
     probes: float | None
@@ -174,7 +175,8 @@ class Job:
 
     def _train(self, part: Part, progress: LiveLine) -> None:
         words = self.words
-        method = Soseleto(weight_step=words.weight_step, engine=words.engine)
+        share = target_share_for(words.target_share, words.mode)
+        method = Soseleto(weight_step=words.weight_step, target_share=share, engine=words.engine)
         train(
             self._module(),
             self.pair.source,

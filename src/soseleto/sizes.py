@@ -11,7 +11,8 @@ STEPS = 48  # at least so many steps an epoch, where the source is large enough 
 FOLDS = 3
 FEWEST = 4  # target examples left to train on beside a fold
 PROBED_TARGET, PROBED_SOURCE = 34, 50  # the fewest examples that probes can be planted with
-AUGMENTS = ("none", "crop", "crop+flip")
+AUGMENTS = ("none", "crop", "crop+flip", "bend")
+BEND = Augment(rotate=10.0, scale=0.15, shift=0.1, shear=20.0, elastic=0.12)  # what handwriting does
 CROP = 12  # an image is shifted by up to 1/12 of its side
 
 
@@ -40,6 +41,14 @@ def probes_for(share: float | None, n_source: int, n_target: int) -> Share:
     return "auto" if n_target >= PROBED_TARGET and n_source >= PROBED_SOURCE else 0.0
 
 
+def target_share_for(share: float | None, mode: str) -> float:
+    """How much of the representation's step is the target's own gradient: as asked, else half of it in transfer mode.
+
+    In noisy mode a small target would be learned by heart, and a gradient that has vanished moves no weights.
+    """
+    return share if share is not None else 0.5 if mode == "transfer" else 0.0
+
+
 def augment_for(words: str | None, shape: tuple[int, ...]) -> Augment | None:
     """Small shifts for images, nothing for tables; mirroring only when asked for, as a mirrored digit is none."""
     if words is not None and words not in AUGMENTS:
@@ -50,4 +59,6 @@ def augment_for(words: str | None, shape: tuple[int, ...]) -> Augment | None:
         return None
     if words == "none":
         return None
+    if words == "bend":
+        return BEND
     return Augment(crop=max(1, min(shape[1:]) // CROP), flip=words == "crop+flip")

@@ -110,7 +110,7 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "sukhbaatar_10k": ("Sukhbaatar et al. 2014, 10,000 clean", {"base": "sukhbaatar", "n_clean": 10000}),
         "xiao": ("Xiao et al. 2015", {"base": "xiao"}),
         "xiao_10k": ("Xiao et al. 2015, 10,000 clean", {"base": "xiao", "n_clean": 10000}),
-        "reweight": ("Learning to Reweight", {"base": "reweight", "lr": 0.01}),  # at 0.03 it diverges
+        "reweight": ("Learning to Reweight", {"base": "reweight", "lr": 0.003}),  # at 0.01 it falls back to chance
         "meta_weight_net": ("Meta-Weight-Net", {"base": "meta_weight_net"}),
         "soseleto": ("**SOSELETO**", {"base": "soseleto", "settings": SHARED}),
         "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (*SHARED, ("weight_step", None))}),
