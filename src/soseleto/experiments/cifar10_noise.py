@@ -52,7 +52,7 @@ class Config:
     noise: the share of flipped labels, or a label set of CIFAR-10N; labels: what an oracle is told about them
     n_clean: clean images, of which n_heldout are kept out of training; the rest of the train split is the source
     n_source, n_test: fewer than there are; size: side of the images, 32 or averaged down to 16
-    precision: "bfloat16" runs the network under autocast
+    precision: "bfloat16" runs the network under autocast; micro_batch_size: so many examples go through it at a time
     early_stopping: keep the model of the epoch that is best on the held-out images
     select: measure on the held-out images and leave the test set alone: for choosing settings
     record: follow the loss and margin of every source example
@@ -81,6 +81,7 @@ class Config:
     crop: int = 4
     flip: bool = True
     precision: str | None = None
+    micro_batch_size: int | None = None
     early_stopping: bool = False
     select: bool = False
     record: bool = True
@@ -128,6 +129,14 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
             {"base": "soseleto", "settings": (*SHARED, ("normalize_weights", False))},
         ),
         "soseleto_constant": ("… constant rate", {"base": "soseleto", "settings": SHARED, "schedule": "constant"}),
+        "soseleto_bfloat16": (
+            "… in bfloat16",
+            {"base": "soseleto", "settings": SHARED, "precision": "bfloat16", "record": False},
+        ),
+        "soseleto_accumulated": (
+            "… in micro-batches of 96",
+            {"base": "soseleto", "settings": SHARED, "micro_batch_size": 96, "record": False},
+        ),
         "soseleto_probes": ("… with probes", {"base": "soseleto", "settings": SHARED, "probes": "auto"}),
         "cleanlab": ("cleanlab", {"base": "mixed", "folds": 4}),
         "oracle_subset": ("oracle: only the right labels", {"base": "ordinary", "labels": "correct_only"}),
@@ -284,6 +293,7 @@ def _train(config: Config, data: Data, method: Method, device: str) -> Result:
         probes=config.probes,  # type: ignore[arg-type]  # fit refuses any word but "auto"
         labels_before=data.before if config.probes else None,
         precision=None if config.precision is None else getattr(torch, config.precision),
+        micro_batch_size=config.micro_batch_size,
         seed=config.seed,
         device=device,
     )

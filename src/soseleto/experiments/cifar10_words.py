@@ -37,6 +37,7 @@ NUMBERS = {
     "n_heldout": int,
     "schedule": str,
     "precision": str,
+    "micro_batch_size": int,
     "folds": int,
 }
 
