@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -158,6 +158,8 @@ class Soseleto:
             passes = task.sharing.source_pass(
                 state.engine, model, losses.source, source, state.averages, coefficients
             ).without_target()
+        if self.per_error:
+            passes = replace(passes, alignment=per_error(passes.alignment, passes.source_losses))
         task.guard("source", passes.source_losses, source.index)
         numbers = {"source_loss": task.sharing.mean(passes.source_losses, source)}
         if fresh:
@@ -169,8 +171,7 @@ class Soseleto:
         before = _copies(model) if monitor else {}
         take_step(task, state, gradients, max_norm=self.max_norm)  # θ, φˢ and φᵗ step, with the old α
         if not self.weights_first:
-            q = per_error(passes.alignment, passes.source_losses) if self.per_error else passes.alignment
-            self._move(state, source, q, weight_step)
+            self._move(state, source, passes.alignment, weight_step)
         if monitor:
             numbers |= _monitor(state, passes, before, source, target)
         state.advance(1)
