@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +169,47 @@ def test_a_cut_job_goes_on_where_it_stopped(tmp_path: Path, processes: int) -> N
     before = out.read_text()
     assert run_fakes(out, [0, 1, 3])[0].startswith("3 of 3 runs")
     assert out.read_text() == before
+
+
+SLEEPERS = """
+import os, sys, time
+from pathlib import Path
+from soseleto.experiments import runner
+
+def sleep(place):
+    Path(place, str(os.getpid())).touch()
+    time.sleep(120)
+
+if __name__ == "__main__":
+    name = {"heading": lambda place: {"method": place, "setting": {}, "seed": 0}, "name": "sleepers"}
+    runner.run_all([sys.argv[1]], sys.argv[1] + "/out.json", sleep, processes=2, **name)
+"""
+
+
+def test_killed_it_leaves_no_process_behind(tmp_path: Path) -> None:
+    script = tmp_path / "sleepers.py"
+    script.write_text(SLEEPERS)
+    begun = tmp_path / "begun"
+    begun.mkdir()
+
+    def wait(until: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not until():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+    with subprocess.Popen([sys.executable, str(script), str(begun)]) as parent:
+        wait(lambda: any(begun.iterdir()))
+        parent.kill()
+    child = Path("/proc") / next(begun.iterdir()).name / "stat"
+
+    def gone() -> bool:
+        try:
+            return child.read_text().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    wait(gone)
 
 
 def test_results_round_trip_and_merge(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -70,7 +71,7 @@ def _outcomes(configs: Sequence[C], run: Callable[[C], Row], processes: int) -> 
         return
     # CUDA cannot be used in forked processes.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _share_cores, (processes,)) as pool:
+    with ProcessPoolExecutor(processes, context, _begin, (processes,)) as pool:
         futures = {pool.submit(run, config): config for config in configs}
         for future in as_completed(futures):
             failure = future.exception()
@@ -82,10 +83,19 @@ def _outcomes(configs: Sequence[C], run: Callable[[C], Row], processes: int) -> 
                 raise failure
 
 
-def _share_cores(processes: int) -> None:
+def _begin(processes: int) -> None:
+    """A process of several: it has its share of the cores, and ends with the one that started it."""
     import torch
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _numbers(row: Row) -> str:
