@@ -5,7 +5,7 @@
 The first three tables time our step and an ordinary step on the source batch (both as CUDA graphs on a GPU), and give
 on a GPU the peak memory of our step and of an ordinary step on as many examples, source and target together. The last
 one times what alone depends on the number n of source examples: reading and moving the weights and scores of a batch of
-256 (``Weights.take`` and ``Weights.step``), each time at other places spread over the whole source, and the summary,
+256 (``Weights.rows`` and ``Weights.step``), each time at other places spread over the whole source, and the summary,
 which is made once an epoch and so is spread over the n/256 steps of one. ``--check``: at the largest n, 10⁸ unless the
 run is tiny, the two together take at most 1 % of a Quick step of ours.
 """
@@ -42,7 +42,7 @@ class Sizes:
     examples: tuple[int, ...]
     update_batch: int
     rounds: int
-    calls: int
+    calls: int | None  # a turn; None: a fifth of a second
     images: Callable[[int], Tensor] = images
 
 
@@ -56,8 +56,8 @@ FULL = Sizes(
     sequences=64,
     examples=(10**4, 10**5, 10**6, 10**7, 10**8),
     update_batch=256,
-    rounds=7,
-    calls=10,
+    rounds=5,
+    calls=None,
 )
 SMALL = Sizes(
     batches=(32, 64, 128, 256),
@@ -101,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         part = [{"against": title, **step_row(size, case, device, sizes)} for size, case in swept.items()]
         show(f"A step against {title}", part)
         rows += part
+        write(options.out, "scaling", device, rows)  # what is measured stays, should the rest be cut short
     part = [{"against": "source examples", **row} for row in update_rows(device, sizes)]
     show("The update of weights and scores against source examples", part)
     rows += part
@@ -220,8 +221,7 @@ def many_updates(weights: Weights, batch: int, device: torch.device) -> Callable
 
     def run() -> None:
         for index in batches:
-            weights.take(index)
-            weights.step(index, change, alignment)
+            weights.step(index, change, alignment, weights.rows(index))
 
     return run
 

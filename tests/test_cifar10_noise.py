@@ -20,7 +20,7 @@ from soseleto.errors import DataError, TrainingError, UsageError
 from soseleto.experiments import cifar10_noise, runner
 from soseleto.experiments.cifar10_noise import LINES, NOISE, configuration, heading, make_method, prepare_data
 from soseleto.experiments.cifar10_words import accuracy_table, auroc_table, configs, main, page, parser, suspects_table
-from soseleto.experiments.results import Results, Row, load, merge_files, put_between, save, started, table
+from soseleto.experiments.results import Results, Row, key, load, merge_files, put_between, save, started, table
 from soseleto.methods import EarlyStopping, Signals
 
 ROOT = Path(__file__).parent.parent
@@ -317,3 +317,12 @@ def test_small_experiment_has_the_right_order(data_root: Path) -> None:
 def test_results_select() -> None:
     found = Results("x", None, "cpu", {}, ({"method": "a", "seed": 0}, {"method": "b", "seed": 0}))
     assert found.select(method="a") == [{"method": "a", "seed": 0}]
+
+
+def test_the_kept_rows_are_of_the_lines_as_they_are_now() -> None:
+    """Else started again the experiment would run them anew, and mix two settings in one cell."""
+    rows = load(ROOT / "results" / "cifar10-noise.json").rows
+    assert len(rows) > 50
+    for row in rows:
+        now = heading(configuration(row["method"], noise=row["setting"]["noise"], seed=row["seed"]))
+        assert key(row) == key(now), row["method"]

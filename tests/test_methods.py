@@ -207,7 +207,18 @@ def test_phases_are_not_recorded() -> None:
             seen.append(state.capturable)
             method.step(state, batch(N, step), batch(7, step))
         assert seen == [False, False, True, True]
-    assert not wrapped()["early stopping"].init(make_task()).capturable
+
+
+def test_early_stopping_records_the_steps_between_trials() -> None:
+    method, task = EarlyStopping(method=Soseleto(), heldout=batch(3, 0), every=3), make_task()
+    state, seen = method.init(task), []
+    for step in range(4):
+        seen.append(state.capturable)
+        method.step(state, batch(N, step), batch(7, step))
+    assert seen == [True, True, False, True]
+    state.advance(1)  # as after a replay: steps and those of the inner method
+    assert (state.steps, state.inner.taken) == (5, 5)
+    assert not state.capturable
 
 
 def test_by_name_suggests() -> None:
@@ -269,14 +280,17 @@ def test_reweight_takes_no_step_when_no_example_helps() -> None:
     assert torch.equal(normalized(torch.tensor([-1.0, -2.0])), torch.zeros(2))
 
 
+@pytest.mark.parametrize("engine", ["loop", "layerwise"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_meta_weight_net_gradient_by_central_differences(normalize: bool) -> None:
-    method, task = MetaWeightNet(hidden=5, normalize_weights=normalize), make_task()
+def test_meta_weight_net_gradient_by_central_differences(normalize: bool, engine: str) -> None:
+    method, task = MetaWeightNet(hidden=5, normalize_weights=normalize, engine=engine), make_task()
     source, target = batch(N, 0), batch(7, 1)
     torch.manual_seed(0)
     state = method.init(task)
     losses = task.losses.source(task.model, source)
-    found, _ = method.meta_gradient(state, losses, target)
+    c = method.coefficients(state.weigh(losses))
+    direction, _ = state.after(plain_gradient_of(losses, c.detach(), task.model), target)
+    found = method.meta_gradient(state, c, state.engine(task.model, task.losses.source, source, direction)[1])
 
     def target_loss() -> float:
         """L_t after a real step with the weights of now."""

@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+from soseleto.algorithm import Soseleto
+from soseleto.batch import Batch, NoisyLosses
 from soseleto.data import Examples
+from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.experiments import svhn_mnist, svhn_mnist_data
 from soseleto.experiments.results import Row
@@ -38,6 +43,8 @@ from soseleto.experiments.svhn_mnist_words import (
     parser,
     sources_table,
 )
+from soseleto.schedules import sgd
+from soseleto.task import Task
 
 ROOT = Path(__file__).parent.parent
 TINY: dict[str, Any] = {"n_source": 200, "n_test": 100, "epochs": 1}
@@ -170,6 +177,34 @@ def test_shuffled_weights_weigh_other_examples() -> None:
     assert weights.values[:10].eq(0.5).all()
     assert not torch.equal(weights.take(torch.arange(50)), weights.values)
     assert torch.equal(weights.take(torch.arange(50)).sort().values, weights.values.sort().values)
+    weights.step(moved, torch.full((10,), -0.5), torch.zeros(10), weights.rows(moved))  # as the algorithm calls it
+    assert weights.values[:10].eq(0.0).all()
+    assert weights.values[10:].eq(1.0).all()
+
+
+def test_the_step_of_shuffled_weights_follows_those_of_others() -> None:
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(50, 4), torch.randint(3, (50,))
+    moved = {}
+    for method in (Soseleto(), svhn_mnist.ShuffledWeights()):
+        model = nn.Linear(4, 3)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        task = Task(
+            model=model, losses=NoisyLosses(), n_source=50, steps=10, shared=frozenset(trainable(model)),
+            target_head=frozenset(), make_optimizer=sgd(0.1, 0.0), device=torch.device("cpu"),
+            guard=lambda side, losses, index: None,
+        )  # fmt: skip
+        state = method.init(task)
+        state.weights.values[:25] = 0.0
+        weighs = state.weights.take(torch.arange(50))
+        method.step(state, Batch(torch.arange(50), inputs, labels), Batch(torch.arange(4), inputs[:4], labels[:4]))
+        moved[method.name] = model.weight.detach().clone()
+        zeros = torch.zeros(3, 4, requires_grad=True)
+        plain = F.cross_entropy(F.linear(inputs, zeros), labels, reduction="none")
+        (expected,) = torch.autograd.grad((weighs * plain).sum() / weighs.sum(), zeros)
+        assert torch.allclose(moved[method.name], -0.1 * expected, atol=1e-6)
+    assert not torch.allclose(moved["soseleto"], moved["shuffled_weights"])
 
 
 def test_differences_are_taken_within_a_draw() -> None:

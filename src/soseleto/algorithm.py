@@ -136,12 +136,12 @@ class Soseleto:
             return self._frozen_step(state, source, target)
         task, model, losses = state.task, state.task.model, state.task.losses
         weight_step = self.weight_step * state.lr_left()
-        alpha = state.weights.take(source.index)  # α_b
+        rows = state.weights.rows(source.index)  # α_b, with scores and visits
 
         def new_coefficients(q: Tensor) -> Tensor:
-            return self.coefficients(task, self._move(state, source, q, weight_step), source)
+            return self.coefficients(task, self._move(state, source, q, weight_step, rows), source)
 
-        coefficients = new_coefficients if self.weights_first else self.coefficients(task, alpha, source)
+        coefficients = new_coefficients if self.weights_first else self.coefficients(task, rows[0], source)
         fresh = monitor or state.looks
         if fresh:
             state.steps.add_(1)
@@ -171,24 +171,31 @@ class Soseleto:
         before = _copies(model) if monitor else {}
         take_step(task, state, gradients, max_norm=self.max_norm)  # θ, φˢ and φᵗ step, with the old α
         if not self.weights_first:
-            self._move(state, source, passes.alignment, weight_step)
+            self._move(state, source, passes.alignment, weight_step, rows)
         if monitor:
-            numbers |= _monitor(state, passes, before, source, target)
+            multiplier = weight_step * state.alive * self._unit(state)  # α moved by multiplier·q
+            numbers |= _monitor(state, passes, before, source, target, multiplier)
         state.advance(1)
         return numbers
 
-    def _move(self, state: SoseletoState, source: Batch, q: Tensor, weight_step: Tensor | float) -> Tensor:
+    def _move(
+        self, state: SoseletoState, source: Batch, q: Tensor, weight_step: Tensor | float, rows: Tensor
+    ) -> Tensor:
         """α_b ← CLIP(α_b + λ_α λ_p Qᵀ ∂L_t/∂θ); returns the new α_b."""
-        whole = state.mean_so_far(self.target_average)  # what turns q into alignments
-        useful = q * whole
-        unit = state.one_over_size(useful, source.total) if self.scale_free else 1.0  # ... in units of their size
-        scaled, pace = unit * useful, weight_step * state.alive
-        state.multiplier = pace * unit * whole
-        moved = state.weights.step(source.index, pace * scaled, scaled)
+        useful = q * state.mean_so_far(self.target_average)
+        if self.scale_free:
+            state.measure(useful, source.total)
+        unit = state.one_over_size if self.scale_free else 1.0
+        scaled = unit * useful
+        moved = state.weights.step(source.index, weight_step * state.alive * scaled, scaled, rows)
         if state.pooling is not None:
             pooled = state.pooling.estimate(source.index, source.labels, useful)
             state.weights.scores[source.index] = (unit * pooled).to(torch.float32)  # a mean over visits already
         return moved
+
+    def _unit(self, state: SoseletoState) -> Tensor | float:
+        """What q was multiplied by: the start of the running mean made good, in units of the alignments' own size."""
+        return state.mean_so_far(self.target_average) * (state.one_over_size if self.scale_free else 1.0)
 
     def coefficients(self, task: Task, alpha: Tensor, source: Batch) -> Tensor:
         """c with Σ c_j ℓ_j the weighted source loss: Σαℓ/Σα, or the paper's mean(αℓ)."""
@@ -238,7 +245,7 @@ def per_error(alignment: Tensor, losses: Tensor) -> Tensor:
 
 _SMALLEST_ERROR = 1e-4
 # of SoseletoState
-_NUMBERS = ("steps", "moves", "square", "target_loss", "first_target_loss", "alive", "multiplier")
+_NUMBERS = ("steps", "moves", "square", "target_loss", "first_target_loss", "alive")
 
 
 @dataclass
@@ -262,7 +269,6 @@ class SoseletoState:
     target_loss: Tensor  # running mean
     first_target_loss: Tensor
     alive: Tensor  # 1 while the target loss carries a signal, else 0
-    multiplier: Tensor  # α moved by multiplier·q
     compared: frozenset[str]  # the parameters that alignments are over
     pooling: Pooling | None = None
     every: int = 1  # steps from one look at the target to the next
@@ -289,7 +295,6 @@ class SoseletoState:
             target_loss=number(),
             first_target_loss=number(),
             alive=number(1.0),
-            multiplier=number(),
             compared=task.shared,
             every=every,
         )
@@ -353,10 +358,14 @@ class SoseletoState:
         self.target_loss.lerp_(target_loss, 0.1)
         torch.gt(self.target_loss, vanished * self.first_target_loss, out=self.alive)
 
-    def one_over_size(self, q: Tensor, total: int) -> Tensor:
-        """One over the root mean square of all alignments so far, these and those of other ranks included."""
+    def measure(self, q: Tensor, total: int) -> None:
+        """These alignments, and those of other ranks, join ``one_over_size``."""
         self.moves.add_(1)
         self.square.add_(self.task.sharing.sum(torch.dot(q, q)), alpha=1.0 / total)
+
+    @property
+    def one_over_size(self) -> Tensor:
+        """One over the root mean square of all alignments so far."""
         return (self.moves / self.square).sqrt_()
 
 
@@ -365,7 +374,12 @@ def _copies(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _monitor(
-    state: SoseletoState, passes: Passes, before: dict[str, Tensor], source: Batch, target: Batch
+    state: SoseletoState,
+    passes: Passes,
+    before: dict[str, Tensor],
+    source: Batch,
+    target: Batch,
+    multiplier: Tensor,
 ) -> dict[str, Tensor]:
     """The paper's conditions, in numbers.
 
@@ -382,7 +396,7 @@ def _monitor(
     size = task.sharing.sum(passes.alignment.square().sum()).sqrt()  # ‖Qᵀ∂L_t/∂θ‖
     return {
         "held": 1.0 - state.alive,
-        "condition": state.multiplier * size / math.sqrt(source.total),
+        "condition": multiplier * size / math.sqrt(source.total),
         "predicted_change": first_order,
         "actual_change": after - task.sharing.mean(passes.target_losses, target),
     }

@@ -1,8 +1,8 @@
 """A training step recorded once as a CUDA graph and replayed: small networks stop waiting for the launch of kernels.
 
 Nothing in a method knows of it, but a method whose steps go through phases, or look at a count of their own, has a
-state that says ``capturable`` (False until the last phase is reached, or for good). A step whose batch has another
-shape, or that is monitored, runs as usual.
+state that says ``capturable`` (False until the last phase is reached, or before a step that is unlike the others). A
+step whose batch has another shape, or that is monitored, runs as usual.
 """
 
 from __future__ import annotations

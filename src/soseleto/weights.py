@@ -57,14 +57,15 @@ class Weights:
         return self._visits.to(torch.int32)
 
     def take(self, index: Tensor) -> Tensor:
-        """The weights at these places, (B,), each at most once (checked where that needs no wait for a device)."""
-        if not index.is_cuda and len(index):  # a rank's part of a batch may be empty
-            self.check(index)
-        return self.values.index_select(0, index)
+        """The weights at these places, (B,)."""
+        return self.rows(index)[0]
 
-    def step(self, index: Tensor, change: Tensor, alignment: Tensor) -> Tensor:
-        """α ← CLIP(α + change) at places that were taken; the alignment joins the running score. The new α, (B,)."""
-        rows = self._table.index_select(1, index)
+    def step(self, index: Tensor, change: Tensor, alignment: Tensor, rows: Tensor | None = None) -> Tensor:
+        """α ← CLIP(α + change) at these places; the alignment joins the running score. The new α, (B,).
+
+        ``rows``: what ``rows`` gave for them, where that is at hand; it is changed in place.
+        """
+        rows = self.rows(index) if rows is None else rows
         moved, scores, visits = rows
         moved.add_(change).clamp_(0.0, 1.0)  # the only clip
         visits.add_(1.0)
@@ -73,7 +74,10 @@ class Weights:
         return moved
 
     def rows(self, index: Tensor) -> Tensor:
-        """All that is known of these places, (3, B)."""
+        """All that is known of these places, (3, B): weights, scores, visits; each place at most once (checked where
+        that needs no wait for a device)."""
+        if not index.is_cuda and len(index):  # a rank's part of a batch may be empty
+            self.check(index)
         return self._table.index_select(1, index)
 
     def put(self, index: Tensor, rows: Tensor) -> None:

@@ -248,7 +248,12 @@ def make_model(config: Config) -> nn.Module:
 def heading(config: Config) -> Row:
     """The entries of a row that are known before the run."""
     plain = {**dataclasses.asdict(config), "settings": dict(config.settings)}
-    plain = {name: value for name, value in plain.items() if value or name not in ("probes", "folds")}
+    later = (
+        "probes",
+        "folds",
+        "micro_batch_size",
+    )  # left out at their defaults: rows from before them are the same run
+    plain = {name: value for name, value in plain.items() if value or name not in later}
     return {"method": config.method, "setting": {"noise": config.noise}, "seed": config.seed, "config": plain}
 
 

@@ -204,8 +204,11 @@ class _Shuffled(Weights):
         super().__init__(n, initial=initial, device=device)
         self._other = torch.randperm(n, generator=generator(0, f"{NAME}/shuffled weights")).to(device)
 
-    def take(self, index: Tensor) -> Tensor:
-        return super().take(self._other[index])
+    def rows(self, index: Tensor) -> Tensor:
+        return super().rows(self._other[index])
+
+    def step(self, index: Tensor, change: Tensor, alignment: Tensor, rows: Tensor | None = None) -> Tensor:
+        return super().step(index, change, alignment, super().rows(index))
 
 
 def make_method(config: Config, data: Digits) -> Method:

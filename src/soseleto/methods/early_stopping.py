@@ -45,17 +45,16 @@ class EarlyStopping:
         return f"EarlyStopping(method={self.method!r}, heldout={len(self.heldout)} examples, every={self.every})"
 
     def init(self, task: Task) -> EarlyStoppingState:
-        return EarlyStoppingState(task, self.method.init(task))
+        return EarlyStoppingState(task, self.method.init(task), self.every)
 
     def step(
         self, state: EarlyStoppingState, source: Batch, target: Batch, *, monitor: bool = False
     ) -> dict[str, Tensor]:
         numbers = self.method.step(state.inner, source, target, monitor=monitor)
         state.steps += 1
-        last = state.steps == state.task.steps
-        if last or state.steps % self.every == 0:
+        if state.is_due(state.steps):
             state.consider(accuracy(state.task.model, self.heldout.to(state.task.device)))
-        if last:
+        if state.steps == state.task.steps:
             state.task.model.load_state_dict(state.best)
         return numbers
 
@@ -66,10 +65,28 @@ class EarlyStoppingState:
 
     task: Task
     inner: Any
+    every: int
     steps: int = 0
     best_accuracy: float = -1.0
     best: dict[str, Tensor] = field(default_factory=dict)
-    capturable = False  # steps are counted and held-out examples tried
+
+    def is_due(self, step: int) -> bool:
+        """Whether held-out examples are tried after this step."""
+        return step % self.every == 0 or step == self.task.steps
+
+    @property
+    def capturable(self) -> bool:
+        return not self.is_due(self.steps + 1) and getattr(self.inner, "capturable", True)
+
+    @property
+    def looks(self) -> bool:
+        return getattr(self.inner, "looks", True)
+
+    def advance(self, steps: int) -> None:
+        """Steps were taken by replaying them."""
+        self.steps += steps
+        if hasattr(self.inner, "advance"):
+            self.inner.advance(steps)
 
     @property
     def optimizer(self) -> Optimizer:

@@ -2,8 +2,12 @@
 
     V(ℓ; Θ) = sigmoid(MLP(ℓ)),  one hidden layer of 100 ReLU units
     θ̂(Θ) = θ − λ_p ∂/∂θ (1/B) Σ_j V(ℓ_j; Θ) ℓ_j            a virtual step; V's input is held constant
-    Θ ← Θ − λ_Θ ∂L_t(θ̂(Θ))/∂Θ                              the meta-update, by double backward
+    Θ ← Θ − λ_Θ ∂L_t(θ̂(Θ))/∂Θ                              the meta-update
     θ ← θ − λ_p ∂/∂θ (1/B) Σ_j V(ℓ_j; Θ) ℓ_j               with the new Θ
+
+θ̂ is linear in the weights, so ∂L_t(θ̂)/∂V_j = −(λ_p/B) ⟨∂ℓ_j/∂θ, ∂L_t/∂θ at θ̂⟩: alignments with the target gradient
+after the virtual step, which an engine gives exactly; no double backward is needed. The source is run twice a step,
+so a model that draws (dropout) draws twice, and one with running means (BatchNorm) counts the batch twice.
 
 Θ is trained by Adam, the virtual step is one of plain gradient descent with the current learning rate (no momentum),
 and V starts at PyTorch's own initial values. ``normalize_weights`` divides by ΣV instead of B: with the paper's
@@ -25,7 +29,7 @@ from torch.func import functional_call
 from torch.optim import Adam
 
 from soseleto.batch import Batch
-from soseleto.engines import Losses, trainable
+from soseleto.engines import Engine, Losses, make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.state import State, require_noisy, source_losses
@@ -36,12 +40,14 @@ from soseleto.weights import Weights
 @dataclass(frozen=True, kw_only=True)
 class MetaWeightNet:
     """hidden: units of the weight network; meta_lr, meta_decay: Adam's rate and weight decay for it;
-    normalize_weights: the source loss is ΣVℓ/ΣV instead of the paper's mean(Vℓ)."""
+    normalize_weights: the source loss is ΣVℓ/ΣV instead of the paper's mean(Vℓ); engine: how alignments are computed.
+    """
 
     hidden: int = 100
     meta_lr: float = 1e-3
     meta_decay: float = 1e-4
     normalize_weights: bool = False
+    engine: str | Engine = "auto"
 
     name = "meta_weight_net"
 
@@ -56,6 +62,7 @@ class MetaWeightNet:
         return MetaWeightNetState.start(
             task,
             weights=Weights(task.n_source, device=task.device),
+            engine=make_engine(self.engine),
             net=net,
             meta_optimizer=Adam(
                 net.parameters(),
@@ -68,33 +75,26 @@ class MetaWeightNet:
     def step(
         self, state: MetaWeightNetState, source: Batch, target: Batch, *, monitor: bool = False
     ) -> dict[str, Tensor]:
-        task, parameters = state.task, trainable(state.task.model)
+        task = state.task
         losses = source_losses(task, source)
-        meta_gradient, target_loss = self.meta_gradient(state, losses, target)
-        state.meta_step(meta_gradient, self.meta_lr)
+        before = self.coefficients(state.weigh(losses))
+        moves = gradient(losses, trainable(task.model), before.detach())
+        direction, target_loss = state.after(moves, target)
+
+        def with_new_weights(alignment: Tensor) -> Tensor:
+            state.meta_step(self.meta_gradient(state, before, alignment), self.meta_lr)
+            return self.coefficients(state.weigh(losses)).detach()
+
+        found = state.engine.source_pass(task.model, task.losses.source, source, direction, with_new_weights)
+        state.take(found.gradient)
         with torch.no_grad():
-            v = state.weigh(losses)
-        state.take(gradient(losses, parameters, self.coefficients(v)))
-        state.report(source.index, v)
+            state.report(source.index, state.weigh(losses))
         return {"source_loss": losses.detach().mean(), "target_loss": target_loss}
 
-    def meta_gradient(
-        self, state: MetaWeightNetState, losses: Tensor, target: Batch
-    ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """∂L_t(θ̂(Θ))/∂Θ in the order of the weight network's parameters, and L_t(θ̂); the losses' graph stays."""
-        task, parameters = state.task, trainable(state.task.model)
-        c = self.coefficients(state.weigh(losses))
-        moves = torch.autograd.grad(
-            losses, list(parameters.values()), grad_outputs=c, create_graph=True, allow_unused=True
-        )
-        virtual = {
-            f"model.{name}": p if move is None else p.detach() - state.lr * move
-            for (name, p), move in zip(parameters.items(), moves, strict=True)
-        }
-        meta_losses = functional_call(_Target(task.model, task.losses), virtual, (target,))
-        task.guard("target", meta_losses.detach(), target.index)
-        loss = meta_losses.mean()
-        return torch.autograd.grad(loss, list(state.net.parameters()), retain_graph=True), loss.detach()
+    def meta_gradient(self, state: MetaWeightNetState, coefficients: Tensor, alignment: Tensor) -> tuple[Tensor, ...]:
+        """∂L_t(θ̂(Θ))/∂Θ in the order of the weight network's parameters, through ∂L_t/∂c_j = −λ_p q_j."""
+        of_coefficients = -state.lr * alignment.to(coefficients.dtype)
+        return torch.autograd.grad(coefficients, list(state.net.parameters()), grad_outputs=of_coefficients)
 
     def coefficients(self, v: Tensor) -> Tensor:
         """c with Σ c_j ℓ_j the weighted loss."""
@@ -103,6 +103,7 @@ class MetaWeightNet:
 
 @dataclass(kw_only=True)
 class MetaWeightNetState(State):
+    engine: Engine
     net: nn.Module  # V
     meta_optimizer: Adam
 
@@ -117,6 +118,17 @@ class MetaWeightNetState(State):
     def weigh(self, losses: Tensor) -> Tensor:
         """V(ℓ) of each loss, (B,); the losses themselves are constants here."""
         return self.net(losses.detach()[:, None]).squeeze(1)
+
+    def after(self, moves: Mapping[str, Tensor], target: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """∂L_t/∂θ after the virtual step θ̂ = θ − λ_p·moves, and L_t there; the model itself stays."""
+        parameters = trainable(self.task.model)
+        virtual = {k: (p.detach() - self.lr * moves[k]).requires_grad_() for k, p in parameters.items() if k in moves}
+        losses = functional_call(
+            _Target(self.task.model, self.task.losses), {f"model.{k}": p for k, p in virtual.items()}, (target,)
+        )
+        self.task.guard("target", losses.detach(), target.index)
+        found = torch.autograd.grad(losses.mean(), list(virtual.values()), allow_unused=True)
+        return {k: g for k, g in zip(virtual, found, strict=True) if g is not None}, losses.detach().mean()
 
     def meta_step(self, gradients: tuple[Tensor, ...], meta_lr: float) -> None:
         for parameter, g in zip(self.net.parameters(), gradients, strict=True):
