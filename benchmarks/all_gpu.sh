@@ -10,8 +10,10 @@ data=$([ -d "${SOSELETO_DATA:-/nowhere}/cifar-10-batches-bin" ] || echo --made-u
 failed=0
 "$python" benchmarks/step.py --check --out "$out/step-gpu.json" || failed=1
 "$python" benchmarks/step.py --channels-last --out "$out/step-channels-last-gpu.json"
-"$python" benchmarks/end_to_end.py $data --channels-last --only "soseleto.fit" --out "$out/end_to_end-channels-last-gpu.json"
-"$python" benchmarks/end_to_end.py $data --only "soseleto.fit" "plain PyTorch, tensors on the device" --check --out "$out/end_to_end-gpu.json" || failed=1
+for form in "" --bf16; do
+  "$python" benchmarks/end_to_end.py $data --channels-last $form --only "soseleto.fit" "plain PyTorch, tensors on the device" \
+    --check --out "$out/end_to_end${form#-}-gpu.json" || failed=1
+done
 "$python" benchmarks/peers.py --check --out "$out/peers-gpu.json" || failed=1
 "$python" benchmarks/scaling.py --check --out "$out/scaling-gpu.json" || failed=1
 exit $failed

@@ -70,27 +70,30 @@ def tokens(length: int) -> Callable[[int], Tensor]:
     return lambda n: torch.randint(1000, (n, length))
 
 
-def cases(device: torch.device) -> list[Case]:
-    """Full size on a GPU; on a CPU the same networks, made to fit into seconds."""
+def cases(device: torch.device, *, full: bool = False) -> list[Case]:
+    """Full size on a GPU and where asked for; else on a CPU the same networks, made to fit into seconds."""
     gpu = device.type == "cuda"
-    width = 64 if gpu else 16
-    b, t = (256, 32) if gpu else (64, 8)
+    full = full or gpu
+    width = 64 if full else 16
+    b, t = (256, 32) if full else (64, 8)
     found = [
         Case("Quick", quick, 256, 32, images),
         Case("ResNet-18 GroupNorm", lambda: resnet18(width=width), b, t, images),
         Case("ResNet-18 BatchNorm", lambda: resnet18(width=width, norm=nn.BatchNorm2d), b, t, images),
     ]
+    found.append(Case("transformer", *((Encoder, 64, 8, tokens(256)) if full else (_small_encoder, 64, 8, tokens(64)))))
     if gpu:
-        found.append(Case("transformer", Encoder, 64, 8, tokens(256)))
         found += [
             Case("Quick", quick, 256, 32, images, torch.bfloat16),
             Case("ResNet-18 GroupNorm", resnet18, b, t, images, torch.bfloat16),
             Case("transformer", Encoder, 64, 8, tokens(256), torch.bfloat16),
             Case("ResNet-18 GroupNorm, equal batches", resnet18, 256, 256, images),
         ]
-    else:
-        found.append(Case("transformer", lambda: Encoder(2, 128), 64, 8, tokens(64)))
     return found
+
+
+def _small_encoder() -> Encoder:
+    return Encoder(2, 128)
 
 
 def task_for(case: Case, model: nn.Module, n_source: int, device: torch.device) -> Task:

@@ -1,6 +1,6 @@
 """How a step grows with the batch, the model's width, the sequence's length and the number of source examples.
 
-    python benchmarks/scaling.py [--device cpu|cuda] [--small] [--out FILE] [--check]
+    python benchmarks/scaling.py [--device cpu|cuda] [--small] [--only TABLE ...] [--out FILE] [--check]
 
 The first three tables time our step and an ordinary step on the source batch (both as CUDA graphs on a GPU), and give
 on a GPU the peak memory of our step and of an ordinary step on as many examples, source and target together. The last
@@ -25,6 +25,7 @@ from soseleto.models import quick, resnet18
 from soseleto.weights import Weights
 
 AT_MOST_PERCENT = 1.0
+UPDATE = "source examples"
 PLACES = 64  # batches of places, so that no update finds its numbers still in a cache
 
 
@@ -92,17 +93,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--small", action="store_true", help="smaller models and batches: minutes on a CPU")
     parser.add_argument("--tiny", action="store_true", help="toy sizes: whether it runs, not how fast")
+    parser.add_argument("--only", nargs="+", default=[], help="these tables only, by the first words of their titles")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
     sizes = TINY if options.tiny else SMALL if options.small else FULL
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
+    wanted = tuple(options.only) or ("",)
     for title, swept in sweeps(sizes).items():
+        if not title.startswith(wanted):
+            continue
         part = [{"against": title, **step_row(size, case, device, sizes)} for size, case in swept.items()]
         show(f"A step against {title}", part)
         rows += part
         write(options.out, "scaling", device, rows)  # what is measured stays, should the rest be cut short
-    part = [{"against": "source examples", **row} for row in update_rows(device, sizes)]
+    if not UPDATE.startswith(wanted):
+        return
+    part = [{"against": UPDATE, **row} for row in update_rows(device, sizes)]
     show("The update of weights and scores against source examples", part)
     rows += part
     write(options.out, "scaling", device, rows)

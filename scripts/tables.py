@@ -99,7 +99,7 @@ def overhead(row: dict[str, Any]) -> list[str]:
 def speed() -> dict[str, str]:
     """The tables of docs/speed.md, by their marks."""
     heads = ["model", "precision", "B, T", "engine", "ordinary, ms", "ours", "floor", "memory"]
-    trainings = ("end_to_end-gpu.json", "end_to_end-channels-last-gpu.json")
+    trainings = ("end_to_end-gpu.json", "end_to_end-bf16-gpu.json")
     return {
         "step": of_files(heads, step, STEPS[0], "step-channels-last-gpu.json", STEPS[1]),
         "peers": of_files(["model", "job", "by", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"),
