@@ -80,8 +80,8 @@ def cases(device: torch.device, *, full: bool = False) -> list[Case]:
         Case("Quick", quick, 256, 32, images),
         Case("ResNet-18 GroupNorm", lambda: resnet18(width=width), b, t, images),
         Case("ResNet-18 BatchNorm", lambda: resnet18(width=width, norm=nn.BatchNorm2d), b, t, images),
+        Case("transformer", lambda: Encoder() if full else Encoder(2, 128), 64, 8, tokens(256 if full else 64)),
     ]
-    found.append(Case("transformer", *((Encoder, 64, 8, tokens(256)) if full else (_small_encoder, 64, 8, tokens(64)))))
     if gpu:
         found += [
             Case("Quick", quick, 256, 32, images, torch.bfloat16),
@@ -90,10 +90,6 @@ def cases(device: torch.device, *, full: bool = False) -> list[Case]:
             Case("ResNet-18 GroupNorm, equal batches", resnet18, 256, 256, images),
         ]
     return found
-
-
-def _small_encoder() -> Encoder:
-    return Encoder(2, 128)
 
 
 def task_for(case: Case, model: nn.Module, n_source: int, device: torch.device) -> Task:
