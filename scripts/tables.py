@@ -87,6 +87,13 @@ def update(row: dict[str, Any]) -> list[str] | None:
     return [f"{row['size']:,}", f"{row['update µs']:.1f}", f"{row['share %']:.2f} %"]
 
 
+def sweep(row: dict[str, Any]) -> list[str] | None:
+    if row["against"] == "source examples":
+        return None
+    memory = [f"{row['ours MiB']:,.0f}", f"{row['ordinary MiB']:,.0f}"]
+    return [row["against"], f"{row['size']:,}", f"{row['ours ms']:.2f}", f"{row['times']:.2f}x", *memory]
+
+
 def training(row: dict[str, Any]) -> list[str]:
     accuracy = "made-up images" if row["accuracy"] is None else f"{row['accuracy']:.1f}"
     return [row["training"], row["form"], f"{row['seconds']:.1f}", accuracy]
@@ -103,6 +110,11 @@ def speed() -> dict[str, str]:
     return {
         "step": of_files(heads, step, STEPS[0], "step-channels-last-gpu.json", STEPS[1]),
         "peers": of_files(["model", "job", "by", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"),
+        "sweeps": of_files(
+            ["against", "size", "ours, ms", "over an ordinary step", "MiB", "MiB, ordinary on B+T"],
+            sweep,
+            "scaling-gpu.json",
+        ),
         "update": of_files(["source examples", "µs", "of a Quick step"], update, "scaling-gpu.json"),
         "training": of_files(["training", "form", "seconds", "test accuracy"], training, *trainings),
         "overhead": of_files(["step", "ms", "operations, ms", "overhead"], overhead, "overhead-cpu.json"),

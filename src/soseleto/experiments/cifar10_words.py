@@ -10,7 +10,7 @@ from typing import Any
 from soseleto.errors import UsageError
 from soseleto.experiments import words as common
 from soseleto.experiments.cifar10_noise import LINES, NOISE, SCHEDULES, Config, configuration, run_all
-from soseleto.experiments.results import Row, load, put_between, table
+from soseleto.experiments.results import Row, Spread, load, put_between, table
 from soseleto.experiments.words import setting
 
 SETTINGS = {
@@ -27,6 +27,8 @@ PAPER = (
     ("paper: SOSELETO", "72.41", "69.98", "66.33"),
 )
 UNAWARE = ("target_only", "oracle")
+VARIANT = "…"  # how the titles of SOSELETO's variants begin
+RUNS = 5  # seeds
 # Entries of the configuration that may be changed from outside.
 NUMBERS = {
     "epochs": int,
@@ -75,14 +77,32 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
-    """Accuracy after the last epoch, with the paper's numbers on top."""
-    titles = {name: title for name, (title, _) in LINES.items()}
+    """Accuracy of every method after the last epoch, with the paper's numbers on top."""
+    titles = {name: title for name, (title, _) in LINES.items() if not title.startswith(VARIANT)}
     settings = {title: {"noise": noise} for title, noise in SETTINGS.items()}
     there = {row["setting"]["noise"] for row in rows}
     symmetric = [n for n in SETTINGS.values() if isinstance(n, float)]
     blank = [""] * sum(n in there for n in SETTINGS.values() if isinstance(n, str))
     paper = [[line[0], *(line[1 + i] for i, n in enumerate(symmetric) if n in there), *blank] for line in PAPER]
-    return table(_at_every_noise(rows), lambda row: row.get("accuracy"), methods=titles, settings=settings, more=paper)
+    return _accuracies(_at_every_noise(rows), titles, settings, paper)
+
+
+def ingredients_table(rows: Sequence[Row]) -> str:
+    """SOSELETO's accuracy with one thing changed."""
+    titles = {name: title for name, (title, _) in LINES.items() if title.startswith(VARIANT) or name == "soseleto"}
+    rows = [row for row in rows if row["method"] in titles]
+    return _accuracies(rows, titles, _columns(), [])
+
+
+def _accuracies(
+    rows: Sequence[Row], titles: Mapping[str, str], settings: Mapping[str, Any], more: Sequence[Sequence[str]]
+) -> str:
+    """A cell that is of other than five runs says of how many."""
+
+    def show(cell: Spread) -> str:
+        return str(cell) if cell.n == RUNS else f"{cell} ({cell.n})"
+
+    return table(rows, lambda row: row.get("accuracy"), methods=titles, settings=settings, more=more, show=show)
 
 
 def _at_every_noise(rows: Sequence[Row]) -> list[Row]:
@@ -164,6 +184,7 @@ def _columns() -> dict[str, dict[str, Any]]:
 
 TABLES = {
     "accuracy": accuracy_table,
+    "ingredients": ingredients_table,
     "better half": better_half_table,
     "auroc": auroc_table,
     "precision": precision_table,

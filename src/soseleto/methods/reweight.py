@@ -29,9 +29,10 @@ from soseleto.weights import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class Reweight:
-    """engine: how alignments are computed."""
+    """engine: how alignments are computed; max_norm: clip the norm of the gradient that the optimizer sees."""
 
     engine: str | Engine = "auto"
+    max_norm: float | None = None
 
     name = "reweight"
 
@@ -53,7 +54,7 @@ class Reweight:
         task.guard("target", passes.target_losses, target.index)
         of_source = {k: g for k, g in passes.source_gradient.items() if k not in task.target_head}
         of_target = {k: g for k, g in passes.target_gradient.items() if k in task.target_head}
-        state.take(of_source | of_target)
+        state.take(of_source | of_target, max_norm=self.max_norm)
         w = normalized(passes.alignment)
         state.report(source.index, w / w.max().clamp_min(torch.finfo(w.dtype).tiny))
         return {"source_loss": passes.source_losses.mean(), "target_loss": passes.target_losses.mean()}
