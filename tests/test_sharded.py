@@ -67,6 +67,9 @@ CASES: dict[str, dict[str, Any]] = {
     "ordinary": {"method": Ordinary()},
     "mixed": {"method": Mixed()},
     "target only": {"method": TargetOnly()},
+    "transfer": {"mode": "transfer", "epochs": 25 if LONG else 4},
+    "transfer, micro-batches": {"mode": "transfer", "micro_batch_size": 2},
+    "transfer, target's share": {"mode": "transfer", "method": soseleto.Soseleto(target_share=0.5)},
 }
 
 
@@ -107,17 +110,20 @@ def test_nothing_as_large_as_the_model_is_kept_whole() -> None:
     assert second == {(7, 3), (5, 2), (3, 1)}
 
 
-def stopped_after(reducer: Reducer | None, out: str, steps: int) -> Any:
+def stopped_after(reducer: Reducer | None, out: str, mode: str, steps: int) -> Any:
     asked = reducer is None or reducer.rank == 1
-    return train_sharded(reducer, epochs=2, out=out, optimizer=ask_at(steps if asked else 0, terminate))
+    return train_sharded(reducer, mode=mode, epochs=2, out=out, optimizer=ask_at(steps if asked else 0, terminate))
 
 
-def test_a_sharded_run_goes_on(tmp_path: Path) -> None:
-    whole, out = train_sharded(None, epochs=2, optimizer=ask_at(0, terminate)), str(tmp_path / "run")
-    for answer in together(2, stopped_after, out, 5):
+@pytest.mark.parametrize("mode", ["noisy", "transfer"])
+def test_a_sharded_run_goes_on(mode: str, tmp_path: Path) -> None:
+    whole, out = train_sharded(None, mode=mode, epochs=2, optimizer=ask_at(0, terminate)), str(tmp_path / "run")
+    for answer in together(2, stopped_after, out, mode, 5):
         assert answer[0] == "Interrupted", answer
-    for answer in together(3, stopped_after, out, 0):
+    for answer in together(3, stopped_after, out, mode, 0):
         require_close(whole, answer)
+    if mode == "transfer":
+        return
     model = net()
     model.load_state_dict(RunFolder(out).model_state())
     torch.testing.assert_close(model[2].weight.detach(), whole["model 2.weight"], rtol=1e-6, atol=1e-6)
@@ -130,7 +136,6 @@ def refused(reducer: Reducer) -> list[str]:
         {"engine": "double_backward"},
         {"engine": "loop"},
         {"model": shard(net(Mixing()), 2)},
-        {"mode": "transfer"},
         {"non_finite": "skip"},
         {"reducer": None},
     ):
@@ -150,7 +155,6 @@ def test_what_cannot_be_done_with_a_sharded_model_is_said() -> None:
                 "EngineError: the model is sharded (fully_shard), where the double_backward engine cannot work",
                 "EngineError: the model is sharded (fully_shard), where the loop engine cannot work",
                 "is not exact for this sharded model: examples of a batch act on each other",
-                "UsageError: a sharded model (fully_shard) trains in noisy mode",
                 "UsageError: non_finite='skip' keeps a copy of a plain model",
                 "UsageError: the parameter '0.0.weight' is not sharded over all 1 ranks",
             ],

@@ -26,6 +26,7 @@ from soseleto.engines.layerwise import tolerance
 from soseleto.engines.shards import is_shard, rest, sharded_modules, whole
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, UsageError
+from soseleto.models import TrunkAndHeads
 from soseleto.sharing import LossOf, Sharing
 
 
@@ -109,10 +110,20 @@ class ShardedSharing(Sharing):
             yield (parts[k], len(parts[k])) if k < len(parts) else (_nobody(batch), 0)
 
 
-def require_shardable(model: nn.Module, mode: str, non_finite: str, ranks: int) -> None:
+def split_heads(model: nn.Module) -> None:
+    """Plain heads beside a trunk that fully_shard was called on are split over the ranks as it is."""
+    from torch.distributed.fsdp import fully_shard
+
+    if not isinstance(model, TrunkAndHeads):
+        return
+    mesh = next(p.device_mesh for p in model.trunk.parameters() if is_shard(p))  # type: ignore[attr-defined]
+    for head in (model.source_head, model.target_head):
+        if not sharded_modules(head) and next(head.parameters(), None) is not None:
+            fully_shard(head, mesh=mesh)
+
+
+def require_shardable(model: nn.Module, non_finite: str, ranks: int) -> None:
     """Raise for what cannot be done with a model that fully_shard was called on."""
-    if mode != "noisy":
-        raise UsageError("a sharded model (fully_shard) trains in noisy mode: give every rank the plain trunk.")
     if non_finite != "stop":
         raise UsageError("non_finite='skip' keeps a copy of a plain model: leave it out for one of fully_shard.")
     rest(model)

@@ -28,7 +28,7 @@ from soseleto.result import Result
 from soseleto.resume import check_intervals
 from soseleto.run import RunFolder
 from soseleto.schedules import linear, sgd
-from soseleto.sharded import ShardedSharing, require_shardable, sharing_of
+from soseleto.sharded import ShardedSharing, require_shardable, sharing_of, split_heads
 from soseleto.sharing import Sharing, require_sharing
 from soseleto.skipping import CountingGuard, Skipping
 from soseleto.task import MakeOptimizer, MakeSchedule, Method, Task, make_guard
@@ -146,8 +146,6 @@ def fit(
         raise UsageError(f"non_finite must be 'stop' or 'skip', got {non_finite!r}.")
     sharing = _sharing(model, reducer, micro_batch_size, chosen)
     team = sharing.reducer
-    if isinstance(sharing, ShardedSharing):
-        require_shardable(model, mode, non_finite, team.ranks)
     where = team.device or choose_device(device)
     data = Data.read(source, target, test, mode).plant(probes, labels_before, mode=mode, seed=seed)
     if data.probes is not None and not sharing.nothing:
@@ -161,6 +159,9 @@ def fit(
         model.to(where)
         prepare = make_prepare(data.own_source, model, standardize=standardize)
         whole = assemble(model, mode, data, prepare, source_head=source_head, target_head=target_head)
+        if isinstance(sharing, ShardedSharing):
+            split_heads(whole)
+            require_shardable(whole, non_finite, team.ranks)
         inside = Precision(precision)
         losses = NoisyLosses(loss, inside) if mode == "noisy" else TransferLosses(loss, target_loss or loss, inside)
         check_fit(whole, losses, data, prepare)
