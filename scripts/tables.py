@@ -121,6 +121,28 @@ def speed() -> dict[str, str]:
     }
 
 
+def scale() -> str:
+    """What docs/scale.md builds on: a step over an ordinary one, and what grows with the source."""
+    steps, sizes = load("step-gpu.json"), load("scaling-gpu.json")
+    lines = [
+        [
+            f"a step of {row['model']} in {row['precision']}, B={row['B']}, T={row['T']}",
+            f"{row['times']:.2f} ordinary steps",
+        ]
+        for row in steps["rows"]
+        if row["model"] in ("ResNet-18 GroupNorm", "transformer")
+    ]
+    lines += [
+        [
+            f"weights and scores of a batch of 256, of {row['size']:,} examples in {row['MB']:,.0f} MB",
+            f"{row['update µs']:.1f} µs a step, and {row['summary ms']:.1f} ms an epoch for their summary",
+        ]
+        for row in sizes["rows"]
+        if row["against"] == "source examples" and row["size"] >= 1_000_000
+    ]
+    return table(["measured", steps["device"]], lines)
+
+
 def pages() -> dict[Path, str]:
     readme, fast = ROOT / "README.md", ROOT / "docs" / "speed.md"
     text = put_between(readme.read_text("utf-8"), "synthetic", synthetic())
@@ -131,7 +153,13 @@ def pages() -> dict[Path, str]:
     text = put_between(text, "price", of_files(["model", "precision", "ours", "floor"], price, *STEPS))
     text = put_between(text, "table 1", cifar10_words.accuracy_table(load("cifar10-noise.json")["rows"]))
     text = put_between(text, "table 2", svhn_mnist_words.accuracy_table(load("svhn-mnist.json")["rows"]))
-    found = {readme: text, fast: page, ways: put_between(ways.read_text("utf-8"), "engines", engines())}
+    large = ROOT / "docs" / "scale.md"
+    found = {
+        large: put_between(large.read_text("utf-8"), "measured", scale()),
+        readme: text,
+        fast: page,
+        ways: put_between(ways.read_text("utf-8"), "engines", engines()),
+    }
     for name, (page, tables) in EXPERIMENTS.items():
         results, path = ROOT / "results" / f"{name}.json", ROOT / "docs" / page
         if results.exists():
