@@ -19,7 +19,16 @@ from soseleto.data import Examples
 from soseleto.errors import DataError, TrainingError, UsageError
 from soseleto.experiments import cifar10_noise, runner
 from soseleto.experiments.cifar10_noise import LINES, NOISE, configuration, heading, make_method, prepare_data
-from soseleto.experiments.cifar10_words import accuracy_table, auroc_table, configs, main, page, parser, suspects_table
+from soseleto.experiments.cifar10_words import (
+    accuracy_table,
+    auroc_table,
+    configs,
+    ingredients_table,
+    main,
+    page,
+    parser,
+    suspects_table,
+)
 from soseleto.experiments.results import Results, Row, key, load, merge_files, put_between, save, started, table
 from soseleto.methods import EarlyStopping, Signals
 
@@ -232,10 +241,17 @@ def test_tables_have_means_and_spreads() -> None:
     rows = [fake_run(configuration("soseleto", noise=0.4, seed=seed)) for seed in (0, 1)]
     rows += [fake_run(configuration("ordinary", noise=0.3, seed=0))]
     text = accuracy_table(rows)
-    assert "| **SOSELETO** |  | 70.5 ± 0.7 |" in text
-    assert "| ordinary training | 70.0 |  |" in text
+    assert "| **SOSELETO** |  | 70.5 ± 0.7 (2) |" in text
+    assert "| ordinary training | 70.0 (1) |  |" in text
     assert "| paper: SOSELETO | 72.41 | 69.98 |" in text
     assert len({line.count("|") for line in text.splitlines()}) == 1
+    five = [fake_run(configuration("soseleto", noise=0.4, seed=seed)) for seed in range(3, 8)]
+    assert "| **SOSELETO** | 75.0 ± 1.6 |" in accuracy_table(five)
+    variants = [*rows, fake_run(configuration("soseleto_frozen", noise=0.4, seed=0))]
+    assert "frozen" not in accuracy_table(variants)
+    assert "| … weights frozen | 70.0 (1) |" in ingredients_table(variants)
+    unaware = [*rows, *(fake_run(configuration("oracle", noise=n, seed=0)) for n in (0.3, 0.4))]
+    assert "| oracle: every label corrected | 70.0 (1) | 70.0 (1) |" in accuracy_table(unaware)
     mixed = [rows[0], fake_run(configuration("soseleto", noise=0.4, seed=1, lr=0.1))]
     with pytest.raises(DataError, match="2 configurations"):
         table(mixed, lambda row: row["accuracy"], methods={"soseleto": "x"}, settings={"40 %": {"noise": 0.4}})

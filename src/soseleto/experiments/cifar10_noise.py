@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from soseleto.data import Augment, Examples, Preprocess, generator, load, seed_f
 from soseleto.detection import FRACTIONS, compare, wrong_among_kept
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments import cleanlab_comparison, runner
-from soseleto.experiments.results import Results, Row
+from soseleto.experiments.results import Row
 from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct_only, corrected
 from soseleto.models import by_name as by_model_name
 from soseleto.preparing import choose_device
@@ -365,21 +365,7 @@ def _detection(source: Examples, trust: Mapping[str, Tensor]) -> Row:
     return {"detection": found, "kept": {"fraction": list(FRACTIONS), **kept}}
 
 
-def run_all(
-    configs: Sequence[Config],
-    out: str | Path,
-    *,
-    root: str | Path | None = None,
-    device: str = "auto",
-    processes: int = 1,
-    report: Callable[[str], None] = print,
-) -> Results:
-    """Run what ``out`` does not hold yet; every row is on the disk as soon as its run ends."""
-    run = partial(run_one, root=root, device=device)
-    return runner.run_all(
-        configs, out, run, name=NAME, heading=heading, device=str(choose_device(device)), processes=processes,
-        report=report,
-    )  # fmt: skip
+run_all = runner.bound(NAME, heading, run_one)
 
 
 def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[Row]:

@@ -10,11 +10,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from soseleto.errors import TrainingError
 from soseleto.experiments.results import Results, Row, key, load, save, started
+from soseleto.preparing import choose_device
 from soseleto.run import device_name
 
 C = TypeVar("C")
@@ -58,6 +60,25 @@ def run_all(
     if failures:
         raise TrainingError(f"{len(failures)} of {len(waiting)} runs failed, first: {failures[0]}") from failures[0]
     return results
+
+
+def bound(name: str, heading: Callable[[C], Row], run_one: Callable[..., Row]) -> Callable[..., Results]:
+    """``run_all`` of one experiment, whose ``run_one`` is told where the data lie and which device to train on."""
+
+    def run_experiment(
+        configs: Sequence[C],
+        out: str | Path,
+        *,
+        root: str | Path | None = None,
+        device: str = "auto",
+        processes: int = 1,
+        report: Callable[[str], None] = print,
+    ) -> Results:
+        """Run what ``out`` does not hold yet; every row is on the disk as soon as its run ends."""
+        run, place = partial(run_one, root=root, device=device), str(choose_device(device))
+        return run_all(configs, out, run, name=name, heading=heading, device=place, processes=processes, report=report)
+
+    return run_experiment
 
 
 def _outcomes(configs: Sequence[C], run: Callable[[C], Row], processes: int) -> Iterator[Outcome[C]]:

@@ -13,7 +13,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,11 +25,10 @@ from soseleto.data import Augment, Examples, generator, seed_for
 from soseleto.detection import compare
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments import runner
-from soseleto.experiments.results import Results, Row
+from soseleto.experiments.results import Row
 from soseleto.experiments.svhn_mnist_data import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
 from soseleto.methods import Attention, Luo, by_name
 from soseleto.models import lenet_trunk
-from soseleto.preparing import choose_device
 from soseleto.result import Result
 from soseleto.run import REPORT
 from soseleto.schedules import cosine, linear, sgd
@@ -366,21 +364,7 @@ def class_facts(source: Examples, result: Result, *, shown: int = 10) -> list[Ro
     return facts
 
 
-def run_all(
-    configs: Sequence[Config],
-    out: str | Path,
-    *,
-    root: str | Path | None = None,
-    device: str = "auto",
-    processes: int = 1,
-    report: Callable[[str], None] = print,
-) -> Results:
-    """Run what ``out`` does not hold yet; every row is on the disk as soon as its run ends."""
-    run = partial(run_one, root=root, device=device)
-    return runner.run_all(
-        configs, out, run, name=NAME, heading=heading, device=str(choose_device(device)), processes=processes,
-        report=report,
-    )  # fmt: skip
+run_all = runner.bound(NAME, heading, run_one)
 
 
 def everything(seeds: Sequence[int]) -> list[Config]:

@@ -7,7 +7,8 @@
 
 At ε = 0 the virtual step stands still, so u is the alignment times λ_p, and λ_p cancels in w: no double backward is
 needed, and the engines give u exactly. The weight of an example is not carried to its next visit: that is the
-difference from SOSELETO. Nothing deviates from the paper; the step is that of the user's optimizer, as there.
+difference from SOSELETO. With the defaults nothing deviates from the paper, whose step is that of the user's optimizer
+too.
 
 ``state.weights`` only reports: the value is w_j as a share of the batch's largest at the last visit, the score the
 running mean of that share.
@@ -21,27 +22,39 @@ import torch
 from torch import Tensor
 
 from soseleto.batch import Batch
-from soseleto.engines import Engine, make_engine
-from soseleto.methods.state import State
+from soseleto.engines import Engine, make_engine, trainable
+from soseleto.engines.autograd import gradient
+from soseleto.methods.state import PhasedState, require_share, source_losses
 from soseleto.task import Task
 from soseleto.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reweight:
-    """engine: how alignments are computed; max_norm: clip the norm of the gradient that the optimizer sees."""
+    """engine: how alignments are computed; max_norm: clip the norm of the gradient that the optimizer sees;
+    pretrain: share of all steps that is ordinary training on the source, for networks that reweighting alone cannot
+    start (the paper has none)."""
 
     engine: str | Engine = "auto"
     max_norm: float | None = None
+    pretrain: float = 0.0
 
     name = "reweight"
 
+    def __post_init__(self) -> None:
+        require_share("pretrain", self.pretrain)
+
     def init(self, task: Task) -> ReweightState:
         weights = Weights(task.n_source, device=task.device)
-        return ReweightState.start(task, engine=make_engine(self.engine), weights=weights)
+        first = round(self.pretrain * task.steps)
+        return ReweightState.start(task, engine=make_engine(self.engine), weights=weights, first_phase=first)
 
     def step(self, state: ReweightState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         task = state.task
+        if state.in_first_phase:
+            losses = source_losses(task, source)
+            state.take(gradient(losses.mean(), trainable(task.model)), max_norm=self.max_norm)
+            return {"source_loss": losses.detach().mean()}
         passes = state.engine.passes(
             task.model,
             task.losses,
@@ -67,5 +80,5 @@ def normalized(alignment: Tensor) -> Tensor:
 
 
 @dataclass(kw_only=True)
-class ReweightState(State):
+class ReweightState(PhasedState):
     engine: Engine
