@@ -193,6 +193,26 @@ def test_weights_and_biases_and_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == ["file:x", (3, {"a": 1.0}), "finished", ("run of e", "a", 1.0, 3), "terminated"]
 
 
+@pytest.mark.filterwarnings("ignore")  # of theirs
+def test_weights_and_biases_itself(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    train(None, epochs=2, loggers=[loggers.WeightsAndBiases({"project": "p", "mode": "offline", "dir": tmp_path})])
+    assert list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_itself(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    place = f"sqlite:///{tmp_path / 'numbers.db'}"
+    for _ in range(2):  # the second run joins the experiment of the first
+        train(None, epochs=2, loggers=[loggers.MLflow("digits", place)])
+    client = mlflow.MlflowClient(place)
+    runs = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
+    assert [metric.step for metric in client.get_metric_history(runs[0].info.run_id, "source_loss")] == [8, 16]
+
+
 def test_tensorboard(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     train(None, epochs=2, loggers=[loggers.TensorBoard(tmp_path)])
