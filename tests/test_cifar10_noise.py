@@ -17,7 +17,7 @@ import torch
 
 from soseleto.data import Examples
 from soseleto.errors import DataError, TrainingError, UsageError
-from soseleto.experiments import cifar10_noise, runner
+from soseleto.experiments import cifar10_noise, figures, runner
 from soseleto.experiments.cifar10_noise import LINES, NOISE, configuration, heading, make_method, prepare_data
 from soseleto.experiments.cifar10_words import (
     accuracy_table,
@@ -342,3 +342,13 @@ def test_the_kept_rows_are_of_the_lines_as_they_are_now() -> None:
     for row in rows:
         now = heading(configuration(row["method"], noise=row["setting"]["noise"], seed=row["seed"]))
         assert key(row) == key(now), row["method"]
+
+
+def test_the_figure_of_the_appendix(tmp_path: Path) -> None:
+    rows = load(ROOT / "results" / "cifar10-noise.json").rows
+    one, other = (figures.effective_noise(rows, tmp_path / name / "a.svg").read_text() for name in ("one", "other"))
+    assert one == other
+    for words in ("30 % noise, by weight", "50 % noise, by score", "better half by weight"):
+        assert words in one
+    few = figures.effective_noise([row for row in rows if row["seed"] == 0], tmp_path / "few.svg").read_text()
+    assert few != one

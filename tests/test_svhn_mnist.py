@@ -18,8 +18,8 @@ from soseleto.batch import Batch, NoisyLosses
 from soseleto.data import Examples
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.experiments import svhn_mnist, svhn_mnist_data
-from soseleto.experiments.results import Row
+from soseleto.experiments import figures, svhn_mnist, svhn_mnist_data
+from soseleto.experiments.results import Row, load
 from soseleto.experiments.svhn_mnist import (
     LINES,
     PLAIN,
@@ -300,3 +300,20 @@ def test_every_cell_is_run_once() -> None:
     cells = [json.dumps(heading(config)) for config in everything(range(2))]
     assert len(set(cells)) == len(cells)
     assert {json.loads(cell)["setting"]["source"] for cell in cells} == set(SOURCES)
+
+
+def test_the_figures_of_the_appendix(tmp_path: Path) -> None:
+    rows = load(ROOT / "results" / "svhn-mnist.json").rows
+    assert "percent above 0.8" in figures.useful_classes(rows, tmp_path / "classes.svg").read_text()
+    source = Examples(
+        torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1).expand(20, 1, 8, 8).clone(), torch.zeros(20)
+    )
+    facts = [
+        {"class": "0", "best": ["3", "4"], "worst": ["19", "0"]},
+        {"class": "1", "best": ["1", "2"], "worst": ["5", "6"]},
+    ]
+    picture = figures.best_and_worst(facts, source, tmp_path / "digits.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    strip = figures._strip(source, [3, 19])
+    assert strip.shape == (8, 16, 3)
+    assert (int(strip[0, 0, 0]), int(strip[0, -1, 2])) == (3, 19)

@@ -370,8 +370,12 @@ run_all = runner.bound(NAME, heading, run_one)
 
 def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[Row]:
     """Every line at every noise, as ``soseleto reproduce cifar10-noise`` runs it; started again it goes on."""
+    from soseleto.experiments import figures  # the trainings need torch and numpy alone
+
     todo = [configuration(line, noise=n, seed=seed) for seed in range(seeds) for n in NOISE for line in LINES]
-    return list(run_all(todo, out / f"{NAME}.json", report=report).rows)
+    rows = list(run_all(todo, out / f"{NAME}.json", report=report).rows)
+    report(f"the figure of the appendix is {figures.effective_noise(rows, out / 'effective-noise.svg')}")
+    return rows
 
 
 if __name__ == "__main__":

@@ -393,8 +393,11 @@ SOURCE_LINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[Row]:
-    """Every cell and the appendix's galleries, as ``soseleto reproduce svhn-mnist``; started again it goes on."""
+    """Every cell and the appendix's figures, as ``soseleto reproduce svhn-mnist``; started again it goes on."""
+    from soseleto.experiments import figures  # the trainings need torch and numpy alone
+
     rows = list(run_all(everything(range(seeds)), out / f"{NAME}.json", report=report).rows)
+    report(f"which classes are useful is shown in {figures.useful_classes(rows, out / 'svhn-classes.svg')}")
     appendix(out / "svhn-0-9", report=report)
     return rows
 
