@@ -1,4 +1,4 @@
-"""Linear layers by the form of least work: Gram matrices with the target batch, or the layer's adjoint."""
+"""Linear layers by the form of least work: Gram matrices with the target batch, per-example gradients, the adjoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from soseleto.batch import Batch
-from soseleto.engines import Passes, make_engine
+from soseleto.engines import Passes, each, make_engine
 from zoo import CLASSES, PROBLEMS, Problem, cross_entropy, head
 
 SOURCE, TARGET, WIDTH, HIGH = 5, 3, 40, 36
@@ -105,6 +105,39 @@ def test_long_sequences_are_treated_directly() -> None:
     long = wide(7)
     long.equals_loop()
     assert long.operations(itself) == long.operations(doubled)
+
+
+@pytest.mark.parametrize("at_once", [1, 2 * WIDTH * HIGH, each.AT_ONCE], ids=["one", "two", "all"])
+@pytest.mark.parametrize("between", [(70,), (8, 8)], ids=["sequences", "planes"])
+def test_long_examples_pay_for_alignment_and_gradient_once(
+    between: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The product with G is saved, and G meets each example's gradient instead."""
+    monkeypatch.setattr(each, "AT_ONCE", at_once)
+    step = wide(*between)
+    step.equals_loop()
+    together = step.operations(doubled)
+    monkeypatch.setattr(each, "POSITIONS", math.inf)
+    direct = 2 * SOURCE * math.prod(between) * WIDTH * HIGH
+    meets = 2 * 2 * SOURCE * WIDTH * HIGH  # not counted as products of matrices by every version of torch
+    assert 0 <= together - (step.operations(doubled) - direct) <= meets
+
+
+class Tied(nn.Module):
+    """One layer used twice, over many places and over one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x).tanh().mean(1))
+
+
+def test_a_layer_used_over_many_places_and_over_one_equals_loop() -> None:
+    torch.manual_seed(0)
+    n = SOURCE + TARGET
+    Step(Tied().double(), torch.randn(n, 70, 6, dtype=torch.float64), torch.randint(6, (n,)), TARGET).equals_loop()
 
 
 RUNS = [p for p in PROBLEMS if not {"loop", "layerwise"} & set(p.declines) and "dropout" not in p.name]

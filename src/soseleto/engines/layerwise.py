@@ -189,12 +189,23 @@ class _Sweep:
             self._small.add(call)
         direction = self.direction if self.direction is not None else self._direction(calls)
         for call in calls:
-            self._parts.add(self._alignment(call, direction, alone=len(calls) == 1))
             if isinstance(self.coefficients, Tensor):
-                _add(self.source_gradient, call.gradient(self._coefficients(self.coefficients, call), self._source))
-            elif call.large is not None and call.delta is not None:
-                self._late.append((call, call.delta))
+                self._now(call, direction, self._coefficients(self.coefficients, call), alone=len(calls) == 1)
+            else:
+                self._parts.add(self._alignment(call, direction, alone=len(calls) == 1))
+                if call.large is not None and call.delta is not None:
+                    self._late.append((call, call.delta))
             call.close()
+
+    def _now(self, call: Call, direction: Direction, coefficients: Tensor, *, alone: bool) -> None:
+        """Alignment and weighted gradient of a call whose coefficients are known."""
+        both = call.both(direction, coefficients, self._source)
+        if both is None:
+            self._parts.add(self._alignment(call, direction, alone=alone))
+            _add(self.source_gradient, call.gradient(coefficients, self._source))
+        else:
+            self._parts.add(both[0])
+            _add(self.source_gradient, both[1])
 
     def _direction(self, calls: list[Call]) -> Direction:
         found: dict[str, Tensor] = {}

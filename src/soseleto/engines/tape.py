@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from soseleto.engines.attention import refuse_attention, self_attention
 from soseleto.engines.contract import reductions_dtype
+from soseleto.engines.each import each_example, each_pays
 from soseleto.engines.gram import gram_alignment, gram_pays
 from soseleto.engines.rules import ADD, LINEAR, MULTIPLY, RULES, Arguments, Rule
 from soseleto.engines.shards import sharded_modules, whole
@@ -94,6 +95,19 @@ class Call:
         if not gram_pays(a, delta, len(target_a)):
             return None
         return gram_alignment(delta, a, target_delta, target_a)
+
+    def both(
+        self, direction: Mapping[str, Tensor], coefficients: Tensor, rows: slice
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """``alignment`` and ``gradient`` of the chosen rows where one product gives both for less work, else None."""
+        if self.rule is not LINEAR or self.large is None or self.large not in direction:
+            return None
+        delta, a = self._data(rows)
+        if not len(delta) or not each_pays(a, delta):
+            return None
+        along = whole(direction[self.large]).to(self.dtype)
+        alignment, found = each_example(delta, a, along, coefficients.to(self.dtype))
+        return alignment.to(reductions_dtype(self.dtype)), {self.large: found}
 
     def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
         """Σ_j c_j ∂ℓ_j/∂P over the chosen rows for the large parameter, by its name; c = 1 where none are given."""
