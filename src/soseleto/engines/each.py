@@ -4,8 +4,7 @@
 
 One product of N·in·out gives alignments and gradient together, where ⟨δ_j, G a_j⟩ and the weighted gradient take two.
 Between stand in·out numbers for each example, which are written once and read twice: that pays where an example has
-many positions, and is done for a few examples at a time. Measured on CPUs; GPUs, whose products cost next to nothing
-beside their memory, keep the other form.
+many positions, and is done for a few examples at a time. It was timed on CPUs; GPUs do without it.
 """
 
 from __future__ import annotations
