@@ -110,6 +110,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert all(name in page for name in ("soseleto.training.fit", "SoseletoClassifier", "export_onnx"))
 
 
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text("utf-8").split("nav:")[1]
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f": {page.name}" not in menu] == []
+
+
 def test_tables_come_from_the_results() -> None:
     for path, text in script("tables").pages().items():
         assert path.read_text("utf-8") == text, "run python scripts/tables.py"
