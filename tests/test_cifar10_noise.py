@@ -20,6 +20,7 @@ from soseleto.errors import DataError, TrainingError, UsageError
 from soseleto.experiments import cifar10_noise, figures, runner
 from soseleto.experiments.cifar10_noise import LINES, NOISE, configuration, heading, make_method, prepare_data
 from soseleto.experiments.cifar10_words import (
+    UNAWARE,
     accuracy_table,
     auroc_table,
     configs,
@@ -352,3 +353,29 @@ def test_the_figure_of_the_appendix(tmp_path: Path) -> None:
         assert words in one
     few = figures.effective_noise([row for row in rows if row["seed"] == 0], tmp_path / "few.svg").read_text()
     assert few != one
+
+
+@pytest.mark.parametrize("line", UNAWARE)
+def test_lines_that_see_no_noisy_label_are_one_run_at_every_noise(line: str, tiny: dict[str, Any]) -> None:
+    """So the table may show the same run in every column."""
+    heldout = {**tiny, "n_heldout": 20, "n_test": None}
+    found = [cifar10_noise.run_one(configuration(line, noise=n, **heldout), device="cpu") for n in NOISE]
+    assert len({(row["accuracy"], row["heldout_accuracy"]) for row in found}) == 1
+    aware = [cifar10_noise.run_one(configuration("ordinary", noise=n, **heldout), device="cpu") for n in NOISE]
+    assert len({(row["accuracy"], row["heldout_accuracy"]) for row in aware}) > 1
+
+
+def test_reproduce_leaves_rows_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = load(ROOT / "results" / "cifar10-noise.json")
+    asked: list[cifar10_noise.Config] = []
+
+    def instead(configs: list[cifar10_noise.Config], out: Path, **_: Any) -> Results:
+        asked.extend(configs)
+        return kept
+
+    monkeypatch.setattr(cifar10_noise, "run_all", instead)
+    said: list[str] = []
+    assert cifar10_noise.reproduce(tmp_path, seeds=2, report=said.append) == list(kept.rows)
+    assert len(asked) == 2 * len(NOISE) * len(LINES)
+    assert (tmp_path / "effective-noise.svg").exists()
+    assert "effective-noise.svg" in said[-1]

@@ -199,7 +199,7 @@ def test_a_recorded_step_gives_what_an_ordinary_one_gives(name: str) -> None:
 
 
 def test_phases_are_not_recorded() -> None:
-    for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2), FineTuning(pretrain=0.2), Reweight(pretrain=0.2)):
+    for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2), FineTuning(pretrain=0.2)):
         task = make_task()
         state = method.init(task)
         seen = []
@@ -274,15 +274,6 @@ def test_reweight_is_one_virtual_step_by_double_backward(engine: str) -> None:
     w = clipped / clipped.sum()
     assert 0 < int((w == 0).sum()) < N
     assert same(one_step(Reweight(engine=engine), source, target), plain_gradient((w * losses).sum(), model))
-
-
-def test_reweight_starts_with_ordinary_training_where_asked() -> None:
-    source, target = batch(N, 0), batch(7, 1)
-    ordinary = one_step(Ordinary(), source, target)
-    assert same(one_step(Reweight(pretrain=0.5), source, target), ordinary)
-    size = torch.stack([g.norm() for g in ordinary.values()]).norm()
-    clipped = {name: 0.01 * g / size for name, g in ordinary.items()}
-    assert same(one_step(Reweight(pretrain=0.5, max_norm=0.01), source, target), clipped, tolerance=1e-4)
 
 
 def test_reweight_takes_no_step_when_no_example_helps() -> None:

@@ -138,6 +138,7 @@ def refused(reducer: Reducer) -> list[str]:
         {"model": shard(net(Mixing()), 2)},
         {"non_finite": "skip"},
         {"reducer": None},
+        {"mode": "transfer", "source_head": nn.Linear(3, 3).double()},
     ):
         try:
             train(**{"reducer": reducer, "model": shard(net(), 2), "epochs": 1, **changes})
@@ -157,6 +158,7 @@ def test_what_cannot_be_done_with_a_sharded_model_is_said() -> None:
                 "is not exact for this sharded model: examples of a batch act on each other",
                 "UsageError: non_finite='skip' keeps a copy of a plain model",
                 "UsageError: the parameter '0.0.weight' is not sharded over all 1 ranks",
+                "UsageError: the parameter 'source_head.weight' is not sharded over all 2 ranks",
             ],
             strict=True,
         ):

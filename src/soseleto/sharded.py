@@ -10,7 +10,7 @@ Every rank must take part in every pass: where one has no examples, it runs one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -110,15 +110,16 @@ class ShardedSharing(Sharing):
             yield (parts[k], len(parts[k])) if k < len(parts) else (_nobody(batch), 0)
 
 
-def split_heads(model: nn.Module) -> None:
-    """Plain heads beside a trunk that fully_shard was called on are split over the ranks as it is."""
+def split_heads(model: nn.Module, given: Sequence[nn.Module | None]) -> None:
+    """The heads that were made beside a trunk of fully_shard are split over the ranks as it is; those ``given`` are
+    their owner's to split."""
     from torch.distributed.fsdp import fully_shard
 
     if not isinstance(model, TrunkAndHeads):
         return
     mesh = next(p.device_mesh for p in model.trunk.parameters() if is_shard(p))  # type: ignore[attr-defined]
     for head in (model.source_head, model.target_head):
-        if not sharded_modules(head) and next(head.parameters(), None) is not None:
+        if not any(head is one for one in given):
             fully_shard(head, mesh=mesh)
 
 

@@ -146,6 +146,8 @@ def fit(
         raise UsageError(f"non_finite must be 'stop' or 'skip', got {non_finite!r}.")
     sharing = _sharing(model, reducer, micro_batch_size, chosen)
     team = sharing.reducer
+    if isinstance(sharing, ShardedSharing):
+        require_shardable(model, non_finite, team.ranks)
     where = team.device or choose_device(device)
     data = Data.read(source, target, test, mode).plant(probes, labels_before, mode=mode, seed=seed)
     if data.probes is not None and not sharing.nothing:
@@ -160,7 +162,7 @@ def fit(
         prepare = make_prepare(data.own_source, model, standardize=standardize)
         whole = assemble(model, mode, data, prepare, source_head=source_head, target_head=target_head)
         if isinstance(sharing, ShardedSharing):
-            split_heads(whole)
+            split_heads(whole, (source_head, target_head))
             require_shardable(whole, non_finite, team.ranks)
         inside = Precision(precision)
         losses = NoisyLosses(loss, inside) if mode == "noisy" else TransferLosses(loss, target_loss or loss, inside)

@@ -69,9 +69,9 @@ class State:
             self.weights = Weights(self.task.n_source, device=self.task.device)
         self.weights.step(index, values - self.weights.take(index), values)
 
-    def take(self, gradients: dict[str, Tensor], *, max_norm: float | None = None) -> None:
+    def take(self, gradients: dict[str, Tensor]) -> None:
         """One step of the model."""
-        take_step(self.task, self, gradients, max_norm=max_norm)
+        take_step(self.task, self, gradients)
         self.steps += 1
 
 
