@@ -14,7 +14,7 @@ from torch import Tensor
 from soseleto import pictures
 from soseleto.batch import Batch, Loss
 from soseleto.capture import CapturedStep, EagerStep
-from soseleto.data import Augment, Examples, TargetCycle, feed, seed_for, source_batches
+from soseleto.data import Augment, Examples, TargetCycle, feed, seed_for, source_batches, source_order
 from soseleto.distributed import Reducer, Single, my_rows, owned
 from soseleto.engines.shards import rest, sharded_modules
 from soseleto.errors import TrainingError, UsageError
@@ -132,6 +132,8 @@ class Loop:
             self.records.step(numbers, {"epoch": epoch, "step": before + count, "steps": self.task.steps})
             if count < len(batches):
                 keeper.after(before + count)
+        if epoch < self.epochs:  # remembered for the next epoch, while a GPU still works: check_guard waits for it
+            source_order(len(self.data.source), seed=self.seed, epoch=epoch + 1)
         check_guard(self.task.guard)
         engine = getattr(getattr(state, "engine", None), "name", None)
         if engine is not None:

@@ -42,12 +42,12 @@ def source_batches(
         raise UsageError("drop_last and fill exclude each other: choose one of them.")
     if drop_last and batch_size > n:
         raise UsageError(f"drop_last leaves no batch: batch_size is {batch_size} but there are {n} examples.")
-    order = source_order(n, seed=seed, epoch=epoch)
+    order = _permutation(n, seed, "source/order", epoch)
     if drop_last:
         order = order[: n - n % batch_size]
     elif fill:
         order = order[torch.arange(-(-n // batch_size) * batch_size) % n]
-    return torch.split(order.to(device), batch_size)
+    return torch.split(order.to(device, copy=True), batch_size)
 
 
 @dataclass(frozen=True, eq=False)
