@@ -39,6 +39,7 @@ class Loop:
     method: Method
     signals: Signals | None  # where there are probes
     data: Data
+    fingerprints: Mapping[str, str | None]  # of the data
     prepare: Prepare
     evaluated_loss: Loss
     batch_size: int
@@ -231,9 +232,7 @@ class Loop:
             "input_shape": list(self.data.source.inputs.shape[1:]),
             "parameters": sum(p.numel() for p in self.task.model.parameters()),
             "model_fingerprint": model_fingerprint(self.task.model),
-            "source_fingerprint": self._source.fingerprint(),
-            "target_fingerprint": self.data.target.fingerprint(),
-            "test_fingerprint": None if self.data.test is None else self.data.test.fingerprint(),
+            **self.fingerprints,
             "classes": None if self.data.target.classes is None else list(self.data.target.classes),
             "prepare": self.prepare.describe(),
         }

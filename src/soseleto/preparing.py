@@ -57,6 +57,14 @@ class Data:
         planted = plant(self.source, self.target, share, seed=seed, labels_before=labels_before)
         return replace(self, source=planted.source, target=planted.target, probes=planted.probes)
 
+    def fingerprints(self) -> dict[str, str | None]:
+        """Of the three sets; best asked for before they lie on a GPU, from where every byte would have to come back."""
+        return {
+            "source_fingerprint": self.own_source.fingerprint(),
+            "target_fingerprint": self.target.fingerprint(),
+            "test_fingerprint": None if self.test is None else self.test.fingerprint(),
+        }
+
     def to(self, device: torch.device) -> Data:
         return replace(
             self,

@@ -189,6 +189,7 @@ def fit(
             method=_wrapped(chosen, signals, guard),
             signals=signals,
             data=data.to(where),
+            fingerprints=data.fingerprints(),
             prepare=prepare,
             evaluated_loss=target_loss or loss,
             batch_size=batch_size,
