@@ -31,7 +31,19 @@ def from_confusions(clean: Tensor, noisy: Tensor) -> Tensor:
     """Q from how one and the same classifier answers for clean and for noisy labels.
 
     With C[k, i] = p(answer k, class i) on clean examples and C̃[k, j] = p(answer k, label j) on noisy ones, and labels
-    that depend on the class alone, C̃ = C Qᵀ; so Q = (C⁻¹ C̃)ᵀ, brought to the nearest matrix of probabilities.
+    that depend on the class alone, C̃ = C Qᵀ. A weak classifier leaves many Q that explain its answers about as well,
+    so the solution is drawn a little towards the best one of a single number η, where a share η of every class is
+    spread evenly over the others: even a classifier that is hardly better than chance tells η well.
     """
-    clean, noisy = clean.double() / clean.sum(), noisy.double() / noisy.sum()
-    return project(torch.linalg.lstsq(clean.cpu(), noisy.cpu(), driver="gelsd").solution.T).to(clean.device)
+    clean, noisy = clean.cpu().double() / clean.cpu().sum(), noisy.cpu().double() / noisy.cpu().sum()
+    identity = torch.eye(len(clean), dtype=clean.dtype)
+    spread = (1.0 - identity) / (len(clean) - 1) - identity
+    explained = clean @ spread
+    eta = ((noisy - clean) * explained).sum() / explained.square().sum().clamp_min(torch.finfo(clean.dtype).tiny)
+    even = identity + eta.clamp(0.0, 1.0) * spread
+    squares = clean.T @ clean
+    pull = _PULL * squares.trace() / len(clean) * identity
+    return project(torch.linalg.solve(squares + pull, clean.T @ noisy + pull @ even).T)
+
+
+_PULL = 0.03  # in units of the answers' mean square

@@ -9,8 +9,8 @@ itself). The first steps train on clean examples alone, as the pre-training in t
 noise layer is dropped afterwards: the model itself answers for the right label.
 
 Deviations: Q starts at the estimate from two confusion matrices, gathered in the second half of the pre-training
-(``estimate=False`` starts it at the identity); the clean examples stay in the loss after the pre-training; the
-projection is the nearest matrix in least squares; Q's rate follows the model's schedule down.
+(``clean_first``; ``estimate=False`` starts it at the identity); the clean examples stay in the loss after the
+pre-training; the projection is the nearest matrix in least squares; Q's rate follows the model's schedule down.
 
 ``state.weights`` only reports: p(y = ỹ | x, ỹ) at the last visit, and its running mean as the score.
 """
@@ -18,7 +18,7 @@ projection is the nearest matrix in least squares; Q's rate follows the model's 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,11 +27,11 @@ from torch import Tensor
 
 from soseleto.batch import Batch
 from soseleto.engines import trainable
-from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
+from soseleto.methods.clean_first import CleanFirstState
 from soseleto.methods.mixed import share_of_target
-from soseleto.methods.noise_matrix import from_confusions, label_counts, project
-from soseleto.methods.state import State, class_scores, require_noisy, require_share, scores_of_both
+from soseleto.methods.noise_matrix import project
+from soseleto.methods.state import require_noisy, require_share, scores_of_both
 from soseleto.task import Task
 from soseleto.weights import Weights
 
@@ -61,11 +61,11 @@ class Sukhbaatar:
         return SukhbaatarState.start(
             task,
             weights=Weights(task.n_source, device=task.device),
-            pretraining=round(self.pretrain * task.steps),
+            first_phase=round(self.pretrain * task.steps),
         )
 
     def step(self, state: SukhbaatarState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        if state.steps < state.pretraining:
+        if state.in_first_phase:
             return self._pretrain_step(state, source, target)
         task = state.task
         of_source, of_target = scores_of_both(task, source, target, self.name)
@@ -85,50 +85,31 @@ class Sukhbaatar:
         return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
 
     def _pretrain_step(self, state: SukhbaatarState, source: Batch, target: Batch) -> dict[str, Tensor]:
-        scores = class_scores(state.task, state.task.model, target, self.name)
-        losses = F.cross_entropy(scores, target.labels, reduction="none")
-        state.task.guard("target", losses.detach(), target.index)
-        if self.estimate and state.steps >= state.pretraining // 2:
-            state.gather(scores.detach(), source, target)
-        state.take(gradient(losses.mean(), trainable(state.task.model)))
-        if self.estimate and state.steps == state.pretraining:
-            state.matrix(scores).copy_(from_confusions(state.clean, state.noisy))
-        return {"target_loss": losses.detach().mean()}
+        numbers = state.clean_step(source, target, self.name, compare=self.estimate)
+        if self.estimate and not state.in_first_phase:
+            dtype = next(p.dtype for p in state.task.model.parameters())
+            state.q = state.noise().to(state.task.device, dtype)
+        return numbers
 
 
 @dataclass(kw_only=True)
-class SukhbaatarState(State):
-    """pretraining: steps of it; q: the noise layer; clean, noisy: confusion matrices, summed over steps."""
+class SukhbaatarState(CleanFirstState):
+    """q: the noise layer."""
 
-    pretraining: int
     q: Tensor | None = None
-    clean: Tensor = field(default_factory=lambda: torch.zeros(()))
-    noisy: Tensor = field(default_factory=lambda: torch.zeros(()))
-
-    @property
-    def capturable(self) -> bool:
-        return self.steps >= self.pretraining
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "q": self.q, "clean": self.clean, "noisy": self.noisy}
+        return {**super().state(), "q": self.q}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
-        device = self.task.device
-        self.q = None if state["q"] is None else state["q"].to(device)
-        self.clean, self.noisy = state["clean"].to(device), state["noisy"].to(device)
+        self.q = None if state["q"] is None else state["q"].to(self.task.device)
 
     def matrix(self, scores: Tensor) -> Tensor:
         """Q without its graph, the identity at first; it is changed in place."""
         if self.q is None:
             self.q = torch.eye(scores.shape[1], dtype=scores.dtype, device=scores.device)
         return self.q.detach()
-
-    def gather(self, target_scores: Tensor, source: Batch, target: Batch) -> None:
-        with torch.no_grad():
-            noisy = class_scores(self.task, self.task.model, source, "sukhbaatar").softmax(1)
-        self.clean = self.clean + label_counts(target_scores.softmax(1), target.labels)
-        self.noisy = self.noisy + label_counts(noisy, source.labels)
 
 
 def noisy_losses(q: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,10 @@ clean examples alone, θ₂ starts as its copy, and afterwards clean and noisy b
 the paper, so that the posterior does not drift away.
 
 Deviations: the paper estimates C, and trains θ₂ before the mixture, on images that have both a noisy and a right
-label; here the clean examples have no noisy label, so C starts at the pre-trained model's own confusions between
-different classes, then follows the posterior's counts (the M-step for C), and θ₂ starts with equal odds for the three
-types. One optimizer serves both networks.
+label; here the clean examples have no noisy label, so the noise is estimated from two confusion matrices gathered in
+the second half of the pre-training (``clean_first``): θ₂ starts with its odds, the wrong labels half random and half
+confusing, and C with its wrong labels; then C follows the posterior's counts (the M-step for C). One optimizer serves
+both networks.
 
 ``state.weights`` only reports: p(z = clean | ỹ, x) at the last visit, and its running mean as the score.
 """
@@ -31,9 +32,10 @@ from soseleto.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
+from soseleto.methods.clean_first import CleanFirstState
 from soseleto.methods.mixed import share_of_target
 from soseleto.methods.noise_matrix import label_counts
-from soseleto.methods.state import State, class_scores, require_noisy, require_share, scores_of_both
+from soseleto.methods.state import class_scores, require_noisy, require_share, scores_of_both
 from soseleto.task import Task
 from soseleto.weights import Weights
 
@@ -62,13 +64,13 @@ class Xiao:
         return XiaoState.start(
             replace(task, make_optimizer=lambda own: task.make_optimizer([*own, *noise_net.parameters()])),
             weights=Weights(task.n_source, device=task.device),
-            pretraining=round(self.pretrain * task.steps),
+            first_phase=round(self.pretrain * task.steps),
             noise_net=noise_net,
         )
 
     def step(self, state: XiaoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        if state.steps < state.pretraining:
-            return self._pretrain_step(state, target)
+        if state.in_first_phase:
+            return self._pretrain_step(state, source, target)
         of_source, of_target = scores_of_both(state.task, source, target, self.name)
         types = class_scores(state.task, state.noise_net, source, self.name)
         labels, kinds = state.posterior(of_source.detach(), types.detach(), source.labels)
@@ -83,29 +85,20 @@ class Xiao:
         state.report(source.index, kinds[:, 0])
         return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
 
-    def _pretrain_step(self, state: XiaoState, target: Batch) -> dict[str, Tensor]:
-        scores = class_scores(state.task, state.task.model, target, self.name)
-        losses = F.cross_entropy(scores, target.labels, reduction="none")
-        state.task.guard("target", losses.detach(), target.index)
-        if state.steps >= state.pretraining // 2:
-            state.count(label_counts(scores.detach().softmax(1), target.labels))
-        state.take(gradient(losses.mean(), trainable(state.task.model)))
-        if state.steps == state.pretraining:
+    def _pretrain_step(self, state: XiaoState, source: Batch, target: Batch) -> dict[str, Tensor]:
+        numbers = state.clean_step(source, target, self.name)
+        if not state.in_first_phase:
             copy_shared(state.task.model, state.noise_net)
-        return {"target_loss": losses.detach().mean()}
+            state.begin(state.noise().to(state.task.device), len(source))
+        return numbers
 
 
 @dataclass(kw_only=True)
-class XiaoState(State):
+class XiaoState(CleanFirstState):
     """counts: how often class i was labelled j in confusion, as a matrix (j, i); C is its columns, normalised."""
 
-    pretraining: int
     noise_net: nn.Module
     counts: Tensor | None = None
-
-    @property
-    def capturable(self) -> bool:
-        return self.steps >= self.pretraining
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "noise_net": dict(self.noise_net.state_dict()), "counts": self.counts}
@@ -114,6 +107,14 @@ class XiaoState(State):
         super().load_state(state)
         self.noise_net.load_state_dict(state["noise_net"])
         self.counts = None if state["counts"] is None else state["counts"].to(self.task.device)
+
+    def begin(self, noise: Tensor, batch_size: int) -> None:
+        """θ₂ and C from an estimate of the noise."""
+        wrong = (1.0 - noise.diagonal().mean()).clamp(0.01, 0.99)
+        odds = torch.stack([1.0 - wrong, wrong / 2, wrong / 2]).log()
+        with torch.no_grad():
+            self.noise_net.get_submodule(last_linear(self.noise_net)).get_parameter("bias").copy_(odds)
+        self.counts = noise * (batch_size * wrong / 2 / len(noise))  # as large as a batch's
 
     def count(self, counts: Tensor) -> None:
         if self.counts is None:
@@ -149,12 +150,7 @@ def likelihoods(confusion: Tensor, labels: Tensor) -> Tensor:
 
 def noise_network(model: nn.Module) -> nn.Module:
     """A copy of the model whose last linear layer has three outputs, all equally likely at first."""
-    last = next((name for name, module in reversed(list(model.named_modules())) if isinstance(module, nn.Linear)), None)
-    if not last:
-        raise UsageError(
-            "the method 'xiao' puts a noise type in place of the last linear layer: give a model with one."
-        )
-    made = copy.deepcopy(model)
+    last, made = last_linear(model), copy.deepcopy(model)
     old = made.get_submodule(last)
     assert isinstance(old, nn.Linear)
     new = nn.Linear(old.in_features, len(TYPES)).to(old.weight.device, old.weight.dtype)
@@ -162,6 +158,16 @@ def noise_network(model: nn.Module) -> nn.Module:
     nn.init.zeros_(new.bias)
     made.set_submodule(last, new)
     return made
+
+
+def last_linear(model: nn.Module) -> str:
+    """The name of the last linear layer."""
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name]
+    if not names:
+        raise UsageError(
+            "the method 'xiao' puts a noise type in place of the last linear layer: give a model with one."
+        )
+    return names[-1]
 
 
 def copy_shared(model: nn.Module, into: nn.Module) -> None:
