@@ -319,15 +319,18 @@ def plain_gradient_of(losses: Tensor, c: Tensor, model: nn.Module) -> dict[str, 
     return dict(zip(trainable(model), found, strict=True))
 
 
-def test_meta_weight_net_steps_with_the_new_weights() -> None:
-    method, task, source, target = MetaWeightNet(meta_lr=0.5), make_task(), batch(N, 0), batch(7, 1)
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_meta_weight_net_steps_with_the_new_weights(share: float) -> None:
+    method, task = MetaWeightNet(meta_lr=0.5, target_share=share), make_task()
+    source, target = batch(N, 0), batch(7, 1)
     state = method.init(task)
     losses = task.losses.source(task.model, source)
     before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
     method.step(state, source, target)
     assert state.weights is not None
     v = state.weigh(losses).detach()  # the step's own losses, the weight network after its step
-    expected = gradient_at(before, source, v / N)
+    of_source, of_target = gradient_at(before, source, v / N), gradient_at(before, target, torch.ones(7).double() / 7)
+    expected = {k: (1 - share) * g + share * of_target[k] for k, g in of_source.items()}
     found = {k: (before[k] - p.detach()) / 0.1 for k, p in task.model.named_parameters()}
     assert same(found, expected)
     assert torch.allclose(state.weights.values.double(), v, atol=1e-6)

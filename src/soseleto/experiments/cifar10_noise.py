@@ -113,6 +113,10 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "xiao_10k": ("Xiao et al. 2015, 10,000 clean", {"base": "xiao", "n_clean": 10000}),
         "reweight": ("Learning to Reweight", {"base": "reweight", "lr": 0.003}),  # at 0.01 it falls back to chance
         "meta_weight_net": ("Meta-Weight-Net", {"base": "meta_weight_net"}),
+        "meta_weight_net_shared": (
+            "Meta-Weight-Net, clean images in θ too",
+            {"base": "meta_weight_net", "settings": SHARED},
+        ),
         "soseleto": ("**SOSELETO**", {"base": "soseleto", "settings": SHARED}),
         "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (*SHARED, ("weight_step", None))}),
         "soseleto_paper": ("… no target gradient in θ", {"base": "soseleto"}),

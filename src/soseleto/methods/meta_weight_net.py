@@ -12,6 +12,7 @@ so a model that draws (dropout) draws twice, and one with running means (BatchNo
 Θ is trained by Adam, the virtual step is one of plain gradient descent with the current learning rate (no momentum),
 and V starts at PyTorch's own initial values. ``normalize_weights`` divides by ΣV instead of B: with the paper's
 mean(Vℓ) a larger V is also a larger learning rate, and where the learning rate is low V is drawn to 1 for all.
+``target_share`` mixes the target's own gradient into θ's step, as SOSELETO's does; 0 is the paper.
 Deviation: Adam's rate follows the model's schedule down.
 
 ``state.weights`` only reports: the value is V at the last visit, the score the running mean of V.
@@ -32,7 +33,7 @@ from soseleto.batch import Batch
 from soseleto.engines import Engine, Losses, make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.state import State, require_noisy, source_losses
+from soseleto.methods.state import State, require_noisy, require_share, shared_gradient, source_losses
 from soseleto.task import Task
 from soseleto.weights import Weights
 
@@ -40,13 +41,15 @@ from soseleto.weights import Weights
 @dataclass(frozen=True, kw_only=True)
 class MetaWeightNet:
     """hidden: units of the weight network; meta_lr, meta_decay: Adam's rate and weight decay for it;
-    normalize_weights: the source loss is ΣVℓ/ΣV instead of the paper's mean(Vℓ); engine: how alignments are computed.
+    normalize_weights: the source loss is ΣVℓ/ΣV instead of the paper's mean(Vℓ); target_share: how much of θ's step is
+    the target's own gradient; engine: how alignments are computed.
     """
 
     hidden: int = 100
     meta_lr: float = 1e-3
     meta_decay: float = 1e-4
     normalize_weights: bool = False
+    target_share: float = 0.0
     engine: str | Engine = "auto"
 
     name = "meta_weight_net"
@@ -54,6 +57,8 @@ class MetaWeightNet:
     def __post_init__(self) -> None:
         if self.hidden < 1 or self.meta_lr <= 0:
             raise UsageError(f"hidden and meta_lr must be above 0, got {self.hidden} and {self.meta_lr}.")
+
+        require_share("target_share", self.target_share)
 
     def init(self, task: Task) -> MetaWeightNetState:
         require_noisy(task, self.name)
@@ -86,10 +91,16 @@ class MetaWeightNet:
             return self.coefficients(state.weigh(losses)).detach()
 
         found = state.engine.source_pass(task.model, task.losses.source, source, direction, with_new_weights)
-        state.take(found.gradient)
+        state.take(self._with_target(task, found.gradient, target))
         with torch.no_grad():
             state.report(source.index, state.weigh(losses))
         return {"source_loss": losses.detach().mean(), "target_loss": target_loss}
+
+    def _with_target(self, task: Task, of_source: dict[str, Tensor], target: Batch) -> dict[str, Tensor]:
+        if not self.target_share:
+            return of_source
+        _, of_target = shared_gradient(task, "target", target)
+        return {k: torch.lerp(g, of_target[k], self.target_share) for k, g in of_source.items()}
 
     def meta_gradient(self, state: MetaWeightNetState, coefficients: Tensor, alignment: Tensor) -> tuple[Tensor, ...]:
         """∂L_t(θ̂(Θ))/∂Θ in the order of the weight network's parameters, through ∂L_t/∂c_j = −λ_p q_j."""
