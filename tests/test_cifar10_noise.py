@@ -25,6 +25,7 @@ from soseleto.experiments.cifar10_words import (
     auroc_table,
     configs,
     ingredients_table,
+    knowledge_table,
     main,
     page,
     parser,
@@ -275,6 +276,12 @@ def test_tables_put_the_signals_of_all_detectors_side_by_side() -> None:
     assert "| **calibrated probability** | 90.5 ± 0.7 |" in text
     assert "| weight |" not in text  # of another run
     assert "| asked 95 %: recall, error | 1.5 ± 0.7 |" in suspects_table(rows)
+    told = knowledge_table([row("soseleto", 2, "score", "loss"), row("target_only", 3, "loss"), rows[0]])
+    assert told.splitlines()[2:] == [  # without the probes' run
+        "| SOSELETO's score | 92.0 |",
+        "| loss, trained on the target alone | 93.0 |",
+        "| loss, trained by SOSELETO | 92.0 |",
+    ]
 
 
 def test_a_page_is_made_anew_between_its_marks() -> None:

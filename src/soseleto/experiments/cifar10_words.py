@@ -129,6 +129,27 @@ def precision_table(rows: Sequence[Row]) -> str:
     return _signals(_detecting(rows), lambda row, name: 100.0 * row["detection"][name]["precision"])
 
 
+def knowledge_table(rows: Sequence[Row]) -> str:
+    """100·AUROC of SOSELETO's score beside that of the running mean loss, by what the loss's network has seen."""
+    titles = {"score": "SOSELETO's score", **{name: f"loss, {title}" for name, title in LOSS_OF.items()}}
+    scored = [{**row, "method": "score", "signal": "score"} for row in rows if row["method"] == "soseleto"]
+    lost = [{**row, "signal": "loss"} for row in rows if row["method"] in LOSS_OF and "detection" in row]
+    return table(
+        [*scored, *lost],
+        lambda row: 100.0 * row["detection"][row["signal"]]["auroc"],
+        methods=titles,
+        settings=_columns(),
+    )
+
+
+LOSS_OF = {
+    "target_only": "trained on the target alone",
+    "ordinary": "trained on the source alone",
+    "mixed": "trained on both",
+    "soseleto": "trained by SOSELETO",
+}
+
+
 def suspects_table(rows: Sequence[Row]) -> str:
     """Precision and recall as the probes estimate them and as they are, and the mean error over seeds."""
     spread = [
@@ -188,6 +209,7 @@ TABLES = {
     "better half": better_half_table,
     "auroc": auroc_table,
     "precision": precision_table,
+    "knowledge": knowledge_table,
     "suspects": suspects_table,
 }
 
