@@ -117,8 +117,8 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "reweight": ("Learning to Reweight", {"base": "reweight", "lr": 0.003}),  # at 0.01 it falls back to chance
         "meta_weight_net": ("Meta-Weight-Net", {"base": "meta_weight_net"}),
         "meta_weight_net_shared": (
-            "Meta-Weight-Net, clean images in θ too",
-            {"base": "meta_weight_net", "settings": SHARED},
+            "Meta-Weight-Net, weights normalised, clean images in θ too",
+            {"base": "meta_weight_net", "settings": (*SHARED, ("normalize_weights", True))},
         ),
         "soseleto": ("**SOSELETO**", {"base": "soseleto", "settings": SHARED}),
         "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (*SHARED, ("weight_step", None))}),
