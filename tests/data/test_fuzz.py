@@ -173,3 +173,15 @@ def test_an_array_that_claims_to_be_huge(tmp_path):
         archive.writestr("y.npy", header.getvalue())
     with pytest.raises(SoseletoError, match=r"x.npy in .* holds 8796093022208 bytes"):
         as_examples(tmp_path / "a.npz", name="source")
+
+
+@pytest.mark.parametrize(
+    "header", ["{'descr': '<i8', 'shape\xff\x7f2,), }", "{'descr': " + "(" * 9000, "{'descr': '<i8'}"]
+)
+def test_a_damaged_array_header_is_refused_in_one_sentence(tmp_path: Path, header: str) -> None:
+    """The first is taken apart by NumPy as tokens that never end; the second is nested deeper than Python parses."""
+    member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin1")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", member)
+    with pytest.raises(SoseletoError, match=r"x\.npy in .* is not a NumPy array"):
+        as_examples(tmp_path / "a.npz", name="source")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Any:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, fortran, dtype = read(file)
-        except (ValueError, TypeError, SyntaxError, KeyError) as error:
+        except _DAMAGED_HEADER as error:
             raise DataError(f"{what} is not a NumPy array ({error}): save it again.") from error
         if dtype.hasobject or dtype.kind not in "buifUS":
             raise DataError(f"{what} is of type {dtype}: save numbers or fixed-length text, not objects.")
@@ -88,6 +89,10 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Any:
         raise DataError(f"{what} is cut off: save it again.")
     flat = np.frombuffer(bytearray(content), dtype=dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
+
+
+# What NumPy lets through when a header is no literal: it is parsed, and where that fails filtered as tokens.
+_DAMAGED_HEADER = (ValueError, TypeError, KeyError, SyntaxError, TokenError, RecursionError, MemoryError)
 
 
 def _text(value: Any) -> str:
