@@ -5,12 +5,12 @@
     θ, Q ← a gradient step on (1 − s)·mean source + s·mean target; then Q is projected onto probabilities
 
 Q is learned beside θ with weight decay, which spreads it (without, it stays near the identity and θ learns the noise
-itself). The first steps train on clean examples alone, as the pre-training in the papers that compare with it. The
-noise layer is dropped afterwards: the model itself answers for the right label.
+itself). The first steps train without it. The noise layer is dropped afterwards: the model itself answers for the
+right label.
 
-Deviations: Q starts at the estimate from two confusion matrices, gathered in the second half of the pre-training
-(``clean_first``; ``estimate=False`` starts it at the identity); the clean examples stay in the loss after the
-pre-training; the projection is the nearest matrix in least squares; Q's rate follows the model's schedule down.
+Deviations: the clean examples are in the loss from the first step to the last; Q starts at what the first steps tell of
+the noise (``mixed_first``) instead of the identity; the projection is the nearest matrix in least squares; Q's rate
+follows the model's schedule down.
 
 ``state.weights`` only reports: p(y = ỹ | x, ỹ) at the last visit, and its running mean as the score.
 """
@@ -28,8 +28,8 @@ from torch import Tensor
 from soseleto.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.methods.clean_first import CleanFirstState
 from soseleto.methods.mixed import share_of_target
+from soseleto.methods.mixed_first import MixedFirstState
 from soseleto.methods.noise_matrix import project
 from soseleto.methods.state import require_noisy, require_share, scores_of_both
 from soseleto.task import Task
@@ -38,13 +38,12 @@ from soseleto.weights import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class Sukhbaatar:
-    """pretrain: share of all steps spent on clean examples alone; noise_lr, noise_decay: Q's rate and weight decay;
-    estimate: start Q from confusion matrices; target_share: s, or ``None`` to count every example the same."""
+    """pretrain: share of all steps that do without Q; noise_lr, noise_decay: Q's rate and weight decay;
+    target_share: s, or ``None`` to count every example the same."""
 
     pretrain: float = 0.1
     noise_lr: float = 0.01
     noise_decay: float = 0.01
-    estimate: bool = True
     target_share: float | None = None
 
     name = "sukhbaatar"
@@ -85,15 +84,15 @@ class Sukhbaatar:
         return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
 
     def _pretrain_step(self, state: SukhbaatarState, source: Batch, target: Batch) -> dict[str, Tensor]:
-        numbers = state.clean_step(source, target, self.name, compare=self.estimate)
-        if self.estimate and not state.in_first_phase:
+        numbers = state.mixed_step(source, target, self.target_share, self.name)
+        if not state.in_first_phase:
             dtype = next(p.dtype for p in state.task.model.parameters())
             state.q = state.noise().to(state.task.device, dtype)
         return numbers
 
 
 @dataclass(kw_only=True)
-class SukhbaatarState(CleanFirstState):
+class SukhbaatarState(MixedFirstState):
     """q: the noise layer."""
 
     q: Tensor | None = None

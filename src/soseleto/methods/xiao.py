@@ -4,15 +4,15 @@
     E: p(y, z | ỹ, x) ∝ p(ỹ | y, z) · p(y | x; θ₁) · p(z | x; θ₂)
     M: θ₁ by the gradient of −Σ_y p(y | ỹ, x) log p(y | x; θ₁),  θ₂ likewise for z
 
-θ₁ is the model; θ₂ is a second network of the same architecture with three outputs. The first steps train θ₁ on
-clean examples alone, θ₂ starts as its copy, and afterwards clean and noisy batches are mixed, with equal shares as in
-the paper, so that the posterior does not drift away.
+θ₁ is the model; θ₂ is a second network of the same architecture with three outputs. The first steps train θ₁ on clean
+and noisy examples as they are, θ₂ starts as its copy, and clean examples stay in the loss, so that the posterior does
+not drift away.
 
 Deviations: the paper estimates C, and trains θ₂ before the mixture, on images that have both a noisy and a right
-label; here the clean examples have no noisy label, so the noise is estimated from two confusion matrices gathered in
-the second half of the pre-training (``clean_first``): θ₂ starts with its odds, the wrong labels half random and half
-confusing, and C with its wrong labels; then C follows the posterior's counts (the M-step for C). One optimizer serves
-both networks.
+label; here the clean examples have no noisy label, so what the first steps tell of the noise (``mixed_first``) takes
+their place: θ₂ starts with its odds, the wrong labels half random and half confusing, and C with its wrong labels;
+then C follows the posterior's counts (the M-step for C). The first steps of the paper are on clean examples alone.
+One optimizer serves both networks.
 
 ``state.weights`` only reports: p(z = clean | ỹ, x) at the last visit, and its running mean as the score.
 """
@@ -29,11 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto.batch import Batch
-from soseleto.engines import trainable
-from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.clean_first import CleanFirstState
-from soseleto.methods.mixed import share_of_target
+from soseleto.methods.mixed_first import MixedFirstState
 from soseleto.methods.noise_matrix import label_counts
 from soseleto.methods.state import class_scores, require_noisy, require_share, scores_of_both
 from soseleto.task import Task
@@ -45,11 +42,11 @@ _MEMORY = 0.99  # of the counts that C follows
 
 @dataclass(frozen=True, kw_only=True)
 class Xiao:
-    """pretrain: share of all steps spent on clean examples alone; target_share: the clean examples' share of the
-    loss afterwards, or ``None`` to count every example the same."""
+    """pretrain: share of all steps that take every label as it is; target_share: the clean examples' share of the
+    loss, or ``None`` to count every example the same."""
 
     pretrain: float = 0.1
-    target_share: float | None = 0.5
+    target_share: float | None = None
 
     name = "xiao"
 
@@ -76,17 +73,13 @@ class Xiao:
         labels, kinds = state.posterior(of_source.detach(), types.detach(), source.labels)
         source_loss = -(labels * of_source.log_softmax(1)).sum(1)
         target_loss = F.cross_entropy(of_target, target.labels, reduction="none")
-        state.task.guard("source", source_loss.detach(), source.index)
-        state.task.guard("target", target_loss.detach(), target.index)
         state.give_gradient(-(kinds * types.log_softmax(1)).sum(1).mean())
-        share = share_of_target(self.target_share, source, target)
-        loss = (1.0 - share) * source_loss.mean() + share * target_loss.mean()
-        state.take(gradient(loss, trainable(state.task.model)))
+        numbers = state.both_step(source, target, source_loss, target_loss, self.target_share)
         state.report(source.index, kinds[:, 0])
-        return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
+        return numbers
 
     def _pretrain_step(self, state: XiaoState, source: Batch, target: Batch) -> dict[str, Tensor]:
-        numbers = state.clean_step(source, target, self.name)
+        numbers = state.mixed_step(source, target, self.target_share, self.name)
         if not state.in_first_phase:
             copy_shared(state.task.model, state.noise_net)
             state.begin(state.noise().to(state.task.device), len(source))
@@ -94,7 +87,7 @@ class Xiao:
 
 
 @dataclass(kw_only=True)
-class XiaoState(CleanFirstState):
+class XiaoState(MixedFirstState):
     """counts: how often class i was labelled j in confusion, as a matrix (j, i); C is its columns, normalised."""
 
     noise_net: nn.Module

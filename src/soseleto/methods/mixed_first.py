@@ -1,0 +1,66 @@
+"""For methods that begin on noisy and clean examples as they are: those steps, and what they tell of the noise.
+
+How the answers of one classifier go with right labels on the one side and with noisy labels on the other tells the
+noise (``noise_matrix.from_confusions``), long before it is a good classifier, and before it knows examples by heart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from soseleto.batch import Batch
+from soseleto.engines import trainable
+from soseleto.engines.autograd import gradient
+from soseleto.methods.mixed import share_of_target
+from soseleto.methods.noise_matrix import from_confusions, label_counts
+from soseleto.methods.state import PhasedState, scores_of_both
+
+
+@dataclass(kw_only=True)
+class MixedFirstState(PhasedState):
+    """clean, noisy: confusion matrices (answer, label), summed over the second half of the first phase."""
+
+    clean: Tensor = field(default_factory=lambda: torch.zeros(()))
+    noisy: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    @property
+    def capturable(self) -> bool:
+        return not self.in_first_phase  # whose matrices grow from step to step
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "clean": self.clean, "noisy": self.noisy}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        self.clean, self.noisy = (state[name].to(self.task.device) for name in ("clean", "noisy"))
+
+    def mixed_step(self, source: Batch, target: Batch, share: float | None, name: str) -> dict[str, Tensor]:
+        """One step of ``mixed`` training, and a look at its answers."""
+        of_source, of_target = scores_of_both(self.task, source, target, name)
+        source_loss = F.cross_entropy(of_source, source.labels, reduction="none")
+        target_loss = F.cross_entropy(of_target, target.labels, reduction="none")
+        if self.steps >= self.first_phase // 2:
+            self.clean = self.clean + label_counts(of_target.detach().softmax(1), target.labels)
+            self.noisy = self.noisy + label_counts(of_source.detach().softmax(1), source.labels)
+        return self.both_step(source, target, source_loss, target_loss, share)
+
+    def both_step(
+        self, source: Batch, target: Batch, source_loss: Tensor, target_loss: Tensor, share: float | None
+    ) -> dict[str, Tensor]:
+        """A step on (1 − s)·mean source + s·mean target."""
+        self.task.guard("source", source_loss.detach(), source.index)
+        self.task.guard("target", target_loss.detach(), target.index)
+        s = share_of_target(share, source, target)
+        loss = (1.0 - s) * source_loss.mean() + s * target_loss.mean()
+        self.take(gradient(loss, trainable(self.task.model)))
+        return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
+
+    def noise(self) -> Tensor:
+        """Q, as far as the first phase tells it."""
+        return from_confusions(self.clean, self.noisy)
