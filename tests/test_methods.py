@@ -198,15 +198,19 @@ def test_a_recorded_step_gives_what_an_ordinary_one_gives(name: str) -> None:
     assert same(*(dict(model.named_parameters()) for model in models), tolerance=1e-6)
 
 
-def test_phases_are_not_recorded() -> None:
+def test_phases_are_recorded_apart() -> None:
+    """And where a phase ends with a look at what it told, that step is not recorded."""
     for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2), FineTuning(pretrain=0.2)):
         task = make_task()
-        state = method.init(task)
-        seen = []
+        state, kinds, fit_to_record = method.init(task), [], []
         for step in range(4):
-            seen.append(state.capturable)
+            kinds.append(state.kind)
+            fit_to_record.append(getattr(state, "capturable", True))
             method.step(state, batch(N, step), batch(7, step))
-        assert seen == [False, False, True, True]
+        assert kinds == [True, True, False, False]
+        assert fit_to_record == [True, isinstance(method, FineTuning), True, True]
+        state.advance(2)  # as after two replays
+        assert state.steps == 6
 
 
 def test_early_stopping_records_the_steps_between_trials() -> None:

@@ -301,8 +301,13 @@ class SoseletoState:
 
     @property
     def looks(self) -> bool:
-        """Whether the next step looks at the target. A recorded step is replayed for steps of its own kind only."""
+        """Whether the next step looks at the target."""
         return self.taken % self.every == 0
+
+    @property
+    def kind(self) -> bool:
+        """A recorded step is replayed for steps of its own kind only."""
+        return self.looks
 
     def advance(self, steps: int) -> None:
         """Steps were taken, by ``step`` itself or by replaying it."""

@@ -1,15 +1,15 @@
 """A training step recorded once as a CUDA graph and replayed: small networks stop waiting for the launch of kernels.
 
-Nothing in a method knows of it, but a method whose steps go through phases, or look at a count of their own, has a
-state that says ``capturable`` (False until the last phase is reached, or before a step that is unlike the others). A
-step whose batch has another shape, or that is monitored, runs as usual.
+Nothing in a method knows of it, but a method whose steps are of several kinds has a state that says of what ``kind``
+the next one is, and before a step that is unlike all others that it is not ``capturable``. A step whose batch has
+another shape, or that is monitored, runs as usual.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ class _Recorded:
 class CapturedStep:
     """The method's step as a CUDA graph, from the fourth call on; ``tell`` hears why where that is impossible.
 
-    A state whose steps are of two kinds says in ``looks`` which the next one is, and counts them in ``advance``.
+    Every ``kind`` of step has a recording of its own; a state that counts steps hears of replayed ones in ``advance``.
     """
 
     def __init__(self, method: Method, state: MethodState, tell: Callable[[str], None]) -> None:
@@ -65,15 +65,16 @@ class CapturedStep:
         self._state = state
         self._optimizer = state.optimizer
         self._tell = tell
-        self._calls: Counter[bool] = Counter()  # by kind
-        self._recorded: dict[bool, _Recorded] = {}
+        self._calls: Counter[Hashable] = Counter()  # by kind
+        self._recorded: dict[Hashable, _Recorded] = {}
+        self._pool = torch.cuda.graph_pool_handle()  # recordings never run at once: one's memory serves all
         self._possible = True
 
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        kind = getattr(self._state, "looks", True)
+        kind = getattr(self._state, "kind", None)
         self._calls[kind] += 1
         if not getattr(self._state, "capturable", True):
-            self._calls.clear()  # the steps of the next phase are warmed up anew
+            self._calls.clear()  # what follows is warmed up anew
         if monitor or not self._possible or self._calls[kind] <= WARM_UP:
             return self._eager(source, target, monitor=monitor)
         if kind not in self._recorded and not self._capture(kind, source, target):
@@ -85,10 +86,10 @@ class CapturedStep:
         self._advance(1)
         return numbers
 
-    def _capture(self, kind: bool, source: Batch, target: Batch) -> bool:
+    def _capture(self, kind: Hashable, source: Batch, target: Batch) -> bool:
         source, target, graph = _clone(source), _clone(target), torch.cuda.CUDAGraph()
         try:
-            with _rates_on_device(self._optimizer, source.inputs.device) as rates, torch.cuda.graph(graph):
+            with _rates_on_device(self._optimizer, source.inputs.device) as rates, torch.cuda.graph(graph, self._pool):
                 numbers = self._eager(source, target)
         except RuntimeError as error:  # the model or the optimizer waits for the device somewhere
             torch.cuda.synchronize()

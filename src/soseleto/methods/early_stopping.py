@@ -79,8 +79,8 @@ class EarlyStoppingState:
         return not self.is_due(self.steps + 1) and getattr(self.inner, "capturable", True)
 
     @property
-    def looks(self) -> bool:
-        return getattr(self.inner, "looks", True)
+    def kind(self) -> Any:
+        return getattr(self.inner, "kind", None)
 
     def advance(self, steps: int) -> None:
         """Steps were taken by replaying them."""

@@ -24,14 +24,14 @@ from soseleto.methods.state import PhasedState, scores_of_both
 
 @dataclass(kw_only=True)
 class MixedFirstState(PhasedState):
-    """clean, noisy: confusion matrices (answer, label), summed over the second half of the first phase."""
+    """clean, noisy: confusion matrices (answer, label), summed over the first phase."""
 
     clean: Tensor = field(default_factory=lambda: torch.zeros(()))
     noisy: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     @property
     def capturable(self) -> bool:
-        return not self.in_first_phase  # whose matrices grow from step to step
+        return self.steps + 1 != self.first_phase  # the step after which the noise is looked up
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "clean": self.clean, "noisy": self.noisy}
@@ -45,10 +45,15 @@ class MixedFirstState(PhasedState):
         of_source, of_target = scores_of_both(self.task, source, target, name)
         source_loss = F.cross_entropy(of_source, source.labels, reduction="none")
         target_loss = F.cross_entropy(of_target, target.labels, reduction="none")
-        if self.steps >= self.first_phase // 2:
-            self.clean = self.clean + label_counts(of_target.detach().softmax(1), target.labels)
-            self.noisy = self.noisy + label_counts(of_source.detach().softmax(1), source.labels)
+        self._look(of_target.detach().softmax(1), target.labels, of_source.detach().softmax(1), source.labels)
         return self.both_step(source, target, source_loss, target_loss, share)
+
+    def _look(self, on_clean: Tensor, right: Tensor, on_noisy: Tensor, noisy: Tensor) -> None:
+        """Answers join the matrices, in place."""
+        if self.clean.ndim == 0:
+            self.clean, self.noisy = (on_clean.new_zeros(2 * on_clean.shape[1:]) for _ in range(2))
+        self.clean.add_(label_counts(on_clean, right))
+        self.noisy.add_(label_counts(on_noisy, noisy))
 
     def both_step(
         self, source: Batch, target: Batch, source_loss: Tensor, target_loss: Tensor, share: float | None

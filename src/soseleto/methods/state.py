@@ -38,11 +38,6 @@ class State:
         return cls(task=task, optimizer=optimizer, schedule=schedule, first_lr=first_lr, **more)
 
     @property
-    def capturable(self) -> bool:
-        """Whether every step from here on does the same, so that one can be recorded and replayed."""
-        return True
-
-    @property
     def lr(self) -> Tensor | float:
         """The learning rate now."""
         return self.optimizer.param_groups[0]["lr"]
@@ -72,7 +67,11 @@ class State:
     def take(self, gradients: dict[str, Tensor]) -> None:
         """One step of the model."""
         take_step(self.task, self, gradients)
-        self.steps += 1
+        self.advance(1)
+
+    def advance(self, steps: int) -> None:
+        """Steps were taken, by ``take`` or by replaying a recorded one."""
+        self.steps += steps
 
 
 @dataclass(kw_only=True)
@@ -86,8 +85,9 @@ class PhasedState(State):
         return self.steps < self.first_phase
 
     @property
-    def capturable(self) -> bool:
-        return not self.in_first_phase or self.first_phase >= self.task.steps
+    def kind(self) -> bool:
+        """The steps of a phase are all alike, so that one can be recorded and replayed."""
+        return self.in_first_phase
 
 
 def require_transfer(task: Task, name: str) -> None:
