@@ -24,6 +24,7 @@ from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads
 from soseleto.pooling import Pooling
 from soseleto.schedules import cosine, linear, sgd
+from soseleto.sharing import Sharing
 from soseleto.task import NonFiniteLoss, Task
 
 WIDTH, CLASSES, N = 4, 3, 12
@@ -376,6 +377,8 @@ def test_memory_does_not_grow_over_2000_steps() -> None:
         ({"max_norm": 0.0}, "max_norm"),
         ({"target_share": 1.0}, "target_share"),
         ({"per_error": True, "weights_first": True}, "per_error"),
+        ({"doubt_labels": True, "weights_first": True}, "weights_first"),
+        ({"doubt_labels": True, "per_error": True}, "per_error"),
     ],
 )
 def test_bad_settings(settings: dict[str, float], words: str) -> None:
@@ -456,6 +459,63 @@ def test_alignments_per_error_are_divided_by_one_minus_the_probability_of_the_la
         scores.append(state.weights.scores[:8].double())
     assert torch.allclose(scores[1], scores[0] / (1e-4 + error.double()), rtol=1e-5)
     assert not torch.allclose(scores[1], scores[0], rtol=0.1)
+
+
+@pytest.mark.parametrize("sharing", [Sharing(), Sharing(micro_batch_size=5)], ids=["whole", "micro-batches"])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_doubted_label_counts_by_what_the_network_leaves_of_it(
+    engine: str, normalize: bool, sharing: Sharing
+) -> None:
+    """θ follows a noise layer Q = αI + (1 − α)/K of every example's own, and α the alignment of the plain loss."""
+    model, source, target = net(), batch(N, 1), batch(7, 2)
+    alpha = torch.linspace(0.1, 1.0, N, dtype=torch.float64).float().double()
+    before = copy.deepcopy(model)
+    answers = before(source.inputs).softmax(1)
+    right = answers[torch.arange(N), source.labels]
+    noisy = alpha * right + (1.0 - alpha) / CLASSES
+    w = (alpha * right / noisy).detach()
+    wanted = gradient(-noisy.log().mean() / (w.mean() if normalize else 1.0), trainable(before))
+    plain = NoisyLosses()
+    direction = gradient(plain.target(before, target).mean(), trainable(before))
+    q = alignment(before, plain.source, source, direction, engine="loop")[1]
+
+    settings: dict[str, Any] = {**PAPER, "normalize_weights": normalize, "weight_step": 0.05, "engine": engine}
+    method = Soseleto(**settings, doubt_labels=True)
+    state = method.init(noisy_task(model, classes=CLASSES, sharing=sharing))
+    state.weights.values.copy_(alpha)
+    method.step(state, source, target)
+    for name, old in trainable(before).items():
+        assert torch.allclose(model.get_parameter(name), old - 0.1 * wanted[name], rtol=1e-8, atol=1e-9)
+    assert torch.allclose(state.weights.values.double(), (alpha + 0.05 * q).clamp(0.0, 1.0), atol=1e-6)
+
+
+@pytest.mark.parametrize("weight_step", [0.05, None])
+def test_without_doubt_doubted_labels_are_labels(weight_step: float | None) -> None:
+    """At α = 1 nothing differs; a transfer's source head is doubted too."""
+    for make in (lambda: noisy_task(net(), classes=CLASSES), lambda: transfer_task(classes=CLASSES)):
+        models = []
+        for doubt_labels in (False, True):
+            task, method = make(), Soseleto(doubt_labels=doubt_labels, weight_step=weight_step)
+            method.step(method.init(task), batch(N, 1), batch(7, 2))
+            models.append(dict(task.model.named_parameters()))
+        assert all(torch.allclose(models[0][k], models[1][k], rtol=1e-9, atol=1e-12) for k in models[0])
+
+
+def test_a_label_that_nobody_believes_can_come_back() -> None:
+    task = noisy_task(net(), classes=CLASSES)
+    method = Soseleto(doubt_labels=True, initial_weight=0.0)
+    state = method.init(task)
+    method.step(state, batch(N, 1), batch(7, 2))
+    assert 0 < int((state.weights.values > 0).sum()) < N
+
+
+def test_only_classes_told_by_cross_entropy_can_be_doubted() -> None:
+    method = Soseleto(doubt_labels=True)
+    squared = NoisyLosses(loss=lambda outputs, labels: (outputs.sum(1) - labels).square())
+    for task in (noisy_task(net()), noisy_task(net(), classes=CLASSES, losses=squared)):
+        with pytest.raises(UsageError, match="doubt_labels needs class indices"):
+            method.init(task)
 
 
 @pytest.mark.parametrize("engine", ["forward", "layerwise"])

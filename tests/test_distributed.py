@@ -83,6 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
         "method": soseleto.Soseleto(weights_first=True, normalize_weights=False, target_share=0.3, max_norm=1.0),
     },
     "frozen": {"method": soseleto.Soseleto(weight_step=None), "mode": "transfer"},
+    "labels doubted": {"method": soseleto.Soseleto(doubt_labels=True, initial_weight=0.7)},
     "ordinary": {"method": Ordinary()},
     "mixed": {"method": Mixed()},
     "target only": {"method": TargetOnly()},

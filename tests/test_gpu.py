@@ -62,7 +62,7 @@ def quick_task(model: nn.Module) -> Task:
     return Task(
         model=model, losses=NoisyLosses(), n_source=64, steps=40, shared=frozenset(trainable(model)),
         target_head=frozenset(), make_optimizer=sgd(0.01, 5e-4), make_schedule=linear, device=CUDA,
-        guard=lambda side, losses, index: None,
+        guard=lambda side, losses, index: None, classes=10,
     )  # fmt: skip
 
 
@@ -74,7 +74,15 @@ def random_batch(n: int, seed: int) -> Batch:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"weights_first": True}, {"target_average": 0.0}, {"weight_step": None}, {"reuse_target": 2}]
+    "settings",
+    [
+        {},
+        {"weights_first": True},
+        {"target_average": 0.0},
+        {"weight_step": None},
+        {"reuse_target": 2},
+        {"doubt_labels": True},
+    ],
 )
 def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)

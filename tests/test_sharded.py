@@ -64,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "single target batch": {"method": soseleto.Soseleto(target_average=0.0)},
     "float32": {"engine": "layerwise", "precise": False},
     "frozen": {"method": soseleto.Soseleto(weight_step=None)},
+    "labels doubted": {"method": soseleto.Soseleto(doubt_labels=True, initial_weight=0.7, target_share=0.3)},
     "ordinary": {"method": Ordinary()},
     "mixed": {"method": Mixed()},
     "target only": {"method": TargetOnly()},

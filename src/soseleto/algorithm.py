@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.batch import Batch
 from soseleto.domain import DomainLoss
+from soseleto.doubt import DoubtedLosses, doubt
 from soseleto.engines import Engine, Passes, make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.shards import whole
@@ -57,6 +58,8 @@ class Soseleto:
     per_error: alignments are divided by the size of the example's own error, 1 − exp(−ℓ), which for cross-entropy is
         one minus the probability of its label. A gradient is an error times a direction: this compares directions, so
         that examples which are learned already still tell whether they help.
+    doubt_labels: a weight is the belief in the label, and an example counts by what is left of it once the network has
+        been heard (see ``doubt``). For wrong labels: the best network, whose weights then tell less about examples.
     weights_first: the authors' notebook moves α before θ; the paper (and the default) moves θ with the old α.
     target_share: how much of θ's step is the target's own gradient. 0 is the paper, whose target reaches θ through the
         weights alone; more makes use of clean labels that are too many to be learned by heart.
@@ -77,6 +80,7 @@ class Soseleto:
     aligned: tuple[str, ...] | None = None
     pool_classes: bool = False
     per_error: bool = False
+    doubt_labels: bool = False
     weights_first: bool = False
     target_share: float = 0.0
     domain_loss: DomainLoss | None = None
@@ -106,6 +110,10 @@ class Soseleto:
             raise UsageError(f"max_norm must be above 0, got {self.max_norm}: leave it out to clip nothing.")
         if self.per_error and self.weights_first:
             raise UsageError("per_error needs the losses, which weights_first cannot wait for: drop one.")
+        if self.doubt_labels and self.weights_first:
+            raise UsageError("doubt_labels needs the losses, which weights_first cannot wait for: drop one.")
+        if self.doubt_labels and self.per_error:
+            raise UsageError("doubt_labels and per_error both divide alignments by what the network says: drop one.")
         if self.reuse_target < 1:
             raise UsageError(f"reuse_target must be at least 1, got {self.reuse_target}: 1 looks at every step.")
         if self.reuse_target > 1 and self.target_share:
@@ -117,6 +125,8 @@ class Soseleto:
         weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
         if task.target_head and self.reuse_target > 1:
             raise UsageError("reuse_target would leave the target head untrained between two looks: drop it.")
+        if self.doubt_labels:
+            task = replace(task, losses=doubt(task.losses, weights, task.classes))
         state = SoseletoState.start(task, make_engine(self.engine), weights, every=self.reuse_target)
         if self.aligned is not None:
             state.compared = frozenset(name for name in task.shared if name.startswith(self.aligned))
@@ -158,6 +168,10 @@ class Soseleto:
             passes = task.sharing.source_pass(
                 state.engine, model, losses.source, source, state.averages, coefficients
             ).without_target()
+        if isinstance(losses, DoubtedLosses):
+            w = losses.counts(passes.source_losses, source)
+            of_source = self._normalized(task, passes.source_gradient, w, source)
+            passes = replace(passes, source_gradient=of_source, alignment=passes.alignment / w)
         if self.per_error:
             passes = replace(passes, alignment=per_error(passes.alignment, passes.source_losses))
         task.guard("source", passes.source_losses, source.index)
@@ -199,9 +213,18 @@ class Soseleto:
 
     def coefficients(self, task: Task, alpha: Tensor, source: Batch) -> Tensor:
         """c with Σ c_j ℓ_j the weighted source loss: Σαℓ/Σα, or the paper's mean(αℓ)."""
+        if self.doubt_labels:
+            return torch.full_like(alpha, 1.0 / source.total)  # α is in the losses themselves
         if self.normalize_weights:
             return alpha / task.sharing.sum(alpha.sum()).clamp_min(torch.finfo(alpha.dtype).tiny)
         return alpha / source.total
+
+    def _normalized(self, task: Task, gradients: dict[str, Tensor], w: Tensor, source: Batch) -> dict[str, Tensor]:
+        """From the gradient of mean(d) to Σw∂ℓ/Σw."""
+        if not self.normalize_weights:
+            return gradients
+        mean = task.sharing.mean(w, source)
+        return {name: (g / mean).to(g.dtype) for name, g in gradients.items()}
 
     def _frozen_step(self, state: SoseletoState, source: Batch, target: Batch) -> dict[str, Tensor]:
         """Ordinary training with the weights where they are: no alignment, and a target pass only for φᵗ."""
@@ -209,6 +232,8 @@ class Soseleto:
         c = self.coefficients(task, state.weights.take(source.index), source)
         losses, of_source = task.sharing.gradient(task.model, task.losses.source, source, "source", c)
         task.guard("source", losses, source.index)
+        if isinstance(task.losses, DoubtedLosses):
+            of_source = self._normalized(task, of_source, task.losses.counts(losses, source), source)
         of_target: dict[str, Tensor] = {}
         numbers = {"source_loss": task.sharing.mean(losses, source)}
         if task.target_head or self.target_share:

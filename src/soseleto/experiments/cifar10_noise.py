@@ -118,6 +118,10 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
             {"base": "meta_weight_net", "settings": (*SHARED, ("normalize_weights", True))},
         ),
         "soseleto": ("**SOSELETO**", {"base": "soseleto", "settings": SHARED}),
+        "soseleto_doubting": (
+            "**SOSELETO, labels doubted**",
+            {"base": "soseleto", "settings": (*SHARED, ("doubt_labels", True))},
+        ),
         "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (*SHARED, ("weight_step", None))}),
         "soseleto_paper": ("… no target gradient in θ", {"base": "soseleto"}),
         "soseleto_no_average": (
