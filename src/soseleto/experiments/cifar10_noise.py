@@ -120,7 +120,7 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "soseleto": ("**SOSELETO**", {"base": "soseleto", "settings": SHARED}),
         "soseleto_doubting": (
             "**SOSELETO, labels doubted**",
-            {"base": "soseleto", "settings": (*SHARED, ("doubt_labels", True))},
+            {"base": "soseleto", "settings": (("target_share", 0.2), ("doubt_labels", True))},  # chosen likewise
         ),
         "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (*SHARED, ("weight_step", None))}),
         "soseleto_paper": ("… no target gradient in θ", {"base": "soseleto"}),
