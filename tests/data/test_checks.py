@@ -82,9 +82,10 @@ def test_missing_files_of_a_table(tmp_path, image_folder):
     assert pair.source.labels.tolist() == [0, 1]
 
 
-def test_columns_of_a_table(tmp_path):
+@pytest.mark.parametrize("infinite", ["inf", "1e300"])  # the latter in float32
+def test_columns_of_a_table(tmp_path, infinite):
     source = tmp_path / "s.csv"
-    source.write_text("a,b,c,d,e,label\n1,5,1,1,2,x\n2,5,nan,2,3,y\n3,5,3,inf,1,x\n4,5,4,4,2,y\n")
+    source.write_text(f"a,b,c,d,e,label\n1,5,1,1,2,x\n2,5,nan,2,3,y\n3,5,3,{infinite},1,x\n4,5,4,4,2,y\n")
     target = tmp_path / "t.csv"
     target.write_text("a,b,c,d,e,label\n4,5,4,4,2,y\n9,9,9,9,9,x\n")
     problems = check_pair(source, target, mode="noisy")

@@ -79,6 +79,17 @@ def test_torch_files_with_tensors_or_code_are_refused(tmp_path):
         read_human(path)
 
 
+def test_an_archive_whose_names_are_no_text_is_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.zeros((2, 3)), y=np.zeros(2))
+    content = bytearray(path.read_bytes())
+    content[6:8] = b"\xff\xff"  # flags of the first member: its name is UTF-8, ...
+    content[30:31] = b"\xb0"  # ... which this is not
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"is not a whole \.npz file"):
+        as_examples(path, name="source")
+
+
 def test_object_arrays_in_npz_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([Hostile(tmp_path / "m")], dtype=object), y=np.array([1]))
     with pytest.raises(DataError, match="not objects"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -16,7 +17,7 @@ from soseleto.data.labels import names_of
 from soseleto.data.limits import check_expansion, check_size
 from soseleto.data.raw import Raw
 from soseleto.data.tables import labels_from
-from soseleto.errors import DataError
+from soseleto.errors import DataError, SoseletoError
 
 _FIELDS = ("x", "y", "id", "truth")
 
@@ -59,7 +60,9 @@ def _load(path: Path) -> dict[str, Any]:
             return {
                 field: _array(archive, members[f"{field}.npy"], path) for field in _FIELDS if f"{field}.npy" in members
             }
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+    except SoseletoError:
+        raise
+    except _DAMAGED_ARCHIVE as error:
         if isinstance(error, FileNotFoundError):
             raise DataError(f"{path} is missing: check the path.") from error
         raise DataError(f"{path} is not a whole .npz file ({error}): save it again with np.savez.") from error
@@ -91,6 +94,10 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Any:
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
+# What Python's reader of archives lets through; names that are no text and places before the file are ValueErrors.
+_DAMAGED_ARCHIVE = (
+    zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError, struct.error
+)  # fmt: skip
 # What NumPy lets through when a header is no literal: it is parsed, and where that fails filtered as tokens.
 _DAMAGED_HEADER = (ValueError, TypeError, KeyError, SyntaxError, TokenError, RecursionError, MemoryError)
 

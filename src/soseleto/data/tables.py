@@ -232,6 +232,8 @@ def _numbers(column: Any, name: str, what: str) -> Any:
             "it as path_column, id_column or label_column."
         )
     if column.null_count or not (types.is_integer(kind) or types.is_floating(kind)):
-        values = [np.nan if value is None else float(value) for value in column.to_pylist()]
-        return np.asarray(values, dtype=np.float32)
-    return column.to_numpy().astype(np.float32)
+        values = np.asarray([np.nan if value is None else float(value) for value in column.to_pylist()])
+    else:
+        values = column.to_numpy()
+    with np.errstate(over="ignore"):  # a number too large for float32 is infinite, which is looked for later
+        return values.astype(np.float32)
