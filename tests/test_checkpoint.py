@@ -224,6 +224,7 @@ METHODS_AND_WRAPPERS: dict[str, Callable[[], Any]] = {
         method=METHODS["meta_weight_net"](), heldout=Batch(torch.arange(9), *points(9, 5)), every=4
     ),
     "pooled": lambda: soseleto.Soseleto(pool_classes=True),
+    "doubted": lambda: soseleto.Soseleto(doubt_labels=True),
     "matching_networks": lambda: MatchingNetworks(fine_tune=0.5),
     "luo": lambda: Luo(unlabelled=points(30, 6)[0], batch_size=7),
 }

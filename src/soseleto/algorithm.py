@@ -59,7 +59,8 @@ class Soseleto:
         one minus the probability of its label. A gradient is an error times a direction: this compares directions, so
         that examples which are learned already still tell whether they help.
     doubt_labels: a weight is the belief in the label, and an example counts by what is left of it once the network has
-        been heard (see ``doubt``). For wrong labels: the best network, whose weights then tell less about examples.
+        been heard (see ``doubt``); the source loss that is told is then the doubted one. For wrong labels. An example
+        that counts no more cannot hurt, so weights and scores tell less about it.
     weights_first: the authors' notebook moves α before θ; the paper (and the default) moves θ with the old α.
     target_share: how much of θ's step is the target's own gradient. 0 is the paper, whose target reaches θ through the
         weights alone; more makes use of clean labels that are too many to be learned by heart.

@@ -46,19 +46,18 @@ class DoubtedLosses:
 
     def counts(self, doubted: Tensor, batch: Batch) -> Tensor:
         """w of every example, from what ``source`` gave."""
-        right, _ = self._beliefs(batch, doubted.dtype)
-        return -torch.expm1(self._log_other(right) + doubted).clamp_max(-_COUNTS)
+        return -torch.expm1(self._log_other(self._belief(batch, doubted.dtype)) + doubted).clamp_max(-_COUNTS)
 
     def _doubted(self, losses: Tensor, batch: Batch) -> Tensor:
-        right, log_right = self._beliefs(batch, losses.dtype)
-        return -torch.logaddexp(log_right - losses, self._log_other(right))
+        belief = self._belief(batch, losses.dtype)
+        return -torch.logaddexp(belief.log() - losses, self._log_other(belief))
 
-    def _beliefs(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        right = self.weights.values[batch.index].to(dtype).clamp_min(_LEAST)
-        return right, right.log()
+    def _belief(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        return self.weights.values[batch.index].to(dtype).clamp_min(_LEAST)
 
-    def _log_other(self, right: Tensor) -> Tensor:
-        return (1.0 - right).clamp_min(torch.finfo(right.dtype).tiny).log() - math.log(self.classes)
+    def _log_other(self, belief: Tensor) -> Tensor:
+        """log((1 − α)/K)."""
+        return (1.0 - belief).clamp_min(torch.finfo(belief.dtype).tiny).log() - math.log(self.classes)
 
 
 def doubt(losses: object, weights: Weights, classes: int | None) -> DoubtedLosses:
