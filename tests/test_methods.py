@@ -417,6 +417,23 @@ def test_sukhbaatar_keeps_probabilities_and_learns_the_noise() -> None:
     assert float(state.weights.scores[wrong].mean()) < 0.3 < 0.8 < float(state.weights.scores[~wrong].mean())
 
 
+def test_one_impossible_label_does_not_turn_sukhbaatars_layer_over() -> None:
+    """A sure classifier, labels as it says but for one that Q, the identity still, holds for impossible."""
+    sure = nn.Linear(2, 2, bias=False)
+    sure.weight = nn.Parameter(20.0 * torch.eye(2))
+    method = Sukhbaatar(pretrain=0.0, noise_decay=0.0)
+    state = method.init(make_task(sure, n_source=100, make_schedule=None))
+    truth = torch.arange(100) % 2
+    inputs, labels = F.one_hot(truth, 2).float(), torch.cat([1 - truth[:1], truth[1:]])
+    method.step(state, Batch(torch.arange(100), inputs, labels), Batch(torch.arange(4), inputs[:4], truth[:4]))
+    assert state.q is not None
+    assert 0.0 < float(state.q.detach()[1, 0]) <= method.noise_lr
+
+
+def test_projection_passes_nan_on() -> None:
+    assert bool(project(torch.full((3, 3), torch.nan)).isnan().all())
+
+
 def test_projection_is_the_nearest_matrix_of_probabilities() -> None:
     matrix = torch.randn(4, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[:, :4] * 2
     found = project(matrix)

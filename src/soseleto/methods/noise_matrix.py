@@ -18,7 +18,7 @@ def project(matrix: Tensor) -> Tensor:
     ordered = matrix.sort(dim=0, descending=True).values
     ranks = torch.arange(1, n + 1, device=matrix.device, dtype=matrix.dtype)[:, None]
     surplus = (ordered.cumsum(0) - 1.0) / ranks
-    kept = (ordered > surplus).sum(0, keepdim=True)  # at least one a column
+    kept = (ordered > surplus).sum(0, keepdim=True).clamp_min(1)  # it is, but for NaN, which is passed on
     return (matrix - surplus.gather(0, kept - 1)).clamp_min(0.0)
 
 

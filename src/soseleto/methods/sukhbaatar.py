@@ -77,6 +77,7 @@ class Sukhbaatar:
         loss = (1.0 - share) * source_loss.mean() + share * target_loss.mean()
         parameters = trainable(task.model)
         *found, of_q = torch.autograd.grad(loss, [*parameters.values(), q], allow_unused=True)
+        of_q = of_q.clamp(-_LARGEST, _LARGEST)
         rate = self.noise_lr * state.lr_left
         state.matrix(of_source).copy_(project(q.detach() - rate * (of_q + self.noise_decay * q.detach())))
         state.take({name: g for name, g in zip(parameters, found, strict=True) if g is not None})
@@ -109,6 +110,11 @@ class SukhbaatarState(MixedFirstState):
         if self.q is None:
             self.q = torch.eye(scores.shape[1], dtype=scores.dtype, device=scores.device)
         return self.q.detach()
+
+
+# Of Q's gradient, whose entries are about one over the number of classes. A label that Q holds for impossible has a loss
+# whose gradient knows no bounds: a single one would turn Q over.
+_LARGEST = 1.0
 
 
 def noisy_losses(q: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
