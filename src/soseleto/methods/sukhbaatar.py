@@ -9,8 +9,8 @@ itself). The first steps train without it. The noise layer is dropped afterwards
 right label.
 
 Deviations: the clean examples are in the loss from the first step to the last; Q starts at what the first steps tell of
-the noise (``mixed_first``) instead of the identity; the projection is the nearest matrix in least squares; Q's rate
-follows the model's schedule down.
+the noise (``mixed_first``) instead of the identity; the projection is the nearest matrix in least squares; Q's gradient
+is bounded; Q's rate follows the model's schedule down.
 
 ``state.weights`` only reports: p(y = ỹ | x, ỹ) at the last visit, and its running mean as the score.
 """
@@ -112,8 +112,8 @@ class SukhbaatarState(MixedFirstState):
         return self.q.detach()
 
 
-# Of Q's gradient, whose entries are about one over the number of classes. A label that Q holds for impossible has a loss
-# whose gradient knows no bounds: a single one would turn Q over.
+# Of Q's gradient, whose entries are about one over the number of classes. The loss of a label that Q holds for
+# impossible has a gradient without bounds: a single one would turn Q over.
 _LARGEST = 1.0
 
 
