@@ -12,11 +12,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from PIL import Image
 
 from soseleto import cli
@@ -39,6 +42,16 @@ TYPED = list(
     )
 )
 SERVES = "soseleto review"  # until it is stopped; tests/test_review.py has it
+
+
+def test_every_pinned_package_installs_on_the_first_python_3_11() -> None:
+    """A pin made on a late 3.11 may want one; Debian's own is 3.11.2."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pinned = {Requirement(line).name for line in lines if line and not line.startswith("#")}
+    installed = {d.metadata["Name"].lower(): d.metadata["Requires-Python"] for d in metadata.distributions()}
+    asked = {name: installed[name] for name in pinned if installed.get(name)}
+    assert len(asked) > 30
+    assert {name: python for name, python in asked.items() if "3.11.0" not in SpecifierSet(python)} == {}
 
 
 def script(name: str) -> ModuleType:
