@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -146,3 +147,26 @@ def test_step_check_names_what_is_too_slow_or_too_large() -> None:
     row = {"model": "Quick", "precision": "fp32", "times": 1.5, "at most": 1.55, "memory": 1.2}
     assert step.shortfalls([row, {**row, "memory": None}]) == []
     assert len(step.shortfalls([{**row, "times": 1.6}, {**row, "memory": 1.3}])) == 2
+
+
+def test_suspect_intervals(tmp_path: Path) -> None:
+    rows = run("suspect_intervals", tmp_path / "suspect_intervals.json")
+    assert [row["rate"] for row in rows] == ["wrong share", "precision", "recall"]
+    assert all(0 <= row["covered %"] <= 100 for row in rows)
+    assert all(row["half width"] >= row["their half width"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("human", [True, False])
+def test_suspect_intervals_part_the_source(human: bool) -> None:
+    intervals = importlib.import_module("suspect_intervals")
+    evidence, wrong = intervals.tiny()
+    drawn, truth = intervals.redrawn(evidence, wrong, 60, human, np.random.default_rng(0))
+    probes = drawn.probes
+    assert len(probes) == 60
+    assert len(truth) == probes.n_source == len(wrong) - (200 if human else 60)
+    told = np.concatenate([truth, probes.wrong.numpy()])
+    signal = drawn.signals["score"].numpy()
+    known = evidence.signals["score"][: len(wrong)].numpy()
+    assert all(told[at] in wrong[known == signal[at]] for at in range(len(told)))  # truth goes with its signals
+    checked = int(truth.sum()) + (probes.checked or (0, int(probes.wrong.sum())))[1]
+    assert checked == int(wrong.sum())

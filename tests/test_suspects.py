@@ -16,12 +16,13 @@ import soseleto
 from soseleto import calibration
 from soseleto.data import Examples, symmetric
 from soseleto.errors import Interrupted, UsageError
-from soseleto.evidence import Electorate
+from soseleto.evidence import Electorate, Evidence
 from soseleto.methods import Ordinary
 from soseleto.models import mlp
-from soseleto.probes import plant
+from soseleto.probes import Probes, plant
+from soseleto.rectifier import Rectifier
 from soseleto.run import RunFolder
-from soseleto.suspects import Suspects
+from soseleto.suspects import Calibrated, Suspects
 
 CLASSES = 4
 
@@ -304,3 +305,71 @@ def test_a_model_without_a_linear_layer_votes_by_its_outputs() -> None:
 
     found = fit(model=Bare(), epochs=3, engine="double_backward").suspects(0.8)
     assert bool(found.probability.isfinite().all())
+
+
+def two_kinds(n: int, share: float, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Signals, and which labels are wrong: half of these look like the right ones, the others show it clearly."""
+    wrong = draw.random(n) < share
+    shows = wrong & (draw.random(n) < 0.5)
+    return draw.normal(size=n) - 6.0 * shows, wrong
+
+
+def evidence_of(source: np.ndarray, known: np.ndarray, wrong: np.ndarray) -> Evidence:
+    """Of one signal; right labels are 0, and wrong ones 1."""
+    labels = torch.zeros(len(source) + len(known), dtype=torch.int64)
+    probes = Probes(len(source), labels[len(source) :], torch.from_numpy(wrong).long())
+    even = torch.full((len(labels), 2), 0.5)
+    return Evidence(probes, labels, {"score": torch.from_numpy(np.append(source, known))}, even, even)
+
+
+def test_the_intervals_hold_the_truth_where_a_regression_is_off() -> None:
+    """A logarithm of densities that bends: a line through it is wrong everywhere, and sure of itself."""
+    covered, alone = [], []
+    for seed in range(25):
+        draw = np.random.default_rng(seed)
+        source, truth = two_kinds(3000, 0.4, draw)
+        known, wrong = two_kinds(2000, 0.5, draw)
+        calibrated = Calibrated.learn(evidence_of(source, known, wrong), seed)
+        for threshold in (0.3, 0.5, 0.7):
+            found = calibrated.at(threshold)
+            chosen = found.is_suspect.numpy()
+            hits = (chosen & truth).sum()
+            again = calibrated.resampled[:, chosen].sum(axis=1)
+            for estimate, told, true in (
+                (found.precision, again / chosen.sum(), hits / chosen.sum()),
+                (found.recall, again / calibrated.resampled.sum(axis=1), hits / truth.sum()),
+            ):
+                low, high = np.quantile(told, [0.025, 0.975])
+                covered.append(estimate.low <= true <= estimate.high)
+                alone.append(low <= true <= high)
+    assert np.mean(covered) > 0.9
+    assert np.mean(alone) < 0.5
+
+
+@pytest.mark.parametrize("checked", [None, (5000, 2000)])
+def test_counting_corrects_any_probability(checked: tuple[int, int] | None) -> None:
+    draw = np.random.default_rng(0)
+    signal, wrong = two_kinds(52_000, 0.4, draw)
+    told = calibration.sigmoid(-1.0 - 0.4 * signal)  # off, and badly
+    source, truth, known, of_known = told[:50_000], wrong[:50_000], told[50_000:], wrong[50_000:]
+    counted = Rectifier.draw(source, known, of_known, 400, draw, checked)
+    chosen = source >= 0.6
+    hits = (chosen & truth).sum()
+    assert abs(source[chosen].mean() - hits / chosen.sum()) > 0.1
+    precision, recall = counted.rates(source, 0.6)
+    for estimates, true in ((counted.shares, 0.4), (precision, hits / chosen.sum()), (recall, hits / truth.sum())):
+        assert abs(estimates.mean() - true) < 0.03
+        assert abs(estimates.mean() - true) < 3 * estimates.std()
+
+
+def test_none_seen_is_not_none() -> None:
+    """No right probe lies above the threshold; with few of them, right source labels still may."""
+    draw = np.random.default_rng(0)
+    source = np.where(np.arange(1000) < 30, 0.97, 0.03)
+    lows = {}
+    for n in (20, 20_000):
+        known, wrong = np.append(np.full(n, 0.03), np.full(n, 0.97)), np.arange(2 * n) >= n
+        precision, _ = Rectifier.draw(source, known, wrong, 1000, draw).rates(source, 0.5)
+        lows[n] = np.quantile(precision, 0.025)
+    assert lows[20] < 0.5
+    assert lows[20_000] > 0.9

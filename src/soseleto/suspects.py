@@ -22,6 +22,7 @@ from soseleto.data import seed_for
 from soseleto.errors import UsageError
 from soseleto.evidence import Evidence
 from soseleto.probes import Probes
+from soseleto.rectifier import Rectifier
 
 RESAMPLES = 100
 MOST_RESAMPLED = 20_000  # source examples on which shares and intervals are computed
@@ -38,9 +39,10 @@ class Estimate:
     high: float
 
     @classmethod
-    def of(cls, value: float, resampled: Array) -> Estimate:
-        low, high = np.quantile(resampled, [0.025, 0.975])
-        return cls(value, min(float(low), value), max(float(high), value))
+    def of(cls, value: float, *resampled: Array) -> Estimate:
+        """The middle 95 % of each of the resampled, and all between."""
+        ends = [float(end) for one in resampled for end in np.quantile(one, [0.025, 0.975])]
+        return cls(value, min(*ends, value), max(*ends, value))
 
     def __str__(self) -> str:
         return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
@@ -101,15 +103,17 @@ class Calibrated:
     """Probabilities learned on the probes.
 
     Regressions on probes drawn anew, with replacement, give RESAMPLES probabilities; their mean is the probability and
-    their spread what the probes leave open.
+    their spread what the probes leave open. What such regressions cannot express is counted on the probes.
 
-    probability: (n,); resampled: (RESAMPLES, k), at ``places`` (k,) of the source
+    probability: (n,); resampled: (RESAMPLES, k), at ``places`` (k,) of the source; counted: by the regressions that
+        were made without each probe
     """
 
     evidence: Evidence
     probability: Array
     resampled: Array
     places: Array
+    counted: Rectifier
 
     @classmethod
     def learn(cls, evidence: Evidence, seed: int = 0) -> Calibrated:
@@ -127,11 +131,17 @@ class Calibrated:
         shares = _shares(ratios, probes, draw)
         pieces = np.array_split(source, 1 + n // 10_000)
         mean = [calibration.posterior(piece @ betas, shares).mean(axis=1) for piece in pieces]
-        return cls(evidence, np.concatenate(mean), calibration.posterior(ratios, shares).T, places)
+        probability = np.concatenate(mean)
+        of_probes = calibration.posterior(calibration.with_one(known) @ betas, shares)
+        without = np.average(of_probes, axis=1, weights=unseen + 1e-12)  # seen by all: by all
+        counted = Rectifier.draw(probability, without, wrong, RESAMPLES, draw, probes.checked)
+        return cls(evidence, probability, calibration.posterior(ratios, shares).T, places, counted)
 
     @cached_property
     def wrong_share(self) -> Estimate:
-        return Estimate.of(float(self.probability.mean()), self.resampled.mean(axis=1))
+        return Estimate.of(
+            float(self.probability.mean()), self.resampled.mean(axis=1), self.counted.wrong_shares(self.probability)
+        )
 
     @cached_property
     def suggestion(self) -> Tensor:
@@ -146,14 +156,16 @@ class Calibrated:
         chosen = self.probability >= threshold
         there = torch.from_numpy(chosen)
         precision, recall = _rates(self.probability[None], chosen)
-        precisions, recalls = _rates(self.resampled, chosen[self.places])
+        told = [_rates(self.resampled, chosen[self.places])]
+        if chosen.any():
+            told.append(self.counted.rates(self.probability, threshold))
         return Suspects(
             probability=torch.from_numpy(self.probability.astype(np.float32)),
             suggested=torch.where(there, self.suggestion, self.evidence.labels[:n]),
             threshold=threshold,
             is_suspect=there,
-            precision=Estimate.of(float(precision[0]), precisions),
-            recall=Estimate.of(float(recall[0]), recalls),
+            precision=Estimate.of(float(precision[0]), *(precisions for precisions, _ in told)),
+            recall=Estimate.of(float(recall[0]), *(recalls for _, recalls in told)),
             wrong_share=self.wrong_share,
             calibrated=self,
         )

@@ -1,0 +1,148 @@
+"""How often the 95 % intervals of suspects hold the truth: trainings on CIFAR-10, and probes drawn again and again.
+
+    python benchmarks/suspect_intervals.py [--noise 0.4 worse_label] [--draws 100] [--out FILE]
+
+Each training gives every source example its signals. Since the truth of the source is known, any of its examples can
+stand as probes: some are drawn, the rest is the source, and what they tell of it is held against what is true of it.
+So the assumption under which the intervals are promised (wrong probes are like wrong source labels) holds by
+construction, and only the intervals are measured. *Regressions alone* are intervals without what is counted on probes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import soseleto
+from common import arguments, show, write
+from soseleto.data import Augment, Examples, symmetric
+from soseleto.evidence import Evidence
+from soseleto.experiments.cifar10_noise import configuration, make_method, make_model, prepare_data
+from soseleto.models import mlp
+from soseleto.probes import AUTO_SHARE, Probes
+from soseleto.suspects import Calibrated, Estimate
+
+NOISE = (0.3, 0.4, 0.5, "worse_label", "aggre_label")
+PROBES = (1500, 300, 60)
+ASKED = (0.8, 0.9, 0.95)
+MOST = 20_000  # source examples besides the probes
+Array = np.ndarray
+
+
+def trained(noise: float | str, epochs: int, device: str) -> tuple[Evidence, Array]:
+    """The evidence of one training at half the images' size, and which source labels are wrong."""
+    config = configuration("soseleto_probes", noise=noise, size=16)
+    data = prepare_data(config)
+    augment = Augment(crop=2, flip=True)
+    result = soseleto.fit(
+        make_model(config), data.source, data.target, method=make_method(config, data), mode="noisy", epochs=epochs,
+        lr=config.lr, weight_decay=config.weight_decay, augment_source=augment, augment_target=augment, probes="auto",
+        labels_before=data.before, device=device,
+    )  # fmt: skip
+    return of(result)
+
+
+def tiny() -> tuple[Evidence, Array]:
+    """A training in the plane that takes a second."""
+    points = torch.randn(1200, 2, generator=torch.Generator().manual_seed(0))
+    truth = (points[:, 0] > 0).long() + 2 * (points[:, 1] > 0).long()
+    source = Examples(points[:1000], symmetric(truth[:1000], 0.3, classes=4, seed=0).labels, truth=truth[:1000])
+    target = Examples(points[1000:], truth[1000:])
+    return of(soseleto.fit(mlp(2, 4), source, target, epochs=5, lr=0.1, batch_size=64, probes="auto", device="cpu"))
+
+
+def of(result: soseleto.Result) -> tuple[Evidence, Array]:
+    source = result.source
+    assert result.evidence is not None
+    assert source.truth is not None
+    return result.evidence, (source.labels != source.truth).cpu().numpy()
+
+
+def redrawn(evidence: Evidence, wrong: Array, m: int, human: bool, draw: np.random.Generator) -> tuple[Evidence, Array]:
+    """m source examples as probes of the others, in the numbers that ``fit`` would plant."""
+    order = draw.permutation(len(wrong))
+    checked = None
+    pool = order
+    if human:
+        pool = order[: round(m / AUTO_SHARE)]  # the target whose labels were checked
+        checked = (len(pool), int(wrong[pool].sum()))
+    bad, good = pool[wrong[pool]], pool[~wrong[pool]]
+    n_bad = max(min(m // 2, len(bad) // 2), m - len(good)) if human else m // 2
+    probes = np.concatenate([bad[:n_bad], good[: m - n_bad]])
+    rest = order[~np.isin(order, pool if human else probes)][:MOST]
+    at = torch.from_numpy(np.concatenate([rest, probes]))
+    labels = evidence.labels[at]
+    planted = labels[len(rest) :]
+    truth = torch.where(torch.from_numpy(wrong[probes]), planted + 1, planted)  # which other class does not matter
+    found = Evidence(
+        Probes(len(rest), planted, truth, checked),
+        labels,
+        {name: signal[at] for name, signal in evidence.signals.items()},
+        evidence.probabilities[at],
+        evidence.support[at],
+    )
+    return found, wrong[rest]
+
+
+def told(calibrated: Calibrated, wrong: Array) -> Iterator[tuple[str, Estimate, Array, float]]:
+    """For each rate: its estimate, what the regressions alone say of it, and the truth."""
+    again = calibrated.resampled  # of all, since there are no more than MOST
+    yield "wrong share", calibrated.wrong_share, again.mean(axis=1), wrong.mean()
+    for asked in ASKED:
+        found = calibrated.for_precision(asked)
+        if len(found) == 0:
+            continue  # no threshold is that precise
+        chosen = found.is_suspect.numpy()
+        hits, right = again[:, chosen].sum(axis=1), (chosen & wrong).sum()
+        yield "precision", found.precision, hits / chosen.sum(), right / chosen.sum()
+        yield "recall", found.recall, hits / again.sum(axis=1), right / wrong.sum()
+
+
+def measure(evidence: Evidence, wrong: Array, m: int, human: bool, draws: int) -> list[dict[str, Any]]:
+    seen = defaultdict(list)
+    for number in range(draws):
+        drawn, truth = redrawn(evidence, wrong, m, human, np.random.default_rng((m, number)))
+        for rate, estimate, alone, true in told(Calibrated.learn(drawn, seed=number), truth):
+            interval = (estimate.low, estimate.high, *np.quantile(alone, [0.025, 0.975]))
+            seen[rate].append((estimate.value, *interval, true))
+    rows = []
+    for rate, cases in seen.items():
+        value, low, high, alone_low, alone_high, true = 100 * np.array(cases).T
+        rows.append(
+            {
+                "rate": rate,
+                "cases": len(value),
+                "covered %": 100 * float(((low <= true) & (true <= high)).mean()),
+                "half width": float((high - low).mean() / 2),
+                "regressions alone: covered %": 100 * float(((alone_low <= true) & (true <= alone_high)).mean()),
+                "their half width": float((alone_high - alone_low).mean() / 2),
+                "mean error": float(np.abs(value - true).mean()),
+            }
+        )
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    words = arguments(__doc__ or "")
+    words.add_argument("--noise", nargs="+", default=list(NOISE))
+    words.add_argument("--epochs", type=int, default=15)
+    words.add_argument("--draws", type=int, default=100)
+    words.add_argument("--tiny", action="store_true", help="a toy, to see that it runs")
+    given = words.parse_args(argv)
+    rows = []
+    for word in ["toy"] if given.tiny else given.noise:
+        noise = word if str(word).isidentifier() else float(word)
+        evidence, wrong = tiny() if given.tiny else trained(noise, given.epochs, given.device)
+        for m in (60,) if given.tiny else PROBES:
+            found = measure(evidence, wrong, m, str(noise).endswith("_label"), 2 if given.tiny else given.draws)
+            rows += [{"noise": noise, "probes": m, **row} for row in found]
+        show(f"intervals of 95 %, {noise}", [row for row in rows if row["noise"] == noise])
+    write(given.out, "suspect_intervals", torch.device(given.device), rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""How far a learned probability errs, counted on probes that it was learned without.
+
+A regression's own spread says nothing of what a regression cannot express. So its probabilities are held against the
+probes, as in prediction-powered inference (Angelopoulos et al. 2023): under the source's mixture of right and wrong
+labels, the mean of wrong − p over the probes is what p is short of, whatever p is.
+
+NumPy in double precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+Array = np.ndarray
+_SMALLEST = 1e-4  # a share is kept this far from 0 and 1
+
+
+@dataclass(frozen=True, eq=False)
+class Rectifier:
+    """Rates counted B times, each time with weights of the probes drawn anew (the Bayesian bootstrap).
+
+    Behind the probes of a kind stand two halves of one more, above and below any threshold (Jeffreys' prior), so that
+    none seen does not mean that there is none. And the rates are those of this very source, which may have had luck:
+    its labels are so many draws, each wrong with its probability.
+
+    wrong, right: the probability of each wrong and each right probe
+    wrong_weights, right_weights: (B, wrong + 2) and (B, right + 2); luck: (B, 2), standard normal
+    shares: (B,) of wrong labels in any source like this one
+    """
+
+    wrong: Array
+    right: Array
+    wrong_weights: Array
+    right_weights: Array
+    luck: Array
+    shares: Array
+
+    @classmethod
+    def draw(
+        cls,
+        probability: Array,
+        known: Array,
+        is_wrong: Array,
+        times: int,
+        draw: np.random.Generator,
+        checked: tuple[int, int] | None = None,
+    ) -> Rectifier:
+        """From the probabilities of the source and of the probes.
+
+        checked: of how many examples how many were wrong, where the share was counted. Else the source's mean
+        probability lies somewhere between those of right and wrong probes, and where it lies is the share.
+        """
+        wrong, right = known[is_wrong], known[~is_wrong]
+        of_wrong, of_right = (_weights(len(kind), times, draw) for kind in (wrong, right))
+        if checked is not None:
+            of, count = checked
+            shares = draw.beta(count + 0.5, of - count + 0.5, times)
+        else:
+            high, low = _mean(of_wrong, wrong), _mean(of_right, right)
+            shares = (probability.mean() - low) / np.maximum(high - low, _SMALLEST)
+        luck = draw.normal(size=(times, 2))
+        return cls(wrong, right, of_wrong, of_right, luck, np.clip(shares, _SMALLEST, 1.0 - _SMALLEST))
+
+    def wrong_shares(self, probability: Array) -> Array:
+        """Of wrong labels in the source, (B,)."""
+        return np.clip(self.shares + self.luck[:, 0] * _spread(probability, probability), _SMALLEST, 1.0 - _SMALLEST)
+
+    def rates(self, probability: Array, threshold: float) -> tuple[Array, Array]:
+        """Precision and recall of the source examples with this probability or more, of which there must be some."""
+        chosen = probability >= threshold
+        expected, count = probability[chosen].sum() / len(probability), chosen.mean()
+        typical = expected / count
+        missed = self.wrong_weights @ np.append(
+            np.where(self.wrong >= threshold, 1.0 - self.wrong, 0.0), [1 - typical, 0]
+        )
+        false = self.right_weights @ np.append(np.where(self.right >= threshold, self.right, 0.0), [typical, 0])
+        above, below = (
+            luck * _spread(part, probability)
+            for luck, part in zip(self.luck.T, (probability[chosen], probability[~chosen]), strict=True)
+        )
+        hits = expected + self.shares * missed - (1.0 - self.shares) * false + above
+        wrong = np.maximum(self.shares + above + below, _SMALLEST)
+        return np.clip(hits / count, 0.0, 1.0), np.clip(hits / wrong, 0.0, 1.0)
+
+
+def _weights(n: int, times: int, draw: np.random.Generator) -> Array:
+    drawn = np.concatenate([draw.gamma(1.0, size=(times, n)), draw.gamma(0.5, size=(times, 2))], axis=1)
+    return drawn / drawn.sum(axis=1, keepdims=True)
+
+
+def _mean(weights: Array, values: Array) -> Array:
+    """The values' mean by each row of weights, those of the two halves left aside."""
+    own = weights[:, :-2]
+    return own @ values / own.sum(axis=1)
+
+
+def _spread(part: Array, source: Array) -> float:
+    """The standard deviation of the number of wrong labels in a part of the source, as a share of the source."""
+    return float(np.sqrt((part * (1.0 - part)).sum())) / len(source)
