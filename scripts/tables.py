@@ -143,6 +143,22 @@ def scale() -> str:
     return table(["measured", steps["device"]], lines)
 
 
+def intervals() -> str:
+    """How often intervals of suspects held the truth, with and without what is counted on probes."""
+    rates = ("wrong share", "precision", "recall")
+    titles = {noise: title for title, noise in cifar10_words.SETTINGS.items()}
+    lines: dict[tuple[str, int], dict[str, str]] = {}
+    for row in load("suspect-intervals-cpu.json")["rows"]:
+        cells = lines.setdefault((titles[row["noise"]], row["probes"]), {})
+        cells[row["rate"]] = f"{row['covered %']:.0f} % (±{row['half width']:.1f})"
+        cells["alone " + row["rate"]] = f"{row['regressions alone: covered %']:.0f} % (±{row['their half width']:.1f})"
+    ways = [*rates, *("alone " + rate for rate in rates)]
+    return table(
+        ["wrong labels", "probes", *rates, *(f"regressions alone: {rate}" for rate in rates)],
+        [[noise, str(n), *(cells.get(way, "") for way in ways)] for (noise, n), cells in lines.items()],
+    )
+
+
 def pages() -> dict[Path, str]:
     readme, fast = ROOT / "README.md", ROOT / "docs" / "speed.md"
     text = put_between(readme.read_text("utf-8"), "synthetic", synthetic())
@@ -153,9 +169,10 @@ def pages() -> dict[Path, str]:
     text = put_between(text, "price", of_files(["model", "precision", "ours", "floor"], price, *STEPS))
     text = put_between(text, "table 1", cifar10_words.accuracy_table(load("cifar10-noise.json")["rows"]))
     text = put_between(text, "table 2", svhn_mnist_words.accuracy_table(load("svhn-mnist.json")["rows"]))
-    large = ROOT / "docs" / "scale.md"
+    large, suspects = ROOT / "docs" / "scale.md", ROOT / "docs" / "suspects.md"
     found = {
         large: put_between(large.read_text("utf-8"), "measured", scale()),
+        suspects: put_between(suspects.read_text("utf-8"), "intervals", intervals()),
         readme: text,
         fast: page,
         ways: put_between(ways.read_text("utf-8"), "engines", engines()),

@@ -69,7 +69,9 @@ def test_probes_leave_the_target_and_stand_behind_the_source() -> None:
     assert (len(planted.source), len(planted.target), len(probes)) == (560, 140, 60)
     assert torch.equal(planted.source.inputs[:500], source.inputs)
     assert torch.equal(planted.source.labels, torch.cat([source.labels, probes.labels]))
-    assert probes.truth.bincount().tolist() == [15] * 4
+    due = 0.3 * target.labels.bincount()
+    assert bool((probes.truth.bincount() - due).abs().max() < 1)
+    assert bool((probes.truth[probes.wrong].bincount() - due / 2).abs().max() < 1)  # so of each class half are wrong
     assert int(probes.wrong.sum()) == 30
     whole = torch.cat([planted.source.inputs[500:], planted.target.inputs])
     assert torch.equal(whole.sort(0).values, target.inputs.sort(0).values)  # no example twice, none lost
@@ -79,6 +81,16 @@ def test_probes_leave_the_target_and_stand_behind_the_source() -> None:
     alone = probes.without(planted.source)
     assert alone.fingerprint() == source.fingerprint()
     assert alone.inputs.data_ptr() == planted.source.inputs.data_ptr()
+
+
+@pytest.mark.parametrize("share", [0.3, 0.97])
+def test_no_class_leaves_the_target(share: float) -> None:
+    labels = torch.tensor([0] * 90 + [1] * 5 + [2] * 4 + [3])
+    target = Examples(torch.rand(100, 2), labels)
+    planted = plant(quadrants(500, 0, 0.3), target, share, seed=0)
+    assert len(planted.probes) == round(100 * share)
+    left = planted.target.labels.bincount(minlength=4)
+    assert left.tolist() == ([63, 3, 3, 1] if share == 0.3 else [1, 1, 1, 0])  # as long as that can be had
 
 
 def test_names_paths_and_truth_follow() -> None:
@@ -103,6 +115,10 @@ def test_probes_can_carry_the_labels_from_before_a_check() -> None:
     probes = plant(quadrants(500, 0), target, 0.3, seed=0, labels_before=before).probes
     assert (len(probes), int(probes.wrong.sum())) == (60, 10)  # half of the wrong ones stay in the target
     assert probes.checked == (200, 20)
+    wrong_ones = target.labels[before != target.labels].bincount(minlength=CLASSES)
+    assert bool(
+        (probes.truth[probes.wrong].bincount(minlength=CLASSES) - wrong_ones / 2).abs().max() < 1
+    )  # as they fall
     often = symmetric(target.labels, 0.5, classes=CLASSES, seed=5).labels
     assert int(plant(quadrants(500, 0), target, 0.3, seed=0, labels_before=often).probes.wrong.sum()) == 30
     with pytest.raises(UsageError, match="0 of the 200 labels_before differ"):
@@ -158,8 +174,8 @@ def test_the_estimates_are_near_the_truth(result: soseleto.Result, wrong: Tensor
     probability, mean = found.probability, []
     for low, high in ((0.0, 0.1), (0.1, 0.9), (0.9, 1.01)):
         inside = (probability >= low) & (probability < high)
-        mean.append(float((probability[inside] - wrong[inside].float()).mean()))
-    assert max(map(abs, mean)) < 0.15
+        mean.append(float((probability[inside] - wrong[inside].float()).sum()) / len(wrong))
+    assert sum(map(abs, mean)) < 0.03  # the expected calibration error
 
 
 def test_suggestions_are_right_where_the_label_is_not(result: soseleto.Result, wrong: Tensor) -> None:

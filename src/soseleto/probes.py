@@ -70,16 +70,17 @@ class Planted:
 def plant(
     source: Examples, target: Examples, share: Share, *, seed: int, labels_before: Tensor | None = None
 ) -> Planted:
-    """Take ``share`` of the target, as many of each class as of any other, and put it behind the source.
+    """Take ``share`` of the target, the same of each class, and put it behind the source.
 
-    Every second probe gets a wrong label. With ``labels_before`` (one for each target example) probes get those: as
-    many wrong ones as right ones, but no more than half of the wrong ones there are, so that the target keeps its kind.
+    Every second probe of a class gets a wrong label. With ``labels_before`` (one for each target example) probes get
+    those: as many wrong ones as right ones, but no more than half of the wrong ones there are, so that the target keeps
+    its kind.
     """
     classes = _classes(source, target)
     truth = target.labels.cpu()
     m = _number(share, len(source), len(target))
     if labels_before is None:
-        chosen = _balanced(truth, m, classes, seed)
+        chosen = _in_proportion(truth, m, classes, seed)
         shift = torch.randint(1, classes, (m,), generator=generator(seed, "probes/labels"))
         labels = (truth[chosen] + shift * (torch.arange(m) % 2)) % classes
         probes = Probes(len(source), labels, truth[chosen])
@@ -114,7 +115,7 @@ def _some_of_both(wrong: Tensor, truth: Tensor, m: int, classes: int, seed: int)
     kinds = (wrong.nonzero().flatten(), (~wrong).nonzero().flatten())
     n_wrong = max(min(m // 2, len(kinds[0]) // 2), m - len(kinds[1]))
     numbers = (n_wrong, m - n_wrong)
-    picks = [k[_balanced(truth[k], number, classes, seed)] for k, number in zip(kinds, numbers, strict=True)]
+    picks = [k[_in_proportion(truth[k], number, classes, seed)] for k, number in zip(kinds, numbers, strict=True)]
     return torch.cat(picks)
 
 
@@ -151,15 +152,21 @@ def _classes(source: Examples, target: Examples) -> int:
     return classes
 
 
-def _balanced(labels: Tensor, m: int, classes: int, seed: int) -> Tensor:
-    """m places, the classes in turn, so that each has as many as there are or one more than another."""
+def _in_proportion(labels: Tensor, m: int, classes: int, seed: int) -> Tensor:
+    """m places, of each class the share that falls to it; one of each class stays while others can be had.
+
+    So probes are like the examples they are drawn from, and no class leaves the target.
+    """
+    counts = labels.bincount(minlength=classes)
+    due = m * counts.double() / len(labels)
+    taken = torch.minimum(due.long(), (counts - 1).clamp_min(0))
+    while (missing := m - int(taken.sum())) > 0:
+        spare = counts - 1 - taken if int((counts - 1 - taken).clamp_min(0).sum()) else counts - taken
+        after = (due - taken).masked_fill(spare <= 0, -math.inf).topk(min(missing, int((spare > 0).sum())))
+        taken[after.indices] += 1
     order = torch.randperm(len(labels), generator=generator(seed, "probes/draw"))
-    shuffled = labels[order]
-    turn = torch.zeros(len(labels), dtype=torch.int64)  # the how-manieth of its class each example is
-    for c in range(classes):
-        members = shuffled == c
-        turn[members] = torch.arange(int(members.sum()))
-    return order[torch.argsort(turn, stable=True)[:m]]
+    by_class = order[labels[order].argsort(stable=True)]
+    return torch.cat([part[:n] for part, n in zip(by_class.split(counts.tolist()), taken.tolist(), strict=True)])
 
 
 def _behind(source: Examples, taken: Examples, probes: Probes) -> Examples:
