@@ -148,7 +148,7 @@ def intervals() -> str:
     rates = ("wrong share", "precision", "recall")
     titles = {noise: title for title, noise in cifar10_words.SETTINGS.items()}
     lines: dict[tuple[str, int], dict[str, str]] = {}
-    for row in load("suspect-intervals-cpu.json")["rows"]:
+    for row in load("suspect_intervals-cpu.json")["rows"]:
         cells = lines.setdefault((titles[row["noise"]], row["probes"]), {})
         cells[row["rate"]] = f"{row['covered %']:.0f} % (±{row['half width']:.1f})"
         cells["alone " + row["rate"]] = f"{row['regressions alone: covered %']:.0f} % (±{row['their half width']:.1f})"

@@ -276,6 +276,8 @@ def test_tables_put_the_signals_of_all_detectors_side_by_side() -> None:
     assert "| **calibrated probability** | 90.5 ± 0.7 |" in text
     assert "| weight |" not in text  # of another run
     assert "| asked 95 %: recall, error | 1.5 ± 0.7 |" in suspects_table(rows)
+    rows[0]["suspects"][0]["recall"] = {"value": 90.0, "truth": 93.1}
+    assert "| estimates of a run within 3 points of the truth | 75.0 ± 35.4 |" in suspects_table(rows)
     told = knowledge_table([row("soseleto", 2, "score", "loss"), row("target_only", 3, "loss"), rows[0]])
     assert told.splitlines()[2:] == [  # without the probes' run
         "| SOSELETO's score | 92.0 |",

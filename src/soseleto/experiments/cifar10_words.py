@@ -29,6 +29,7 @@ PAPER = (
 UNAWARE = ("target_only", "oracle")
 VARIANT = "…"  # how the titles of SOSELETO's variants begin
 RUNS = 5  # seeds
+NEAR = 3.0  # points
 # Entries of the configuration that may be changed from outside.
 NUMBERS = {
     "epochs": int,
@@ -151,7 +152,7 @@ LOSS_OF = {
 
 
 def suspects_table(rows: Sequence[Row]) -> str:
-    """Precision and recall as the probes estimate them and as they are, and the mean error over seeds."""
+    """Precision and recall as the probes estimate them and as they are, and how far these are apart."""
     spread = [
         {**row, "method": f"{told['asked']:.0f} {name} {kind}", "value": _told(told[name], kind)}
         for row in rows
@@ -165,6 +166,11 @@ def suspects_table(rows: Sequence[Row]) -> str:
         for name in ("precision", "recall")
         for kind in ("estimate", "truth", "error")
     }
+    for row in rows:
+        errors = [_told(told[name], "error") for told in row.get("suspects", []) for name in ("precision", "recall")]
+        if errors:
+            spread.append({**row, "method": "near", "value": 100 * sum(e <= NEAR for e in errors) / len(errors)})
+    titles["near"] = f"estimates of a run within {NEAR:.0f} points of the truth"
     return table(spread, lambda row: row["value"], methods=titles, settings=_columns())
 
 
