@@ -57,6 +57,15 @@ def data(tmp_path: Path) -> list[object]:
     return ["--source", source, "--target", target, "--device", "cpu", "--batch-size", 64, "--lr", 0.1]
 
 
+def test_no_suspects_are_told_without_a_precision(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_suspects({"count": 0, "highest": 0.718, "precision": {}, "recall": {}})
+    assert fitting._suspects(folder) == (
+        "no suspects: no label is mislabelled with a probability above 72 % by estimate "
+        f"(the worst ranked: soseleto rank {folder.path} --worst 20)"
+    )
+
+
 def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, said, err = type_("fit", *data, "--out", out, "--epochs", 4)

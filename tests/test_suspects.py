@@ -22,7 +22,7 @@ from soseleto.models import mlp
 from soseleto.probes import Probes, plant
 from soseleto.rectifier import Rectifier
 from soseleto.run import RunFolder
-from soseleto.suspects import Calibrated, Suspects
+from soseleto.suspects import Calibrated, Estimate, Suspects
 
 CLASSES = 4
 
@@ -195,7 +195,12 @@ def test_any_threshold_has_its_estimates(result: soseleto.Result) -> None:
     assert strict.recall.value < found.recall.value < loose.recall.value
     assert all_of_them.precision.value == pytest.approx(found.wrong_share.value)
     assert all_of_them.recall.value == pytest.approx(1.0)
-    assert len(found.at(1.0)) == 0
+    none = found.at(1.0)
+    assert len(none) == 0
+    assert (none.precision.low, none.precision.high) == (0.0, 1.0)
+    assert none.recall == Estimate(0.0, 0.0, 0.0)
+    assert str(none).startswith(f"no suspects of 1,500 (the highest probability is {found.highest:.2f}), wrong labels")
+    assert found.highest == float(found.probability.max())
     with pytest.raises(UsageError, match="between 0 and 1"):
         found.at(1.5)
     with pytest.raises(UsageError, match=r"for 95 % say 0\.95"):

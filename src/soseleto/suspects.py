@@ -74,7 +74,17 @@ class Suspects:
         """How many suspects there are."""
         return int(self.is_suspect.sum())
 
+    @property
+    def highest(self) -> float:
+        """The highest probability of any example; no precision above it can be had."""
+        return float(self.probability.max())
+
     def __str__(self) -> str:
+        if len(self) == 0:
+            return (
+                f"no suspects of {len(self.probability):,} (the highest probability is {self.highest:.2f}), "
+                f"wrong labels in all {self.wrong_share}"
+            )
         return (
             f"{len(self):,} suspects of {len(self.probability):,} (probability {self.threshold:.2f} or more): "
             f"precision {self.precision}, recall {self.recall}, wrong labels in all {self.wrong_share}"
@@ -86,6 +96,7 @@ class Suspects:
         return {
             "threshold": self.threshold,
             "count": len(self),
+            "highest": self.highest,
             "n_source": len(self.probability),
             "n_probes": len(self.calibrated.evidence.probes),
             **{name: vars(getattr(self, name)) for name in ("precision", "recall", "wrong_share")},
@@ -159,6 +170,8 @@ class Calibrated:
         told = [_rates(self.resampled, chosen[self.places])]
         if chosen.any():
             told.append(self.counted.rates(self.probability, threshold))
+        else:
+            told.append((np.repeat([0.0, 1.0], 50), np.zeros(1)))  # of no suspects any share may be wrong
         return Suspects(
             probability=torch.from_numpy(self.probability.astype(np.float32)),
             suggested=torch.where(there, self.suggestion, self.evidence.labels[:n]),

@@ -149,7 +149,10 @@ def estimated(suspects: Record) -> Figure | None:
     curve = suspects.get("curve")
     if not curve:
         return None
-    threshold, precision, recall = (np.array([as_number(value) for value in curve[key]]) for key in CURVE)
+    some = np.array(curve.get("count", curve["threshold"])) > 0
+    if not some.any():
+        return None
+    threshold, precision, recall = (np.array([as_number(value) for value in curve[key]])[some] for key in CURVE)
     chart = Chart(
         x=(0, 1), y=(0, 1), x_label="threshold on the probability of a wrong label", y_label="precision, recall"
     )

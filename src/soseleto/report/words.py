@@ -87,6 +87,9 @@ def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
         ("Estimated recall", "recall", "of all wrong labels are among them"),
         ("Estimated noise", "wrong_share", "of all source labels are wrong"),
     ]
+    if not found:
+        rule = _highest(run)
+        estimates = estimates[-1:]  # of none there is nothing to estimate
     rows = [("Suspects", count(found), f"{share(found / total)} of the source{rule}")]
     for name, key, remark in estimates:
         if estimate := run.suspects.get(key):
@@ -159,9 +162,15 @@ def _suspects(run: RunFiles) -> str:
     found = len(showing.suspects(run.ranking))
     precision = run.suspects.get("precision")
     if not found:
-        return "No label is doubted."
+        return f"No label is doubted{_highest(run)}."
     sure = f", of which about {share(precision['value'])} are really wrong" if precision else ""
     return f"{count(found)} labels are doubted{sure}."
+
+
+def _highest(run: RunFiles) -> str:
+    """Why nothing is suspect where probabilities were learned."""
+    highest = run.suspects.get("highest")
+    return f": the highest probability of being wrong is {number(highest)}" if _is_number(highest) else ""
 
 
 def _truth(run: RunFiles) -> str:
