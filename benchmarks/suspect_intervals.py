@@ -23,7 +23,7 @@ from soseleto.data import Augment, Examples, symmetric
 from soseleto.evidence import Evidence
 from soseleto.experiments.cifar10_noise import configuration, make_method, make_model, prepare_data
 from soseleto.models import mlp
-from soseleto.probes import AUTO_SHARE, Probes
+from soseleto.probes import AUTO_SHARE, Probes, how_many_wrong
 from soseleto.suspects import Calibrated, Estimate
 
 NOISE = (0.3, 0.4, 0.5, "worse_label", "aggre_label")
@@ -71,7 +71,7 @@ def redrawn(evidence: Evidence, wrong: Array, m: int, human: bool, draw: np.rand
         pool = order[: round(m / AUTO_SHARE)]  # the target whose labels were checked
         checked = (len(pool), int(wrong[pool].sum()))
     bad, good = pool[wrong[pool]], pool[~wrong[pool]]
-    n_bad = max(min(m // 2, len(bad) // 2), m - len(good)) if human else m // 2
+    n_bad = how_many_wrong(m, len(bad), len(good)) if human else m // 2
     probes = np.concatenate([bad[:n_bad], good[: m - n_bad]])
     rest = order[~np.isin(order, pool if human else probes)][:MOST]
     at = torch.from_numpy(np.concatenate([rest, probes]))

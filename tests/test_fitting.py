@@ -59,7 +59,8 @@ def data(tmp_path: Path) -> list[object]:
 
 def test_no_suspects_are_told_without_a_precision(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
-    folder.write_suspects({"count": 0, "highest": 0.718, "precision": {}, "recall": {}})
+    folder.write_ranking({"id": np.array(["a", "b"]), "mislabelled_probability": np.array([0.718, 0.1])})
+    folder.write_suspects({"count": 0, "precision": {}, "recall": {}})
     assert fitting._suspects(folder) == (
         "no suspects: no label is mislabelled with a probability above 72 % by estimate "
         f"(the worst ranked: soseleto rank {folder.path} --worst 20)"

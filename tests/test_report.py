@@ -121,11 +121,12 @@ def test_suspects_are_counted_judged_and_shown(images: RunFolder, tmp_path: Path
 def test_no_suspects_are_not_said_to_be_precise(tmp_path: Path) -> None:
     run = judge(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
     columns = run.ranking()
-    run.write_ranking({**columns, "is_label_issue": np.zeros(60, dtype=bool)})
+    unsure = {"mislabelled_probability": np.linspace(0.72, 0.1, 60), "is_label_issue": np.zeros(60, dtype=bool)}
+    run.write_ranking({**columns, **unsure})
     of_none, noise = {"value": 1.0, "low": 0.0, "high": 1.0}, {"value": 0.3, "low": 0.2, "high": 0.4}
     curve = {"threshold": [0.1, 0.5, 0.9], "count": [9, 2, 0], "precision": [0.5, 0.7, 1.0], "recall": [0.9, 0.3, 0.0]}
     numbers = {"precision": of_none, "recall": of_none, "wrong_share": noise}
-    run.write_suspects({"threshold": 1.0, "highest": 0.72, "n_probes": 30, "curve": curve, **numbers})
+    run.write_suspects({"threshold": 1.0, "n_probes": 30, "curve": curve, **numbers})
     text = text_of(render(run.path))
     assert "Suspects 0 0 % of the source: the highest probability of being wrong is 0.72" in text
     assert "No label is doubted: the highest probability of being wrong is 0.72." in text

@@ -9,7 +9,7 @@ import numpy as np
 
 RIDGE, PULL = 0.3, 25.0
 FAR = 4.0  # standard deviations beyond which a signal says no more
-_SMALLEST = 1e-4  # a share is kept this far from 0 and 1
+SMALLEST = 1e-4  # a share is kept this far from 0 and 1
 Array = np.ndarray
 
 
@@ -67,7 +67,7 @@ def share_of(ratio: Array) -> float:
     It is where the mean posterior equals the prior (Saerens et al. 2002). The sum is concave, so its slope is bisected.
     """
     excess = np.exp(np.clip(ratio, -30.0, 30.0)) - 1.0
-    low, high = _SMALLEST, 1.0 - _SMALLEST
+    low, high = SMALLEST, 1.0 - SMALLEST
     for _ in range(30):
         middle = (low + high) / 2
         rising = (excess / (1.0 + middle * excess)).sum() > 0
@@ -89,5 +89,5 @@ def sigmoid(x: Array) -> Array:
 
 
 def logit(share: float | Array) -> float | Array:
-    kept = np.clip(share, _SMALLEST, 1.0 - _SMALLEST)
+    kept = np.clip(share, SMALLEST, 1.0 - SMALLEST)
     return np.log(kept / (1.0 - kept))

@@ -302,7 +302,7 @@ def _suspects(folder: RunFolder) -> str:
         count = int(is_suspect(folder.ranking()).sum())
         return f"{count:,} suspects: source examples of weight below {LOW_WEIGHT} ({look})"
     if not found["count"]:
-        highest = f"{100 * found['highest']:.0f} %"
+        highest = f"{100 * float(folder.ranking()['mislabelled_probability'].max()):.0f} %"
         most = f"the worst ranked: soseleto rank {folder.path} --worst 20"
         return f"no suspects: no label is mislabelled with a probability above {highest} by estimate ({most})"
     precision, recall = found["precision"], found["recall"]

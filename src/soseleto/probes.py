@@ -110,10 +110,15 @@ def _checked_before(labels: Tensor, truth: Tensor, classes: int) -> Tensor:
     return labels
 
 
+def how_many_wrong(m: int, wrong: int, right: int) -> int:
+    """Of m probes from so many target examples whose labels were wrong and right before they were checked."""
+    return max(min(m // 2, wrong // 2), m - right)
+
+
 def _some_of_both(wrong: Tensor, truth: Tensor, m: int, classes: int, seed: int) -> Tensor:
     """m places of the target, wrong and right ones as ``plant`` says."""
     kinds = (wrong.nonzero().flatten(), (~wrong).nonzero().flatten())
-    n_wrong = max(min(m // 2, len(kinds[0]) // 2), m - len(kinds[1]))
+    n_wrong = how_many_wrong(m, len(kinds[0]), len(kinds[1]))
     numbers = (n_wrong, m - n_wrong)
     picks = [k[_in_proportion(truth[k], number, classes, seed)] for k, number in zip(kinds, numbers, strict=True)]
     return torch.cat(picks)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from soseleto.calibration import SMALLEST
+
 Array = np.ndarray
-_SMALLEST = 1e-4  # a share is kept this far from 0 and 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +60,13 @@ class Rectifier:
             shares = draw.beta(count + 0.5, of - count + 0.5, times)
         else:
             high, low = _mean(of_wrong, wrong), _mean(of_right, right)
-            shares = (probability.mean() - low) / np.maximum(high - low, _SMALLEST)
+            shares = (probability.mean() - low) / np.maximum(high - low, SMALLEST)
         luck = draw.normal(size=(times, 2))
-        return cls(wrong, right, of_wrong, of_right, luck, np.clip(shares, _SMALLEST, 1.0 - _SMALLEST))
+        return cls(wrong, right, of_wrong, of_right, luck, np.clip(shares, SMALLEST, 1.0 - SMALLEST))
 
     def wrong_shares(self, probability: Array) -> Array:
         """Of wrong labels in the source, (B,)."""
-        return np.clip(self.shares + self.luck[:, 0] * _spread(probability, probability), _SMALLEST, 1.0 - _SMALLEST)
+        return np.clip(self.shares + self.luck[:, 0] * _spread(probability, probability), SMALLEST, 1.0 - SMALLEST)
 
     def rates(self, probability: Array, threshold: float) -> tuple[Array, Array]:
         """Precision and recall of the source examples with this probability or more, of which there must be some."""
@@ -81,7 +82,7 @@ class Rectifier:
             for luck, part in zip(self.luck.T, (probability[chosen], probability[~chosen]), strict=True)
         )
         hits = expected + self.shares * missed - (1.0 - self.shares) * false + above
-        wrong = np.maximum(self.shares + above + below, _SMALLEST)
+        wrong = np.maximum(self.shares + above + below, SMALLEST)
         return np.clip(hits / count, 0.0, 1.0), np.clip(hits / wrong, 0.0, 1.0)
 
 

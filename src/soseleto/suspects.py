@@ -96,7 +96,6 @@ class Suspects:
         return {
             "threshold": self.threshold,
             "count": len(self),
-            "highest": self.highest,
             "n_source": len(self.probability),
             "n_probes": len(self.calibrated.evidence.probes),
             **{name: vars(getattr(self, name)) for name in ("precision", "recall", "wrong_share")},

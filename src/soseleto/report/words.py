@@ -169,8 +169,8 @@ def _suspects(run: RunFiles) -> str:
 
 def _highest(run: RunFiles) -> str:
     """Why nothing is suspect where probabilities were learned."""
-    highest = run.suspects.get("highest")
-    return f": the highest probability of being wrong is {number(highest)}" if _is_number(highest) else ""
+    probability = run.column("mislabelled_probability")
+    return "" if probability is None else f": the highest probability of being wrong is {number(probability.max())}"
 
 
 def _truth(run: RunFiles) -> str:
