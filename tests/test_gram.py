@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from soseleto.batch import Batch
-from soseleto.engines import Passes, each, make_engine
+from soseleto.engines import Passes, make_engine
+from soseleto.engines.layerwise import per_example
 from zoo import CLASSES, PROBLEMS, Problem, cross_entropy, head
 
 SOURCE, TARGET, WIDTH, HIGH = 5, 3, 40, 36
@@ -107,17 +108,17 @@ def test_long_sequences_are_treated_directly() -> None:
     assert long.operations(itself) == long.operations(doubled)
 
 
-@pytest.mark.parametrize("at_once", [1, 2 * WIDTH * HIGH, each.AT_ONCE], ids=["one", "two", "all"])
+@pytest.mark.parametrize("at_once", [1, 2 * WIDTH * HIGH, per_example.AT_ONCE], ids=["one", "two", "all"])
 @pytest.mark.parametrize("between", [(70,), (8, 8)], ids=["sequences", "planes"])
 def test_long_examples_pay_for_alignment_and_gradient_once(
     between: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The product with G is saved, and G meets each example's gradient instead."""
-    monkeypatch.setattr(each, "AT_ONCE", at_once)
+    monkeypatch.setattr(per_example, "AT_ONCE", at_once)
     step = wide(*between)
     step.equals_loop()
     together = step.operations(doubled)
-    monkeypatch.setattr(each, "POSITIONS", math.inf)
+    monkeypatch.setattr(per_example, "POSITIONS", math.inf)
     direct = 2 * SOURCE * math.prod(between) * WIDTH * HIGH
     meets = 2 * 2 * SOURCE * WIDTH * HIGH  # not counted as products of matrices by every version of torch
     assert 0 <= together - (step.operations(doubled) - direct) <= meets

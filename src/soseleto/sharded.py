@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from soseleto.batch import Batch
 from soseleto.engines import Engine
 from soseleto.engines.contract import Coefficients, Direction, SourcePass
-from soseleto.engines.layerwise import tolerance
+from soseleto.engines.layerwise.engine import tolerance
 from soseleto.engines.shards import is_shard, rest, sharded_modules, whole
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, UsageError

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from soseleto.engines.auto import FASTEST_FIRST, make_engine
-from soseleto.engines.compare import EngineReport, check_gradients
+from soseleto.engines.check_gradients import EngineReport, check_gradients
 from soseleto.engines.contract import Direction, Engine, Losses, Passes, PerExampleLoss, trainable
 
 __all__ = [

@@ -22,7 +22,7 @@ from soseleto.engines.contract import (
     ToDirection,
 )
 from soseleto.engines.forward import Forward
-from soseleto.engines.layerwise import LayerwiseEngine
+from soseleto.engines.layerwise.engine import LayerwiseEngine
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, UsageError, did_you_mean
 

@@ -38,8 +38,8 @@ from soseleto.engines.contract import (
     refuse_sharded,
     trainable,
 )
-from soseleto.engines.small import SmallGradients
-from soseleto.engines.tape import OTHER_ENGINES, Call, Tape
+from soseleto.engines.layerwise.small_parameters import SmallGradients
+from soseleto.engines.layerwise.tape import OTHER_ENGINES, Call, Tape
 from soseleto.errors import EngineError
 
 EVERY_ROW = slice(None)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from soseleto.engines.layerwise.tape import Call
 from soseleto.engines.shards import whole
-from soseleto.engines.tape import Call
 
 
 class SmallGradients:

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from soseleto.engines.attention import refuse_attention, self_attention
 from soseleto.engines.contract import reductions_dtype
-from soseleto.engines.each import each_example, each_pays
-from soseleto.engines.gram import gram_alignment, gram_pays
+from soseleto.engines.layerwise.attention import refuse_attention, self_attention
+from soseleto.engines.layerwise.gram import gram_alignment, gram_pays
+from soseleto.engines.layerwise.per_example import each_example, each_pays
 from soseleto.engines.rules import ADD, LINEAR, MULTIPLY, RULES, Arguments, Rule
 from soseleto.engines.shards import sharded_modules, whole
 from soseleto.errors import EngineError
