@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soseleto.batch import Batch, NoisyLosses, Precision
+from soseleto.batch import NoisyLosses, Precision
+from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.models import quick, resnet18
 from soseleto.schedules import sgd

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from common import Case, arguments, as_graph, images, interleaved, show, tokens, write
-from soseleto.batch import Batch, NoisyLosses
+from soseleto.batch import NoisyLosses
+from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.models import mlp, quick

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from soseleto.algorithm import Soseleto, SoseletoState
-from soseleto.batch import Batch, NoisyLosses, TransferLosses
+from soseleto.batch import NoisyLosses, TransferLosses
+from soseleto.data.batch import Batch
 from soseleto.detection import auroc
 from soseleto.domain import Coral
 from soseleto.engines import alignment, trainable

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto import checkpoint
-from soseleto.batch import Batch
 from soseleto.data import Augment
+from soseleto.data.batch import Batch
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
 from soseleto.methods import METHODS, Attention, EarlyStopping, Luo, MatchingNetworks, Mixed, Recording, Signals
 from soseleto.run import RunFolder

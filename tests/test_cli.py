@@ -299,7 +299,7 @@ def test_check_gradients_on_ones_own_file(soseleto: Soseleto, tmp_path: Path) ->
 def test_data_calls_the_fetcher_with_its_folder(
     soseleto: Soseleto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from soseleto.data import fetch
+    from soseleto.data.public import fetch
 
     def unreachable(name: str, root: Path | None, report: object) -> None:
         raise DataError(f"{name} is missing in {root}: fetch it.")

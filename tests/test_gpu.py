@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto.algorithm import Soseleto
-from soseleto.batch import Batch, NoisyLosses
+from soseleto.batch import NoisyLosses
 from soseleto.capture import CapturedStep
 from soseleto.data import Augment, Examples
+from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.errors import EngineError
 from soseleto.methods import FineTuning

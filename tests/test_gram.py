@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from soseleto.batch import Batch
+from soseleto.data.batch import Batch
 from soseleto.engines import Passes, make_engine
 from soseleto.engines.layerwise import per_example
 from zoo import CLASSES, PROBLEMS, Problem, cross_entropy, head

@@ -17,7 +17,7 @@ from torch import nn
 
 import soseleto
 from soseleto import cli, models
-from soseleto.data.predicting import read_inputs
+from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.errors import DataError, UsageError
 from soseleto.onnx import export_onnx
 from soseleto.run import RunFolder

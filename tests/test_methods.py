@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from soseleto.algorithm import Soseleto
-from soseleto.batch import Batch, NoisyLosses, TransferLosses
+from soseleto.batch import NoisyLosses, TransferLosses
 from soseleto.data import Examples
+from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import DataError, UsageError
 from soseleto.methods import (

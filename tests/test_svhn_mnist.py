@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.batch import Batch, NoisyLosses
+from soseleto.batch import NoisyLosses
 from soseleto.data import Examples
+from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.experiments import figures, svhn_mnist, svhn_mnist_data

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from soseleto.batch import Batch
+from soseleto.data.batch import Batch
 from soseleto.domain import DomainLoss
 from soseleto.doubt import DoubtedLosses, doubt
 from soseleto.engines import Engine, Passes, make_engine, trainable

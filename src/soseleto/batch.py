@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
 
 # loss(outputs, labels) -> (B,)
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Examples of one side: their places in the data set, inputs and labels, all of length B.
-
-    whole: how many examples the step's batch has where this is only a part of it.
-    """
-
-    index: Tensor
-    inputs: Tensor
-    labels: Tensor
-    whole: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    @property
-    def total(self) -> int:
-        """The size of the whole batch."""
-        return len(self) if self.whole is None else self.whole
-
-    def split(self, size: int) -> list[Batch]:
-        """Parts of at most so many examples."""
-        pieces = zip(self.index.split(size), self.inputs.split(size), self.labels.split(size), strict=True)
-        return [Batch(*piece, whole=self.total) for piece in pieces]
-
-    def to(self, device: torch.device) -> Batch:
-        return replace(self, index=self.index.to(device), inputs=self.inputs.to(device), labels=self.labels.to(device))
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.batch import Batch
+from soseleto.data.batch import Batch
 from soseleto.task import Method, MethodState
 
 WARM_UP = 3  # ordinary steps first: lazily made buffers and the choice of kernels must not be recorded

@@ -343,7 +343,7 @@ def data(
     ] = None,
 ) -> None:
     """Fetch and verify a public data set, or say what is missing."""
-    from soseleto.data import fetch
+    from soseleto.data.public import fetch
 
     fetch.main(name, data_root, typer.echo)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from soseleto import models
 from soseleto.batch import cross_entropy
-from soseleto.data.predicting import read_inputs
+from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.engines import FASTEST_FIRST, EngineReport
 from soseleto.engines import check_gradients as compare
 from soseleto.errors import UsageError, did_you_mean

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from soseleto.batch import Batch, NoisyLosses, TransferLosses, cross_entropy
+from soseleto.batch import NoisyLosses, TransferLosses, cross_entropy
+from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
 from soseleto.weights import Weights
 

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from soseleto.batch import Loss, cross_entropy, squared_error
 from soseleto.data import Preprocess
+from soseleto.data.preprocess import Prepare
 from soseleto.errors import DataError, UsageError
 from soseleto.making import is_file, make_model
 from soseleto.models import TrunkAndHeads
 from soseleto.predictor import Predictor
-from soseleto.preparing import Prepare, choose_device
+from soseleto.preparing import choose_device
 from soseleto.run import RunFolder
 
 _LOSSES: Mapping[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from soseleto import showing
-from soseleto.data import tables
-from soseleto.data.folder import outside
-from soseleto.data.labels import names_of
-from soseleto.data.raw import Reading
+from soseleto.data.readers import tables
+from soseleto.data.readers.image_folder import outside
+from soseleto.data.readers.labels import names_of
+from soseleto.data.readers.raw import Reading
 from soseleto.errors import UsageError
 from soseleto.run import SOURCE, RunFolder, as_json, aside, need, write_text
 

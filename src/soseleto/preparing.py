@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from soseleto.batch import Batch, Loss, NoisyLosses, TransferLosses, cross_entropy
-from soseleto.data import Examples, Preprocess, as_examples, read_pair
+from soseleto.batch import Loss, NoisyLosses, TransferLosses, cross_entropy
+from soseleto.data import Examples, as_examples, read_pair
+from soseleto.data.batch import Batch
+from soseleto.data.preprocess import Prepare
 from soseleto.errors import DataError, UsageError, did_you_mean
 from soseleto.models import TrunkAndHeads, feature_width
 from soseleto.probes import Probes, Share, plant
@@ -72,45 +74,6 @@ class Data:
             target=on_device(self.target, device),
             test=None if self.test is None else on_device(self.test, device),
         )
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """From inputs as they are stored to what the model takes."""
-
-    standardize: Preprocess | None
-    dtype: torch.dtype
-    channels_last: bool = False
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        if self.standardize is not None:
-            inputs = self.standardize(inputs)
-        if inputs.is_floating_point() or inputs.dtype == torch.uint8:
-            inputs = inputs.to(self.dtype)
-        return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "standardize": None if self.standardize is None else self.standardize.to_dict(),
-            "dtype": str(self.dtype),
-        }
-
-
-def make_prepare(source: Examples, model: nn.Module, *, standardize: bool | Preprocess | None) -> Prepare:
-    """Statistics come from the source alone; bytes are standardised unless told otherwise, floats are not.
-
-    Images are laid out as the model's own convolutions are: ``model.to(memory_format=torch.channels_last)`` is enough.
-    """
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    last = source.inputs.ndim == 4 and any(_channels_last(p) for p in model.parameters())
-    if isinstance(standardize, Preprocess):
-        return Prepare(standardize, dtype, last)
-    wanted = source.inputs.dtype == torch.uint8 if standardize is None else standardize
-    return Prepare(Preprocess.of(source.inputs) if wanted else None, dtype, last)
-
-
-def _channels_last(p: Tensor) -> bool:
-    return p.ndim == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
 
 
 def choose_device(device: str | torch.device) -> torch.device:

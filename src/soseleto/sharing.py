@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from soseleto.batch import Batch
+from soseleto.data.batch import Batch
 from soseleto.distributed import Reducer, Single
 from soseleto.engines import Engine, Losses, Passes, trainable
 from soseleto.engines.autograd import gradient

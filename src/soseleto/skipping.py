@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.batch import Batch
+from soseleto.data.batch import Batch
 from soseleto.task import Method, Task
 
 

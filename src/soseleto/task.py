@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from soseleto.batch import Batch
+from soseleto.data.batch import Batch
 from soseleto.distributed import Reducer, Single
 from soseleto.engines.contract import Losses
 from soseleto.engines.shards import rest

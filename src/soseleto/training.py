@@ -14,6 +14,7 @@ from torch import nn
 from soseleto.algorithm import Soseleto
 from soseleto.batch import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.data import Augment, Preprocess, TargetCycle, seed_for
+from soseleto.data.preprocess import make_prepare
 from soseleto.distributed import Reducer, Single, owned
 from soseleto.engines import Engine
 from soseleto.engines.shards import is_shard, rest
@@ -21,7 +22,7 @@ from soseleto.errors import UsageError
 from soseleto.loggers import Logger
 from soseleto.loop import Loop
 from soseleto.methods.recording import Recording, Signals
-from soseleto.preparing import Data, assemble, check_fit, choose_device, class_count, make_prepare
+from soseleto.preparing import Data, assemble, check_fit, choose_device, class_count
 from soseleto.probes import Share
 from soseleto.records import Progress, Records
 from soseleto.result import Result

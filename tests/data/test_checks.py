@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from soseleto.data import Examples, ProblemsError, Reading, check_pair, read_pair
-from soseleto.data.duplicates import duplicates
+from soseleto.data.readers.duplicates import duplicates
 from soseleto.errors import DataError
 
 

@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from soseleto.data.download import Patience, Remote, Unreachable, download
-from soseleto.data.fetch import File, fetch, main
+from soseleto.data.public.download import Patience, Remote, Unreachable, download
+from soseleto.data.public.fetch import File, fetch, main
 from soseleto.errors import DataError, UsageError
 
 CONTENT = np.random.default_rng(0).bytes(300_000)

@@ -14,13 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
-from soseleto.data import as_examples, cache, decoding, workers
+from soseleto.data import as_examples
+from soseleto.data.image_decoding import cache, rules, workers
 from soseleto.errors import DataError, UsageError
 
 
 def read(image: Image.Image, path: Path, height=8, width=8, channels=3, **save):
     image.save(path, **save)
-    made = decoding.decode(path.read_bytes(), (channels, height, width))
+    made = rules.decode(path.read_bytes(), (channels, height, width))
     return np.frombuffer(made, np.uint8).reshape(channels, height, width)
 
 
@@ -65,7 +66,7 @@ def test_orientation_is_applied(tmp_path):
     made = read(image, tmp_path / "a.png", height=16, width=8, exif=exif.tobytes())
     assert made[0, 2, 4] == 255
     assert made[0, 13, 4] == 0
-    assert decoding.probe(str(tmp_path / "a.png")) == (16, 8, True)
+    assert rules.probe(str(tmp_path / "a.png")) == (16, 8, True)
 
 
 def test_resizing_takes_the_centred_window(tmp_path):
@@ -104,8 +105,8 @@ def test_each_file_is_decoded_once(image_folder, own_cache, monkeypatch):
     root = image_folder("source", {"a": [1, 2], "b": [3]})
     first = as_examples(root, name="source")
     calls = []
-    real = decoding.fill
-    monkeypatch.setattr(decoding, "fill", lambda *args: calls.append(args) or real(*args))
+    real = rules.fill
+    monkeypatch.setattr(rules, "fill", lambda *args: calls.append(args) or real(*args))
     assert torch.equal(as_examples(root, name="source").inputs, first.inputs)
     for path in root.rglob("*.png"):
         os.utime(path, (1, 1))  # other times, same content
@@ -144,7 +145,7 @@ def test_workers_give_the_same_as_one_process(image_folder, tmp_path):
 
 def test_a_dying_worker_gives_a_clear_error_and_no_cache_entry(image_folder, tmp_path, monkeypatch, own_cache):
     root = image_folder("source", {"a": list(range(70))})
-    script = tmp_path / "decoding.py"
+    script = tmp_path / "rules.py"
     script.write_text("import os, sys; sys.stdin.readline(); os.kill(os.getpid(), 9)")
     monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
     with pytest.raises(DataError, match=r"an image worker died \(exit code -9\) between .*a/0000.png and"):
@@ -154,11 +155,11 @@ def test_a_dying_worker_gives_a_clear_error_and_no_cache_entry(image_folder, tmp
 
 KILLED = """
 import sys, soseleto.data as data
-from soseleto.data import decoding
+from soseleto.data.image_decoding import rules
 def slow(array, first, paths, shape):
     print("half way", flush=True)
     sys.stdin.readline()
-decoding.fill = slow
+rules.fill = slow
 data.as_examples(sys.argv[1], name="source", workers=0)
 """
 

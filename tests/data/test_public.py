@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from soseleto.data import load
-from soseleto.data.fetch import COUNTS, FILES, main, verify
 from soseleto.data.public.cifar import LABEL_SETS, read_binary, read_human, read_python
+from soseleto.data.public.fetch import COUNTS, FILES, main, verify
 from soseleto.data.public.idx import read_idx
 from soseleto.data.public.mat import read_mat
 from soseleto.data.public.sets import NAMES, SPLITS

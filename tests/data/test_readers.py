@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from soseleto.data import Preprocess, ProblemsError, as_examples, read_pair
-from soseleto.data.labels import class_order
+from soseleto.data.readers.labels import class_order
 from soseleto.errors import DataError, UsageError
 
 

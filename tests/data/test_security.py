@@ -16,7 +16,9 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from soseleto.data import ProblemsError, archive, as_examples, check_pair, decoding
+from soseleto.data import ProblemsError, as_examples, check_pair
+from soseleto.data.image_decoding import rules
+from soseleto.data.public import archive
 from soseleto.data.public.cifar import read_human, read_python
 from soseleto.data.public.idx import read_idx
 from soseleto.data.public.mat import read_mat
@@ -188,7 +190,7 @@ def test_image_folders_cannot_read_outside_either(tmp_path, image_folder):
 
 def bad_ones(folder, *names):
     with open(folder / "array", "wb") as array:
-        return decoding.fill(array.fileno(), 0, [str(folder / name) for name in names], (3, 8, 8))[1]
+        return rules.fill(array.fileno(), 0, [str(folder / name) for name in names], (3, 8, 8))[1]
 
 
 def png_claiming(width, height):

@@ -1,16 +1,16 @@
 """Data: people's own files and the public sets, read into ``Examples``, checked and paired into batches."""
 
 from soseleto.data.augment import Augment
+from soseleto.data.batches import TargetCycle, source_batches, source_order, target_batch
 from soseleto.data.examples import Examples
 from soseleto.data.feeding import feed
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
-from soseleto.data.pairing import TargetCycle, source_batches, source_order, target_batch
 from soseleto.data.preprocess import Preprocess
-from soseleto.data.problems import Problem, ProblemsError
 from soseleto.data.public import data_root, load
 from soseleto.data.randomness import generator, seed_for
-from soseleto.data.raw import Reading
-from soseleto.data.reading import Pair, as_examples, check_pair, read_pair
+from soseleto.data.readers.problems import Problem, ProblemsError
+from soseleto.data.readers.raw import Reading
+from soseleto.data.readers.read_pair import Pair, as_examples, check_pair, read_pair
 
 __all__ = [
     "Augment",

@@ -26,4 +26,4 @@ def need(module: str, *, to: str) -> Any:
 def decoding() -> ModuleType:
     """The image rules; they need Pillow."""
     need("PIL.Image", to="reading images")
-    return importlib.import_module("soseleto.data.decoding")
+    return importlib.import_module("soseleto.data.image_decoding.rules")

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soseleto.batch import Batch
 from soseleto.data import Augment, Examples, Preprocess, generator, load, seed_for, symmetric
+from soseleto.data.batch import Batch
 from soseleto.detection import FRACTIONS, compare, wrong_among_kept
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments import cleanlab_comparison, runner

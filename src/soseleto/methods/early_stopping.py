@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from soseleto.batch import Batch
 from soseleto.checkpoint import state_of
+from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
 from soseleto.task import Method, Task
 from soseleto.weights import Weights

@@ -24,8 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soseleto.batch import FULL, Batch
+from soseleto.batch import FULL
 from soseleto.data import Augment, generator
+from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.methods.matching import cosines

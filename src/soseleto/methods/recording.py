@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.batch import Batch, cross_entropy
+from soseleto.batch import cross_entropy
 from soseleto.checkpoint import state_of
+from soseleto.data.batch import Batch
 from soseleto.methods.state import require_noisy
 from soseleto.task import Method, Task
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from soseleto.batch import Batch
+from soseleto.data.batch import Batch
 from soseleto.engines import Engine, make_engine
 from soseleto.methods.state import State
 from soseleto.task import Task

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from soseleto.batch import FULL, Batch
+from soseleto.batch import FULL
+from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads
 from soseleto.task import Task, optimizer_and_schedule, take_step

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from soseleto.batch import Batch
+from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.methods.mixed import share_of_target

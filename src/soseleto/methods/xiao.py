@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soseleto.batch import Batch
+from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
 from soseleto.methods.mixed_first import MixedFirstState
 from soseleto.methods.noise_matrix import label_counts

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from soseleto.data.labels import Names
-from soseleto.data.problems import Problem
+from soseleto.data.readers.labels import Names
+from soseleto.data.readers.problems import Problem
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from soseleto.data import optional
-from soseleto.data.cache import decoded
-from soseleto.data.problems import Problem, some
-from soseleto.data.raw import Raw, Reading
+from soseleto.data.image_decoding.cache import decoded
+from soseleto.data.readers.problems import Problem, some
+from soseleto.data.readers.raw import Raw, Reading
 from soseleto.errors import DataError, UsageError
 
 _LOOKED_AT = 256  # source images, evenly spaced, whose headers settle size and colour

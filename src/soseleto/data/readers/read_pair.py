@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data.checks import check_examples
 from soseleto.data.examples import Examples
-from soseleto.data.images import Shape, check_options, pixels_of, shape_for
-from soseleto.data.opening import raw_of
-from soseleto.data.problems import Problem, ProblemsError, some
-from soseleto.data.raw import Raw, Reading
-from soseleto.data.vocabulary import number_labels
+from soseleto.data.readers.checks import check_examples
+from soseleto.data.readers.class_indices import number_labels
+from soseleto.data.readers.images import Shape, check_options, pixels_of, shape_for
+from soseleto.data.readers.open import raw_of
+from soseleto.data.readers.problems import Problem, ProblemsError, some
+from soseleto.data.readers.raw import Raw, Reading
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 MODES = ("noisy", "transfer")

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from soseleto.data.convert import inputs_of
-from soseleto.data.labels import names_of
 from soseleto.data.limits import check_expansion, check_size
-from soseleto.data.raw import Raw
-from soseleto.data.tables import labels_from
+from soseleto.data.readers.in_memory import inputs_of
+from soseleto.data.readers.labels import names_of
+from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.tables import labels_from
 from soseleto.errors import DataError, SoseletoError
 
 _FIELDS = ("x", "y", "id", "truth")

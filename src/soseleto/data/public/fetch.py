@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import torch
 
-from soseleto.data.archive import unpack
-from soseleto.data.download import Patience, Progress, Remote, Unreachable, download
+from soseleto.data.public.archive import unpack
+from soseleto.data.public.download import Patience, Progress, Remote, Unreachable, download
 from soseleto.data.public.sets import NAMES, SPLITS, data_root, load, missing
 from soseleto.errors import DataError, UsageError, did_you_mean
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from soseleto.data import arrays, folder, huggingface, tables
-from soseleto.data.convert import inputs_of, labels_of, stack_dataset
 from soseleto.data.examples import Examples
 from soseleto.data.optional import need
-from soseleto.data.raw import Raw, Reading
+from soseleto.data.readers import huggingface, image_folder, npz, tables
+from soseleto.data.readers.in_memory import inputs_of, labels_of, stack_dataset
+from soseleto.data.readers.raw import Raw, Reading
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 _FORMS = (
@@ -71,7 +71,7 @@ def _from_frame(data: Any, *, name: str, reading: Reading) -> Raw:
 
 def _from_path(path: Path, *, name: str, reading: Reading) -> Raw:
     if path.is_dir():
-        return folder.read_folder(path, name=name, reading=_only_folder(reading, path))
+        return image_folder.read_folder(path, name=name, reading=_only_folder(reading, path))
     suffix = path.suffix.lower()
     if suffix not in (*tables.SUFFIXES, ".npz"):
         known = f"an image folder, or a file ending in {', '.join(tables.SUFFIXES)} or .npz"
@@ -80,7 +80,7 @@ def _from_path(path: Path, *, name: str, reading: Reading) -> Raw:
     if not path.is_file():
         raise UsageError(f"the {name} {str(path)!r} is not there{_close(path)}: check the path.")
     if suffix == ".npz":
-        return replace(arrays.read_npz(path, name=name), name=name)
+        return replace(npz.read_npz(path, name=name), name=name)
     return tables.read_table(path, name=name, reading=reading)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data.labels import Names, names_of
+from soseleto.data.readers.labels import Names, names_of
 from soseleto.errors import DataError
 
 _CHANNELS = (1, 3, 4)

@@ -50,7 +50,7 @@ class Workers:
         self._words = tempfile.TemporaryFile("w+")
         # -S and -P: nothing is imported but Pillow, from where this process would import it; the user's main script
         # is not run again there.
-        command = [sys.executable, "-S", "-P", str(Path(__file__).with_name("decoding.py"))]
+        command = [sys.executable, "-S", "-P", str(Path(__file__).with_name("rules.py"))]
         places = os.pathsep.join(place for place in sys.path if place)
         for _ in range(self._count):
             process = subprocess.Popen(

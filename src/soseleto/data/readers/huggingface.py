@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from soseleto.data.labels import names_of
-from soseleto.data.raw import Raw, Reading
-from soseleto.data.tables import IDS, LABELS, PATHS, labels_from
+from soseleto.data.readers.labels import names_of
+from soseleto.data.readers.raw import Raw, Reading
+from soseleto.data.readers.tables import IDS, LABELS, PATHS, labels_from
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 

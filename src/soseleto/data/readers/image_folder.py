@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from soseleto.data.labels import Names
-from soseleto.data.problems import Problem, some
-from soseleto.data.raw import Raw, Reading
+from soseleto.data.readers.labels import Names
+from soseleto.data.readers.problems import Problem, some
+from soseleto.data.readers.raw import Raw, Reading
 from soseleto.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")

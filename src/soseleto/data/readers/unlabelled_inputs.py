@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from soseleto.data.arrays import read_npz_inputs
-from soseleto.data.cache import decoded
-from soseleto.data.folder import SUFFIXES as IMAGES
-from soseleto.data.problems import some
-from soseleto.data.tables import SUFFIXES as TABLES
-from soseleto.data.tables import read_columns, read_paths
+from soseleto.data.image_decoding.cache import decoded
+from soseleto.data.readers.image_folder import SUFFIXES as IMAGES
+from soseleto.data.readers.npz import read_npz_inputs
+from soseleto.data.readers.problems import some
+from soseleto.data.readers.tables import SUFFIXES as TABLES
+from soseleto.data.readers.tables import read_columns, read_paths
 from soseleto.errors import DataError, UsageError
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from soseleto.data.duplicates import duplicates
 from soseleto.data.examples import Examples
-from soseleto.data.problems import Problem, some
+from soseleto.data.readers.duplicates import duplicates
+from soseleto.data.readers.problems import Problem, some
 
 _FEW_COLUMNS = 4  # rows of fewer numbers coincide by chance
 

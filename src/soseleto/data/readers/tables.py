@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data.folder import outside
-from soseleto.data.labels import Names, is_regression, names_of
 from soseleto.data.limits import check_size
 from soseleto.data.optional import need
-from soseleto.data.problems import Problem, some
-from soseleto.data.raw import Raw, Reading
+from soseleto.data.readers.image_folder import outside
+from soseleto.data.readers.labels import Names, is_regression, names_of
+from soseleto.data.readers.problems import Problem, some
+from soseleto.data.readers.raw import Raw, Reading
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")

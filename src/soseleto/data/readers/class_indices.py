@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from soseleto.data.labels import Names, class_order
-from soseleto.data.problems import Problem, some
-from soseleto.data.raw import Raw
+from soseleto.data.readers.labels import Names, class_order
+from soseleto.data.readers.problems import Problem, some
+from soseleto.data.readers.raw import Raw
 from soseleto.errors import DataError
 
 

@@ -1,0 +1,37 @@
+"""One batch of one side: indices, inputs and labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples of one side: their places in the data set, inputs and labels, all of length B.
+
+    whole: how many examples the step's batch has where this is only a part of it.
+    """
+
+    index: Tensor
+    inputs: Tensor
+    labels: Tensor
+    whole: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def total(self) -> int:
+        """The size of the whole batch."""
+        return len(self) if self.whole is None else self.whole
+
+    def split(self, size: int) -> list[Batch]:
+        """Parts of at most so many examples."""
+        pieces = zip(self.index.split(size), self.inputs.split(size), self.labels.split(size), strict=True)
+        return [Batch(*piece, whole=self.total) for piece in pieces]
+
+    def to(self, device: torch.device) -> Batch:
+        return replace(self, index=self.index.to(device), inputs=self.inputs.to(device), labels=self.labels.to(device))

@@ -1,0 +1,1 @@
+"""Readers: files, folders, tables and arrays of the user's own, checked and turned into ``Examples``."""
