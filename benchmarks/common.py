@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from soseleto.batch import NoisyLosses, Precision
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
-from soseleto.models import quick, resnet18
+from soseleto.models.architectures import quick, resnet18
 from soseleto.schedules import sgd
 from soseleto.task import Task
 

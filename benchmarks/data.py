@@ -110,7 +110,7 @@ def seconds_per(step: Callable[[], Any], count: int) -> float:
 
 def on_gpu(examples: Examples, preprocess: Preprocess) -> list[dict[str, Any]]:
     """A plain training step (forward, backward, SGD with momentum), which is less than any method's step."""
-    from soseleto.models import quick
+    from soseleto.models.architectures import quick
 
     torch.backends.cudnn.benchmark = True
     device = torch.device("cuda")

@@ -28,7 +28,7 @@ from soseleto import Soseleto, fit
 from soseleto.batch import Precision
 from soseleto.data import Examples, Preprocess, load, symmetric
 from soseleto.methods import Ordinary
-from soseleto.models import quick
+from soseleto.models.architectures import quick
 from soseleto.schedules import linear, sgd
 
 BATCH, TARGET_BATCH = 256, 32

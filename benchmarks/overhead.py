@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from common import Case, arguments, images, ordinary_step, show, task_for, write
 from soseleto.algorithm import Soseleto
-from soseleto.models import quick
+from soseleto.models.architectures import quick
 
 AT_MOST_PERCENT = 5.0
 

@@ -35,7 +35,7 @@ from soseleto.batch import NoisyLosses
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
-from soseleto.models import mlp, quick
+from soseleto.models.architectures import mlp, quick
 
 LOSSES = NoisyLosses()
 JOBS = ("alignments", "step")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from common import Case, Encoder, arguments, as_graph, images, interleaved, ordinary_step, show, task_for, tokens, write
 from soseleto.algorithm import Soseleto
-from soseleto.models import quick, resnet18
+from soseleto.models.architectures import quick, resnet18
 from soseleto.weights import Weights
 
 AT_MOST_PERCENT = 1.0

@@ -22,7 +22,7 @@ from common import arguments, show, write
 from soseleto.data import Augment, Examples, symmetric
 from soseleto.evidence import Evidence
 from soseleto.experiments.cifar10_noise import configuration, make_method, make_model, prepare_data
-from soseleto.models import mlp
+from soseleto.models.architectures import mlp
 from soseleto.probes import AUTO_SHARE, Probes, how_many_wrong
 from soseleto.suspects import Calibrated, Estimate
 

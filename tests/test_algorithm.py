@@ -22,7 +22,7 @@ from soseleto.domain import Coral
 from soseleto.engines import alignment, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.models import TrunkAndHeads
+from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.pooling import Pooling
 from soseleto.schedules import cosine, linear, sgd
 from soseleto.sharing import Sharing

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import soseleto
 from soseleto.data import Augment, Examples
-from soseleto.models import mlp
+from soseleto.models.architectures import mlp
 
 N = 120
 

@@ -16,7 +16,7 @@ from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import trainable
 from soseleto.engines.forward import Forward, by_autograd, by_hand
 from soseleto.errors import EngineError
-from soseleto.models import resnet18
+from soseleto.models.architectures import resnet18
 from zoo import BY_NAME, CLASSES, cross_entropy
 
 FOLLOWED = (

@@ -20,7 +20,7 @@ from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.errors import EngineError
 from soseleto.methods import FineTuning
-from soseleto.models import group_norm, quick, resnet18
+from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.schedules import linear, sgd
 from soseleto.task import DeferredGuard, Task
 from zoo import PROBLEMS, Problem

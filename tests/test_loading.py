@@ -16,9 +16,10 @@ from PIL import Image
 from torch import nn
 
 import soseleto
-from soseleto import cli, models
+from soseleto import cli
 from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.errors import DataError, UsageError
+from soseleto.models import architectures
 from soseleto.onnx import export_onnx
 from soseleto.run import RunFolder
 
@@ -36,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> soseleto.Result:
     source = soseleto.data.Examples(x, y, classes=CLASSES)
     out = tmp_path_factory.mktemp("runs") / "pictures"
     notes = {"model": "lenet", "n_classes": 3}
-    return soseleto.fit(models.lenet(3), source, source, epochs=1, device="cpu", out=out, notes=notes)
+    return soseleto.fit(architectures.lenet(3), source, source, epochs=1, device="cpu", out=out, notes=notes)
 
 
 def out_of(result: soseleto.Result) -> Path:

@@ -45,7 +45,7 @@ from soseleto.methods.recording import margins
 from soseleto.methods.reweight import normalized
 from soseleto.methods.sukhbaatar import noisy_losses
 from soseleto.methods.xiao import likelihoods, noise_network
-from soseleto.models import TrunkAndHeads
+from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.schedules import linear, sgd
 from soseleto.task import Method, NonFiniteLoss, Task
 from soseleto.training import fit

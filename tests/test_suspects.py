@@ -18,7 +18,7 @@ from soseleto.data import Examples, symmetric
 from soseleto.errors import Interrupted, UsageError
 from soseleto.evidence import Electorate, Evidence
 from soseleto.methods import Ordinary
-from soseleto.models import mlp
+from soseleto.models.architectures import mlp
 from soseleto.probes import Probes, plant
 from soseleto.rectifier import Rectifier
 from soseleto.run import RunFolder

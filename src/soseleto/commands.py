@@ -14,14 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from soseleto import models
 from soseleto.batch import cross_entropy
 from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.engines import FASTEST_FIRST, EngineReport
 from soseleto.engines import check_gradients as compare
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.loading import load
-from soseleto.making import is_file, load_function
+from soseleto.models.by_name import by_name, is_file, load_function
 
 _SHAPES = {"quick": (3, 32, 32), "lenet": (1, 28, 28), "resnet18": (3, 32, 32), "mlp": (2,)}
 
@@ -82,11 +81,11 @@ def _problem(model: str, batch_size: int) -> tuple[nn.Module, Any, Any]:
             raise UsageError(f"{model} must return (model, per_example_loss, batch), got {type(made).__name__}.")
         return made
     if model not in _SHAPES:
-        models.by_name(model, classes=10, shape=(1,))  # raises, with the names there are
+        by_name(model, classes=10, shape=(1,))  # raises, with the names there are
     draw = torch.Generator().manual_seed(0)
     inputs = torch.randn(batch_size, *_SHAPES[model], generator=draw)
     labels = torch.randint(10, (batch_size,), generator=draw)
-    return models.by_name(model, classes=10, shape=_SHAPES[model]), _labelled_loss, (inputs, labels)
+    return by_name(model, classes=10, shape=_SHAPES[model]), _labelled_loss, (inputs, labels)
 
 
 def _labelled_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

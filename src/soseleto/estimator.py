@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from soseleto.data import Examples
 from soseleto.errors import UsageError
-from soseleto.making import default_name, make_model
+from soseleto.models.by_name import default_name, make_model
 from soseleto.predictor import Predictor
 from soseleto.sizes import TARGET_BATCH, batch_size_for
 from soseleto.training import fit

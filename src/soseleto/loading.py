@@ -18,8 +18,8 @@ from soseleto.batch import Loss, cross_entropy, squared_error
 from soseleto.data import Preprocess
 from soseleto.data.preprocess import Prepare
 from soseleto.errors import DataError, UsageError
-from soseleto.making import is_file, make_model
-from soseleto.models import TrunkAndHeads
+from soseleto.models.by_name import is_file, make_model
+from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.predictor import Predictor
 from soseleto.preparing import choose_device
 from soseleto.run import RunFolder

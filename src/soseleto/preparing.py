@@ -14,7 +14,7 @@ from soseleto.data import Examples, as_examples, read_pair
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare
 from soseleto.errors import DataError, UsageError, did_you_mean
-from soseleto.models import TrunkAndHeads, feature_width
+from soseleto.models.trunk_and_heads import TrunkAndHeads, feature_width
 from soseleto.probes import Probes, Share, plant
 
 MODES = ("noisy", "transfer")

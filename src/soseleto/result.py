@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.evidence import Evidence
-from soseleto.models import TrunkAndHeads
+from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.predictor import Predictor
 from soseleto.weights import Weights
 

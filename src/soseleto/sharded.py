@@ -26,7 +26,7 @@ from soseleto.engines.layerwise.engine import tolerance
 from soseleto.engines.shards import is_shard, rest, sharded_modules, whole
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, UsageError
-from soseleto.models import TrunkAndHeads
+from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.sharing import LossOf, Sharing
 
 

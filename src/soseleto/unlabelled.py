@@ -25,7 +25,7 @@ from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, generator, seed_for
 from soseleto.data.preprocess import Prepare, make_prepare
 from soseleto.errors import UsageError
-from soseleto.models import TrunkAndHeads
+from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.preparing import Data, assemble, choose_device
 from soseleto.result import Guesses, Result
 from soseleto.resume import require_same

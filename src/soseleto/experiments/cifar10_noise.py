@@ -29,7 +29,7 @@ from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments import cleanlab_comparison, runner
 from soseleto.experiments.results import Row
 from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct_only, corrected
-from soseleto.models import by_name as by_model_name
+from soseleto.models.by_name import by_name as by_model_name
 from soseleto.preparing import choose_device
 from soseleto.result import Result
 from soseleto.schedules import cosine, linear

@@ -28,7 +28,7 @@ from soseleto.experiments import runner
 from soseleto.experiments.results import Row
 from soseleto.experiments.svhn_mnist_data import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
 from soseleto.methods import Attention, Luo, by_name
-from soseleto.models import lenet_trunk
+from soseleto.models.architectures import lenet_trunk
 from soseleto.result import Result
 from soseleto.run import REPORT
 from soseleto.schedules import cosine, linear, sgd

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import Examples, generator, seed_for, symmetric
-from soseleto.models import mlp
+from soseleto.models.architectures import mlp
 
 if TYPE_CHECKING:
     from soseleto.progress import Listener

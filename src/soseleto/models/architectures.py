@@ -5,39 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
-
-from soseleto.errors import UsageError, did_you_mean
-
-
-class TrunkAndHeads(nn.Module):
-    """θ, φˢ and φᵗ: a representation with a classifier for each side. Called, it answers for the target."""
-
-    def __init__(self, trunk: nn.Module, source_head: nn.Module, target_head: nn.Module) -> None:
-        super().__init__()
-        self.trunk = trunk
-        self.source_head = source_head
-        self.target_head = target_head
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.target_head(self.trunk(inputs))
-
-
-def feature_width(trunk: nn.Module, inputs: Tensor) -> int:
-    """The number of features the trunk gives, found by one forward that leaves the trunk as it was."""
-    was = {name: module.training for name, module in trunk.named_modules()}
-    trunk.eval()
-    try:
-        with torch.no_grad():
-            features = trunk(inputs[:1])
-    finally:
-        for name, module in trunk.named_modules():
-            module.training = was[name]
-    if not isinstance(features, Tensor) or features.ndim != 2:
-        got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
-        raise UsageError(f"in transfer mode the model is the trunk and must return (B, features), got {got}.")
-    return features.shape[1]
 
 
 def quick(classes: int = 10, *, channels: int = 3, size: int = 32) -> nn.Sequential:
@@ -135,18 +103,3 @@ def resnet18_trunk(
         layers += [_Block(before, after, 1 if stage == 0 else 2, norm), _Block(after, after, 1, norm)]
         before = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
-def by_name(name: str, *, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """A whole classifier by its name, for inputs of ``shape`` (without the batch)."""
-    names = ("quick", "lenet", "resnet18", "mlp")
-    if name not in names:
-        raise UsageError(f"unknown model {name!r}{did_you_mean(name, names)}: choose one of {', '.join(names)}.")
-    if name == "mlp":
-        return mlp(torch.Size(shape).numel(), classes)
-    if len(shape) != 3 or shape[1] != shape[2]:
-        raise UsageError(f"model {name!r} takes square images (C, H, W), got inputs of shape {shape}: use 'mlp'.")
-    if name == "resnet18":
-        return resnet18(classes, channels=shape[0])
-    made = quick if name == "quick" else lenet
-    return made(classes, channels=shape[0], size=shape[2])

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from soseleto import models
 from soseleto.errors import UsageError, did_you_mean
+from soseleto.models.architectures import lenet, mlp, quick, resnet18
 
 SMALL = 32  # the longest side of grey images that LeNet serves as well as Quick, at a third of the price
 
@@ -30,7 +30,7 @@ def make_model(name: str, mode: str, *, classes: int, shape: tuple[int, ...], se
         torch.manual_seed(seed)
         if is_file(name):
             return _own_model(name, classes, shape)
-        whole = models.by_name(name, classes=classes, shape=shape)
+        whole = by_name(name, classes=classes, shape=shape)
     assert isinstance(whole, nn.Sequential)
     return whole if mode == "noisy" else whole[:-1]
 
@@ -66,3 +66,18 @@ def load_function(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise UsageError(f"{path} has no function {function!r}{did_you_mean(function, dir(module))}.")
     return found
+
+
+def by_name(name: str, *, classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """A whole classifier by its name, for inputs of ``shape`` (without the batch)."""
+    names = ("quick", "lenet", "resnet18", "mlp")
+    if name not in names:
+        raise UsageError(f"unknown model {name!r}{did_you_mean(name, names)}: choose one of {', '.join(names)}.")
+    if name == "mlp":
+        return mlp(torch.Size(shape).numel(), classes)
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise UsageError(f"model {name!r} takes square images (C, H, W), got inputs of shape {shape}: use 'mlp'.")
+    if name == "resnet18":
+        return resnet18(classes, channels=shape[0])
+    made = quick if name == "quick" else lenet
+    return made(classes, channels=shape[0], size=shape[2])

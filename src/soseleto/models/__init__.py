@@ -1,0 +1,25 @@
+"""The networks of the paper's experiments and a few more; any other torch module serves as well."""
+
+from soseleto.models.architectures import (
+    group_norm,
+    lenet,
+    lenet_trunk,
+    mlp,
+    quick,
+    quick_trunk,
+    resnet18,
+    resnet18_trunk,
+)
+from soseleto.models.trunk_and_heads import TrunkAndHeads
+
+__all__ = [
+    "TrunkAndHeads",
+    "group_norm",
+    "lenet",
+    "lenet_trunk",
+    "mlp",
+    "quick",
+    "quick_trunk",
+    "resnet18",
+    "resnet18_trunk",
+]
