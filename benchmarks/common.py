@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soseleto.batch import NoisyLosses, Precision
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.models.architectures import quick, resnet18
 from soseleto.schedules import sgd
-from soseleto.task import Task
+from soseleto.task.losses import NoisyLosses, Precision
+from soseleto.task.task import Task
 
 
 class Encoder(nn.Module):

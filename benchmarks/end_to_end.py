@@ -25,11 +25,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from common import arguments, layout, show, write
 from soseleto import Soseleto, fit
-from soseleto.batch import Precision
 from soseleto.data import Examples, Preprocess, load, symmetric
 from soseleto.methods import Ordinary
 from soseleto.models.architectures import quick
 from soseleto.schedules import linear, sgd
+from soseleto.task.losses import Precision
 
 BATCH, TARGET_BATCH = 256, 32
 EPOCHS = 60

@@ -31,11 +31,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from common import Case, arguments, as_graph, images, interleaved, show, tokens, write
-from soseleto.batch import NoisyLosses
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.models.architectures import mlp, quick
+from soseleto.task.losses import NoisyLosses
 
 LOSSES = NoisyLosses()
 JOBS = ("alignments", "step")

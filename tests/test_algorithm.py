@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from soseleto.algorithm import Soseleto, SoseletoState
-from soseleto.batch import NoisyLosses, TransferLosses
 from soseleto.data.batch import Batch
 from soseleto.detection import auroc
 from soseleto.domain import Coral
@@ -23,10 +22,12 @@ from soseleto.engines import alignment, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
+from soseleto.parallel.micro_batches import Sharing
 from soseleto.pooling import Pooling
 from soseleto.schedules import cosine, linear, sgd
-from soseleto.sharing import Sharing
-from soseleto.task import NonFiniteLoss, Task
+from soseleto.task.finite import NonFiniteLoss
+from soseleto.task.losses import NoisyLosses, TransferLosses
+from soseleto.task.task import Task
 
 WIDTH, CLASSES, N = 4, 3, 12
 PAPER = {"scale_free": False, "target_average": 0.0, "normalize_weights": False, "initial_weight": 0.5}

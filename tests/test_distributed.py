@@ -19,9 +19,9 @@ from torch import Tensor, nn
 import soseleto
 from ranks import together
 from soseleto.data import Augment
-from soseleto.distributed import Reducer
 from soseleto.errors import RankLost
 from soseleto.methods import METHODS, Mixed, Ordinary, TargetOnly
+from soseleto.parallel.reducer import Reducer
 from soseleto.run import RunFolder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are started and killed as POSIX does")

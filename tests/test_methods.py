@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from soseleto.algorithm import Soseleto
-from soseleto.batch import NoisyLosses, TransferLosses
 from soseleto.data import Examples
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
@@ -47,7 +46,9 @@ from soseleto.methods.sukhbaatar import noisy_losses
 from soseleto.methods.xiao import likelihoods, noise_network
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.schedules import linear, sgd
-from soseleto.task import Method, NonFiniteLoss, Task
+from soseleto.task.finite import NonFiniteLoss
+from soseleto.task.losses import NoisyLosses, TransferLosses
+from soseleto.task.task import Method, Task
 from soseleto.training import fit
 
 WIDTH, CLASSES, N, STEPS = 4, 3, 12, 10

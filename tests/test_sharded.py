@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import soseleto
 from ranks import together
-from soseleto.distributed import Reducer
 from soseleto.methods import Mixed, Ordinary, TargetOnly
+from soseleto.parallel.reducer import Reducer
 from soseleto.run import RunFolder
 from test_distributed import LONG, Reshaped, ask_at, require_close, terminate, train
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.batch import NoisyLosses
 from soseleto.data import Examples
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
@@ -45,7 +44,8 @@ from soseleto.experiments.svhn_mnist_words import (
     sources_table,
 )
 from soseleto.schedules import sgd
-from soseleto.task import Task
+from soseleto.task.losses import NoisyLosses
+from soseleto.task.task import Task
 
 ROOT = Path(__file__).parent.parent
 TINY: dict[str, Any] = {"n_source": 200, "n_test": 100, "epochs": 1}

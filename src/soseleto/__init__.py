@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from soseleto.algorithm import Soseleto
-    from soseleto.batch import cross_entropy, squared_error
     from soseleto.engines import alignment, check_gradients
     from soseleto.errors import DataError, EngineError, Interrupted, SoseletoError, TrainingError, UsageError
     from soseleto.estimator import SoseletoClassifier
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from soseleto.predictor import Predictor
     from soseleto.result import Result
     from soseleto.suspects import Suspects
+    from soseleto.task.losses import cross_entropy, squared_error
     from soseleto.training import fit
     from soseleto.unlabelled import Unlabelled
     from soseleto.weights import Weights
@@ -53,8 +53,8 @@ _HOMES = {
     "Soseleto": "algorithm",
     "alignment": "engines",
     "check_gradients": "engines",
-    "cross_entropy": "batch",
-    "squared_error": "batch",
+    "cross_entropy": "task.losses",
+    "squared_error": "task.losses",
     "DataError": "errors",
     "EngineError": "errors",
     "Interrupted": "errors",
@@ -68,7 +68,7 @@ _HOMES = {
     "load": "loading",
     "fit": "training",
     "Unlabelled": "unlabelled",
-    "ranks": "distributed",
+    "ranks": "parallel.reducer",
     "Weights": "weights",
 }
 

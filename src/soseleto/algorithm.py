@@ -34,7 +34,7 @@ from soseleto.engines.unchanged import unchanged
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.pooling import Pooling
-from soseleto.task import Task, optimizer_and_schedule, take_step
+from soseleto.task.task import Task, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 
 

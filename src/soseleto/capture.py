@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data.batch import Batch
-from soseleto.task import Method, MethodState
+from soseleto.task.task import Method, MethodState
 
 WARM_UP = 3  # ordinary steps first: lazily made buffers and the choice of kernels must not be recorded
 

@@ -30,13 +30,6 @@ KEPT = 2
 Tree = Any
 
 
-def state_of(state: Any) -> dict[str, Tree]:
-    """What a method carries beside model, optimizer and schedule; raises for a method that does not say."""
-    if not hasattr(state, "state") or not hasattr(state, "load_state"):
-        raise CannotSave(f"{type(state).__name__} has no state() and load_state()")
-    return state.state()
-
-
 def save(run: Path, step: int, state: Tree) -> Path:
     """Write a checkpoint in one move, then let go of all but the last ones."""
     tensors: dict[str, Tensor] = {}

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from soseleto.batch import NoisyLosses, TransferLosses, cross_entropy
 from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
+from soseleto.task.losses import NoisyLosses, TransferLosses, cross_entropy
 from soseleto.weights import Weights
 
 _LEAST = 0.01  # that a label is believed, so that every example can come back

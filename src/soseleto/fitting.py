@@ -20,10 +20,10 @@ from soseleto import comparing, manifest, methods
 from soseleto.algorithm import Soseleto
 from soseleto.comparing import METHOD, Judged, Part
 from soseleto.data import Augment, Pair, read_pair
-from soseleto.distributed import Reducer, first_reads, ranks
 from soseleto.errors import TrainingError, UsageError
 from soseleto.loading import load
 from soseleto.models.by_name import default_name, make_model
+from soseleto.parallel.reducer import Reducer, first_reads, ranks
 from soseleto.probes import AUTO_MOST, AUTO_SHARE, Share
 from soseleto.progress import LiveLine
 from soseleto.report import write_report

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.batch import Loss, cross_entropy, squared_error
 from soseleto.data import Preprocess
 from soseleto.data.preprocess import Prepare
 from soseleto.errors import DataError, UsageError
 from soseleto.models.by_name import is_file, make_model
 from soseleto.models.trunk_and_heads import TrunkAndHeads
+from soseleto.parallel.device import choose_device
 from soseleto.predictor import Predictor
-from soseleto.preparing import choose_device
 from soseleto.run import RunFolder
+from soseleto.task.losses import Loss, cross_entropy, squared_error
 
 _LOSSES: Mapping[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}

@@ -12,24 +12,25 @@ import torch
 from torch import Tensor
 
 from soseleto import pictures
-from soseleto.batch import Loss
 from soseleto.capture import CapturedStep, EagerStep
 from soseleto.data import Augment, Examples, TargetCycle, feed, seed_for, source_batches, source_order
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare
-from soseleto.distributed import Reducer, Single, my_rows, owned
 from soseleto.engines.shards import rest, sharded_modules
 from soseleto.errors import TrainingError, UsageError
 from soseleto.evidence import gather
 from soseleto.memory import is_out_of_memory, too_large
 from soseleto.methods.recording import Signals
+from soseleto.parallel.fsdp import gathered
+from soseleto.parallel.micro_batches import require_independent
+from soseleto.parallel.reducer import Reducer, Single, my_rows, owned
 from soseleto.preparing import Data
 from soseleto.records import Records, group_record, weight_record
 from soseleto.result import Result
 from soseleto.resume import Keeper, model_fingerprint
-from soseleto.sharded import gathered
-from soseleto.sharing import require_independent
-from soseleto.task import Method, NonFiniteLoss, Task, check_guard
+from soseleto.task.finite import NonFiniteLoss, check_guard
+from soseleto.task.losses import Loss
+from soseleto.task.task import Method, Task
 from soseleto.weights import Weights
 
 

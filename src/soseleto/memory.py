@@ -10,8 +10,8 @@ from soseleto.data.batch import Batch
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import OutOfMemory
-from soseleto.sharing import Sharing
-from soseleto.task import Task
+from soseleto.parallel.micro_batches import Sharing
+from soseleto.task.task import Task
 
 _WORDS = ("out of memory", "can't allocate memory", "not enough memory")
 

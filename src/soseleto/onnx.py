@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.batch import cross_entropy
 from soseleto.data.optional import need
 from soseleto.errors import DataError, UsageError
 from soseleto.loading import LoadedRun
 from soseleto.run import aside
+from soseleto.task.losses import cross_entropy
 
 TOLERANCE = 1e-4  # of probabilities
 _ROWS = 3  # of the batch that is compared

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from soseleto.batch import Loss, cross_entropy
 from soseleto.errors import UsageError
+from soseleto.task.losses import Loss, cross_entropy
 from soseleto.temperature import fit_temperature
 
 EVALUATION_BATCH = 1000

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from soseleto.batch import Loss, NoisyLosses, TransferLosses, cross_entropy
 from soseleto.data import Examples, as_examples, read_pair
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare
 from soseleto.errors import DataError, UsageError, did_you_mean
 from soseleto.models.trunk_and_heads import TrunkAndHeads, feature_width
 from soseleto.probes import Probes, Share, plant
+from soseleto.task.losses import Loss, NoisyLosses, TransferLosses, cross_entropy
 
 MODES = ("noisy", "transfer")
 
@@ -74,19 +74,6 @@ class Data:
             target=on_device(self.target, device),
             test=None if self.test is None else on_device(self.test, device),
         )
-
-
-def choose_device(device: str | torch.device) -> torch.device:
-    """The device asked for; ``"auto"`` takes a GPU where there is one."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"unknown device {device!r}: say 'auto', 'cpu' or 'cuda'.") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device='cuda' was asked for, but PyTorch sees no GPU here: say device='cpu'.")
-    return chosen
 
 
 def on_device(examples: Examples, device: torch.device) -> Examples:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.distributed import Reducer
 from soseleto.errors import TrainingError
 from soseleto.loggers import Logger, numbers_of
+from soseleto.parallel.reducer import Reducer
 from soseleto.run import RunFolder
 from soseleto.weights import Weights
 

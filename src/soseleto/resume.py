@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from soseleto import checkpoint
 from soseleto.engines.shards import rest, sharded_modules
 from soseleto.errors import CannotSave, DataError, Interrupted, UsageError
+from soseleto.parallel.fsdp import gathered, in_parts
 from soseleto.records import Records
 from soseleto.run import as_json
-from soseleto.sharded import gathered, in_parts
-from soseleto.task import DeferredGuard, Task
+from soseleto.task.finite import DeferredGuard
+from soseleto.task.task import Task, state_of
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -180,7 +181,7 @@ class Keeper:
     def _gather(self) -> dict[str, Any]:
         state, model = self._state, self._task.model
         rest(model)
-        method = dict(checkpoint.state_of(state))
+        method = dict(state_of(state))
         if self._reducer.ranks > 1 and method.get("weights"):  # each rank has those of its own examples
             method["weights"] = {k: self._reducer.gather(v, self._n_source) for k, v in method["weights"].items()}
         kept = {

@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from soseleto.errors import UsageError
-from soseleto.task import MakeOptimizer
+from soseleto.task.task import MakeOptimizer
 
 
 def sgd(lr: float, weight_decay: float = 0.0, momentum: float = 0.9) -> MakeOptimizer:

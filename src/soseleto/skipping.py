@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data.batch import Batch
-from soseleto.task import Method, Task
+from soseleto.task.task import Method, Task
 
 
 class CountingGuard:

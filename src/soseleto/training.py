@@ -12,27 +12,29 @@ import torch
 from torch import nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.batch import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.data import Augment, Preprocess, TargetCycle, seed_for
 from soseleto.data.preprocess import make_prepare
-from soseleto.distributed import Reducer, Single, owned
 from soseleto.engines import Engine
 from soseleto.engines.shards import is_shard, rest
 from soseleto.errors import UsageError
 from soseleto.loggers import Logger
 from soseleto.loop import Loop
 from soseleto.methods.recording import Recording, Signals
-from soseleto.preparing import Data, assemble, check_fit, choose_device, class_count
+from soseleto.parallel.device import choose_device
+from soseleto.parallel.fsdp import ShardedSharing, require_shardable, sharing_of, split_heads
+from soseleto.parallel.micro_batches import Sharing, require_sharing
+from soseleto.parallel.reducer import Reducer, Single, owned
+from soseleto.preparing import Data, assemble, check_fit, class_count
 from soseleto.probes import Share
 from soseleto.records import Progress, Records
 from soseleto.result import Result
 from soseleto.resume import check_intervals
 from soseleto.run import RunFolder
 from soseleto.schedules import linear, sgd
-from soseleto.sharded import ShardedSharing, require_shardable, sharing_of, split_heads
-from soseleto.sharing import Sharing, require_sharing
 from soseleto.skipping import CountingGuard, Skipping
-from soseleto.task import MakeOptimizer, MakeSchedule, Method, Task, make_guard
+from soseleto.task.finite import make_guard
+from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
+from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, Task
 from soseleto.unlabelled import as_unlabelled, fit_in_rounds
 
 

@@ -26,11 +26,12 @@ from soseleto.data import Augment, Examples, generator, seed_for
 from soseleto.data.preprocess import Prepare, make_prepare
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.preparing import Data, assemble, choose_device
+from soseleto.parallel.device import choose_device
+from soseleto.preparing import Data, assemble
 from soseleto.result import Guesses, Result
 from soseleto.resume import require_same
 from soseleto.run import RunFolder, aside, need
-from soseleto.task import Method
+from soseleto.task.task import Method
 from soseleto.weights import Weights
 
 Fit = Callable[..., Result]

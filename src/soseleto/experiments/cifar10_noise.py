@@ -30,10 +30,10 @@ from soseleto.experiments import cleanlab_comparison, runner
 from soseleto.experiments.results import Row
 from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct_only, corrected
 from soseleto.models.by_name import by_name as by_model_name
-from soseleto.preparing import choose_device
+from soseleto.parallel.device import choose_device
 from soseleto.result import Result
 from soseleto.schedules import cosine, linear
-from soseleto.task import MakeSchedule, Method
+from soseleto.task.task import MakeSchedule, Method
 
 NAME = "cifar10-noise"
 ASKED = (0.8, 0.9, 0.95)  # precisions of suspects

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from soseleto.errors import TrainingError
 from soseleto.experiments.results import Results, Row, key, load, save, started
-from soseleto.preparing import choose_device
+from soseleto.parallel.device import choose_device
 from soseleto.run import device_name
 
 C = TypeVar("C")

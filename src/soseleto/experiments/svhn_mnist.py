@@ -32,7 +32,7 @@ from soseleto.models.architectures import lenet_trunk
 from soseleto.result import Result
 from soseleto.run import REPORT
 from soseleto.schedules import cosine, linear, sgd
-from soseleto.task import MakeSchedule, Method, Task
+from soseleto.task.task import MakeSchedule, Method, Task
 from soseleto.unlabelled import Unlabelled
 from soseleto.weights import Weights
 

@@ -20,7 +20,7 @@ from soseleto.methods.reweight import Reweight
 from soseleto.methods.sukhbaatar import Sukhbaatar
 from soseleto.methods.target_only import TargetOnly
 from soseleto.methods.xiao import Xiao
-from soseleto.task import Method
+from soseleto.task.task import Method
 
 __all__ = [
     "METHODS",

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from soseleto.checkpoint import state_of
 from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
-from soseleto.task import Method, Task
+from soseleto.task.task import Method, Task, state_of
 from soseleto.weights import Weights
 
 _ROWS = 1000  # held-out examples at a time

@@ -16,7 +16,7 @@ from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.methods.state import PhasedState, require_share, source_losses, target_losses
-from soseleto.task import Task
+from soseleto.task.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,14 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soseleto.batch import FULL
 from soseleto.data import Augment, generator
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.methods.matching import cosines
 from soseleto.methods.state import State, require_transfer
-from soseleto.task import Task
+from soseleto.task.losses import FULL
+from soseleto.task.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soseleto.batch import FULL
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.state import PhasedState, require_share, require_transfer
-from soseleto.task import Task
+from soseleto.task.losses import FULL
+from soseleto.task.task import Task
 
 _SMALLEST = 1e-6  # probability of a class that no other example of the episode has
 

@@ -34,7 +34,7 @@ from soseleto.engines import Engine, Losses, make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.state import State, require_noisy, require_share, shared_gradient, source_losses
-from soseleto.task import Task
+from soseleto.task.task import Task
 from soseleto.weights import Weights
 
 

@@ -15,7 +15,7 @@ from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.methods.state import State, require_share, shared_gradient
-from soseleto.task import Task
+from soseleto.task.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

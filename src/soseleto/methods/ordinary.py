@@ -14,7 +14,7 @@ from torch import Tensor
 
 from soseleto.data.batch import Batch
 from soseleto.methods.state import State, require_noisy, shared_gradient
-from soseleto.task import Task
+from soseleto.task.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.batch import cross_entropy
-from soseleto.checkpoint import state_of
 from soseleto.data.batch import Batch
 from soseleto.methods.state import require_noisy
-from soseleto.task import Method, Task
+from soseleto.task.losses import cross_entropy
+from soseleto.task.task import Method, Task, state_of
 
 
 @dataclass

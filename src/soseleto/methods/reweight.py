@@ -23,7 +23,7 @@ from torch import Tensor
 from soseleto.data.batch import Batch
 from soseleto.engines import Engine, make_engine
 from soseleto.methods.state import State
-from soseleto.task import Task
+from soseleto.task.task import Task
 from soseleto.weights import Weights
 
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from soseleto.batch import FULL
 from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.task import Task, optimizer_and_schedule, take_step
+from soseleto.task.losses import FULL
+from soseleto.task.task import Task, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 
 

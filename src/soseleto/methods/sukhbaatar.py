@@ -32,7 +32,7 @@ from soseleto.methods.mixed import share_of_target
 from soseleto.methods.mixed_first import MixedFirstState
 from soseleto.methods.noise_matrix import project
 from soseleto.methods.state import require_noisy, require_share, scores_of_both
-from soseleto.task import Task
+from soseleto.task.task import Task
 from soseleto.weights import Weights
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from soseleto.data.batch import Batch
 from soseleto.methods.state import State, shared_gradient
-from soseleto.task import Task
+from soseleto.task.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from soseleto.errors import UsageError
 from soseleto.methods.mixed_first import MixedFirstState
 from soseleto.methods.noise_matrix import label_counts
 from soseleto.methods.state import class_scores, require_noisy, require_share, scores_of_both
-from soseleto.task import Task
+from soseleto.task.task import Task
 from soseleto.weights import Weights
 
 TYPES = ("clean", "random", "confusing")

@@ -27,7 +27,7 @@ from soseleto.engines.shards import is_shard, rest, sharded_modules, whole
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.sharing import LossOf, Sharing
+from soseleto.parallel.micro_batches import LossOf, Sharing
 
 
 @dataclass(frozen=True)

@@ -1,77 +1,17 @@
-"""What a method is given to train, and what it must offer: two calls, ``init`` and ``step``."""
+"""Guards against losses that are NaN or infinite."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch import Tensor
 
-from soseleto.data.batch import Batch
-from soseleto.distributed import Reducer, Single
-from soseleto.engines.contract import Losses
-from soseleto.engines.shards import rest
 from soseleto.errors import TrainingError
-from soseleto.sharing import Sharing
-from soseleto.weights import Weights
+from soseleto.parallel.reducer import Reducer, Single
 
 # guard(side, losses, index): called on every batch's losses before they can reach the parameters
 Guard = Callable[[str, Tensor, Tensor], None]
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
-MakeSchedule = Callable[[Optimizer, int], LRScheduler]
-
-
-@dataclass(frozen=True)
-class Task:
-    """A model to be trained on a source for the sake of a target.
-
-    Every trainable parameter is in one of three parts: those in ``shared`` are θ; those in ``target_head`` are φᵗ;
-    the others are φˢ. In noisy-label mode all are shared. ``n_source`` counts the source examples of this process,
-    and ``sharing`` is how the work of a step is shared with others, and done in parts.
-    """
-
-    model: nn.Module
-    losses: Losses
-    n_source: int
-    steps: int
-    shared: frozenset[str]
-    target_head: frozenset[str]
-    make_optimizer: MakeOptimizer
-    make_schedule: MakeSchedule | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    guard: Guard = field(default_factory=lambda: require_finite)
-    classes: int | None = None  # of the source, where its labels are class indices
-    sharing: Sharing = field(default_factory=Sharing)
-
-
-class MethodState(Protocol):
-    """What a method carries from step to step. The training loop steps the schedule, after every step."""
-
-    @property
-    def optimizer(self) -> Optimizer: ...
-
-    @property
-    def schedule(self) -> LRScheduler | None: ...
-
-    @property
-    def weights(self) -> Weights | None: ...
-
-
-class Method(Protocol):
-    """Anything that can be trained and compared."""
-
-    @property
-    def name(self) -> str: ...
-
-    def init(self, task: Task) -> Any: ...
-
-    def step(self, state: Any, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        """One update. The numbers come back as 0-d tensors, so that a GPU need not be waited for."""
-        ...
 
 
 class NonFiniteLoss(TrainingError):
@@ -154,20 +94,3 @@ def _everywhere(reducer: Reducer, side: str, places: list[int]) -> list[int]:
     if side == "source":
         places = [place * reducer.ranks + reducer.rank for place in places]
     return sorted({place for found in reducer.every(places) for place in found})
-
-
-def take_step(task: Task, state: MethodState, gradients: dict[str, Tensor], *, max_norm: float | None = None) -> None:
-    """Hand the gradients to the optimizer, let it step, and leave no gradient on the model."""
-    for name, parameter in task.model.named_parameters():
-        parameter.grad = gradients.get(name)
-    if max_norm is not None:
-        nn.utils.clip_grad_norm_([p for p in task.model.parameters() if p.grad is not None], max_norm)
-    state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
-
-
-def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
-    rest(task.model)
-    optimizer = task.make_optimizer([p for p in task.model.parameters() if p.requires_grad])
-    schedule = None if task.make_schedule is None else task.make_schedule(optimizer, task.steps)
-    return optimizer, schedule

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data.batch import Batch
-from soseleto.distributed import Reducer, Single
 from soseleto.engines import Engine, Losses, Passes, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import Coefficients, Direction, SourcePass, ToDirection, reductions_dtype
 from soseleto.errors import UsageError
+from soseleto.parallel.reducer import Reducer, Single
 
 LossOf = Callable[[nn.Module, Batch], Tensor]
 
