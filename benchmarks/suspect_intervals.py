@@ -20,11 +20,11 @@ import torch
 import soseleto
 from common import arguments, show, write
 from soseleto.data import Augment, Examples, symmetric
-from soseleto.evidence import Evidence
 from soseleto.experiments.cifar10_noise import configuration, make_method, make_model, prepare_data
 from soseleto.models.architectures import mlp
-from soseleto.probes import AUTO_SHARE, Probes, how_many_wrong
-from soseleto.suspects import Calibrated, Estimate
+from soseleto.suspects.probes import AUTO_SHARE, Probes, how_many_wrong
+from soseleto.suspects.signals import Evidence
+from soseleto.suspects.suspects import Calibrated, Estimate
 
 NOISE = (0.3, 0.4, 0.5, "worse_label", "aggre_label")
 PROBES = (1500, 300, 60)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from soseleto import pictures
 from soseleto.data import Examples
-from soseleto.run import RunFolder
+from soseleto.run_folder import thumbnails
+from soseleto.run_folder.folder import RunFolder
 
 
 def fabricate(path: Path, *, n: int = 500, features: int = 2, truth: bool = True, epochs: int = 30) -> RunFolder:
@@ -143,7 +143,7 @@ def fabricate_images(
     run.log({"event": "end", "seconds": 1.0})
     run.write_ranking(columns)
     judge(run)
-    pictures.save(run, source)
+    thumbnails.save(run, source)
     return run
 
 

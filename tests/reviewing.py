@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from browser import Browser
 from soseleto.review.server import Review, Server
-from soseleto.run import RunFolder
+from soseleto.run_folder.folder import RunFolder
 
 
 @contextlib.contextmanager

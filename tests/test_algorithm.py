@@ -17,13 +17,13 @@ from torch.func import functional_call
 from soseleto.algorithm import Soseleto, SoseletoState
 from soseleto.data.batch import Batch
 from soseleto.detection import auroc
-from soseleto.domain import Coral
 from soseleto.engines import alignment, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
+from soseleto.extensions.class_pooling import Pooling
+from soseleto.extensions.domain_loss import Coral
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import Sharing
-from soseleto.pooling import Pooling
 from soseleto.schedules import cosine, linear, sgd
 from soseleto.task.finite import NonFiniteLoss
 from soseleto.task.losses import NoisyLosses, TransferLosses

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import soseleto
-from soseleto import checkpoint
 from soseleto.data import Augment
 from soseleto.data.batch import Batch
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
 from soseleto.methods import METHODS, Attention, EarlyStopping, Luo, MatchingNetworks, Mixed, Recording, Signals
-from soseleto.run import RunFolder
+from soseleto.run_folder import checkpoint
+from soseleto.run_folder.folder import RunFolder
 
 KILLS = int(os.environ.get("SOSELETO_KILLS", "8"))
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")

@@ -20,7 +20,7 @@ from soseleto import cli
 from soseleto.errors import DataError
 from soseleto.experiments import synthetic
 from soseleto.progress import LiveLine
-from soseleto.run import RunFolder
+from soseleto.run_folder.folder import RunFolder
 
 COMMANDS = ("demo", "fit", "report", "rank", "review", "predict", "export", "reproduce", "check-gradients", "data")
 

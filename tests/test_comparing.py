@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from soseleto import comparing
 from soseleto.data import Examples
 from soseleto.errors import DataError
-from soseleto.temperature import calibration_error, fit_temperature
+from soseleto.prediction.temperature import calibration_error, fit_temperature
 
 
 def target(n: int = 20, classes: int = 4) -> Examples:

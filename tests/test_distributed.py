@@ -22,7 +22,7 @@ from soseleto.data import Augment
 from soseleto.errors import RankLost
 from soseleto.methods import METHODS, Mixed, Ordinary, TargetOnly
 from soseleto.parallel.reducer import Reducer
-from soseleto.run import RunFolder
+from soseleto.run_folder.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are started and killed as POSIX does")
 

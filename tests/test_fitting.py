@@ -17,7 +17,7 @@ import soseleto
 from soseleto import cli, fitting
 from soseleto.data import Augment
 from soseleto.errors import TrainingError, UsageError
-from soseleto.run import RunFolder
+from soseleto.run_folder.folder import RunFolder
 from soseleto.sizes import augment_for, target_share_for
 
 Type = Callable[..., tuple[int, str, str]]

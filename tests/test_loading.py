@@ -20,8 +20,8 @@ from soseleto import cli
 from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.errors import DataError, UsageError
 from soseleto.models import architectures
-from soseleto.onnx import export_onnx
-from soseleto.run import RunFolder
+from soseleto.prediction.onnx import export_onnx
+from soseleto.run_folder.folder import RunFolder
 
 CLASSES = ("cat", "dog", "owl")
 

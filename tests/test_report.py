@@ -15,13 +15,15 @@ from PIL import Image
 import accessibility
 from browser import Browser, needs_browser
 from fabricated import fabricate, fabricate_images, judge
-from soseleto import fit, pictures, showing
+from soseleto import fit
 from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.report import gallery, render, tables, write_report
 from soseleto.report.svg import Chart, nice_ticks
 from soseleto.report.words import share
-from soseleto.run import RunFolder
+from soseleto.run_folder import thumbnails
+from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.ranking import MOST_CLASSES, PER_CLASS, suggested_labels
 
 
 class Outline(html.parser.HTMLParser):
@@ -160,7 +162,7 @@ def test_without_a_judgement_the_prediction_is_suggested_for_low_weights(tmp_pat
     columns = run.ranking()
     run.write_ranking(columns | {"predicted_label": np.array(["right & proper"] * 40)})
     low, left = columns["weight"] < 0.1, columns["label"] == "left"
-    found = showing.suggested(run.ranking())
+    found = suggested_labels(run.ranking())
     assert found is not None
     assert (found[low & left] == "right & proper").all()
     assert not any(found[~(low & left)])
@@ -204,11 +206,11 @@ def test_pictures_are_kept_as_small_as_they_are_shown(
     tmp_path: Path, inputs: torch.Tensor, kind: str, size: tuple[int, int]
 ) -> None:
     run = fabricate(tmp_path / "run", n=2, features=0, truth=False, epochs=1)
-    pictures.save(run, Examples(inputs, torch.zeros(2, dtype=torch.int64), ids=("00000", "00001")))
-    kept = pictures.load(run)
+    thumbnails.save(run, Examples(inputs, torch.zeros(2, dtype=torch.int64), ids=("00000", "00001")))
+    kept = thumbnails.load(run)
     assert set(kept) == {"00000", "00001"}
     for picture in kept.values():
-        assert pictures.kind(picture) == kind
+        assert thumbnails.kind(picture) == kind
         with Image.open(io.BytesIO(picture)) as image:
             assert image.size == size
             if inputs.is_floating_point():
@@ -217,14 +219,14 @@ def test_pictures_are_kept_as_small_as_they_are_shown(
 
 def test_what_is_no_picture_is_not_kept(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=2, features=0, truth=False, epochs=1)
-    pictures.save(run, Examples(torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64), ids=("00000", "00001")))
-    assert pictures.load(run) == {}
+    thumbnails.save(run, Examples(torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64), ids=("00000", "00001")))
+    assert thumbnails.load(run) == {}
 
 
 def test_the_largest_gallery_of_the_worst_pictures_stays_below_twenty_megabytes() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
-    shown = gallery.STRONGEST + showing.MOST_CLASSES * 2 * showing.PER_CLASS
-    assert len(pictures.shrink(Image.fromarray(noise))) * shown * 4 / 3 < 19e6
+    shown = gallery.STRONGEST + MOST_CLASSES * 2 * PER_CLASS
+    assert len(thumbnails.shrink(Image.fromarray(noise))) * shown * 4 / 3 < 19e6
 
 
 def test_figure_one_has_its_five_panels(page: str) -> None:

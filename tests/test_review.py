@@ -18,14 +18,14 @@ import accessibility
 from browser import Browser, needs_browser
 from fabricated import fabricate, fabricate_images, judge
 from reviewing import open_review, press, serving
-from soseleto import manifest
 from soseleto.cli import main
 from soseleto.data import as_examples
 from soseleto.errors import DataError, DiskError, UsageError
 from soseleto.review.decisions import Decision, Decisions, read_decisions
 from soseleto.review.manifest import export_manifest
 from soseleto.review.server import LARGEST_BODY, Review, Server
-from soseleto.run import RunFolder
+from soseleto.run_folder import manifest
+from soseleto.run_folder.folder import RunFolder
 
 
 @pytest.fixture

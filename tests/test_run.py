@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from soseleto.errors import DataError, UsageError
-from soseleto.run import RunFolder, write_text
+from soseleto.run_folder.files import write_text
+from soseleto.run_folder.folder import RunFolder
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ def test_the_module_imports_without_the_file_packages() -> None:
     hidden = ["safetensors", "pyarrow", "matplotlib", "jinja2", "typer", "rich"]
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))\n"
-        "from soseleto.run import RunFolder; from soseleto.errors import DataError; import tempfile\n"
+        "from soseleto.run_folder.folder import RunFolder; from soseleto.errors import DataError; import tempfile\n"
         "run = RunFolder.create(tempfile.mkdtemp()); run.log({'event': 'start'})\n"
         "try: run.write_ranking({'id': ['a']})\n"
         "except DataError as error: print(error)\n"

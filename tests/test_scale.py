@@ -16,7 +16,7 @@ import soseleto
 from soseleto import loggers
 from soseleto.errors import EngineError, OutOfMemory, TrainingError, UsageError
 from soseleto.methods import METHODS
-from soseleto.run import RunFolder
+from soseleto.run_folder.folder import RunFolder
 from test_distributed import CASES, points, require_close, train
 
 

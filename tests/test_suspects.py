@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from soseleto import calibration
 from soseleto.data import Examples, symmetric
 from soseleto.errors import Interrupted, UsageError
-from soseleto.evidence import Electorate, Evidence
 from soseleto.methods import Ordinary
 from soseleto.models.architectures import mlp
-from soseleto.probes import Probes, plant
-from soseleto.rectifier import Rectifier
-from soseleto.run import RunFolder
-from soseleto.suspects import Calibrated, Estimate, Suspects
+from soseleto.run_folder.folder import RunFolder
+from soseleto.suspects import calibration
+from soseleto.suspects.intervals import Rectifier
+from soseleto.suspects.probes import Probes, plant
+from soseleto.suspects.signals import Electorate, Evidence
+from soseleto.suspects.suspects import Calibrated, Estimate, Suspects
 
 CLASSES = 4
 

@@ -10,7 +10,7 @@ from soseleto import experiments
 from soseleto.errors import UsageError
 from soseleto.experiments import synthetic
 from soseleto.result import Result
-from soseleto.run import RunFolder
+from soseleto.run_folder.folder import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from browser import Browser, needs_browser
 from reviewing import open_review, press, serving
 from soseleto import cli
 from soseleto.data import Examples, load
-from soseleto.run import RunFolder
+from soseleto.run_folder.folder import RunFolder
 
 SOURCE, TARGET, TEST, WRONG = 3000, 100, 1000, 900
 

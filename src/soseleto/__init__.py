@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from soseleto.engines import alignment, check_gradients
     from soseleto.errors import DataError, EngineError, Interrupted, SoseletoError, TrainingError, UsageError
     from soseleto.estimator import SoseletoClassifier
-    from soseleto.loading import load
-    from soseleto.predictor import Predictor
+    from soseleto.prediction.load import load
+    from soseleto.prediction.predictor import Predictor
     from soseleto.result import Result
-    from soseleto.suspects import Suspects
+    from soseleto.suspects.suspects import Suspects
     from soseleto.task.losses import cross_entropy, squared_error
     from soseleto.training import fit
     from soseleto.unlabelled import Unlabelled
@@ -61,11 +61,11 @@ _HOMES = {
     "SoseletoError": "errors",
     "TrainingError": "errors",
     "UsageError": "errors",
-    "Predictor": "predictor",
+    "Predictor": "prediction.predictor",
     "Result": "result",
     "SoseletoClassifier": "estimator",
-    "Suspects": "suspects",
-    "load": "loading",
+    "Suspects": "suspects.suspects",
+    "load": "prediction.load",
     "fit": "training",
     "Unlabelled": "unlabelled",
     "ranks": "parallel.reducer",

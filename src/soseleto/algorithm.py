@@ -25,15 +25,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batch import Batch
-from soseleto.domain import DomainLoss
-from soseleto.doubt import DoubtedLosses, doubt
 from soseleto.engines import Engine, Passes, make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.shards import whole
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import UsageError
+from soseleto.extensions.class_pooling import Pooling
+from soseleto.extensions.domain_loss import DomainLoss
+from soseleto.extensions.label_doubt import DoubtedLosses, doubt
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.pooling import Pooling
 from soseleto.task.task import Task, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 

@@ -52,7 +52,7 @@ def demo(
     from soseleto.experiments import synthetic
     from soseleto.progress import LiveLine
     from soseleto.report import write_report
-    from soseleto.run import RunFolder
+    from soseleto.run_folder.folder import RunFolder
 
     torch.set_num_threads(1)  # a network this small only loses by sharing its work
     RunFolder.clear(out)  # a demo can always be run again
@@ -211,7 +211,7 @@ def rank(
     from soseleto.report.export import export_ranking
 
     if export_clean is not None:
-        from soseleto.cleaning import write_clean
+        from soseleto.run_folder.manifest import write_clean
 
         rows, dropped, relabelled = write_clean(run, export_clean, relabel=relabel)
         typer.echo(f"wrote {export_clean}: {rows:,} examples, {dropped:,} dropped, {relabelled:,} relabelled", err=True)
@@ -257,8 +257,8 @@ def export(
     The file is run once by onnxruntime and compared with PyTorch. Needs
     pip install 'soseleto[onnx]'.
     """
-    from soseleto.loading import load
-    from soseleto.onnx import export_onnx
+    from soseleto.prediction.load import load
+    from soseleto.prediction.onnx import export_onnx
 
     typer.echo(f"wrote {export_onnx(load(run, model, device='cpu'), onnx)}", err=True)
 
@@ -280,7 +280,7 @@ def review(
     """
     from soseleto.review.decisions import read_decisions
     from soseleto.review.server import serve
-    from soseleto.run import RunFolder
+    from soseleto.run_folder.folder import RunFolder
 
     if export is not None:
         from soseleto.review.manifest import export_manifest
@@ -350,7 +350,7 @@ def data(
 
 def _write(content: bytes, out: Path | None) -> None:
     """To standard output, or to a file in one move."""
-    from soseleto.run import aside
+    from soseleto.run_folder.files import aside
 
     if out is None:
         sys.stdout.buffer.write(content)

@@ -18,8 +18,8 @@ from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.engines import FASTEST_FIRST, EngineReport
 from soseleto.engines import check_gradients as compare
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.loading import load
 from soseleto.models.by_name import by_name, is_file, load_function
+from soseleto.prediction.load import load
 from soseleto.task.losses import cross_entropy
 
 _SHAPES = {"quick": (3, 32, 32), "lenet": (1, 28, 28), "resnet18": (3, 32, 32), "mlp": (2,)}

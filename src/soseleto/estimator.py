@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
-from soseleto.predictor import Predictor
+from soseleto.prediction.predictor import Predictor
 from soseleto.sizes import TARGET_BATCH, batch_size_for
 from soseleto.training import fit
 

@@ -16,21 +16,22 @@ from typing import Any
 
 from torch import nn
 
-from soseleto import comparing, manifest, methods
+from soseleto import comparing, methods
 from soseleto.algorithm import Soseleto
 from soseleto.comparing import METHOD, Judged, Part
 from soseleto.data import Augment, Pair, read_pair
 from soseleto.errors import TrainingError, UsageError
-from soseleto.loading import load
 from soseleto.models.by_name import default_name, make_model
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
-from soseleto.probes import AUTO_MOST, AUTO_SHARE, Share
+from soseleto.prediction.load import load
+from soseleto.prediction.temperature import fit_temperature
 from soseleto.progress import LiveLine
 from soseleto.report import write_report
-from soseleto.run import PARTS, RunFolder
-from soseleto.showing import LOW_WEIGHT, is_suspect
+from soseleto.run_folder import manifest
+from soseleto.run_folder.folder import PARTS, RunFolder
+from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
 from soseleto.sizes import TARGET_BATCH, augment_for, batch_size_for, folds_for, probes_for, target_share_for
-from soseleto.temperature import fit_temperature
+from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
 from soseleto.training import fit as train
 
 

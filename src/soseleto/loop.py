@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto import pictures
 from soseleto.capture import CapturedStep, EagerStep
 from soseleto.data import Augment, Examples, TargetCycle, feed, seed_for, source_batches, source_order
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare
 from soseleto.engines.shards import rest, sharded_modules
 from soseleto.errors import TrainingError, UsageError
-from soseleto.evidence import gather
 from soseleto.memory import is_out_of_memory, too_large
 from soseleto.methods.recording import Signals
 from soseleto.parallel.fsdp import gathered
@@ -28,6 +26,8 @@ from soseleto.preparing import Data
 from soseleto.records import Records, group_record, weight_record
 from soseleto.result import Result
 from soseleto.resume import Keeper, model_fingerprint
+from soseleto.run_folder import thumbnails
+from soseleto.suspects.signals import gather
 from soseleto.task.finite import NonFiniteLoss, check_guard
 from soseleto.task.losses import Loss
 from soseleto.task.task import Method, Task
@@ -255,7 +255,7 @@ class Loop:
         if folder is not None:
             if result.learned is not None:
                 folder.write_ranking(result.ranking())
-                pictures.save(folder, result.source)
+                thumbnails.save(folder, result.source)
             if result.evidence is not None:
                 folder.write_suspects(result.suspects().to_dict())
             folder.write_model(parameters, {"prepare": repr(self.prepare.describe())})

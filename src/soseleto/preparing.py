@@ -14,7 +14,7 @@ from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare
 from soseleto.errors import DataError, UsageError, did_you_mean
 from soseleto.models.trunk_and_heads import TrunkAndHeads, feature_width
-from soseleto.probes import Probes, Share, plant
+from soseleto.suspects.probes import Probes, Share, plant
 from soseleto.task.losses import Loss, NoisyLosses, TransferLosses, cross_entropy
 
 MODES = ("noisy", "transfer")

@@ -14,7 +14,7 @@ from torch import Tensor
 from soseleto.errors import TrainingError
 from soseleto.loggers import Logger, numbers_of
 from soseleto.parallel.reducer import Reducer
-from soseleto.run import RunFolder
+from soseleto.run_folder.folder import RunFolder
 from soseleto.weights import Weights
 
 logger = logging.getLogger("soseleto")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,63 +12,16 @@ from torch import Tensor, nn
 
 from soseleto.data import Examples
 from soseleto.errors import UsageError
-from soseleto.evidence import Evidence
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.predictor import Predictor
+from soseleto.prediction.predictor import Predictor
+from soseleto.run_folder.table import Table
+from soseleto.suspects.signals import Evidence
 from soseleto.weights import Weights
 
 if TYPE_CHECKING:
-    from soseleto.suspects import Calibrated, Suspects
+    from soseleto.suspects.suspects import Calibrated, Suspects
 
 MOST_FEATURE_COLUMNS = 16
-
-
-class Table(Mapping[str, np.ndarray]):
-    """Columns of equal length by name; ``to_pandas`` and ``to_arrow`` hand them on."""
-
-    def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
-        self._columns = dict(columns)
-
-    def __getitem__(self, column: str) -> np.ndarray:
-        return self._columns[column]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        """The number of columns, as of any mapping; ``rows`` is the number of rows."""
-        return len(self._columns)
-
-    @property
-    def rows(self) -> int:
-        return len(next(iter(self._columns.values())))
-
-    def head(self, n: int = 10) -> Table:
-        return Table({name: column[:n] for name, column in self._columns.items()})
-
-    def tail(self, n: int = 10) -> Table:
-        return Table({name: column[-n:] for name, column in self._columns.items()})
-
-    def to_pandas(self) -> Any:
-        import pandas
-
-        return pandas.DataFrame(self._columns)
-
-    def to_arrow(self) -> Any:
-        import pyarrow
-
-        return pyarrow.table(self._columns)
-
-    def __repr__(self) -> str:
-        shown = min(10, self.rows)
-        lines = ["  ".join(f"{name:>12}" for name in self)]
-        for row in range(shown):
-            lines.append("  ".join(f"{_cell(column[row]):>12}" for column in self._columns.values()))
-        return "\n".join(lines) + (f"\n... {self.rows} rows" if self.rows > shown else "")
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
 @dataclass(frozen=True)
@@ -131,7 +83,7 @@ class Result(Predictor):
     def _calibrated(self) -> Calibrated:
         if self.evidence is None:
             raise UsageError("this run had no probes to tell suspects by: call fit(..., probes='auto').")
-        from soseleto.suspects import Calibrated
+        from soseleto.suspects.suspects import Calibrated
 
         return Calibrated.learn(self.evidence, self.config.get("seed", 0))
 

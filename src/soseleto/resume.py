@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto import checkpoint
 from soseleto.engines.shards import rest, sharded_modules
 from soseleto.errors import CannotSave, DataError, Interrupted, UsageError
 from soseleto.parallel.fsdp import gathered, in_parts
 from soseleto.records import Records
-from soseleto.run import as_json
+from soseleto.run_folder import checkpoint
+from soseleto.run_folder.files import as_json
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.task import Task, state_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from soseleto.data import Augment
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.probes import Share
+from soseleto.suspects.probes import Share
 
 LARGEST_BATCH, SMALLEST_BATCH, TARGET_BATCH = 256, 16, 32
 STEPS = 48  # at least so many steps an epoch, where the source is large enough for them

@@ -25,13 +25,13 @@ from soseleto.parallel.fsdp import ShardedSharing, require_shardable, sharing_of
 from soseleto.parallel.micro_batches import Sharing, require_sharing
 from soseleto.parallel.reducer import Reducer, Single, owned
 from soseleto.preparing import Data, assemble, check_fit, class_count
-from soseleto.probes import Share
 from soseleto.records import Progress, Records
 from soseleto.result import Result
 from soseleto.resume import check_intervals
-from soseleto.run import RunFolder
+from soseleto.run_folder.folder import RunFolder
 from soseleto.schedules import linear, sgd
 from soseleto.skipping import CountingGuard, Skipping
+from soseleto.suspects.probes import Share
 from soseleto.task.finite import make_guard
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, Task

@@ -30,7 +30,8 @@ from soseleto.parallel.device import choose_device
 from soseleto.preparing import Data, assemble
 from soseleto.result import Guesses, Result
 from soseleto.resume import require_same
-from soseleto.run import RunFolder, aside, need
+from soseleto.run_folder.files import aside, need
+from soseleto.run_folder.folder import RunFolder
 from soseleto.task.task import Method
 from soseleto.weights import Weights
 

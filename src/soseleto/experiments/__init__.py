@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.run import device_name, versions, write_text
+from soseleto.run_folder.files import device_name, versions, write_text
 
 Report = Callable[[str], None]
 

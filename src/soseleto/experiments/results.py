@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from soseleto.errors import DataError
-from soseleto.run import device_name, versions, write_text
+from soseleto.run_folder.files import device_name, versions, write_text
 
 Row = dict[str, Any]
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from soseleto.errors import TrainingError
 from soseleto.experiments.results import Results, Row, key, load, save, started
 from soseleto.parallel.device import choose_device
-from soseleto.run import device_name
+from soseleto.run_folder.files import device_name
 
 C = TypeVar("C")
 Outcome = tuple[C, Row | Exception]

@@ -30,7 +30,7 @@ from soseleto.experiments.svhn_mnist_data import NAME, SIDE, SOURCES, TARGET_CLA
 from soseleto.methods import Attention, Luo, by_name
 from soseleto.models.architectures import lenet_trunk
 from soseleto.result import Result
-from soseleto.run import REPORT
+from soseleto.run_folder.folder import REPORT
 from soseleto.schedules import cosine, linear, sgd
 from soseleto.task.task import MakeSchedule, Method, Task
 from soseleto.unlabelled import Unlabelled

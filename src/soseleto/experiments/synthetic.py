@@ -118,7 +118,7 @@ def describe(found: dict[str, float]) -> list[str]:
 def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
     """One row a seed; the first seed's run folder and report stay in ``out``."""
     from soseleto.report import write_report
-    from soseleto.run import RunFolder
+    from soseleto.run_folder.folder import RunFolder
 
     rows: list[dict[str, Any]] = []
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):

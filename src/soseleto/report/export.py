@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.run import RunFolder
-from soseleto.showing import Ranking, is_suspect
-from soseleto.showing import suspects as most_suspicious
+from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.ranking import Ranking, is_suspect, suspect_rows
 
 FORMATS = ("csv", "parquet", "json")
 
@@ -65,7 +64,7 @@ def _rows(asked: dict[str, int | None]) -> Callable[[Ranking], Any]:
         return lambda ranking: slice(given["--best"])
     if "--worst" in given:
         return lambda ranking: slice(None, -given["--worst"] - 1, -1)
-    return most_suspicious if "--suspects" in given else lambda ranking: slice(None)
+    return suspect_rows if "--suspects" in given else lambda ranking: slice(None)
 
 
 def _csv(columns: dict[str, Any]) -> bytes:

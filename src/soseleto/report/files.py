@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from soseleto import pictures, showing
-from soseleto.run import RANKING, RunFolder
+from soseleto.run_folder import thumbnails
+from soseleto.run_folder.folder import RANKING, RunFolder
+from soseleto.run_folder.ranking import feature_columns, suggested_labels
 
 Record = dict[str, Any]
 
@@ -52,12 +53,12 @@ class RunFiles:
     @cached_property
     def suggested(self) -> np.ndarray | None:
         """Another label for each suspect of the ranking."""
-        return None if self.ranking is None else showing.suggested(self.ranking)
+        return None if self.ranking is None else suggested_labels(self.ranking)
 
     @property
     def features(self) -> dict[str, str]:
         """The feature columns, ``x0`` first, by their names in the source."""
-        return showing.features(self.ranking or {}, self.source)
+        return feature_columns(self.ranking or {}, self.source)
 
 
 def read(path: str | os.PathLike[str]) -> RunFiles:
@@ -72,7 +73,7 @@ def read(path: str | os.PathLike[str]) -> RunFiles:
         end=_first(records, "end"),
         messages=_messages(records),
         ranking=folder.ranking() if (folder.path / RANKING).exists() else None,
-        pictures=pictures.load(folder),
+        pictures=thumbnails.load(folder),
         source=folder.source(),
         comparison=folder.comparison() or {},
         suspects=folder.suspects() or {},

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from soseleto import pictures, showing
 from soseleto.report.files import RunFiles
+from soseleto.run_folder import thumbnails
+from soseleto.run_folder.ranking import by_class as rows_by_class
+from soseleto.run_folder.ranking import suspect_rows
 
 STRONGEST = 24
 
@@ -36,7 +38,7 @@ class ClassGallery:
 def strongest_suspects(run: RunFiles) -> list[Example]:
     """The suspects to look at first."""
     assert run.ranking is not None
-    return examples(run, showing.suspects(run.ranking)[:STRONGEST])
+    return examples(run, suspect_rows(run.ranking)[:STRONGEST])
 
 
 def by_class(run: RunFiles) -> tuple[list[ClassGallery], int]:
@@ -44,7 +46,7 @@ def by_class(run: RunFiles) -> tuple[list[ClassGallery], int]:
     assert run.ranking is not None
     found = [
         ClassGallery(one.label, one.count, one.suspects, examples(run, one.best), examples(run, one.worst))
-        for one in showing.by_class(run.ranking)
+        for one in rows_by_class(run.ranking)
     ]
     total = len(np.unique(run.ranking["label"].astype(str))) if found else 0
     return found, total - len(found)
@@ -66,4 +68,4 @@ def _example(row: dict[str, Any], known: dict[str, bytes]) -> Example:
     picture = known.get(row["id"])
     if picture is None:
         return Example(row, "")
-    return Example(row, f"data:{pictures.kind(picture)};base64,{base64.b64encode(picture).decode()}")
+    return Example(row, f"data:{thumbnails.kind(picture)};base64,{base64.b64encode(picture).decode()}")

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from soseleto import showing
 from soseleto.report import charts, figure1, gallery, tables, words
 from soseleto.report.assets import asset, digest, template
 from soseleto.report.charts import Figure
 from soseleto.report.files import RunFiles, read
 from soseleto.report.gallery import ClassGallery
-from soseleto.run import REPORT, write_text
+from soseleto.run_folder.files import write_text
+from soseleto.run_folder.folder import REPORT
+from soseleto.run_folder.ranking import most_suspicious_first, suspect_rows
 
 EXAMPLES_SHOWN = 20
 FORMS = (words.count, words.share, words.percent, words.number)
@@ -82,10 +83,10 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
 def _everyone(run: RunFiles) -> ClassGallery:
     """Where labels are no classes, the whole ranking is shown as one."""
     assert run.ranking is not None
-    order = showing.most_suspicious_first(run.ranking)
+    order = most_suspicious_first(run.ranking)
     shown = min(EXAMPLES_SHOWN, -(-len(order) // 2))
     best, worst = np.arange(shown), order[:shown]
-    suspects = len(showing.suspects(run.ranking))
+    suspects = len(suspect_rows(run.ranking))
     return ClassGallery("", len(order), suspects, gallery.examples(run, best), gallery.examples(run, worst))
 
 

@@ -7,9 +7,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from soseleto import showing
 from soseleto.report.files import RunFiles
 from soseleto.report.tables import PAPER_THRESHOLD
+from soseleto.run_folder.ranking import suspect_rows
 
 
 def count(value: float) -> str:
@@ -78,7 +78,7 @@ def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
 def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     """(name, figure, remark) of the suspects."""
     assert run.ranking is not None
-    found, total = len(showing.suspects(run.ranking)), len(run.ranking["weight"])
+    found, total = len(suspect_rows(run.ranking)), len(run.ranking["weight"])
     by = "wrong with a probability of at least" if "is_label_issue" in run.ranking else "of weight below"
     threshold = run.suspects.get("threshold") if "is_label_issue" in run.ranking else PAPER_THRESHOLD
     rule = f", {by} {number(threshold)}" if _is_number(threshold) else ""
@@ -159,7 +159,7 @@ def _weights(run: RunFiles) -> str:
 def _suspects(run: RunFiles) -> str:
     if run.ranking is None or "is_label_issue" not in run.ranking:
         return ""
-    found = len(showing.suspects(run.ranking))
+    found = len(suspect_rows(run.ranking))
     precision = run.suspects.get("precision")
     if not found:
         return f"No label is doubted{_highest(run)}."

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from soseleto.errors import DataError, UsageError
-from soseleto.run import REVIEW, RunFolder, writing
+from soseleto.run_folder.files import writing
+from soseleto.run_folder.folder import REVIEW, RunFolder
 
 ACTIONS = ("keep", "drop", "relabel")
 UNDO = "undo"

@@ -6,10 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from soseleto import manifest, showing
 from soseleto.errors import UsageError
 from soseleto.review.decisions import read_decisions
-from soseleto.run import RunFolder
+from soseleto.run_folder import manifest
+from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.ranking import suspect_rows
 
 
 @dataclass(frozen=True)
@@ -33,5 +34,5 @@ def export_manifest(run_path: str | os.PathLike[str], out: str | os.PathLike[str
     drop = {name for name, one in decisions.items() if one.action == "drop"}
     relabel = {name: one.label for name, one in decisions.items() if one.label is not None}
     rows = manifest.write(run, Path(out), drop=drop, relabel=relabel)
-    undecided = sum(str(name) not in decisions for name in ranking["id"][showing.suspects(ranking)])
+    undecided = sum(str(name) not in decisions for name in ranking["id"][suspect_rows(ranking)])
     return Exported(Path(out), rows, len(drop), len(relabel), undecided)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from soseleto import pictures, showing
 from soseleto.errors import UsageError
-from soseleto.run import RunFolder
+from soseleto.run_folder import thumbnails
+from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.ranking import ClassRows, by_class, feature_columns, suggested_labels, suspect_rows
 
 LIKE_THESE = 6  # examples that show what a class looks like
 LARGEST = 1024  # pixels of a picture read from the data itself
@@ -34,16 +35,16 @@ class Queue:
         ranking = run.ranking()
         if ranking["label"].dtype.kind == "f":
             raise UsageError(f"the labels of {run.path} are real numbers: a review needs classes.")
-        rows = showing.suspects(ranking)
+        rows = suspect_rows(ranking)
         if not len(rows):
             raise UsageError(f"{run.path} has no suspects: there is nothing to review.")
         return cls(
             ranking=ranking,
             rows=rows,
-            pictures=pictures.load(run),
+            pictures=thumbnails.load(run),
             classes=_classes(run, ranking),
-            suggested=showing.suggested(ranking),
-            features=showing.features(ranking, run.source()),
+            suggested=suggested_labels(ranking),
+            features=feature_columns(ranking, run.source()),
         )
 
     def id_of(self, row: int) -> str:
@@ -66,8 +67,8 @@ class Queue:
         path = self.ranking.get("path")
         return (None if path is None else _from_file(str(path[row]))) or small
 
-    def _by_class(self) -> list[showing.ClassRows]:
-        return showing.by_class(self.ranking, each=LIKE_THESE, most=len(self.classes) + 1)
+    def _by_class(self) -> list[ClassRows]:
+        return by_class(self.ranking, each=LIKE_THESE, most=len(self.classes) + 1)
 
     def _item(self, row: int) -> dict[str, Any]:
         item: dict[str, Any] = {"row": row, "id": self.id_of(row), "label": str(self.ranking["label"][row])}
@@ -89,10 +90,10 @@ class Queue:
 
 def _classes(run: RunFolder, ranking: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     """The class names there are, as the run knew them; else those that somebody carries."""
-    config, suggested = run.config(), showing.suggested(ranking)
+    config, suggested = run.config(), suggested_labels(ranking)
     known = [] if config.get("mode") == "transfer" else config.get("classes") or []  # there the target's own
     names = [str(name) for name in known]
-    names += [one.label for one in showing.by_class(ranking, most=len(ranking["label"]))]
+    names += [one.label for one in by_class(ranking, most=len(ranking["label"]))]
     return tuple(dict.fromkeys([*names, *sorted({*(suggested if suggested is not None else ())} - {None})]))
 
 
@@ -105,7 +106,7 @@ def _from_file(path: str) -> bytes | None:
     try:
         with Image.open(path) as image:
             image.seek(0)
-            return pictures.shrink(image.convert("RGB"), LARGEST)
+            return thumbnails.shrink(image.convert("RGB"), LARGEST)
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):
         return None
 

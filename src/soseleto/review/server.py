@@ -18,12 +18,12 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
-from soseleto import pictures
 from soseleto.errors import DiskError, SoseletoError, UsageError
 from soseleto.review.decisions import Decision, Decisions
 from soseleto.review.html import render
 from soseleto.review.queue import Queue
-from soseleto.run import RunFolder
+from soseleto.run_folder import thumbnails
+from soseleto.run_folder.folder import RunFolder
 
 ADDRESS = "127.0.0.1"
 LARGEST_BODY = 4096
@@ -191,7 +191,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         picture = queue.picture(int(row)) if known else None
         if picture is None:
             raise Refused(http.HTTPStatus.NOT_FOUND, "There is nothing here.")
-        self._send(http.HTTPStatus.OK, picture, pictures.kind(picture), {"Cache-Control": "private, max-age=3600"})
+        self._send(http.HTTPStatus.OK, picture, thumbnails.kind(picture), {"Cache-Control": "private, max-age=3600"})
 
     def _post(self, asked: urllib.parse.SplitResult) -> None:
         if self.headers.get("Origin") != f"http://{self.server.host}":

@@ -42,7 +42,7 @@ def most_suspicious_first(ranking: Ranking) -> np.ndarray:
     return np.lexsort((-rows, -doubt, ~is_suspect(ranking)))
 
 
-def suggested(ranking: Ranking) -> np.ndarray | None:
+def suggested_labels(ranking: Ranking) -> np.ndarray | None:
     """(N,) another label for each suspect, None where there is none; None as a whole where nobody suggests any."""
     column = ranking.get("suggested_label", ranking.get("predicted_label"))
     if column is None:
@@ -53,12 +53,12 @@ def suggested(ranking: Ranking) -> np.ndarray | None:
     return np.asarray(labels)
 
 
-def suspects(ranking: Ranking) -> np.ndarray:
+def suspect_rows(ranking: Ranking) -> np.ndarray:
     """(S,) the rows of the suspects, most suspicious first."""
     return most_suspicious_first(ranking)[: int(is_suspect(ranking).sum())]
 
 
-def features(ranking: Ranking, source: Mapping[str, Any]) -> dict[str, str]:
+def feature_columns(ranking: Ranking, source: Mapping[str, Any]) -> dict[str, str]:
     """The feature columns ``x0``, ``x1``, ... of a ranking, by what the source calls them where that is known."""
     columns = [name for name in ranking if name[:1] == "x" and name[1:].isdigit()]
     columns.sort(key=lambda name: int(name[1:]))

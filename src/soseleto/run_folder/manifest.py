@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from soseleto import showing
 from soseleto.data.readers import tables
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import names_of
 from soseleto.data.readers.raw import Reading
 from soseleto.errors import UsageError
-from soseleto.run import SOURCE, RunFolder, as_json, aside, need, write_text
+from soseleto.run_folder.files import as_json, aside, need, write_text
+from soseleto.run_folder.folder import SOURCE, RunFolder
+from soseleto.run_folder.ranking import feature_columns, suspect_rows
 
 SUFFIXES = (".csv", ".parquet")
 COLUMNS = ("label_column", "path_column", "id_column", "truth_column")
@@ -92,7 +93,7 @@ def _ranking_table(run: RunFolder, out: Path) -> tuple[Any, str]:
         columns["path"] = _beside(out, [str(path) for path in ranking["path"]])
     columns["label"] = [str(label) for label in ranking["label"]]
     columns["id"] = [str(name) for name in ranking["id"]]
-    columns |= {name: ranking[column] for column, name in showing.features(ranking, run.source()).items()}
+    columns |= {name: ranking[column] for column, name in feature_columns(ranking, run.source()).items()}
     return pyarrow.table({**columns, _KEY: columns["id"]}).sort_by("id"), "label"
 
 
@@ -130,3 +131,24 @@ def _parquet(table: Any) -> bytes:
     sink = need("pyarrow").BufferOutputStream()
     need("pyarrow.parquet").write_table(table, sink)
     return bytes(sink.getvalue())
+
+
+class Cleaned(NamedTuple):
+    rows: int
+    dropped: int
+    relabelled: int
+
+
+def write_clean(run: str | os.PathLike[str], out: str | os.PathLike[str], *, relabel: bool = False) -> Cleaned:
+    """Write the source without the suspects; with ``relabel`` they stay, under the labels suggested for them."""
+    folder = RunFolder.open(run)
+    ranking = folder.ranking()
+    doubted = suspect_rows(ranking)
+    names = [str(name) for name in ranking["id"][doubted]]
+    if not relabel:
+        return Cleaned(write(folder, Path(out), drop=set(names), relabel={}), len(names), 0)
+    if "suggested_label" not in ranking:
+        raise UsageError(f"{folder.path} had no probes and so suggests no labels: leave --relabel out.")
+    labels = [str(label) for label in ranking["suggested_label"][doubted]]
+    corrected = dict(zip(names, labels, strict=True))
+    return Cleaned(write(folder, Path(out), drop=set(), relabel=corrected), 0, len(names))

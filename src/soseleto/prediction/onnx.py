@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from soseleto.data.optional import need
 from soseleto.errors import DataError, UsageError
-from soseleto.loading import LoadedRun
-from soseleto.run import aside
+from soseleto.prediction.load import LoadedRun
+from soseleto.run_folder.files import aside
 from soseleto.task.losses import cross_entropy
 
 TOLERANCE = 1e-4  # of probabilities

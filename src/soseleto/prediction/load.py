@@ -20,8 +20,8 @@ from soseleto.errors import DataError, UsageError
 from soseleto.models.by_name import is_file, make_model
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
-from soseleto.predictor import Predictor
-from soseleto.run import RunFolder
+from soseleto.prediction.predictor import Predictor
+from soseleto.run_folder.folder import RunFolder
 from soseleto.task.losses import Loss, cross_entropy, squared_error
 
 _LOSSES: Mapping[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}

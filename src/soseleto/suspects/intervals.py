@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from soseleto.calibration import SMALLEST
+from soseleto.suspects.calibration import SMALLEST
 
 Array = np.ndarray
 

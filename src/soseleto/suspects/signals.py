@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto.data import Examples, generator
-from soseleto.probes import Probes
+from soseleto.suspects.probes import Probes
 
 NEIGHBOURS = 20
 SHARPNESS = 10.0  # an example votes with exp(SHARPNESS·cosine) times its weight

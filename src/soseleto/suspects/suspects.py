@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto import calibration
 from soseleto.data import seed_for
 from soseleto.errors import UsageError
-from soseleto.evidence import Evidence
-from soseleto.probes import Probes
-from soseleto.rectifier import Rectifier
+from soseleto.suspects import calibration
+from soseleto.suspects.intervals import Rectifier
+from soseleto.suspects.probes import Probes
+from soseleto.suspects.signals import Evidence
 
 RESAMPLES = 100
 MOST_RESAMPLED = 20_000  # source examples on which shares and intervals are computed

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.errors import UsageError
+from soseleto.prediction.temperature import fit_temperature
 from soseleto.task.losses import Loss, cross_entropy
-from soseleto.temperature import fit_temperature
 
 EVALUATION_BATCH = 1000
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soseleto import showing
-from soseleto.run import PICTURES, RunFolder, aside, need
+from soseleto.run_folder.files import aside, need
+from soseleto.run_folder.folder import PICTURES, RunFolder
+from soseleto.run_folder.ranking import PER_CLASS, Ranking, by_class, is_suspect, most_suspicious_first
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,12 +69,12 @@ def shrink(image: Any, largest: int = LARGEST) -> bytes:
     return stream.getvalue()
 
 
-def _rows(ranking: showing.Ranking) -> np.ndarray:
+def _rows(ranking: Ranking) -> np.ndarray:
     """Without repetition, in the order of the ranking."""
-    order = showing.most_suspicious_first(ranking)
-    count = min(int(showing.is_suspect(ranking).sum()), MOST_SUSPECTS)
-    ends = [rows for one in showing.by_class(ranking) for rows in (one.best, one.worst, one.surest)]
-    shown = [order[: max(count, showing.PER_CLASS)], np.arange(min(len(order), showing.PER_CLASS))]
+    order = most_suspicious_first(ranking)
+    count = min(int(is_suspect(ranking).sum()), MOST_SUSPECTS)
+    ends = [rows for one in by_class(ranking) for rows in (one.best, one.worst, one.surest)]
+    shown = [order[: max(count, PER_CLASS)], np.arange(min(len(order), PER_CLASS))]
     return np.unique(np.concatenate([*shown, *ends]))
 
 

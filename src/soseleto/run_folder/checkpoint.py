@@ -21,7 +21,8 @@ from typing import Any
 from torch import Tensor
 
 from soseleto.errors import CannotSave, DataError
-from soseleto.run import CHECKPOINT, need, sync, writing
+from soseleto.run_folder.files import need, sync, writing
+from soseleto.run_folder.folder import CHECKPOINT
 
 FORMAT = "soseleto checkpoint 1"
 TENSORS, STATE = "tensors.safetensors", "state.json"

@@ -1,0 +1,1 @@
+"""What this package adds to the paper's algorithm, one idea a file."""

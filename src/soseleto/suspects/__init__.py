@@ -1,0 +1,1 @@
+"""Which source labels are probably wrong, and with what error rate."""
