@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.models.architectures import quick, resnet18
-from soseleto.schedules import sgd
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task
+from soseleto.training.optimizers import sgd
 
 
 class Encoder(nn.Module):

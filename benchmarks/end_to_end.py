@@ -28,8 +28,8 @@ from soseleto import Soseleto, fit
 from soseleto.data import Examples, Preprocess, load, symmetric
 from soseleto.methods import Ordinary
 from soseleto.models.architectures import quick
-from soseleto.schedules import linear, sgd
 from soseleto.task.losses import Precision
+from soseleto.training.optimizers import linear, sgd
 
 BATCH, TARGET_BATCH = 256, 32
 EPOCHS = 60

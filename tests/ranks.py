@@ -22,7 +22,7 @@ def together(ranks: int, work: Callable[..., Any], *arguments: Any, answer: floa
     A rank that did not answer (it was killed, say) gives None; one that hangs fails the test.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "soseleto.training", "soseleto.methods"])
+    context.set_forkserver_preload(["torch", "soseleto.training.fit", "soseleto.methods"])
     pipes, processes = [], []
     port = _free_port()
     for rank in range(ranks):

@@ -24,10 +24,10 @@ from soseleto.extensions.class_pooling import Pooling
 from soseleto.extensions.domain_loss import Coral
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import Sharing
-from soseleto.schedules import cosine, linear, sgd
 from soseleto.task.finite import NonFiniteLoss
 from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Task
+from soseleto.training.optimizers import cosine, linear, sgd
 
 WIDTH, CLASSES, N = 4, 3, 12
 PAPER = {"scale_free": False, "target_average": 0.0, "normalize_weights": False, "initial_weight": 0.5}

@@ -115,7 +115,8 @@ from pathlib import Path
 import torch
 from torch import nn
 import soseleto
-from soseleto import checkpoint, resume
+from soseleto.run_folder import checkpoint
+from soseleto.training import resume
 
 kills, folder = int(sys.argv[1]), Path(sys.argv[2])
 EVERY, EPOCHS = 7, 5 + kills
@@ -491,7 +492,7 @@ def test_the_command_line_stops_and_goes_on(tmp_path: Path) -> None:
 def stop_when_training(words: list[str], folder: Path, number: signal.Signals) -> subprocess.CompletedProcess[str]:
     """Start the command line; the signal comes from within, at the third step of this sitting."""
     code = (
-        "import signal, sys, torch; from soseleto import resume; from soseleto.cli import main\n"
+        "import signal, sys, torch; from soseleto.training import resume; from soseleto.cli.main import main\n"
         "torch.set_num_threads(1); after, calls = resume.Keeper.after, [0]\n"
         "def counted(self, step):\n"
         "    calls[0] += 1\n"

@@ -19,8 +19,8 @@ from rich.console import Console
 from soseleto import cli
 from soseleto.errors import DataError
 from soseleto.experiments import synthetic
-from soseleto.progress import LiveLine
 from soseleto.run_folder.folder import RunFolder
+from soseleto.training.progress import LiveLine
 
 COMMANDS = ("demo", "fit", "report", "rank", "review", "predict", "export", "reproduce", "check-gradients", "data")
 
@@ -73,7 +73,7 @@ def one_sentence(said: Said) -> str:
 
 def test_help_is_quick_and_does_without_torch() -> None:
     code = (
-        "import sys\nfrom soseleto.cli import main\n"
+        "import sys\nfrom soseleto.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit as left: print(left.code, 'torch' in sys.modules)"
     )
     begin = time.monotonic()

@@ -18,7 +18,7 @@ from soseleto import cli, fitting
 from soseleto.data import Augment
 from soseleto.errors import TrainingError, UsageError
 from soseleto.run_folder.folder import RunFolder
-from soseleto.sizes import augment_for, target_share_for
+from soseleto.training.defaults import augment_for, target_share_for
 
 Type = Callable[..., tuple[int, str, str]]
 

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto.algorithm import Soseleto
-from soseleto.capture import CapturedStep
 from soseleto.data import Augment, Examples
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.errors import EngineError
 from soseleto.methods import FineTuning
 from soseleto.models.architectures import group_norm, quick, resnet18
-from soseleto.schedules import linear, sgd
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
+from soseleto.training.cuda_graph import CapturedStep
+from soseleto.training.optimizers import linear, sgd
 from zoo import PROBLEMS, Problem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

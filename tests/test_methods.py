@@ -40,16 +40,16 @@ from soseleto.methods import (
 from soseleto.methods.luo import Discriminators, domain_loss, prototype_entropy, reverse
 from soseleto.methods.matching import episode
 from soseleto.methods.noise_matrix import from_confusions, project
-from soseleto.methods.recording import margins
 from soseleto.methods.reweight import normalized
 from soseleto.methods.sukhbaatar import noisy_losses
+from soseleto.methods.wrappers.record_signals import margins
 from soseleto.methods.xiao import likelihoods, noise_network
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.schedules import linear, sgd
 from soseleto.task.finite import NonFiniteLoss
 from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Method, Task
-from soseleto.training import fit
+from soseleto.training.fit import fit
+from soseleto.training.optimizers import linear, sgd
 
 WIDTH, CLASSES, N, STEPS = 4, 3, 12, 10
 

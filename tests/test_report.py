@@ -19,8 +19,8 @@ from soseleto import fit
 from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.report import gallery, render, tables, write_report
+from soseleto.report.sentences import share
 from soseleto.report.svg import Chart, nice_ticks
-from soseleto.report.words import share
 from soseleto.run_folder import thumbnails
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.ranking import MOST_CLASSES, PER_CLASS, suggested_labels

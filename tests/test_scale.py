@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from soseleto import loggers
 from soseleto.errors import EngineError, OutOfMemory, TrainingError, UsageError
 from soseleto.methods import METHODS
 from soseleto.run_folder.folder import RunFolder
+from soseleto.training import loggers
 from test_distributed import CASES, points, require_close, train
 
 

@@ -43,9 +43,9 @@ from soseleto.experiments.svhn_mnist_words import (
     parser,
     sources_table,
 )
-from soseleto.schedules import sgd
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
+from soseleto.training.optimizers import sgd
 
 ROOT = Path(__file__).parent.parent
 TINY: dict[str, Any] = {"n_source": 200, "n_test": 100, "epochs": 1}

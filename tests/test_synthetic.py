@@ -9,8 +9,8 @@ import torch
 from soseleto import experiments
 from soseleto.errors import UsageError
 from soseleto.experiments import synthetic
-from soseleto.result import Result
 from soseleto.run_folder.folder import RunFolder
+from soseleto.training.result import Result
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from soseleto import Unlabelled, fit
 from soseleto.data import Augment, Examples
 from soseleto.errors import UsageError
-from soseleto.result import Result
-from soseleto.unlabelled import surest
+from soseleto.training.pseudo_labels import surest
+from soseleto.training.result import Result
 
 CENTRES = torch.tensor([[0.0, 0.0], [3.0, 3.0], [-3.0, 3.0]])
 

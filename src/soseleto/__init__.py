@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from soseleto.estimator import SoseletoClassifier
     from soseleto.prediction.load import load
     from soseleto.prediction.predictor import Predictor
-    from soseleto.result import Result
     from soseleto.suspects.suspects import Suspects
     from soseleto.task.losses import cross_entropy, squared_error
-    from soseleto.training import fit
-    from soseleto.unlabelled import Unlabelled
+    from soseleto.training.fit import fit
+    from soseleto.training.pseudo_labels import Unlabelled
+    from soseleto.training.result import Result
     from soseleto.weights import Weights
 
 __version__ = "0.1.0"
@@ -62,12 +62,12 @@ _HOMES = {
     "TrainingError": "errors",
     "UsageError": "errors",
     "Predictor": "prediction.predictor",
-    "Result": "result",
+    "Result": "training.result",
     "SoseletoClassifier": "estimator",
     "Suspects": "suspects.suspects",
     "load": "prediction.load",
-    "fit": "training",
-    "Unlabelled": "unlabelled",
+    "fit": "training.fit",
+    "Unlabelled": "training.pseudo_labels",
     "ranks": "parallel.reducer",
     "Weights": "weights",
 }

@@ -50,9 +50,9 @@ def demo(
     import torch
 
     from soseleto.experiments import synthetic
-    from soseleto.progress import LiveLine
     from soseleto.report import write_report
     from soseleto.run_folder.folder import RunFolder
+    from soseleto.training.progress import LiveLine
 
     torch.set_num_threads(1)  # a network this small only loses by sharing its work
     RunFolder.clear(out)  # a demo can always be run again

@@ -19,8 +19,8 @@ from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.predictor import Predictor
-from soseleto.sizes import TARGET_BATCH, batch_size_for
-from soseleto.training import fit
+from soseleto.training.defaults import TARGET_BATCH, batch_size_for
+from soseleto.training.fit import fit
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

@@ -25,14 +25,21 @@ from soseleto.models.by_name import default_name, make_model
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
 from soseleto.prediction.load import load
 from soseleto.prediction.temperature import fit_temperature
-from soseleto.progress import LiveLine
 from soseleto.report import write_report
 from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import PARTS, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
-from soseleto.sizes import TARGET_BATCH, augment_for, batch_size_for, folds_for, probes_for, target_share_for
 from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
-from soseleto.training import fit as train
+from soseleto.training.defaults import (
+    TARGET_BATCH,
+    augment_for,
+    batch_size_for,
+    folds_for,
+    probes_for,
+    target_share_for,
+)
+from soseleto.training.fit import fit as train
+from soseleto.training.progress import LiveLine
 
 
 @dataclass(frozen=True, kw_only=True)

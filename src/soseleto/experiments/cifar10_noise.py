@@ -31,9 +31,9 @@ from soseleto.experiments.results import Row
 from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct_only, corrected
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.device import choose_device
-from soseleto.result import Result
-from soseleto.schedules import cosine, linear
 from soseleto.task.task import MakeSchedule, Method
+from soseleto.training.optimizers import cosine, linear
+from soseleto.training.result import Result
 
 NAME = "cifar10-noise"
 ASKED = (0.8, 0.9, 0.95)  # precisions of suspects
@@ -283,7 +283,7 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
 
 
 def _train(config: Config, data: Data, method: Method, device: str) -> Result:
-    from soseleto.training import fit
+    from soseleto.training.fit import fit
 
     model = make_model(config)
     if choose_device(device).type == "cuda":

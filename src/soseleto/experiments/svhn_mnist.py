@@ -29,11 +29,11 @@ from soseleto.experiments.results import Row
 from soseleto.experiments.svhn_mnist_data import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
 from soseleto.methods import Attention, Luo, by_name
 from soseleto.models.architectures import lenet_trunk
-from soseleto.result import Result
 from soseleto.run_folder.folder import REPORT
-from soseleto.schedules import cosine, linear, sgd
 from soseleto.task.task import MakeSchedule, Method, Task
-from soseleto.unlabelled import Unlabelled
+from soseleto.training.optimizers import cosine, linear, sgd
+from soseleto.training.pseudo_labels import Unlabelled
+from soseleto.training.result import Result
 from soseleto.weights import Weights
 
 SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})
@@ -292,7 +292,7 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
 
 
 def train(config: Config, data: Digits, *, device: str, out: Path | None = None) -> Result:
-    from soseleto.training import fit
+    from soseleto.training.fit import fit
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, f"{NAME}/model"))

@@ -21,8 +21,8 @@ from soseleto.data import Examples, generator, seed_for, symmetric
 from soseleto.models.architectures import mlp
 
 if TYPE_CHECKING:
-    from soseleto.progress import Listener
-    from soseleto.result import Result
+    from soseleto.training.progress import Listener
+    from soseleto.training.result import Result
 
 N_SOURCE, N_FLIPPED, N_TARGET, N_TEST = 500, 100, 50, 2000
 CLASSES = ("left", "right")
@@ -66,7 +66,7 @@ def run(
     progress: Listener | None = None,
 ) -> Result:
     """Train on the data of ``make_data(seed)`` as the paper does; with ``out`` a run folder is written."""
-    from soseleto.training import fit
+    from soseleto.training.fit import fit
 
     source, target, test = make_data(seed)
     return fit(

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.methods.early_stopping import EarlyStopping
 from soseleto.methods.fine_tuning import FineTuning
 from soseleto.methods.luo import Luo
 from soseleto.methods.matching import Attention, MatchingNetworks
@@ -15,10 +14,11 @@ from soseleto.methods.meta_weight_net import MetaWeightNet
 from soseleto.methods.mixed import Mixed
 from soseleto.methods.oracle import correct_only, corrected
 from soseleto.methods.ordinary import Ordinary
-from soseleto.methods.recording import Recording, Signals
 from soseleto.methods.reweight import Reweight
 from soseleto.methods.sukhbaatar import Sukhbaatar
 from soseleto.methods.target_only import TargetOnly
+from soseleto.methods.wrappers.early_stopping import EarlyStopping
+from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.xiao import Xiao
 from soseleto.task.task import Method
 

@@ -29,9 +29,9 @@ from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.methods.mixed import share_of_target
-from soseleto.methods.mixed_first import MixedFirstState
 from soseleto.methods.noise_matrix import project
 from soseleto.methods.state import require_noisy, require_share, scores_of_both
+from soseleto.methods.warm_up import MixedFirstState
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 

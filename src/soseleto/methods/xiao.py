@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
-from soseleto.methods.mixed_first import MixedFirstState
 from soseleto.methods.noise_matrix import label_counts
 from soseleto.methods.state import class_scores, require_noisy, require_share, scores_of_both
+from soseleto.methods.warm_up import MixedFirstState
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 

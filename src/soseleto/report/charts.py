@@ -8,9 +8,9 @@ import numpy as np
 from markupsafe import Markup
 
 from soseleto.report.files import Record, RunFiles, as_number
+from soseleto.report.sentences import count, number, share
 from soseleto.report.svg import Chart
 from soseleto.report.tables import PAPER_THRESHOLD, THRESHOLDS, Histogram, Kept, noise_curve, precision_recall
-from soseleto.report.words import count, number, share
 
 NAMES = {"right": "right labels", "wrong": "wrong labels", "all": "source examples"}
 CURVE = ("threshold", "precision", "recall")  # of suspects.json

@@ -8,9 +8,9 @@ import numpy as np
 
 from soseleto.report.charts import Figure, groups, precision_and_recall
 from soseleto.report.files import RunFiles
+from soseleto.report.sentences import count
 from soseleto.report.svg import Chart
 from soseleto.report.tables import PAPER_THRESHOLD, kept
-from soseleto.report.words import count
 
 MOST_POINTS = 3000
 Mark = Callable[[np.ndarray, np.ndarray, str], None]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from soseleto.report import charts, figure1, gallery, tables, words
+from soseleto.report import charts, figure1, gallery, sentences, tables
 from soseleto.report.assets import asset, digest, template
 from soseleto.report.charts import Figure
 from soseleto.report.files import RunFiles, read
@@ -20,7 +20,7 @@ from soseleto.run_folder.folder import REPORT
 from soseleto.run_folder.ranking import most_suspicious_first, suspect_rows
 
 EXAMPLES_SHOWN = 20
-FORMS = (words.count, words.share, words.percent, words.number)
+FORMS = (sentences.count, sentences.share, sentences.percent, sentences.number)
 TABLE_THRESHOLDS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -42,10 +42,10 @@ def render(run_path: str | os.PathLike[str]) -> str:
         style=Markup(style),  # our own package files: the only text that is not escaped
         script=Markup(script),
         policy=_policy(style, script),
-        sentences=words.sentences(run),
-        figures=words.key_figures(run),
-        compared=words.compared(run),
-        judged_on=words.judged_on(run) if words.compared(run) else "",
+        sentences=sentences.sentences(run),
+        figures=sentences.key_figures(run),
+        compared=sentences.compared(run),
+        judged_on=sentences.judged_on(run) if sentences.compared(run) else "",
         panels=figure1.panels(run),
         curves=_curves(run),
         settings=_flat(run.config),
@@ -69,14 +69,14 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "start": tables.PAPER_THRESHOLD,
         "data": Markup(_slider_data(table, labels)),
         "strongest": gallery.strongest_suspects(run),
-        "suspects": words.suspect_figures(run),
+        "suspects": sentences.suspect_figures(run),
         "doubts": _doubts(run, wrong),
         "classes": classes or [_everyone(run)],
         "more_classes": more_classes,
         "features": run.features,
         "judged_labels": run.suggested is not None,
         "show_paths": _paths_say_more(run.ranking),
-        "forms": {name: words.decimals(run.ranking[name]) for name in ("score", *run.features)},
+        "forms": {name: sentences.decimals(run.ranking[name]) for name in ("score", *run.features)},
     }
 
 
@@ -110,7 +110,7 @@ def _histograms(run: RunFiles, weight: np.ndarray, wrong: np.ndarray | None) -> 
     score = run.column("score")
     table = None if score is None else tables.score_histogram(score, wrong)
     if table is not None:
-        beyond = f" {words.count(table.beyond)} beyond the ends are in the outermost bars." if table.beyond else ""
+        beyond = f" {sentences.count(table.beyond)} beyond the ends are in the outermost bars." if table.beyond else ""
         caption = "Right of 0, an example pulls the model where the target wants it." + beyond
         figures.append(charts.histogram(table, title="Scores", x_label="score", caption=caption, rule=0.0))
     return figures

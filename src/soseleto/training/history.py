@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from soseleto.errors import TrainingError
-from soseleto.loggers import Logger, numbers_of
 from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder.folder import RunFolder
+from soseleto.training.loggers import Logger, numbers_of
 from soseleto.weights import Weights
 
 logger = logging.getLogger("soseleto")

@@ -27,12 +27,12 @@ from soseleto.data.preprocess import Prepare, make_prepare
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
-from soseleto.preparing import Data, assemble
-from soseleto.result import Guesses, Result
-from soseleto.resume import require_same
 from soseleto.run_folder.files import aside, need
 from soseleto.run_folder.folder import RunFolder
 from soseleto.task.task import Method
+from soseleto.training.result import Guesses, Result
+from soseleto.training.resume import require_same
+from soseleto.training.setup import Data, assemble
 from soseleto.weights import Weights
 
 Fit = Callable[..., Result]

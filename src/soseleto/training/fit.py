@@ -17,25 +17,25 @@ from soseleto.data.preprocess import make_prepare
 from soseleto.engines import Engine
 from soseleto.engines.shards import is_shard, rest
 from soseleto.errors import UsageError
-from soseleto.loggers import Logger
-from soseleto.loop import Loop
-from soseleto.methods.recording import Recording, Signals
+from soseleto.methods.wrappers.record_signals import Recording, Signals
+from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.fsdp import ShardedSharing, require_shardable, sharing_of, split_heads
 from soseleto.parallel.micro_batches import Sharing, require_sharing
 from soseleto.parallel.reducer import Reducer, Single, owned
-from soseleto.preparing import Data, assemble, check_fit, class_count
-from soseleto.records import Progress, Records
-from soseleto.result import Result
-from soseleto.resume import check_intervals
 from soseleto.run_folder.folder import RunFolder
-from soseleto.schedules import linear, sgd
-from soseleto.skipping import CountingGuard, Skipping
 from soseleto.suspects.probes import Share
 from soseleto.task.finite import make_guard
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, Task
-from soseleto.unlabelled import as_unlabelled, fit_in_rounds
+from soseleto.training.history import Progress, Records
+from soseleto.training.loggers import Logger
+from soseleto.training.loop import Loop
+from soseleto.training.optimizers import linear, sgd
+from soseleto.training.pseudo_labels import as_unlabelled, fit_in_rounds
+from soseleto.training.result import Result
+from soseleto.training.resume import check_intervals
+from soseleto.training.setup import Data, assemble, check_fit, class_count
 
 
 def fit(
@@ -303,7 +303,7 @@ def _names(model: nn.Module, mode: str, prefix: str) -> frozenset[str]:
 
 def _progress(progress: bool | Progress) -> Progress | None:
     if progress is True:
-        from soseleto.progress import live
+        from soseleto.training.progress import live
 
         return live()
     return progress or None

@@ -11,26 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.capture import CapturedStep, EagerStep
 from soseleto.data import Augment, Examples, TargetCycle, feed, seed_for, source_batches, source_order
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare
 from soseleto.engines.shards import rest, sharded_modules
 from soseleto.errors import TrainingError, UsageError
-from soseleto.memory import is_out_of_memory, too_large
-from soseleto.methods.recording import Signals
+from soseleto.methods.wrappers.record_signals import Signals
 from soseleto.parallel.fsdp import gathered
 from soseleto.parallel.micro_batches import require_independent
 from soseleto.parallel.reducer import Reducer, Single, my_rows, owned
-from soseleto.preparing import Data
-from soseleto.records import Records, group_record, weight_record
-from soseleto.result import Result
-from soseleto.resume import Keeper, model_fingerprint
 from soseleto.run_folder import thumbnails
 from soseleto.suspects.signals import gather
 from soseleto.task.finite import NonFiniteLoss, check_guard
 from soseleto.task.losses import Loss
 from soseleto.task.task import Method, Task
+from soseleto.training.cuda_graph import CapturedStep, EagerStep
+from soseleto.training.history import Records, group_record, weight_record
+from soseleto.training.out_of_memory import is_out_of_memory, too_large
+from soseleto.training.result import Result
+from soseleto.training.resume import Keeper, model_fingerprint
+from soseleto.training.setup import Data
 from soseleto.weights import Weights
 
 

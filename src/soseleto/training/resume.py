@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from soseleto.engines.shards import rest, sharded_modules
 from soseleto.errors import CannotSave, DataError, Interrupted, UsageError
 from soseleto.parallel.fsdp import gathered, in_parts
-from soseleto.records import Records
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.files import as_json
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.task import Task, state_of
+from soseleto.training.history import Records
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

@@ -1,0 +1,1 @@
+"""Methods that wrap another method: skip non-finite steps, stop early, record signals."""

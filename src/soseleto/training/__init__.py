@@ -1,0 +1,1 @@
+"""``fit`` and its loop."""
