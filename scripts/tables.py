@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from soseleto.experiments import cifar10_words, svhn_mnist_words
+from soseleto.experiments.cifar10_noise import tables as cifar10
 from soseleto.experiments.results import put_between
+from soseleto.experiments.svhn_mnist import tables as svhn_mnist
 
 ROOT = Path(__file__).resolve().parent.parent
-EXPERIMENTS = {"cifar10-noise": ("table1.md", cifar10_words.page), "svhn-mnist": ("table2.md", svhn_mnist_words.page)}
+EXPERIMENTS = {"cifar10-noise": ("table1.md", cifar10.page), "svhn-mnist": ("table2.md", svhn_mnist.page)}
 STEPS = ("step-gpu.json", "step-cpu.json")
 ENGINES = ("layerwise", "forward", "double_backward", "loop")
 
@@ -146,7 +147,7 @@ def scale() -> str:
 def intervals() -> str:
     """How often intervals of suspects held the truth, with and without what is counted on probes."""
     rates = ("wrong share", "precision", "recall")
-    titles = {noise: title for title, noise in cifar10_words.SETTINGS.items()}
+    titles = {noise: title for title, noise in cifar10.SETTINGS.items()}
     lines: dict[tuple[str, int], dict[str, str]] = {}
     for row in load("suspect_intervals-cpu.json")["rows"]:
         cells = lines.setdefault((titles[row["noise"]], row["probes"]), {})
@@ -167,8 +168,8 @@ def pages() -> dict[Path, str]:
         page = put_between(page, mark, lines)
     ways = ROOT / "docs" / "engines.md"
     text = put_between(text, "price", of_files(["model", "precision", "ours", "floor"], price, *STEPS))
-    text = put_between(text, "table 1", cifar10_words.accuracy_table(load("cifar10-noise.json")["rows"]))
-    text = put_between(text, "table 2", svhn_mnist_words.accuracy_table(load("svhn-mnist.json")["rows"]))
+    text = put_between(text, "table 1", cifar10.accuracy_table(load("cifar10-noise.json")["rows"]))
+    text = put_between(text, "table 2", svhn_mnist.accuracy_table(load("svhn-mnist.json")["rows"]))
     large, suspects = ROOT / "docs" / "scale.md", ROOT / "docs" / "suspects.md"
     found = {
         large: put_between(large.read_text("utf-8"), "measured", scale()),

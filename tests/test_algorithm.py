@@ -16,10 +16,10 @@ from torch.func import functional_call
 
 from soseleto.algorithm import Soseleto, SoseletoState
 from soseleto.data.batch import Batch
-from soseleto.detection import auroc
 from soseleto.engines import alignment, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
+from soseleto.experiments.detection import auroc
 from soseleto.extensions.class_pooling import Pooling
 from soseleto.extensions.domain_loss import Coral
 from soseleto.models.trunk_and_heads import TrunkAndHeads

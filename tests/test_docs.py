@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from PIL import Image
 
-from soseleto import cli
+from soseleto.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -103,7 +103,7 @@ def test_typed_lines_run(line: str, desk: Path, capsys: pytest.CaptureFixture[st
     if line.startswith(SERVES) and "--export" not in line:
         pytest.skip("serves a page until it is stopped")
     with pytest.raises(SystemExit) as left:
-        cli.main(shlex.split(line)[1:])
+        main(shlex.split(line)[1:])
     assert left.value.code == 0, capsys.readouterr().err
 
 

@@ -1,6 +1,6 @@
 """``python -m soseleto``."""
 
-from soseleto.cli import main
+from soseleto.cli.main import main
 
 if __name__ == "__main__":
     main()

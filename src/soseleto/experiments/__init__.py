@@ -38,13 +38,13 @@ REGISTRY = {
     "cifar10-noise": Experiment(
         "cifar10-noise",
         "Table 1 and its figure: CIFAR-10 with noisy labels, every method (hours without a GPU)",
-        "soseleto.experiments.cifar10_noise",
+        "soseleto.experiments.cifar10_noise.experiment",
         saves=True,
     ),
     "svhn-mnist": Experiment(
         "svhn-mnist",
         "Table 2 and its figures: SVHN digits to 20 or 25 MNIST digits 5-9, every method (hours without a GPU)",
-        "soseleto.experiments.svhn_mnist",
+        "soseleto.experiments.svhn_mnist.experiment",
         saves=True,
     ),
 }

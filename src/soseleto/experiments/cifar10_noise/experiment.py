@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from soseleto.data import Augment, Examples, Preprocess, generator, load, seed_for, symmetric
 from soseleto.data.batch import Batch
-from soseleto.detection import FRACTIONS, compare, wrong_among_kept
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.experiments import cleanlab_comparison, runner
+from soseleto.experiments import runner
+from soseleto.experiments.cifar10_noise import cleanlab
+from soseleto.experiments.detection import FRACTIONS, compare, wrong_among_kept
 from soseleto.experiments.results import Row
 from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct_only, corrected
 from soseleto.models.by_name import by_name as by_model_name
@@ -314,15 +315,15 @@ def _train(config: Config, data: Data, method: Method, device: str) -> Result:
 
 def _cross_validated(config: Config, data: Data, device: str) -> dict[str, Tensor]:
     """cleanlab's rankings, from ``folds`` trainings that together take as many steps as one of any other line."""
-    epochs = cleanlab_comparison.fold_epochs(config.epochs, config.folds)
+    epochs = cleanlab.fold_epochs(config.epochs, config.folds)
 
     def predict(training: Examples, inputs: Tensor, fold: int) -> Tensor:
         part, seed = replace(data, source=training), seed_for(config.seed, f"{NAME}/fold", fold)
         of_fold = replace(config, epochs=epochs, seed=seed)
         return _train(of_fold, part, make_method(of_fold, part), device).outputs(inputs).softmax(1)
 
-    found = cleanlab_comparison.out_of_sample(data.source, config.folds, config.seed, predict)
-    return cleanlab_comparison.trusts(found, data.source.labels)
+    found = cleanlab.out_of_sample(data.source, config.folds, config.seed, predict)
+    return cleanlab.trusts(found, data.source.labels)
 
 
 def _trusts(result: Result, signals: Signals | None) -> dict[str, Tensor]:
@@ -384,9 +385,3 @@ def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[R
     rows = list(run_all(todo, out / f"{NAME}.json", report=report).rows)
     report(f"the figure of the appendix is {figures.effective_noise(rows, out / 'effective-noise.svg')}")
     return rows
-
-
-if __name__ == "__main__":
-    from soseleto.experiments.cifar10_words import main
-
-    main()

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from soseleto.errors import UsageError
-from soseleto.experiments import words as common
+from soseleto.experiments import arguments as common
+from soseleto.experiments.arguments import setting
 from soseleto.experiments.results import Row, Spread, load, put_between, table
-from soseleto.experiments.svhn_mnist import LINES, SOURCE_LINES, Config, configuration, everything, run_all
-from soseleto.experiments.svhn_mnist_data import SOURCES
-from soseleto.experiments.words import setting
+from soseleto.experiments.svhn_mnist.data import SOURCES
+from soseleto.experiments.svhn_mnist.experiment import LINES, SOURCE_LINES, Config, configuration, everything, run_all
 
 # Entries of the configuration that may be changed from outside.
 NUMBERS = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from soseleto.detection import FRACTIONS, auroc, compare, precision_at_errors, wrong_among_kept
 from soseleto.errors import DataError
+from soseleto.experiments.detection import FRACTIONS, auroc, compare, precision_at_errors, wrong_among_kept
 
 
 def drawn(n: int, seed: int, levels: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from soseleto import cli
+from soseleto.cli.main import main
 from soseleto.errors import DataError
 from soseleto.experiments import synthetic
 from soseleto.run_folder.folder import RunFolder
@@ -39,7 +39,7 @@ class Soseleto:
 
     def __call__(self, *words: object) -> Said:
         with pytest.raises(SystemExit) as left:
-            cli.main([str(word) for word in words])
+            main([str(word) for word in words])
         out, err = self.capsys.readouterr()
         assert isinstance(left.value.code, int)
         return Said(left.value.code, out, err)

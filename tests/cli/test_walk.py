@@ -15,7 +15,7 @@ from PIL import Image
 import soseleto
 from browser import Browser, needs_browser
 from reviewing import open_review, press, serving
-from soseleto import cli
+from soseleto.cli.main import main
 from soseleto.data import Examples, load
 from soseleto.run_folder.folder import RunFolder
 
@@ -49,7 +49,7 @@ def photos(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     with pytest.raises(SystemExit) as left:
-        cli.main([str(word) for word in words])
+        main([str(word) for word in words])
     out, err = capsys.readouterr()
     assert left.value.code == 0, err
     return out

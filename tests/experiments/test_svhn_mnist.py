@@ -18,9 +18,11 @@ from soseleto.data import Examples
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.experiments import figures, svhn_mnist, svhn_mnist_data
+from soseleto.experiments import figures
 from soseleto.experiments.results import Row, load
-from soseleto.experiments.svhn_mnist import (
+from soseleto.experiments.svhn_mnist import data, experiment
+from soseleto.experiments.svhn_mnist.data import SOURCES, Digits, small_and_grey
+from soseleto.experiments.svhn_mnist.experiment import (
     LINES,
     PLAIN,
     Config,
@@ -30,8 +32,7 @@ from soseleto.experiments.svhn_mnist import (
     make_trunk,
     run_one,
 )
-from soseleto.experiments.svhn_mnist_data import SOURCES, Digits, small_and_grey
-from soseleto.experiments.svhn_mnist_words import (
+from soseleto.experiments.svhn_mnist.tables import (
     accuracy_table,
     classes_table,
     configs,
@@ -47,7 +48,7 @@ from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
 from soseleto.training.optimizers import sgd
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {"n_source": 200, "n_test": 100, "epochs": 1}
 
 
@@ -72,8 +73,8 @@ def made_up(name: str, split: str, root: Any = None) -> Examples:
 
 @pytest.fixture
 def no_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    forget = (svhn_mnist_data.mnist, svhn_mnist_data.svhn, svhn_mnist_data.grey_cifar, svhn_mnist_data._low)
-    monkeypatch.setattr(svhn_mnist_data, "load", made_up)
+    forget = (data.mnist, data.svhn, data.grey_cifar, data._low)
+    monkeypatch.setattr(data, "load", made_up)
     for cached in forget:
         cached.cache_clear()
     yield
@@ -83,7 +84,7 @@ def no_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def digits(source: str = "0-4", n_target: int = 25, **changes: Any) -> Digits:
     given: dict[str, Any] = {"seed": 0, "n_source": None, "n_heldout": 0, "n_test": None, "root": None}
-    return svhn_mnist_data.prepare(source, n_target, **{**given, **changes})
+    return data.prepare(source, n_target, **{**given, **changes})
 
 
 @pytest.mark.parametrize("n_target", [20, 25])
@@ -172,7 +173,7 @@ def test_what_a_run_knows_of_its_weights(no_files: None) -> None:
 
 
 def test_shuffled_weights_weigh_other_examples() -> None:
-    weights = svhn_mnist._Shuffled(50)
+    weights = experiment._Shuffled(50)
     moved = torch.arange(10)
     weights.step(moved, torch.full((10,), -0.5), torch.zeros(10))
     assert weights.values[:10].eq(0.5).all()
@@ -187,7 +188,7 @@ def test_the_step_of_shuffled_weights_follows_those_of_others() -> None:
     torch.manual_seed(0)
     inputs, labels = torch.randn(50, 4), torch.randint(3, (50,))
     moved = {}
-    for method in (Soseleto(), svhn_mnist.ShuffledWeights()):
+    for method in (Soseleto(), experiment.ShuffledWeights()):
         model = nn.Linear(4, 3)
         nn.init.zeros_(model.weight)
         nn.init.zeros_(model.bias)
@@ -251,10 +252,10 @@ def test_rounds_have_settings_of_their_own(no_files: None) -> None:
     config = configuration("soseleto_unlabelled", rounds=(("rounds", 2), ("method.weight_step", 0.7)))
     assert config.method == "soseleto_unlabelled[rounds=2,method.weight_step=0.7]"
     assert dict(config.rounds)["views"] == 4  # what the line says otherwise stays
-    rounds = svhn_mnist.make_rounds(config, digits())
+    rounds = experiment.make_rounds(config, digits())
     assert rounds is not None
     assert (rounds.rounds, getattr(rounds.method, "weight_step", None)) == (2, 0.7)
-    assert svhn_mnist.make_rounds(configuration("luo"), digits()) is None
+    assert experiment.make_rounds(configuration("luo"), digits()) is None
 
 
 def fake(line: str, accuracy: float, *, seed: int = 0, **changes: Any) -> Row:

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, generator, seed_for
-from soseleto.detection import compare
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments import runner
+from soseleto.experiments.detection import compare
 from soseleto.experiments.results import Row
-from soseleto.experiments.svhn_mnist_data import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
+from soseleto.experiments.svhn_mnist.data import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
 from soseleto.methods import Attention, Luo, by_name
 from soseleto.models.architectures import lenet_trunk
 from soseleto.run_folder.folder import REPORT
@@ -412,9 +412,3 @@ def appendix(
         result = train(config, digits(config, root), device=device, out=folder)
         report(f"the best and the worst examples of SVHN 0-9 are in {result.report(page)}")
     return page
-
-
-if __name__ == "__main__":
-    from soseleto.experiments.svhn_mnist_words import main
-
-    main()

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from soseleto import comparing
+from soseleto.cli import comparison
 from soseleto.data import Examples
 from soseleto.errors import DataError
 from soseleto.prediction.temperature import calibration_error, fit_temperature
@@ -18,17 +18,17 @@ def target(n: int = 20, classes: int = 4) -> Examples:
 
 def test_folds_hold_every_example_once_and_every_class_evenly() -> None:
     labels = torch.tensor([0] * 9 + [1] * 6 + [2] * 2)
-    folds = comparing.fold_places(labels, 3, seed=1)
+    folds = comparison.fold_places(labels, 3, seed=1)
     assert torch.equal(torch.cat(folds).sort().values, torch.arange(17))
     for c in range(3):
         counts = [int((labels[fold] == c).sum()) for fold in folds]
         assert max(counts) - min(counts) <= 1
-    again = comparing.fold_places(labels, 3, seed=2)
+    again = comparison.fold_places(labels, 3, seed=2)
     assert any(not torch.equal(a, b) for a, b in zip(folds, again, strict=True))
 
 
 def test_no_part_is_judged_on_what_it_trained_with() -> None:
-    parts = comparing.plan(target(), None, folds=3, rivals=comparing.RIVALS, seed=0)
+    parts = comparison.plan(target(), None, folds=3, rivals=comparison.RIVALS, seed=0)
     assert [part.name for part in parts] == [
         "fold-1/soseleto", "fold-2/soseleto", "fold-3/soseleto", "ordinary",
         "fold-1/target_only", "fold-2/target_only", "fold-3/target_only",
@@ -44,22 +44,22 @@ def test_no_part_is_judged_on_what_it_trained_with() -> None:
 
 def test_with_a_test_set_rivals_need_no_folds() -> None:
     test = target(8)
-    parts = comparing.plan(target(), test, folds=0, rivals=comparing.RIVALS, seed=0)
+    parts = comparison.plan(target(), test, folds=0, rivals=comparison.RIVALS, seed=0)
     assert [(part.name, part.judged is test) for part in parts] == [("ordinary", True), ("target_only", True)]
-    assert comparing.plan(target(), None, folds=0, rivals=comparing.RIVALS, seed=0) == []
+    assert comparison.plan(target(), None, folds=0, rivals=comparison.RIVALS, seed=0) == []
 
 
 def test_rows_pool_the_folds() -> None:
     right, wrong = torch.eye(2)[[0, 1, 1]], torch.eye(2)[[1]]
     judged = [
-        comparing.Judged("soseleto", right, torch.tensor([0, 1, 1])),
-        comparing.Judged("soseleto", wrong, torch.tensor([0])),
-        comparing.Judged("ordinary", wrong, torch.tensor([0])),
+        comparison.Judged("soseleto", right, torch.tensor([0, 1, 1])),
+        comparison.Judged("soseleto", wrong, torch.tensor([0])),
+        comparison.Judged("ordinary", wrong, torch.tensor([0])),
     ]
-    ours, theirs = comparing.rows(judged)
+    ours, theirs = comparison.rows(judged)
     assert (ours["accuracy"], ours["examples"], theirs["accuracy"]) == (75.0, 4, 0.0)
     assert ours["low"] < 75 < ours["high"]
-    lines = comparing.in_words({"judged_on": "target", "folds": 2, "rows": [ours, theirs]})
+    lines = comparison.in_words({"judged_on": "target", "folds": 2, "rows": [ours, theirs]})
     assert "75.0 %" in lines[1]
     assert "(2 folds)" in lines[0]
 

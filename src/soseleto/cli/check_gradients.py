@@ -1,12 +1,8 @@
-"""What ``check-gradients`` and ``predict`` do."""
+"""``soseleto check-gradients``: the engines compared on one model."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,37 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.engines import FASTEST_FIRST, EngineReport
 from soseleto.engines import check_gradients as compare
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.models.by_name import by_name, is_file, load_function
-from soseleto.prediction.load import load
 from soseleto.task.losses import cross_entropy
 
 _SHAPES = {"quick": (3, 32, 32), "lenet": (1, 28, 28), "resnet18": (3, 32, 32), "mlp": (2,)}
-
-
-def predict(run: Path, files: Sequence[Path], *, model: str | None, format: str, device: str) -> str:
-    """Path, label and probability of every input, as CSV or JSON."""
-    if format not in ("csv", "json"):
-        raise UsageError(f"unknown format {format!r}{did_you_mean(format, ('csv', 'json'))}: choose csv or json.")
-    loaded = load(run, model, device=device)
-    if loaded.shape is None or loaded.loss is not cross_entropy:
-        raise UsageError(f"{run} is no classifier that `soseleto fit` trained: use soseleto.load in Python.")
-    inputs = read_inputs(files, shape=loaded.shape, columns=loaded.columns)
-    sure, best = loaded.predict_proba(inputs.values).max(1)
-    rows = [
-        {"path": name, "label": loaded.class_name(index), "probability": round(probability, 4)}
-        for name, index, probability in zip(inputs.names, best.tolist(), sure.tolist(), strict=True)
-    ]
-    if format == "json":
-        return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=["path", "label", "probability"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def check_gradients(model: str, batch_size: int, engines: Sequence[str]) -> None:

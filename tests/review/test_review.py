@@ -18,7 +18,7 @@ import accessibility
 from browser import Browser, needs_browser
 from fabricated import fabricate, fabricate_images, judge
 from reviewing import open_review, press, serving
-from soseleto.cli import main
+from soseleto.cli.main import main
 from soseleto.data import as_examples
 from soseleto.errors import DataError, DiskError, UsageError
 from soseleto.review.decisions import Decision, Decisions, read_decisions

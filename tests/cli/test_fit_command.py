@@ -14,7 +14,8 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 import soseleto
-from soseleto import cli, fitting
+from soseleto.cli import fit
+from soseleto.cli.main import main
 from soseleto.data import Augment
 from soseleto.errors import TrainingError, UsageError
 from soseleto.run_folder.folder import RunFolder
@@ -27,7 +28,7 @@ Type = Callable[..., tuple[int, str, str]]
 def type_(capsys: pytest.CaptureFixture[str]) -> Type:
     def words(*given: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as left:
-            cli.main([str(word) for word in given])
+            main([str(word) for word in given])
         out, err = capsys.readouterr()
         assert isinstance(left.value.code, int)
         return left.value.code, out, err
@@ -61,7 +62,7 @@ def test_no_suspects_are_told_without_a_precision(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     folder.write_ranking({"id": np.array(["a", "b"]), "mislabelled_probability": np.array([0.718, 0.1])})
     folder.write_suspects({"count": 0, "precision": {}, "recall": {}})
-    assert fitting._suspects(folder) == (
+    assert fit._suspects(folder) == (
         "no suspects: no label is mislabelled with a probability above 72 % by estimate "
         f"(the worst ranked: soseleto rank {folder.path} --worst 20)"
     )
@@ -92,7 +93,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
 def test_what_has_ended_is_not_repeated(
     type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, trained, true_train = tmp_path / "run", [], fitting.train
+    out, trained, true_train = tmp_path / "run", [], fit.train
 
     def dies_in_the_fifth(*given: object, **more: object) -> object:
         trained.append(more["out"])
@@ -101,7 +102,7 @@ def test_what_has_ended_is_not_repeated(
         return true_train(*given, **more)  # type: ignore[arg-type]
 
     words = ["fit", *data, "--out", out, "--epochs", 1]
-    monkeypatch.setattr(fitting, "train", dies_in_the_fifth)
+    monkeypatch.setattr(fit, "train", dies_in_the_fifth)
     assert type_(*words)[0] == 130
     begun = RunFolder.open(out).metrics()
     code, _, err = type_(*words)
@@ -119,13 +120,13 @@ def test_what_has_ended_is_not_repeated(
 def test_an_unfinished_comparison_goes_on_with_the_same_words_only(
     type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut_short(self: fitting.Job, folder: RunFolder) -> None:
+    def cut_short(self: fit.Job, folder: RunFolder) -> None:
         raise KeyboardInterrupt
 
     out = tmp_path / "run"
     words = ["fit", *data, "--out", out, "--folds", 0, "--epochs"]
     with monkeypatch.context() as patched:
-        patched.setattr(fitting.Job, "_conclude", cut_short)
+        patched.setattr(fit.Job, "_conclude", cut_short)
         assert type_(*words, 1)[0] == 130
     code, _, err = type_(*words, 2)
     assert code == 2
@@ -136,14 +137,14 @@ def test_an_unfinished_comparison_goes_on_with_the_same_words_only(
 def test_a_rival_that_diverges_is_left_out_and_said(
     type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true_train = fitting.train
+    true_train = fit.train
 
     def diverges(*given: object, **more: object) -> object:
         if str(more["out"]).endswith("fold-2/target_only"):
             raise TrainingError("the loss is NaN.")
         return true_train(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fitting, "train", diverges)
+    monkeypatch.setattr(fit, "train", diverges)
     code, _, err = type_("fit", *data, "--out", tmp_path / "run", "--epochs", 1, "--folds", 2)
     assert code == 0, err
     assert "target only, fold 2 is left out of the comparison: the loss is NaN." in err
@@ -255,4 +256,4 @@ def test_regression_is_for_python(tmp_path: Path) -> None:
     (tmp_path / "numbers.csv").write_text("a,label\n1,0.5\n2,0.7\n3,0.9\n4,0.8\n")
     pair = soseleto.data.read_pair(tmp_path / "numbers.csv", tmp_path / "numbers.csv", mode="transfer", skip_bad=True)
     with pytest.raises(UsageError, match="real numbers"):
-        fitting.Job.of(None, pair, None)  # type: ignore[arg-type]
+        fit.Job.of(None, pair, None)  # type: ignore[arg-type]

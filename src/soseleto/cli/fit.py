@@ -16,9 +16,10 @@ from typing import Any
 
 from torch import nn
 
-from soseleto import comparing, methods
+from soseleto import methods
 from soseleto.algorithm import Soseleto
-from soseleto.comparing import METHOD, Judged, Part
+from soseleto.cli import comparison
+from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.data import Augment, Pair, read_pair
 from soseleto.errors import TrainingError, UsageError
 from soseleto.models.by_name import default_name, make_model
@@ -123,7 +124,7 @@ class Job:
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape = tuple(pair.source.inputs.shape[1:])
         folds = _folds(words, len(pair.target))
-        rivals = comparing.RIVALS if words.mode == "noisy" else comparing.RIVALS_IN_TRANSFER
+        rivals = comparison.RIVALS if words.mode == "noisy" else comparison.RIVALS_IN_TRANSFER
         return cls(
             words=words,
             pair=pair,
@@ -133,7 +134,7 @@ class Job:
             augment=augment_for(words.augment, shape),
             folds=folds,
             reducer=reducer,
-            parts=comparing.plan(
+            parts=comparison.plan(
                 pair.target, pair.test, folds=folds, rivals=rivals if words.baselines else (), seed=words.seed
             ),
         )
@@ -155,7 +156,7 @@ class Job:
         if words.mode == "noisy" and not self._probes(self.main):
             lines.append("suspects will be told by their weights alone, without known precision")
         if self.parts:
-            lines.append(comparing.plan_in_words(self.parts, pair.test, self.folds))
+            lines.append(comparison.plan_in_words(self.parts, pair.test, self.folds))
         return lines
 
     def run(self, progress: LiveLine) -> None:
@@ -219,12 +220,12 @@ class Job:
         judged = [self._judge(part) for part in self.parts if part.method not in failed]
         held_out = [one for one in judged if one.method == METHOD]
         if held_out:
-            outputs, labels = comparing.pooled(held_out)
+            outputs, labels = comparison.pooled(held_out)
             folder.write_temperature(fit_temperature(outputs, labels), examples=len(labels))
         if self.pair.test is not None:
             judged = [self._judge(self.main), *(one for one in judged if one.method != METHOD)]
         how = {"judged_on": "target" if self.pair.test is None else "test", "folds": self.folds}
-        folder.write_comparison({**how, "rows": comparing.rows(judged)})
+        folder.write_comparison({**how, "rows": comparison.rows(judged)})
 
     def _judge(self, part: Part) -> Judged:
         loaded = load(self._place(part), self._module(), device=self.words.device)
@@ -297,7 +298,7 @@ def summary(folder: RunFolder) -> list[str]:
     last = [record for record in folder.metrics() if record.get("event") == "epoch"][-1]
     n_source = folder.config()["n_source"]
     return [
-        *comparing.in_words(folder.comparison() or {}),
+        *comparison.in_words(folder.comparison() or {}),
         f"effective source size {last['effective_source']:,.0f} of {n_source:,}",
         _suspects(folder),
     ]

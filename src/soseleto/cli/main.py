@@ -138,9 +138,9 @@ def fit(
     held out of the training, beside ordinary training and the target alone. A
     run that was stopped goes on when the same is typed again.
     """
-    from soseleto import fitting
+    from soseleto.cli import fit as command
 
-    words = fitting.FitWords(
+    words = command.FitWords(
         source=source,
         target=target,
         out=out,
@@ -174,7 +174,7 @@ def fit(
             "truth_column": truth_column,
         },
     )
-    fitting.fit(words, typer.echo)
+    command.fit(words, typer.echo)
 
 
 @app.command()
@@ -239,9 +239,9 @@ def predict(
 
     Tables need the feature columns of the training, or a column of image paths.
     """
-    from soseleto import commands
+    from soseleto.cli import predict as command
 
-    _write(commands.predict(run, files, model=model, format=format, device=device).encode(), out)
+    _write(command.predict(run, files, model=model, format=format, device=device).encode(), out)
 
 
 @app.command(short_help="Write a run's model for use elsewhere.")
@@ -330,9 +330,9 @@ def check_gradients(
     FUNCTION(batch_size) of your own file returns (model, per_example_loss,
     batch), where per_example_loss(model, batch) gives one loss an example.
     """
-    from soseleto import commands
+    from soseleto.cli import check_gradients as command
 
-    commands.check_gradients(model, batch, engine or [])
+    command.check_gradients(model, batch, engine or [])
 
 
 @app.command(short_help="Fetch and verify a public data set.")

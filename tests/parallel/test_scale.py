@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
+from parallel.test_ranks import CASES, points, require_close, train
 from soseleto.errors import EngineError, OutOfMemory, TrainingError, UsageError
 from soseleto.methods import METHODS
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training import loggers
-from test_distributed import CASES, points, require_close, train
 
 
 @pytest.mark.parametrize("case", CASES)

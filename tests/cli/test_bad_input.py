@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from soseleto import cli
+from soseleto.cli.main import main
 
 Spoil = Callable[[Path], None]
 
@@ -102,7 +102,7 @@ FILES = {
 def refused(desk: Path, source: str, target: str, capsys: pytest.CaptureFixture[str]) -> str:
     words = ["fit", "--source", desk / source, "--target", desk / target, "--out", desk / "run", "--epochs", 1]
     with pytest.raises(SystemExit) as left:
-        cli.main([str(word) for word in [*words, "--folds", 0]])
+        main([str(word) for word in [*words, "--folds", 0]])
     _, err = capsys.readouterr()
     assert left.value.code in (1, 2)
     first, *problems = err.splitlines()
@@ -151,5 +151,5 @@ def test_good_ones_are_not_refused(desk: Path, capsys: pytest.CaptureFixture[str
             f"{desk}/run{suffix}",
         ]
         with pytest.raises(SystemExit) as left:
-            cli.main(["fit", *words, "--epochs", "1", "--folds", "0", "--model", "mlp", "--device", "cpu"])
+            main(["fit", *words, "--epochs", "1", "--folds", "0", "--model", "mlp", "--device", "cpu"])
         assert left.value.code == 0, capsys.readouterr().err

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
+from parallel.test_ranks import LONG, Reshaped, ask_at, require_close, terminate, train
 from ranks import together
 from soseleto.methods import Mixed, Ordinary, TargetOnly
 from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder.folder import RunFolder
-from test_distributed import LONG, Reshaped, ask_at, require_close, terminate, train
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are started and killed as POSIX does")
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 import soseleto
-from soseleto import cli
+from soseleto.cli.main import main
 from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.errors import DataError, UsageError
 from soseleto.models import architectures
@@ -132,7 +132,7 @@ def test_predict_names_labels_images(
     for at, image in enumerate(x):
         Image.fromarray(image[0].numpy()).save(tmp_path / "new" / f"{at}.png")
     with pytest.raises(SystemExit) as left:
-        cli.main(["predict", str(out_of(trained)), str(tmp_path / "new"), str(tmp_path / "new" / "1.png")])
+        main(["predict", str(out_of(trained)), str(tmp_path / "new"), str(tmp_path / "new" / "1.png")])
     assert left.value.code == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [Path(row["path"]).name for row in rows] == ["0.png", "1.png", "2.png", "1.png"]
@@ -141,7 +141,7 @@ def test_predict_names_labels_images(
     assert [float(row["probability"]) for row in rows[:3]] == pytest.approx(sure.tolist(), abs=1e-4)
     out = tmp_path / "answers.json"
     with pytest.raises(SystemExit):
-        cli.main(["predict", str(out_of(trained)), str(tmp_path / "new"), "--format", "json", "--out", str(out)])
+        main(["predict", str(out_of(trained)), str(tmp_path / "new"), "--format", "json", "--out", str(out)])
     assert [row["label"] for row in json.loads(out.read_text())] == [row["label"] for row in rows[:3]]
 
 

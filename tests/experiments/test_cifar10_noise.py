@@ -17,9 +17,17 @@ import torch
 
 from soseleto.data import Examples
 from soseleto.errors import DataError, TrainingError, UsageError
-from soseleto.experiments import cifar10_noise, figures, runner
-from soseleto.experiments.cifar10_noise import LINES, NOISE, configuration, heading, make_method, prepare_data
-from soseleto.experiments.cifar10_words import (
+from soseleto.experiments import figures, runner
+from soseleto.experiments.cifar10_noise import experiment
+from soseleto.experiments.cifar10_noise.experiment import (
+    LINES,
+    NOISE,
+    configuration,
+    heading,
+    make_method,
+    prepare_data,
+)
+from soseleto.experiments.cifar10_noise.tables import (
     UNAWARE,
     accuracy_table,
     auroc_table,
@@ -34,7 +42,7 @@ from soseleto.experiments.cifar10_words import (
 from soseleto.experiments.results import Results, Row, key, load, merge_files, put_between, save, started, table
 from soseleto.methods import EarlyStopping, Signals
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def made_up(split: str, root: Any, human: str | None) -> Examples:
@@ -50,7 +58,7 @@ def made_up(split: str, root: Any, human: str | None) -> Examples:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(cifar10_noise, "_split", made_up)
+    monkeypatch.setattr(experiment, "_split", made_up)
     return {"n_clean": 100, "n_test": 50, "epochs": 2, "size": 16, "model": "mlp", "batch_size": 64}
 
 
@@ -102,7 +110,7 @@ def test_oracles_train_on_right_labels(tiny: dict[str, Any]) -> None:
 @pytest.mark.parametrize("line", LINES)
 def test_every_line_runs(tiny: dict[str, Any], line: str) -> None:
     changes = {**tiny, "n_heldout": 20} if LINES[line][1].get("early_stopping") else tiny
-    row = cifar10_noise.run_one(configuration(line, noise=0.4, **changes), device="cpu")
+    row = experiment.run_one(configuration(line, noise=0.4, **changes), device="cpu")
     assert json.loads(json.dumps(row, allow_nan=False)) == {**row, "config": json.loads(json.dumps(row["config"]))}
     assert (row["method"], row["setting"], row["seed"]) == (line, {"noise": 0.4}, 0)
     assert row["seconds"] > 0
@@ -129,14 +137,14 @@ def test_probes_carry_the_labels_people_gave(tiny: dict[str, Any], monkeypatch: 
     assert torch.equal(
         data.before != data.target.labels, torch.tensor([int(i) % 7 == 0 for i in data.target.ids or ()])
     )
-    row = cifar10_noise.run_one(configuration("soseleto", noise="worse_label", **given), device="cpu")
+    row = experiment.run_one(configuration("soseleto", noise="worse_label", **given), device="cpu")
     share = row["suspects"][0]["wrong_share"]
     assert abs(share["value"] - share["truth"]) < 5
     assert prepare_data(configuration("soseleto", noise=0.3, **given)).before is None
 
 
 def test_choosing_leaves_the_test_set_alone(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    row = cifar10_noise.run_one(configuration("mixed", **tiny, n_heldout=20, select=True), device="cpu")
+    row = experiment.run_one(configuration("mixed", **tiny, n_heldout=20, select=True), device="cpu")
     assert "accuracy" not in row
     assert 0 <= row["heldout_accuracy"] <= 100
     with pytest.raises(UsageError, match="n_heldout=1000"):
@@ -157,7 +165,7 @@ def test_bad_words_raise(method: str, noise: Any) -> None:
         configuration(method, noise=noise)
 
 
-def fake_run(config: cifar10_noise.Config) -> Row:
+def fake_run(config: experiment.Config) -> Row:
     if config.seed == 2:
         raise ValueError("lost")
     return {**heading(config), "accuracy": 70.0 + config.seed, "seconds": 1.0}
@@ -326,7 +334,7 @@ def test_small_experiment_has_the_right_order(data_root: Path) -> None:
     """Real CIFAR-10, minutes on a CPU: ordinary < SOSELETO < oracle, and the weights part right from wrong labels."""
     rows: dict[str, list[Row]] = {
         line: [
-            cifar10_noise.run_one(configuration(line, noise=0.5, seed=seed, small=True), data_root, "cpu")
+            experiment.run_one(configuration(line, noise=0.5, seed=seed, small=True), data_root, "cpu")
             for seed in (0, 1)
         ]
         for line in ("ordinary", "soseleto", "oracle")
@@ -368,23 +376,23 @@ def test_the_figure_of_the_appendix(tmp_path: Path) -> None:
 def test_lines_that_see_no_noisy_label_are_one_run_at_every_noise(line: str, tiny: dict[str, Any]) -> None:
     """So the table may show the same run in every column."""
     heldout = {**tiny, "n_heldout": 20, "n_test": None}
-    found = [cifar10_noise.run_one(configuration(line, noise=n, **heldout), device="cpu") for n in NOISE]
+    found = [experiment.run_one(configuration(line, noise=n, **heldout), device="cpu") for n in NOISE]
     assert len({(row["accuracy"], row["heldout_accuracy"]) for row in found}) == 1
-    aware = [cifar10_noise.run_one(configuration("ordinary", noise=n, **heldout), device="cpu") for n in NOISE]
+    aware = [experiment.run_one(configuration("ordinary", noise=n, **heldout), device="cpu") for n in NOISE]
     assert len({(row["accuracy"], row["heldout_accuracy"]) for row in aware}) > 1
 
 
 def test_reproduce_leaves_rows_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = load(ROOT / "results" / "cifar10-noise.json")
-    asked: list[cifar10_noise.Config] = []
+    asked: list[experiment.Config] = []
 
-    def instead(configs: list[cifar10_noise.Config], out: Path, **_: Any) -> Results:
+    def instead(configs: list[experiment.Config], out: Path, **_: Any) -> Results:
         asked.extend(configs)
         return kept
 
-    monkeypatch.setattr(cifar10_noise, "run_all", instead)
+    monkeypatch.setattr(experiment, "run_all", instead)
     said: list[str] = []
-    assert cifar10_noise.reproduce(tmp_path, seeds=2, report=said.append) == list(kept.rows)
+    assert experiment.reproduce(tmp_path, seeds=2, report=said.append) == list(kept.rows)
     assert len(asked) == 2 * len(NOISE) * len(LINES)
     assert (tmp_path / "effective-noise.svg").exists()
     assert "effective-noise.svg" in said[-1]

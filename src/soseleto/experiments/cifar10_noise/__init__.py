@@ -1,0 +1,1 @@
+"""The paper's Table 1: CIFAR-10 with noisy labels."""
