@@ -14,23 +14,40 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from soseleto.algorithm import Soseleto, SoseletoState
+from soseleto.algorithm import Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import alignment, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.experiments.detection import auroc
-from soseleto.extensions.class_pooling import Pooling
-from soseleto.extensions.domain_loss import Coral
+from soseleto.extensions import (
+    Coral,
+    chain,
+    clip_norm,
+    domain_loss,
+    hold_when_vanished,
+    label_doubt,
+    last_batch,
+    mean,
+    normalized,
+    per_error,
+    pooled_by_class,
+    running_mean,
+    target_share,
+)
+from soseleto.extensions.class_pooling import estimate
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.task.finite import NonFiniteLoss
 from soseleto.task.losses import NoisyLosses, TransferLosses
+from soseleto.task.state import SoseletoState
 from soseleto.task.task import Task
 from soseleto.training.optimizers import cosine, linear, sgd
 
 WIDTH, CLASSES, N = 4, 3, 12
-PAPER = {"scale_free": False, "target_average": 0.0, "normalize_weights": False, "initial_weight": 0.5}
+PAPER: dict[str, Any] = {
+    "direction": last_batch(), "alignment": chain(), "source_loss": mean(), "initial_weight": 0.5,
+}  # fmt: skip
 ENGINES = ["loop", "double_backward", "forward", "layerwise", "auto"]
 
 
@@ -131,7 +148,10 @@ def softmax_gradient(x: np.ndarray, y: np.ndarray, w: np.ndarray, b: np.ndarray)
 def test_steps_equal_a_numpy_transcription(engine: str, weights_first: bool, normalize: bool) -> None:
     model = nn.Linear(WIDTH, CLASSES).double()
     method = Soseleto(
-        weight_step=0.3, weights_first=weights_first, engine=engine, **{**PAPER, "normalize_weights": normalize}
+        weight_step=0.3,
+        weights_first=weights_first,
+        engine=engine,
+        **{**PAPER, "source_loss": normalized() if normalize else mean()},
     )
     state = method.init(noisy_task(model))
     w, b = model.weight.detach().numpy().copy(), model.bias.detach().numpy().copy()
@@ -180,7 +200,7 @@ def test_target_share_mixes_the_targets_gradient_into_theta_alone(
     parameters = list(task.model.parameters())
     means = [task.losses.source(task.model, source).mean(), task.losses.target(task.model, target).mean()]
     found = [dict(zip(start, torch.autograd.grad(mean, parameters, allow_unused=True), strict=True)) for mean in means]
-    method = Soseleto(weight_step=weight_step, target_share=0.25, **{**PAPER, "initial_weight": 1.0})
+    method = Soseleto(weight_step=weight_step, gradients=target_share(0.25), **{**PAPER, "initial_weight": 1.0})
     method.step(method.init(task), source, target)
     for name, now in task.model.named_parameters():
         of_source, of_target = (each[name] for each in found)
@@ -193,10 +213,10 @@ def test_target_share_mixes_the_targets_gradient_into_theta_alone(
         assert torch.allclose(now, start[name] - 0.1 * step, rtol=1e-6), name
 
 
-@pytest.mark.parametrize("settings", [{"normalize_weights": False}, {"normalize_weights": True}])
-def test_weights_all_one_and_frozen_is_ordinary_training_bit_for_bit(settings: dict[str, bool]) -> None:
+@pytest.mark.parametrize("source_loss", [mean(), normalized()])
+def test_weights_all_one_and_frozen_is_ordinary_training_bit_for_bit(source_loss: Any) -> None:
     ours, plain = net().float(), net().float()
-    method = Soseleto(weight_step=None, initial_weight=1.0, **settings)
+    method = Soseleto(weight_step=None, initial_weight=1.0, source_loss=source_loss)
     state = method.init(noisy_task(ours, make_optimizer=sgd(0.1, 1e-3), make_schedule=linear))
     optimizer = sgd(0.1, 1e-3)(plain.parameters())
     schedule = linear(optimizer, 10)
@@ -245,7 +265,7 @@ def test_weight_decay_does_not_touch_the_source_weights() -> None:
 def test_gradient_clipping_bounds_the_step() -> None:
     model = net()
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
-    method = Soseleto(max_norm=1e-3)
+    method = Soseleto(gradients=clip_norm(1e-3))
     method.step(method.init(noisy_task(model)), batch(N, 0), batch(4, 1))
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert float((after - before).norm()) == pytest.approx(0.1 * 1e-3, rel=1e-3)
@@ -268,7 +288,7 @@ def test_the_default_weight_step_is_scale_free() -> None:
 
 def test_averaging_follows_the_running_mean_of_the_target_gradient() -> None:
     model, decay = nn.Linear(WIDTH, CLASSES).double(), 0.8
-    method = Soseleto(weight_step=1e-9, scale_free=False, target_average=decay, engine="loop")
+    method = Soseleto(weight_step=1e-9, alignment=chain(), direction=running_mean(decay), engine="loop")
     state = method.init(noisy_task(model, make_optimizer=sgd(1e-12)))
     means = []
     for m in range(3):
@@ -282,7 +302,7 @@ def test_averaging_follows_the_running_mean_of_the_target_gradient() -> None:
         method.step(state, batch(N, m), target)
     weights = np.array([decay**2, decay, 1.0]) * (1 - decay)
     right = np.tensordot(weights, np.stack(means), 1)
-    np.testing.assert_allclose(state.averages["weight"].numpy(), right, rtol=1e-6)
+    np.testing.assert_allclose(state.pieces["direction"]["means"]["weight"].numpy(), right, rtol=1e-6)
 
 
 def vanish(state: SoseletoState, method: Soseleto, model: nn.Linear) -> dict[str, Tensor]:
@@ -370,22 +390,27 @@ def test_memory_does_not_grow_over_2000_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("make", "words"),
     [
-        ({"weight_step": 0.0}, "weight_step must be above 0"),
-        ({"weight_step": -1.0}, "weight_step must be above 0"),
-        ({"weight_step": float("nan")}, "weight_step must be above 0"),
-        ({"target_average": 1.0}, "target_average"),
-        ({"max_norm": 0.0}, "max_norm"),
-        ({"target_share": 1.0}, "target_share"),
-        ({"per_error": True, "weights_first": True}, "per_error"),
-        ({"doubt_labels": True, "weights_first": True}, "weights_first"),
-        ({"doubt_labels": True, "per_error": True}, "per_error"),
+        (lambda: Soseleto(weight_step=0.0), "weight_step must be above 0"),
+        (lambda: Soseleto(weight_step=-1.0), "weight_step must be above 0"),
+        (lambda: Soseleto(weight_step=float("nan")), "weight_step must be above 0"),
+        (lambda: running_mean(1.0), r"decay of running_mean must lie in \[0, 1\), got 1.0"),
+        (lambda: clip_norm(0.0), "max_norm of clip_norm must be above 0, got 0.0"),
+        (lambda: target_share(1.0), r"share of target_share must lie in \(0, 1\), got 1.0"),
+        (lambda: hold_when_vanished(0.0), "share of hold_when_vanished must be above 0"),
+        (lambda: Soseleto(alignment=per_error(), weights_first=True), "weights_first cannot wait"),
+        (lambda: Soseleto(source_loss=label_doubt(), weights_first=True), "weights_first cannot wait"),
+        (lambda: Soseleto(source_loss=label_doubt(), alignment=per_error()), "label_doubt and per_error"),
+        (lambda: Soseleto(alignment=target_share(0.3)), r"alignment=target_share\(share=0.3\) is not possible"),
+        (lambda: Soseleto(direction=mean()), r"direction=mean\(\) is not possible"),  # type: ignore[arg-type]
+        (lambda: Soseleto(gradients=0.3), "gradients=0.3 is not possible"),  # type: ignore[arg-type]
+        (lambda: chain(per_error(), clip_norm(1.0)), "belong to different arguments"),
     ],
 )
-def test_bad_settings(settings: dict[str, float], words: str) -> None:
+def test_bad_settings(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        Soseleto(**settings)  # type: ignore[arg-type]
+        make()
 
 
 def alignments_of(mean: Tensor, noise: float, visits: int, seed: int) -> list[Tensor]:
@@ -395,10 +420,11 @@ def alignments_of(mean: Tensor, noise: float, visits: int, seed: int) -> list[Te
 
 def pooled(labels: Tensor, visits: list[Tensor]) -> Tensor:
     """Estimates after all visits, in batches of 50."""
-    pooling, found = Pooling(len(labels), int(labels.max()) + 1, torch.device("cpu")), torch.zeros(len(labels))
+    task = noisy_task(net(), n_source=len(labels), classes=int(labels.max()) + 1)
+    state, found = pooled_by_class().init(task), torch.zeros(len(labels))
     for u in visits:
         for index in torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).split(50):
-            found[index] = pooling.estimate(index, labels[index], u[index])
+            found[index] = estimate(state, index, labels[index], u[index])
     return found
 
 
@@ -439,23 +465,23 @@ def test_alignments_over_some_parameters_only() -> None:
     q = torch.stack(
         [(torch.autograd.grad(one, parameters[name], retain_graph=True)[0] * direction).sum() for one in losses]
     )
-    method = Soseleto(aligned=(name,), target_average=0.0, scale_free=False)
+    method = Soseleto(direction=last_batch(layers=(name,)), alignment=chain())
     state = method.init(task)
     method.step(state, source, target)
     assert torch.allclose(state.weights.scores[:8].double(), q.double(), rtol=1e-5, atol=1e-7)
-    with pytest.raises(UsageError, match="aligned"):
-        Soseleto(aligned=("nowhere.",)).init(task)
+    with pytest.raises(UsageError, match="match none of"):
+        Soseleto(direction=running_mean(layers=("nowhere.",))).init(task)
 
 
 def test_alignments_per_error_are_divided_by_one_minus_the_probability_of_the_label() -> None:
     source, target = batch(8, 0), batch(5, 1)
     scores = []
-    for divided in (False, True):
+    for divided in (chain(), per_error()):
         task = transfer_task()
         with torch.no_grad():
             right = task.model.source_head(task.model.trunk(source.inputs)).softmax(1)  # type: ignore[union-attr, operator]
         error = 1.0 - right.gather(1, source.labels[:, None]).flatten()
-        method = Soseleto(per_error=divided, target_average=0.0, scale_free=False)
+        method = Soseleto(alignment=divided, direction=last_batch())
         state = method.init(task)
         method.step(state, source, target)
         scores.append(state.weights.scores[:8].double())
@@ -482,8 +508,8 @@ def test_a_doubted_label_counts_by_what_the_network_leaves_of_it(
     direction = gradient(plain.target(before, target).mean(), trainable(before))
     q = alignment(before, plain.source, source, direction, engine="loop")[1]
 
-    settings: dict[str, Any] = {**PAPER, "normalize_weights": normalize, "weight_step": 0.05, "engine": engine}
-    method = Soseleto(**settings, doubt_labels=True)
+    settings: dict[str, Any] = {**PAPER, "source_loss": label_doubt(normalize), "weight_step": 0.05, "engine": engine}
+    method = Soseleto(**settings)
     state = method.init(noisy_task(model, classes=CLASSES, sharing=sharing))
     state.weights.values.copy_(alpha)
     method.step(state, source, target)
@@ -497,8 +523,8 @@ def test_without_doubt_doubted_labels_are_labels(weight_step: float | None) -> N
     """At α = 1 nothing differs; a transfer's source head is doubted too."""
     for make in (lambda: noisy_task(net(), classes=CLASSES), lambda: transfer_task(classes=CLASSES)):
         models = []
-        for doubt_labels in (False, True):
-            task, method = make(), Soseleto(doubt_labels=doubt_labels, weight_step=weight_step)
+        for source_loss in (normalized(), label_doubt()):
+            task, method = make(), Soseleto(source_loss=source_loss, weight_step=weight_step)
             method.step(method.init(task), batch(N, 1), batch(7, 2))
             models.append(dict(task.model.named_parameters()))
         assert all(torch.allclose(models[0][k], models[1][k], rtol=1e-9, atol=1e-12) for k in models[0])
@@ -506,17 +532,17 @@ def test_without_doubt_doubted_labels_are_labels(weight_step: float | None) -> N
 
 def test_a_label_that_nobody_believes_can_come_back() -> None:
     task = noisy_task(net(), classes=CLASSES)
-    method = Soseleto(doubt_labels=True, initial_weight=0.0)
+    method = Soseleto(source_loss=label_doubt(), initial_weight=0.0)
     state = method.init(task)
     method.step(state, batch(N, 1), batch(7, 2))
     assert 0 < int((state.weights.values > 0).sum()) < N
 
 
 def test_only_classes_told_by_cross_entropy_can_be_doubted() -> None:
-    method = Soseleto(doubt_labels=True)
+    method = Soseleto(source_loss=label_doubt())
     squared = NoisyLosses(loss=lambda outputs, labels: (outputs.sum(1) - labels).square())
     for task in (noisy_task(net()), noisy_task(net(), classes=CLASSES, losses=squared)):
-        with pytest.raises(UsageError, match="doubt_labels needs class indices"):
+        with pytest.raises(UsageError, match="label_doubt needs class indices"):
             method.init(task)
 
 
@@ -526,7 +552,7 @@ def test_reuse_target_looks_at_every_kth_target_batch_only(engine: str, average:
     """Between two looks the target may be anything; at a look, and with k = 1, the step is the ordinary one."""
     found = []
     for spoiled in (False, True):
-        method = Soseleto(reuse_target=3, target_average=average, engine=engine)
+        method = Soseleto(direction=running_mean(average, every=3), engine=engine)
         state = method.init(noisy_task(net()))
         for m in range(7):
             target = batch(5, 50 + m)
@@ -536,8 +562,10 @@ def test_reuse_target_looks_at_every_kth_target_batch_only(engine: str, average:
             assert ("target_loss" in numbers) == (m % 3 == 0)
         found.append(state)
     assert torch.equal(found[0].weights.values, found[1].weights.values)
-    assert int(found[0].steps) == 3
-    plain, once = (Soseleto(engine=engine, **settings) for settings in ({}, {"reuse_target": 1}))
+    assert int(found[0].pieces["direction"]["batches"]) == 3
+    plain, once = (
+        Soseleto(engine=engine, direction=direction) for direction in (running_mean(), running_mean(every=1))
+    )
     states = [method.init(noisy_task(net())) for method in (plain, once)]
     for m in range(3):
         for method, state in zip((plain, once), states, strict=True):
@@ -546,7 +574,7 @@ def test_reuse_target_looks_at_every_kth_target_batch_only(engine: str, average:
 
 
 def test_reused_targets_give_the_alignment_with_what_was_seen_last() -> None:
-    method = Soseleto(reuse_target=2, weight_step=1e-3, **PAPER)
+    method = Soseleto(weight_step=1e-3, **{**PAPER, "direction": running_mean(0.0, every=2)})
     state = method.init(noisy_task(net(), make_optimizer=sgd(1e-12)))
     seen = gradient(NoisyLosses().target(state.task.model, batch(5, 1)).mean(), trainable(state.task.model))
     right = sum(alignment(state.task.model, NoisyLosses().source, batch(N, m), seen, engine="loop")[1] for m in (2, 3))
@@ -558,9 +586,9 @@ def test_reused_targets_give_the_alignment_with_what_was_seen_last() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Soseleto(reuse_target=0), "at least 1, got 0"),
-        (lambda: Soseleto(reuse_target=2, target_share=0.5), "drop one"),
-        (lambda: Soseleto(reuse_target=2).init(transfer_task()), "target head untrained"),
+        (lambda: running_mean(every=0), "at least 1, got 0"),
+        (lambda: Soseleto(direction=running_mean(every=2), gradients=target_share(0.5)), "drop one"),
+        (lambda: Soseleto(direction=running_mean(every=2)).init(transfer_task()), "target head untrained"),
     ],
 )
 def test_settings_for_speed_that_cannot_be(make: Callable[[], Any], words: str) -> None:
@@ -572,22 +600,23 @@ def test_settings_for_speed_that_cannot_be(make: Callable[[], Any], words: str) 
 def test_a_domain_loss_joins_the_trunks_step(weight_step: float | None) -> None:
     source, target = batch(8, 0), batch(5, 1)
     moved = {}
-    for domain_loss in (None, Coral(strength=3.0)):
+    for loss in (None, Coral(strength=3.0)):
         task = transfer_task()
         before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
-        method = Soseleto(domain_loss=domain_loss, weight_step=weight_step)
+        pieces = chain() if loss is None else domain_loss(loss)
+        method = Soseleto(gradients=pieces, weight_step=weight_step)
         method.step(method.init(task), source, target)
-        moved[domain_loss] = {k: p.detach() - before[k] for k, p in task.model.named_parameters()}
+        moved[loss] = {k: p.detach() - before[k] for k, p in task.model.named_parameters()}
     task = transfer_task()
     trunk = task.model.get_submodule("trunk")
-    loss = Coral(strength=3.0)(trunk(source.inputs), trunk(target.inputs))
-    extra = dict(zip(dict(trunk.named_parameters()), torch.autograd.grad(loss, list(trunk.parameters())), strict=True))
+    apart = Coral(strength=3.0)(trunk(source.inputs), trunk(target.inputs))
+    extra = dict(zip(dict(trunk.named_parameters()), torch.autograd.grad(apart, list(trunk.parameters())), strict=True))
     lr = task.make_optimizer(list(trunk.parameters())).param_groups[0]["lr"]
     for name, plain in moved[None].items():
         change = -lr * extra[name.removeprefix("trunk.")] if name.startswith("trunk.") else 0.0
         assert torch.allclose(moved[Coral(strength=3.0)][name], plain + change, atol=1e-10)
     with pytest.raises(UsageError, match="mode='transfer'"):
-        Soseleto(domain_loss=Coral()).init(noisy_task(nn.Linear(2, 2)))
+        Soseleto(gradients=domain_loss(Coral())).init(noisy_task(nn.Linear(2, 2)))
 
 
 def test_correlation_alignment_by_hand() -> None:

@@ -22,6 +22,7 @@ from soseleto.cli import comparison
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.data import Augment, Pair, read_pair
 from soseleto.errors import TrainingError, UsageError
+from soseleto.extensions import chain, target_share
 from soseleto.models.by_name import default_name, make_model
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
 from soseleto.prediction.load import load
@@ -185,7 +186,8 @@ class Job:
     def _train(self, part: Part, progress: LiveLine) -> None:
         words = self.words
         share = target_share_for(words.target_share, words.mode)
-        method = Soseleto(weight_step=words.weight_step, target_share=share, engine=words.engine)
+        mixed = target_share(share) if share else chain()
+        method = Soseleto(weight_step=words.weight_step, gradients=mixed, engine=words.engine)
         train(
             self._module(),
             self.pair.source,

@@ -1,1 +1,39 @@
-"""What this package adds to the paper's algorithm, one idea a file."""
+"""What this package adds to the paper's algorithm, one idea a file: pieces for the arguments of ``Soseleto``.
+
+| argument | pieces |
+|---|---|
+| ``direction`` | ``last_batch`` (paper), ``running_mean`` |
+| ``alignment`` | ``per_error``, ``scale_by_rms``, ``hold_when_vanished``, several with ``chain`` |
+| ``source_loss`` | ``mean`` (paper), ``normalized``, ``label_doubt`` |
+| ``gradients`` | ``target_share``, ``domain_loss``, ``clip_norm``, several with ``chain`` |
+| ``scores`` | ``pooled_by_class`` |
+"""
+
+from soseleto.extensions.chain import chain
+from soseleto.extensions.class_pooling import pooled_by_class
+from soseleto.extensions.clip_norm import clip_norm
+from soseleto.extensions.domain_loss import Coral, domain_loss
+from soseleto.extensions.hold_when_vanished import hold_when_vanished
+from soseleto.extensions.label_doubt import label_doubt
+from soseleto.extensions.per_error import per_error
+from soseleto.extensions.scale_free import scale_by_rms
+from soseleto.extensions.source_loss import mean, normalized
+from soseleto.extensions.target_average import last_batch, running_mean
+from soseleto.extensions.target_share import target_share
+
+__all__ = [
+    "Coral",
+    "chain",
+    "clip_norm",
+    "domain_loss",
+    "hold_when_vanished",
+    "label_doubt",
+    "last_batch",
+    "mean",
+    "normalized",
+    "per_error",
+    "pooled_by_class",
+    "running_mean",
+    "scale_by_rms",
+    "target_share",
+]

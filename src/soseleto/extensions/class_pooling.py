@@ -1,62 +1,76 @@
-"""An example's usefulness estimated from few and noisy alignments: drawn towards the mean of its class.
+"""Scores from few and noisy alignments: an example's mean alignment, shrunk towards the mean of its class.
 
     u_jm = m_c + e_j + noise_m           the alignment of example j of class c at its m-th visit
-    τ² = E[(u − m_c)(ū − m_c)]           how much of it belongs to the example: u is of this visit, ū of earlier ones
-    σ² = E[(u − m_c)²] − τ²              how much is the visit's noise
+    τ² = E[(u − m_c)(ū − m_c)]           variance between examples: u is of this visit, ū the mean of earlier ones
+    σ² = E[(u − m_c)²] − τ²              variance between visits
     E[m_c + e_j | n visits] = m_c + s·(ū_j − m_c),        s = τ²/(τ² + σ²/n)
 
 This is the empirical-Bayes estimate of a two-level normal model; every expectation is a running mean over all visits.
-Where whole classes are useless, their means say so long before any single example can: single alignments are mostly
-noise (σ² ≫ τ²), and a class has thousands of them. Where labels are wrong at random, class means are alike, and s lets
-the example's own visits speak.
+Where whole classes are useless, their means show it long before any single example can: single alignments are mostly
+noise (σ² ≫ τ²), and a class has thousands of them. Where labels are wrong at random, class means are equal, and s
+leaves the example's own mean as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from soseleto.errors import UsageError
+from soseleto.task.piece import Alignment, Piece, State, Step
+from soseleto.task.task import Task
 
-class Pooling:
-    """Running means of n examples and of their classes, on the device, changed in place."""
 
-    def __init__(self, n: int, classes: int, device: torch.device) -> None:
-        self.means = torch.zeros(n, device=device)  # ū_j
-        self.visits = torch.zeros(n, device=device)
-        self.totals = torch.zeros(2, classes, dtype=torch.float64, device=device)  # Σu and the count, by class
+@dataclass(frozen=True)
+class pooled_by_class(Piece):
+    """Scores are shrunk towards the mean of their class; for sources with whole classes of no use.
+
+    Weights follow the example's own alignments: a class that helps less than others still has examples that help.
+    """
+
+    slot: ClassVar[str] = "scores"
+    shares_work: ClassVar[bool] = False
+
+    def init(self, task: Task) -> State:
+        if task.classes is None:
+            raise UsageError("pooled_by_class needs class indices as source labels: leave it out.")
+        examples = {name: torch.zeros(task.n_source, device=task.device) for name in ("means", "visits")}  # ū_j
+        totals = torch.zeros(2, task.classes, dtype=torch.float64, device=task.device)  # Σu and the count, by class
         # Σ(u − m)(ū − m) and its count, Σ(u − m)² and its count
-        self.spread = torch.zeros(2, 2, dtype=torch.float64, device=device)
+        spread = torch.zeros(2, 2, dtype=torch.float64, device=task.device)
+        return {"examples": examples, "totals": totals, "spread": spread}
 
-    def estimate(self, index: Tensor, labels: Tensor, u: Tensor) -> Tensor:
-        """The usefulness of the examples at ``index`` after this visit, (B,); their alignments join the means."""
-        u = u.to(torch.float32)
-        self.totals.index_add_(1, labels, torch.stack([u, torch.ones_like(u)]).double())
-        m = (self.totals[0] / self.totals[1].clamp_min(1.0))[labels].float()
-        before, visits = self.means[index], self.visits[index] + 1.0
-        seen = (visits > 1.0).to(u.dtype)
-        # Alignments drift as training goes on; what a batch has in common says nothing about its examples.
-        now, earlier = _centred(u - m, torch.ones_like(u)), _centred(before - m, seen)
-        self.spread[0].add_(torch.stack([(now * earlier).sum(), seen.sum()]))
-        self.spread[1].add_(torch.stack([(now * now).sum(), torch.ones_like(u).sum()]))
-        mean = before + (u - before) / visits
-        self.means[index], self.visits[index] = mean, visits
-        return m + self.trust(visits) * (mean - m)
+    def update(self, value: Alignment, state: Any, step: Step) -> Tensor:
+        """The scores of the batch's examples after this visit, (B,)."""
+        return value.unit * estimate(state, step.source.index, step.source.labels, value.q)
 
-    def trust(self, visits: Tensor) -> Tensor:
-        """s: how far an example's own mean over so many visits is believed."""
-        persistent, total = (self.spread[:, 0] / self.spread[:, 1].clamp_min(1.0)).float()
-        own = torch.minimum(persistent.clamp_min(0.0), total)
-        return own / (own + (total - own) / visits).clamp_min(torch.finfo(own.dtype).tiny)
 
-    def state(self) -> dict[str, Any]:
-        return {"means": self.means, "visits": self.visits, "totals": self.totals, "spread": self.spread}
+def estimate(state: State, index: Tensor, labels: Tensor, u: Tensor) -> Tensor:
+    """The usefulness of the examples at ``index`` after this visit, (B,); their alignments join the means."""
+    u = u.to(torch.float32)
+    totals, spread = state["totals"], state["spread"]
+    means, counts = state["examples"]["means"], state["examples"]["visits"]
+    totals.index_add_(1, labels, torch.stack([u, torch.ones_like(u)]).double())
+    m = (totals[0] / totals[1].clamp_min(1.0))[labels].float()
+    before, visits = means[index], counts[index] + 1.0
+    seen = (visits > 1.0).to(u.dtype)
+    # Alignments drift during training; what a whole batch has in common says nothing about its examples.
+    now, earlier = _centred(u - m, torch.ones_like(u)), _centred(before - m, seen)
+    spread[0].add_(torch.stack([(now * earlier).sum(), seen.sum()]))
+    spread[1].add_(torch.stack([(now * now).sum(), torch.ones_like(u).sum()]))
+    mean = before + (u - before) / visits
+    means[index], counts[index] = mean, visits
+    return m + _shrinkage(spread, visits) * (mean - m)
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        for name, mine in self.state().items():
-            mine.copy_(state[name])
+
+def _shrinkage(spread: Tensor, visits: Tensor) -> Tensor:
+    """s: how far an example's own mean over its visits is trusted."""
+    persistent, total = (spread[:, 0] / spread[:, 1].clamp_min(1.0)).float()
+    own = torch.minimum(persistent.clamp_min(0.0), total)
+    return own / (own + (total - own) / visits).clamp_min(torch.finfo(own.dtype).tiny)
 
 
 def _centred(values: Tensor, there: Tensor) -> Tensor:

@@ -1,18 +1,24 @@
-"""Losses that draw the trunk's features of source and target together: the next step that the paper proposes.
+"""A loss that draws the trunk's features of source and target together: the next step that the paper proposes.
 
-One is passed as a value, ``Soseleto(domain_loss=Coral(strength=1.0))``; any function from source features (B, d) and
-target features (T, d) to a number will do.
+Any function from source features (B, d) and target features (T, d) to a number will do:
+``Soseleto(gradients=domain_loss(Coral(strength=1.0)))``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-# domain_loss(source features, target features) -> a number
-DomainLoss = Callable[[Tensor, Tensor], Tensor]
+from soseleto.errors import UsageError
+from soseleto.task.piece import Piece, State, Step
+from soseleto.task.task import Task
+
+# (source features, target features) -> a number
+FeatureLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +36,29 @@ def covariance(features: Tensor) -> Tensor:
     """(d, d) of features (B, d), with the divisor B − 1."""
     centred = features - features.mean(0)
     return centred.T @ centred / max(len(features) - 1, 1)
+
+
+@dataclass(frozen=True)
+class domain_loss(Piece):
+    """Add the gradient of a feature loss to that of the trunk (transfer mode).
+
+    It needs a forward of its own, on both batches at once, which Algorithm 1 keeps apart.
+    """
+
+    loss: FeatureLoss
+
+    slot: ClassVar[str] = "gradients"
+    shares_work: ClassVar[bool] = False
+
+    def init(self, task: Task) -> State:
+        if not hasattr(task.model, "trunk"):
+            raise UsageError("domain_loss compares the features of a trunk: say mode='transfer', or leave it out.")
+        return {}
+
+    def update(self, value: dict[str, Tensor], state: Any, step: Step) -> dict[str, Tensor]:
+        model: Any = step.task.model
+        both = model.trunk(torch.cat([step.source.inputs, step.target.inputs]))
+        loss = self.loss(both[: len(step.source)], both[len(step.source) :])
+        shared = {name: p for name, p in model.named_parameters() if p.requires_grad and name in step.task.shared}
+        found = torch.autograd.grad(loss, list(shared.values()), allow_unused=True)
+        return value | {name: value[name] + g for name, g in zip(shared, found, strict=True) if g is not None}

@@ -1,16 +1,17 @@
-"""Labels that are doubted: a weight as the belief in a label, and what the network itself makes of it.
+"""Doubted labels: a weight as the prior probability that a label is right, updated by the network's own prediction.
 
-    d = −log(α·p + (1 − α)/K)          p = exp(−ℓ), what the network gives the label; any of K labels is as likely else
+    d = −log(α·p + (1 − α)/K)          p = exp(−ℓ), the network's probability of the label; else all K equal
     ∂d = w ∂ℓ,  w = α·p/(α·p + (1 − α)/K)
 
-w is the belief in the label once the network has been heard. Where the network disagrees, a little doubt is enough for
-the example to count no more; at α = 1 there is none, and w = 1.
+w is the posterior probability of the label given the network's prediction. Where the network disagrees, a little doubt
+is enough to take an example out of the training; at α = 1 there is no doubt, and w = 1.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +19,55 @@ from torch import Tensor, nn
 from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
 from soseleto.task.losses import NoisyLosses, TransferLosses, cross_entropy
+from soseleto.task.piece import Losses, Passes
+from soseleto.task.task import Task
 from soseleto.weights import Weights
 
-_LEAST = 0.01  # that a label is believed, so that every example can come back
-_COUNTS = 1e-4  # the least that an example counts
+_SMALLEST_PRIOR = 0.01  # so that every example can come back
+_SMALLEST_POSTERIOR = 1e-4
+
+
+@dataclass(frozen=True)
+class label_doubt:
+    """The source loss is the doubted one, d; for wrong labels.
+
+    normalize: Σw∂ℓ/Σw instead of the gradient of mean(d).
+
+    An example with a small posterior cannot hurt, so its weight and score say less about it.
+    """
+
+    normalize: bool = True
+
+    slot: ClassVar[str] = "source_loss"
+    needs_losses: ClassVar[bool] = True
+
+    def losses(self, task: Task, weights: Weights) -> Losses:
+        plain = task.losses
+        loss = plain.source_loss if isinstance(plain, TransferLosses) else getattr(plain, "loss", None)
+        if task.classes is None or loss is not cross_entropy or not isinstance(plain, NoisyLosses | TransferLosses):
+            raise UsageError(
+                "label_doubt needs class indices as source labels and cross-entropy as their loss: leave it out."
+            )
+        return DoubtedLosses(plain, weights, task.classes)
+
+    def coefficients(self, alpha: Tensor, source: Batch, task: Task) -> Tensor:
+        return torch.full_like(alpha, 1.0 / source.total)  # α is in the losses themselves
+
+    def finish(self, passes: Passes, losses: Losses, source: Batch, task: Task) -> Passes:
+        """From the gradient of mean(d) to Σw∂ℓ/Σw, and from alignments of d to those of ℓ."""
+        assert isinstance(losses, DoubtedLosses)
+        w = losses.posterior(passes.source_losses, source)
+        gradient = passes.source_gradient
+        if self.normalize:
+            total = task.sharing.mean(w, source)
+            gradient = {name: (g / total).to(g.dtype) for name, g in gradient.items()}
+        aligned = passes.alignment / w if len(passes.alignment) else passes.alignment
+        return replace(passes, source_gradient=gradient, alignment=aligned)
 
 
 @dataclass(frozen=True)
 class DoubtedLosses:
-    """The losses of a problem, where the labels of the source are believed by as much as its weights say."""
+    """The losses of a task, with the labels of the source doubted as far as its weights say."""
 
     plain: NoisyLosses | TransferLosses
     weights: Weights
@@ -45,27 +86,19 @@ class DoubtedLosses:
         losses = self.plain.joint(model, source, target)
         return torch.cat([self._doubted(losses[: len(source)], source), losses[len(source) :]])
 
-    def counts(self, doubted: Tensor, batch: Batch) -> Tensor:
-        """w of every example, from what ``source`` gave."""
-        return -torch.expm1(self._log_other(self._belief(batch, doubted.dtype)) + doubted).clamp_max(-_COUNTS)
+    def posterior(self, doubted: Tensor, batch: Batch) -> Tensor:
+        """w of every example, from what ``source`` returned."""
+        return -torch.expm1(self._log_other(self._prior(batch, doubted.dtype)) + doubted).clamp_max(
+            -_SMALLEST_POSTERIOR
+        )
 
     def _doubted(self, losses: Tensor, batch: Batch) -> Tensor:
-        belief = self._belief(batch, losses.dtype)
-        return -torch.logaddexp(belief.log() - losses, self._log_other(belief))
+        prior = self._prior(batch, losses.dtype)
+        return -torch.logaddexp(prior.log() - losses, self._log_other(prior))
 
-    def _belief(self, batch: Batch, dtype: torch.dtype) -> Tensor:
-        return self.weights.values[batch.index].to(dtype).clamp_min(_LEAST)
+    def _prior(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        return self.weights.values[batch.index].to(dtype).clamp_min(_SMALLEST_PRIOR)
 
-    def _log_other(self, belief: Tensor) -> Tensor:
+    def _log_other(self, prior: Tensor) -> Tensor:
         """log((1 − α)/K)."""
-        return (1.0 - belief).clamp_min(torch.finfo(belief.dtype).tiny).log() - math.log(self.classes)
-
-
-def doubt(losses: object, weights: Weights, classes: int | None) -> DoubtedLosses:
-    """Those losses with doubt, or an error where labels are not classes told by cross-entropy."""
-    loss = losses.source_loss if isinstance(losses, TransferLosses) else getattr(losses, "loss", None)
-    if classes is None or loss is not cross_entropy or not isinstance(losses, NoisyLosses | TransferLosses):
-        raise UsageError(
-            "doubt_labels needs class indices as source labels and cross-entropy as their loss: leave it out."
-        )
-    return DoubtedLosses(losses, weights, classes)
+        return (1.0 - prior).clamp_min(torch.finfo(prior.dtype).tiny).log() - math.log(self.classes)

@@ -154,9 +154,6 @@ def in_parts(saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -
     like = dict(model.state_dict())
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state = saved["optimizer"]["state"]
-    method = dict(saved["method"])
-    if "averages" in method:
-        method["averages"] = {name: _part(mean, like[name]) for name, mean in method["averages"].items()}
     return {
         **saved,
         "model": {name: _part(value, like[name]) for name, value in saved["model"].items()},
@@ -164,8 +161,15 @@ def in_parts(saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -
             **saved["optimizer"],
             "state": {i: {k: _part(v, parameters[i]) for k, v in its.items()} for i, its in state.items()},
         },
-        "method": method,
+        "method": _parts(saved["method"], like),
     }
+
+
+def _parts(tree: Any, like: Mapping[str, Any]) -> Any:
+    """A method's state with its whole tensors by parameter name in the parts of this rank."""
+    if isinstance(tree, Mapping):
+        return {name: _part(v, like[name]) if name in like else _parts(v, like) for name, v in tree.items()}
+    return [_parts(value, like) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def _part(value: Any, like: Any) -> Any:

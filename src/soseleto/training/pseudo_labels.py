@@ -25,6 +25,7 @@ from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, generator, seed_for
 from soseleto.data.preprocess import Prepare, make_prepare
 from soseleto.errors import UsageError
+from soseleto.extensions import target_share
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
 from soseleto.run_folder.files import aside, need
@@ -59,7 +60,7 @@ class Unlabelled:
     lr: float = 0.01
     views: int = 1
     restart: bool = False
-    method: Method = field(default_factory=lambda: Soseleto(target_share=0.2))
+    method: Method = field(default_factory=lambda: Soseleto(gradients=target_share(0.2)))
 
     def __post_init__(self) -> None:
         for name in ("rounds", "epochs", "batch_size", "views"):

@@ -182,8 +182,8 @@ class Keeper:
         state, model = self._state, self._task.model
         rest(model)
         method = dict(state_of(state))
-        if self._reducer.ranks > 1 and method.get("weights"):  # each rank has those of its own examples
-            method["weights"] = {k: self._reducer.gather(v, self._n_source) for k, v in method["weights"].items()}
+        if self._reducer.ranks > 1:  # each rank has the entries of its own examples
+            method = _per_example(method, lambda mine: self._reducer.gather(mine, self._n_source))
         kept = {
             "config": self._config,
             "model": dict(model.state_dict()),
@@ -207,13 +207,25 @@ class Keeper:
         if state.schedule is not None:
             state.schedule.load_state_dict(saved["schedule"])
         method, mine = saved["method"], slice(self._reducer.rank, None, self._reducer.ranks)
-        if self._reducer.ranks > 1 and method.get("weights"):
-            method = {**method, "weights": {name: value[mine] for name, value in method["weights"].items()}}
+        if self._reducer.ranks > 1:
+            method = _per_example(method, lambda entries: entries[mine])
         state.load_state(method)
         torch.set_rng_state(saved["random"]["cpu"])
         if self._task.device.type == "cuda":
             torch.cuda.set_rng_state(saved["random"]["cuda"], self._task.device)
         self._records.load_state(saved["records"], self._task.device)
+
+
+def _per_example(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A method's state with ``change`` made to all that has one entry per source example."""
+    if isinstance(tree, Mapping):
+        return {
+            name: {k: change(v) for k, v in value.items()}
+            if name in ("weights", "examples") and isinstance(value, Mapping)
+            else _per_example(value, change)
+            for name, value in tree.items()
+        }
+    return [_per_example(value, change) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def check_intervals(every: float | None, steps: int | None, out: str | Path | None) -> None:

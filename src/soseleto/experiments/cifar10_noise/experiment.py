@@ -22,12 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, Preprocess, generator, load, seed_for, symmetric
 from soseleto.data.batch import Batch
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments import runner
 from soseleto.experiments.cifar10_noise import cleanlab
 from soseleto.experiments.detection import FRACTIONS, compare, wrong_among_kept
+from soseleto.experiments.flat_settings import soseleto
 from soseleto.experiments.results import Row
 from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct_only, corrected
 from soseleto.models.by_name import by_name as by_model_name
@@ -236,9 +238,9 @@ def _shrunk(examples: Examples, *, size: int) -> Examples:
 
 def make_method(config: Config, data: Data, signals: Signals | None = None) -> Method:
     """The method with its settings, early stopping around it where asked for, and recording where there are signals."""
-    method = by_name(config.base)
-    if config.settings:
-        method = dataclasses.replace(method, **dict(config.settings))  # type: ignore[type-var]
+    settings = dict(config.settings)
+    base: Any = by_name(config.base)
+    method = soseleto(**settings) if config.base == Soseleto.name else replace(base, **settings)
     if config.early_stopping:
         assert data.heldout is not None
         inputs = Preprocess.of(data.source.inputs)(data.heldout.inputs)  # as fit prepares them

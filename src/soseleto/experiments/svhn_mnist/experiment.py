@@ -25,6 +25,7 @@ from soseleto.data import Augment, Examples, generator, seed_for
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments import runner
 from soseleto.experiments.detection import compare
+from soseleto.experiments.flat_settings import soseleto
 from soseleto.experiments.results import Row
 from soseleto.experiments.svhn_mnist.data import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
 from soseleto.methods import Attention, Luo, by_name
@@ -211,14 +212,16 @@ class _Shuffled(Weights):
 
 def make_method(config: Config, data: Digits) -> Method:
     """The method with its settings."""
-    method: Any = ShuffledWeights() if config.base == ShuffledWeights.name else by_name(config.base)
     first = 1 if config.standardize else 0  # where LeNet begins in the trunk
-    if isinstance(method, Soseleto) and config.aligned != "all":
+    if config.base in (Soseleto.name, ShuffledWeights.name):
         convolutions = (f"trunk.{first}.", f"trunk.{first + 2}.")
-        method = replace(method, aligned=convolutions[:1] if config.aligned == "first" else convolutions)
+        layers = {"all": None, "first": convolutions[:1], "convolutions": convolutions}[config.aligned]
+        made = ShuffledWeights if config.base == ShuffledWeights.name else Soseleto
+        return soseleto(made, aligned=layers, **dict(config.settings))
+    method: Any = by_name(config.base)
     if isinstance(method, Luo):  # aligns the second convolution, after its pooling, and the features
-        unlabelled, layers = data.unlabelled.inputs, (str(first + 3),)
-        method = replace(method, unlabelled=unlabelled, augment=moves(config), layers=layers)
+        aligned = (str(first + 3),)
+        method = replace(method, unlabelled=data.unlabelled.inputs, augment=moves(config), layers=aligned)
     return replace(method, **dict(config.settings)) if config.settings else method
 
 
@@ -328,8 +331,9 @@ def make_rounds(config: Config, data: Digits) -> Unlabelled | None:
     rounds = Unlabelled(inputs=data.unlabelled.inputs)
     of_method = {name.removeprefix("method."): v for name, v in config.rounds if name.startswith("method.")}
     of_rounds = {name: value for name, value in config.rounds if not name.startswith("method.")}
-    method: Any = rounds.method
-    return replace(rounds, method=replace(method, **of_method), **of_rounds)
+    if of_method:
+        rounds = replace(rounds, method=soseleto(**{"target_share": 0.2, **of_method}))
+    return replace(rounds, **of_rounds)
 
 
 def weight_facts(config: Config, data: Digits, result: Result) -> Row:

@@ -1,0 +1,49 @@
+"""SOSELETO from flat names and values, as the rows of ``results/`` keep them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from soseleto.algorithm import Soseleto
+from soseleto.extensions import (
+    chain,
+    clip_norm,
+    domain_loss,
+    hold_when_vanished,
+    label_doubt,
+    last_batch,
+    mean,
+    normalized,
+    per_error,
+    pooled_by_class,
+    running_mean,
+    scale_by_rms,
+    target_share,
+)
+
+
+def soseleto(method: type[Soseleto] = Soseleto, **settings: Any) -> Soseleto:
+    """The method with these settings; each name stands for a piece, and one that is left out has its default.
+
+    Example:
+        >>> soseleto(target_share=0.3, per_error=True).gradients
+        chain(target_share(share=0.3))
+    """
+    given = dict(settings)
+    average, layers = given.pop("target_average", 0.99), given.pop("aligned", None)
+    alignment = [
+        *([per_error()] if given.pop("per_error", False) else []),
+        *([scale_by_rms()] if given.pop("scale_free", True) else []),
+        hold_when_vanished(given.pop("vanished", 1e-3)),
+    ]
+    pieces = {"target_share": target_share, "domain_loss": domain_loss, "max_norm": clip_norm}
+    gradients = [make(value) for name, make in pieces.items() if (value := given.pop(name, None))]
+    normalize, doubt = given.pop("normalize_weights", True), given.pop("doubt_labels", False)
+    return method(
+        direction=running_mean(average, layers=layers) if average else last_batch(layers),
+        alignment=chain(*alignment),
+        source_loss=label_doubt(normalize) if doubt else normalized() if normalize else mean(),
+        gradients=chain(*gradients),
+        scores=pooled_by_class() if given.pop("pool_classes", False) else None,
+        **given,
+    )

@@ -1,0 +1,147 @@
+"""Pieces: what can be added to a step of Algorithm 1, each with its own settings and its own state.
+
+A piece is a frozen dataclass with two calls, in the manner of optax:
+
+    state = piece.init(task)                      # tensors by name, kept by the caller and saved in checkpoints
+    value = piece.update(value, state, step)      # the value after this piece; the state is changed in place
+
+The state is changed in place, never replaced, so that a step can be recorded as a CUDA graph. It is a tree of
+mappings and lists whose leaves are tensors. A mapping under the key ``"examples"`` holds one entry per source example
+of this process; everything else is the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from soseleto.data.batch import Batch
+from soseleto.engines.contract import Losses, Passes
+from soseleto.task.task import Task
+from soseleto.weights import Weights
+
+__all__ = [
+    "Alignment",
+    "DirectionPiece",
+    "Losses",
+    "Passes",
+    "Piece",
+    "SourceLossPiece",
+    "State",
+    "Step",
+]
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a piece may look at in one step.
+
+    passes: losses, gradients and alignments of the step; None while they are still being computed.
+    target_loss: the mean over the target batch; None in a step that does not evaluate the target.
+    """
+
+    task: Task
+    source: Batch
+    target: Batch
+    passes: Passes | None = None
+    target_loss: Tensor | None = None
+
+    @property
+    def source_losses(self) -> Tensor:
+        assert self.passes is not None
+        return self.passes.source_losses
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The alignments of a batch on their way to weights and scores.
+
+    q: (B,) one number per source example.
+    unit: what q is multiplied by before it moves weights and scores, such as one over its usual size.
+    gate: what the move of the weights is multiplied by; 0 holds them. Scores are not gated.
+    """
+
+    q: Tensor
+    unit: Tensor | float = 1.0
+    gate: Tensor | float = 1.0
+
+    @property
+    def scaled(self) -> Tensor:
+        return self.unit * self.q
+
+
+class Piece:
+    """The base of every piece: no state, no change.
+
+    slot: the argument of ``Soseleto`` the piece is for.
+    needs_losses: ``update`` reads the source losses of the step.
+    needs_target: ``update`` reads the target gradient of the step.
+    shares_work: False where it compares examples of one batch, which ranks and micro-batches keep apart.
+    """
+
+    slot: ClassVar[str] = ""
+    needs_losses: ClassVar[bool] = False
+    needs_target: ClassVar[bool] = False
+    shares_work: ClassVar[bool] = True
+
+    def init(self, task: Task) -> State:
+        """Check that the piece fits the task, and make its state."""
+        return {}
+
+    def observe(self, state: Any, step: Step) -> None:
+        """See the losses of a step that evaluated the target, once they are known."""
+
+    def update(self, value: Any, state: Any, step: Step) -> Any:
+        return value
+
+
+class DirectionPiece(Protocol):
+    """From target gradients to the direction that source gradients are compared with."""
+
+    slot: ClassVar[str]
+
+    def init(self, task: Task) -> State: ...
+
+    def looks(self, taken: int) -> bool:
+        """Whether the step after ``taken`` steps evaluates the target."""
+        ...
+
+    def begin(self, state: State) -> None:
+        """A step that evaluates the target begins."""
+        ...
+
+    def update(self, found: dict[str, Tensor], state: State, task: Task) -> dict[str, Tensor]:
+        """The direction over the parameters in ``found``; called for some of the parameters at a time."""
+        ...
+
+    def last(self, state: State) -> Mapping[str, Tensor]:
+        """The direction as the last target batch left it, for steps that do not evaluate the target."""
+        ...
+
+    def correction(self, state: State) -> Tensor | float:
+        """What alignments with the direction must be multiplied by."""
+        ...
+
+
+class SourceLossPiece(Protocol):
+    """How the losses of a source batch and their weights make one loss."""
+
+    slot: ClassVar[str]
+    needs_losses: ClassVar[bool]
+
+    def losses(self, task: Task, weights: Weights) -> Losses:
+        """The per-example losses to differentiate."""
+        ...
+
+    def coefficients(self, alpha: Tensor, source: Batch, task: Task) -> Tensor:
+        """c with Σ c_j ℓ_j the source loss of the batch."""
+        ...
+
+    def finish(self, passes: Passes, losses: Losses, source: Batch, task: Task) -> Passes:
+        """Correct gradient and alignments for what only the computed losses can tell."""
+        ...

@@ -1,0 +1,119 @@
+"""What a training with source weights carries from step to step, and what one step finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from soseleto.data.batch import Batch
+from soseleto.engines.contract import Coefficients, Engine, Losses, Passes
+from soseleto.task.piece import Alignment, Step
+from soseleto.task.task import Task
+from soseleto.weights import Weights
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How the weights of a batch moved: alpha is what they are now."""
+
+    alpha: Tensor
+    weight_step: Tensor | float
+    aligned: Alignment
+
+    @property
+    def multiplier(self) -> Tensor | float:
+        """The weights moved by multiplier·q, before the clip."""
+        return self.weight_step * self.aligned.gate * self.aligned.unit
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a step needs, all at the same θ.
+
+    rows: weights, scores and visits of the batch; moved: how its weights moved, where they have moved already.
+    """
+
+    step: Step
+    rows: Tensor
+    gradients: dict[str, Tensor]  # for the optimizer
+    numbers: dict[str, Tensor]  # for the history
+    moved: Moved | None
+
+
+@dataclass
+class SoseletoState:
+    """Weights, optimizer and the pieces' states.
+
+    Every number is a tensor on the device that is changed in place: nothing here synchronises with a GPU, and a step
+    can be recorded as a CUDA graph.
+    """
+
+    task: Task
+    losses: Losses
+    engine: Engine
+    weights: Weights
+    pieces: dict[str, Any]  # the state of each piece, by its argument
+    looks: Callable[[int], bool]  # whether the step after so many steps evaluates the target
+    optimizer: Optimizer = None  # type: ignore[assignment]  # set by ``follow``
+    schedule: LRScheduler | None = None
+    first_lr: float = 0.0
+    taken: int = 0  # steps
+
+    def follow(self, optimizer: Optimizer, schedule: LRScheduler | None = None) -> None:
+        """Step with this optimizer; the weight step follows its learning rate."""
+        self.optimizer, self.schedule = optimizer, schedule
+        group = optimizer.param_groups[0]
+        self.first_lr = float(group.get("initial_lr", group["lr"]))
+
+    def lr_left(self) -> Tensor | float:
+        """The learning rate now, as a share of the first."""
+        return self.optimizer.param_groups[0]["lr"] / self.first_lr if self.first_lr else 1.0
+
+    @property
+    def kind(self) -> bool:
+        """Whether the next step evaluates the target; a recorded step is replayed for steps of its own kind only."""
+        return self.looks(self.taken)
+
+    def advance(self, steps: int) -> None:
+        """Count steps, taken or replayed."""
+        self.taken += steps
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside model, optimizer and schedule."""
+        return {"weights": self.weights.state(), "pieces": self.pieces, "taken": self.taken}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what ``state`` returned."""
+        self.weights.load_state(state["weights"])
+        self.pieces = load_tree(self.pieces, state["pieces"], self.task.device)
+        self.taken = state["taken"]
+
+
+def load_tree(mine: Any, saved: Any, device: torch.device) -> Any:
+    """``saved`` on the device, in tensors of the same place and type as ``mine`` where there are such."""
+    if isinstance(mine, Tensor):
+        mine.copy_(saved)
+        return mine
+    if isinstance(mine, list):
+        return [load_tree(its, theirs, device) for its, theirs in zip(mine, saved, strict=True)]
+    if isinstance(saved, Mapping):
+        return {name: load_tree((mine or {}).get(name), value, device) for name, value in saved.items()}
+    return saved.to(device) if isinstance(saved, Tensor) else saved
+
+
+def without_alignments(
+    task: Task, losses: Losses, source: Batch, target: Batch | None, coefficients: Coefficients
+) -> Passes:
+    """The passes of a step whose weights are frozen: ordinary gradients, of the target only where it is given."""
+    assert isinstance(coefficients, Tensor)
+    of_source, gradient = task.sharing.gradient(task.model, losses.source, source, "source", coefficients)
+    of_target, target_gradient = of_source[:0], dict[str, Tensor]()
+    if target is not None:
+        of_target, target_gradient = task.sharing.gradient(task.model, losses.target, target, "target")
+    return Passes(of_source, of_target, of_source[:0], gradient, target_gradient)
