@@ -35,6 +35,7 @@ from soseleto.training.optimizers import linear, sgd
 from soseleto.training.pseudo_labels import as_unlabelled, fit_in_rounds
 from soseleto.training.result import Result
 from soseleto.training.resume import check_intervals
+from soseleto.training.settings import settings_of
 from soseleto.training.setup import Data, assemble, check_fit, class_count
 
 
@@ -218,7 +219,7 @@ def fit(
                     **(notes or {}),
                     "mode": mode,
                     "method": chosen.name,
-                    "settings": repr(chosen),
+                    "settings": settings_of(chosen),
                     "epochs": epochs,
                     "batch_size": batch_size,
                     "target_batch_size": target_batch_size,

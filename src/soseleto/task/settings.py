@@ -1,0 +1,50 @@
+"""Settings of methods and pieces as plain data, for ``config.json``, and back.
+
+A frozen dataclass becomes ``{"name": its class, field: value, ...}``. A function of the user's own is kept by its name
+alone, which is enough to compare two runs and not enough to rebuild it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from soseleto.errors import UsageError, did_you_mean
+
+_FUNCTION, _OBJECT = "function", "object"
+
+
+def to_data(value: Any) -> Any:
+    """``value`` in the types that JSON has."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [to_data(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_data(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"name": type(value).__name__, **fields}
+    if callable(value) and hasattr(value, "__qualname__"):
+        return {_FUNCTION: f"{value.__module__}.{value.__qualname__}"}
+    return {_OBJECT: type(value).__name__}
+
+
+def from_data(data: Any, known: Mapping[str, Callable[..., Any]]) -> Any:
+    """What ``to_data`` was given, from the classes in ``known``."""
+    if isinstance(data, list):
+        return tuple(from_data(item, known) for item in data)
+    if not isinstance(data, Mapping):
+        return data
+    if "name" not in data:
+        what = data.get(_FUNCTION) or data.get(_OBJECT) or data
+        raise UsageError(f"{what} is an object of the program that wrote the settings: give it in Python.")
+    name = data["name"]
+    if name not in known:
+        raise UsageError(f"unknown setting {name!r}{did_you_mean(str(name), known)}: it is from another version.")
+    fields = {key: from_data(value, known) for key, value in data.items() if key != "name"}
+    try:
+        return known[name](**fields)
+    except TypeError as error:
+        raise UsageError(f"the settings of {name!r} are from another version ({error}).") from error

@@ -1,0 +1,31 @@
+"""A method with all its settings as plain data, as ``config.json`` keeps it, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from soseleto import extensions
+from soseleto.methods import METHODS, EarlyStopping
+from soseleto.task.settings import from_data, to_data
+from soseleto.task.task import Method
+
+
+def settings_of(method: Method) -> Any:
+    """The method's settings as plain data.
+
+    Example:
+        >>> from soseleto import Soseleto
+        >>> settings_of(Soseleto.paper())["source_loss"]
+        {'name': 'mean'}
+    """
+    return to_data(method)
+
+
+def method_of(settings: Any) -> Method:
+    """The method that ``settings_of`` described, such as ``config.json``'s entry ``settings``."""
+    classes: dict[str, Any] = {"EarlyStopping": EarlyStopping}
+    for make in METHODS.values():
+        classes[getattr(make, "__name__", "")] = make
+    pieces = {name: getattr(extensions, name) for name in extensions.__all__}
+    method: Method = from_data(settings, {**classes, **pieces, "chain": lambda pieces: extensions.chain(*pieces)})
+    return method
