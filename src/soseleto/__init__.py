@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from soseleto.estimator import SoseletoClassifier
     from soseleto.prediction.load import load
     from soseleto.prediction.predictor import Predictor
+    from soseleto.selection import Selection
     from soseleto.suspects.suspects import Suspects
     from soseleto.task.losses import cross_entropy, squared_error
     from soseleto.training.fit import fit
@@ -31,6 +32,7 @@ __all__ = [
     "Interrupted",
     "Predictor",
     "Result",
+    "Selection",
     "Soseleto",
     "SoseletoClassifier",
     "SoseletoError",
@@ -63,6 +65,7 @@ _HOMES = {
     "UsageError": "errors",
     "Predictor": "prediction.predictor",
     "Result": "training.result",
+    "Selection": "selection",
     "SoseletoClassifier": "estimator",
     "Suspects": "suspects.suspects",
     "load": "prediction.load",

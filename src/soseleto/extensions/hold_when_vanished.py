@@ -33,6 +33,7 @@ class hold_when_vanished(Piece):
     def observe(self, state: Any, step: Step) -> None:
         assert step.target_loss is not None
         target_loss = step.target_loss.to(torch.float32)
+        target_loss = torch.where(target_loss.isfinite(), target_loss, state["target_loss"])
         first = state["first_target_loss"] == 0  # none observed yet
         for loss in (state["target_loss"], state["first_target_loss"]):
             torch.where(first, target_loss, loss, out=loss)

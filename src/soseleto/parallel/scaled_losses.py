@@ -1,0 +1,130 @@
+"""Steps inside a training loop of the user's: losses scaled for float16, and batches that are not finite.
+
+With a ``GradScaler`` losses are multiplied by its factor before the backward pass, so that small gradients do not
+underflow in float16, and gradients and alignments are divided by it afterwards. Where the target gradient of a batch is
+not finite it counts as zero, and so do alignments that are not finite: one bad batch leaves weights and running means
+as they are. Nothing here synchronises with a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.engines import Engine, Losses, Passes
+from soseleto.engines.contract import Coefficients, Direction, SourcePass, ToDirection
+from soseleto.parallel.micro_batches import LossOf, Sharing
+
+
+@dataclass(frozen=True)
+class ScaledSharing:
+    """``inner`` with every loss multiplied by ``factor`` (None: as it is) while gradients are computed."""
+
+    inner: Sharing
+    factor: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def gradient(
+        self, model: nn.Module, loss: LossOf, batch: Any, side: str, coefficients: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        losses, found = self.inner.gradient(model, self._scaled(loss), batch, side, coefficients)
+        return self._down(losses), self._all_down(found)
+
+    def passes(
+        self,
+        engine: Engine,
+        model: nn.Module,
+        losses: Losses,
+        source: Any,
+        target: Any,
+        *,
+        to_direction: ToDirection,
+        coefficients: Coefficients,
+    ) -> Passes:
+        found = self.inner.passes(
+            engine,
+            model,
+            _Scaled(losses, self._scaled),
+            source,
+            target,
+            to_direction=lambda raw: to_direction(_zero_unless_finite(self._all_down(raw))),
+            coefficients=self._coefficients(coefficients),
+        )
+        return Passes(
+            source_losses=self._down(found.source_losses),
+            target_losses=self._down(found.target_losses),
+            alignment=self._alignment(found.alignment),
+            source_gradient=self._all_down(found.source_gradient),
+            target_gradient=self._all_down(found.target_gradient),
+        )
+
+    def source_pass(
+        self,
+        engine: Engine,
+        model: nn.Module,
+        loss: LossOf,
+        source: Any,
+        direction: Direction,
+        coefficients: Coefficients,
+    ) -> SourcePass:
+        c = self._coefficients(coefficients)
+        found = self.inner.source_pass(engine, model, self._scaled(loss), source, direction, c)
+        return replace(
+            found,
+            losses=self._down(found.losses),
+            alignment=self._alignment(found.alignment),
+            gradient=self._all_down(found.gradient),
+        )
+
+    def _scaled(self, loss: LossOf) -> LossOf:
+        if self.factor is None:
+            return loss
+        factor = self.factor
+        return lambda model, batch: loss(model, batch) * factor
+
+    def _coefficients(self, coefficients: Coefficients) -> Coefficients:
+        return (lambda q: coefficients(self._alignment(q))) if callable(coefficients) else coefficients
+
+    def _down(self, values: Tensor) -> Tensor:
+        return values if self.factor is None else values / self.factor.to(values.dtype)
+
+    def _all_down(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        return found if self.factor is None else {name: self._down(g) for name, g in found.items()}
+
+    def _alignment(self, q: Tensor) -> Tensor:
+        q = self._down(q)
+        return torch.where(q.isfinite(), q, torch.zeros_like(q))
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """Losses with every entry scaled."""
+
+    losses: Losses
+    scale: Callable[[LossOf], LossOf]
+
+    def source(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.scale(self.losses.source)(model, batch)
+
+    def target(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.scale(self.losses.target)(model, batch)
+
+    def can_join(self, source: Any, target: Any) -> bool:
+        return self.losses.can_join(source, target)
+
+    def joint(self, model: nn.Module, source: Any, target: Any) -> Tensor:
+        return self.scale(lambda model, batch: self.losses.joint(model, batch, target))(model, source)
+
+
+def _zero_unless_finite(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    fine = [g.isfinite().all() for g in found.values()]
+    if not fine:
+        return found
+    keep = torch.stack(fine).all()
+    return {name: torch.where(keep, g, torch.zeros_like(g)) for name, g in found.items()}

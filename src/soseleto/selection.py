@@ -1,0 +1,230 @@
+"""Source weights in a training loop of your own: ``Selection`` takes the place of ``loss.backward()``.
+
+    selection = Selection(model, n_source=len(source), loss=per_example_loss)
+    for batch, target_batch in zip(source_loader, cycle(target_loader)):
+        selection.backward(batch, target_batch, index=batch["index"])
+        optimizer.step()
+        optimizer.zero_grad()
+
+A call evaluates the gradient of the weighted source loss and adds it to ``.grad``, as ``loss.backward()`` would, and
+moves the weights of the batch's examples: the same Algorithm 1 that ``fit`` runs, up to the optimizer's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from soseleto.algorithm import Soseleto
+from soseleto.data.batch import Batch
+from soseleto.engines import trainable
+from soseleto.engines.shards import sharded_modules
+from soseleto.errors import UsageError
+from soseleto.parallel.fsdp import sharing_of
+from soseleto.parallel.micro_batches import Sharing
+from soseleto.parallel.reducer import Reducer, Single
+from soseleto.parallel.scaled_losses import ScaledSharing
+from soseleto.task.loop_losses import LoopBatch, LoopLosses, PerExampleLoss, batch_length
+from soseleto.task.settings import to_data
+from soseleto.task.state import Evaluated
+from soseleto.task.task import Task
+
+Part = nn.Module | str | Iterable[str] | None  # of a model: a submodule, or prefixes of parameter names
+
+
+class Selection:
+    """A weight and a score for each of ``n_source`` source examples, learned inside a loop of your own.
+
+    Args:
+        model: any module; it is neither wrapped nor changed.
+        n_source: the number of source examples; ``index`` counts from 0 to n_source − 1.
+        loss: ``loss(model, batch) -> (B,)``, one loss per example, of batches of any structure.
+        target_loss: where the target's loss is another, as with classes of its own (transfer mode).
+        source_head, target_head: the parts of the model that only the source's or only the target's loss trains
+            (transfer mode): a submodule, or prefixes of parameter names. All other parameters are shared.
+        method: ``Soseleto(...)`` with settings of its own.
+        optimizer: the weight step follows this optimizer's learning rate down, as in ``fit``; without one it is
+            constant. The optimizer is only read.
+        reducer: the ranks of a training on several processes, see ``soseleto.ranks``. Every rank gives its own part of
+            the batch, a plain model (no DistributedDataParallel), and gets the whole batch's gradient; all ranks hold
+            the same weights.
+
+    Example:
+        >>> import torch.nn.functional as F
+        >>> model = nn.Linear(3, 2)
+        >>> selection = Selection(
+        ...     model, n_source=8, loss=lambda model, b: F.cross_entropy(model(b[0]), b[1], reduction="none")
+        ... )
+        >>> x, y = torch.randn(8, 3), torch.arange(8) % 2
+        >>> numbers = selection.backward((x[:4], y[:4]), (x[4:], y[4:]), index=torch.arange(4))
+        >>> model.weight.grad.shape, selection.weights.shape
+        (torch.Size([2, 3]), torch.Size([8]))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        n_source: int,
+        loss: PerExampleLoss,
+        target_loss: PerExampleLoss | None = None,
+        source_head: Part = None,
+        target_head: Part = None,
+        method: Soseleto | None = None,
+        optimizer: Optimizer | None = None,
+        reducer: Reducer | None = None,
+    ) -> None:
+        self._method = method or Soseleto()
+        self._losses = LoopLosses(loss, target_loss or loss)
+        of_source, of_target = _names(model, source_head, "source_head"), _names(model, target_head, "target_head")
+        self._sharing = sharing_of(model, Sharing(reducer or Single()))
+        if not self._sharing.nothing and not self._method.shares_work:
+            raise UsageError(
+                f"{self._method!r} compares examples of one batch, which ranks keep apart: start one process."
+            )
+        task = Task(
+            model=model,
+            losses=self._losses,
+            n_source=n_source,
+            steps=0,
+            shared=frozenset(trainable(model)) - of_source - of_target,
+            target_head=of_target,
+            make_optimizer=_no_optimizer,
+            device=next(model.parameters()).device,
+            guard=lambda side, losses, index: None,
+            sharing=self._sharing,
+        )
+        self._state = self._method.start(task)
+        if optimizer is not None:
+            self._state.follow(optimizer)
+
+    @property
+    def weights(self) -> Tensor:
+        """One float32 weight per source example, on the CPU."""
+        return self._state.weights.values.detach().cpu().clone()
+
+    @property
+    def scores(self) -> Tensor:
+        """One float32 score per source example: the running mean of its alignments, never clipped."""
+        return self._state.weights.scores.detach().cpu().clone()
+
+    @property
+    def visits(self) -> Tensor:
+        """How often each source example was in a batch."""
+        return self._state.weights.visits.cpu()
+
+    @property
+    def engine(self) -> str:
+        """The engine that computes the alignments; ``"auto"`` until the first batch."""
+        return self._state.engine.name
+
+    def backward(
+        self, batch: Any, target_batch: Any, *, index: Any, scale: float = 1.0, scaler: Any = None
+    ) -> dict[str, Tensor]:
+        """Add the gradient of ``scale`` times the weighted source loss to ``.grad``, and move the weights.
+
+        Args:
+            batch, target_batch: what ``loss`` and ``target_loss`` take.
+            index: the places of the batch's examples among the source examples, (B,); each at most once.
+            scale: 1/accumulation where gradients are accumulated over several calls; weights move at each of them.
+            scaler: a ``torch.amp.GradScaler``, where ``scaler.scale(loss).backward()`` would be written.
+
+        Returns:
+            the mean source and target loss, as tensors that are not waited for.
+
+        Called under ``torch.autocast`` the losses are computed in its precision and the alignments in float32.
+        """
+        state, device = self._state, self._state.task.device
+        places = torch.as_tensor(index, dtype=torch.int64).to(device)
+        factor = None if scaler is None else scaler.scale(torch.ones((), device=device))
+        state.task = replace(state.task, sharing=ScaledSharing(self._sharing, factor))  # type: ignore[arg-type]
+        source = self._batch(places, batch)
+        target = self._batch(torch.zeros(batch_length(target_batch), dtype=torch.int64, device=device), target_batch)
+        with self._losses.under_autocast(device), _kept_gradients(state.task.model):
+            found = self._method.evaluate(state, source, target, look=state.kind)
+        _add_gradients(state.task.model, found.gradients, scale if factor is None else scale * factor)
+        if found.moved is None:
+            self._method.move(state, found.step, found.rows)
+        self._exchange(found)
+        state.advance(1)
+        return found.numbers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, scores, visits and running means, for ``torch.save`` or safetensors; ranks all hold the same."""
+        return {**self._state.state(), "settings": to_data(self._method)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what ``state_dict`` returned, with the same settings."""
+        if state["settings"] != to_data(self._method):
+            raise UsageError(
+                f"the saved selection has other settings ({state['settings']}): make Selection(...) with these."
+            )
+        self._state.load_state(state)
+
+    def _batch(self, index: Tensor, data: Any) -> Batch:
+        reducer = self._sharing.reducer
+        whole = None if reducer.ranks == 1 else sum(reducer.every(len(index)))
+        return LoopBatch(index, data, index, whole)
+
+    def _exchange(self, found: Evaluated) -> None:
+        """Every rank applies the moves of all ranks, so that all hold the same weights."""
+        reducer = self._sharing.reducer
+        if reducer.ranks == 1 or self._method.weight_step is None:
+            return
+        weights, device = self._state.weights, self._state.task.device
+        for index, rows in reducer.every((found.step.source.index.cpu(), found.rows.cpu())):
+            weights.put(index.to(device), rows.to(device))
+
+
+@contextmanager
+def _kept_gradients(model: nn.Module) -> Iterator[None]:
+    """Inside, a sharded model's gradients are free to be used; outside they are as they were."""
+    if not sharded_modules(model):
+        yield
+        return
+    kept = [(p, p.grad) for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    try:
+        yield
+    finally:
+        for p, g in kept:
+            p.grad = g
+
+
+def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Tensor | float) -> None:
+    """Add to ``.grad``, as ``backward`` does."""
+    for name, p in model.named_parameters():
+        if name not in gradients:
+            continue
+        g = gradients[name] if isinstance(factor, float) and factor == 1.0 else gradients[name] * factor
+        if p.grad is None:
+            p.grad = g
+        else:
+            p.grad.add_(g)
+
+
+def _names(model: nn.Module, part: Part, argument: str) -> frozenset[str]:
+    """The trainable parameters of a part of the model."""
+    if part is None:
+        return frozenset()
+    if isinstance(part, nn.Module):
+        own = {id(p) for p in part.parameters()}
+        found = frozenset(name for name, p in trainable(model).items() if id(p) in own)
+    else:
+        prefixes = (part,) if isinstance(part, str) else tuple(part)
+        found = frozenset(name for name in trainable(model) if name.startswith(prefixes))
+    if not found:
+        raise UsageError(
+            f"{argument} matches no trainable parameter of the model: give a submodule or prefixes of names."
+        )
+    return found
+
+
+def _no_optimizer(parameters: Any) -> Optimizer:
+    raise AssertionError("the loop has its own optimizer")

@@ -1,0 +1,77 @@
+"""Batches and losses of a training loop of the user's own, whose structure nothing here knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.data.batch import Batch
+from soseleto.engines.contract import as_loss_vector
+from soseleto.errors import UsageError
+
+PerExampleLoss = Callable[[Any, Any], Tensor]  # loss(model, batch) -> (B,)
+
+
+@dataclass(frozen=True)
+class LoopBatch(Batch):
+    """A batch of any structure: ``inputs`` is what the user's loop has."""
+
+    def split(self, size: int) -> list[Batch]:
+        assert size >= len(self), "a batch of the user's own is never cut"
+        return [self]
+
+
+@dataclass
+class LoopLosses:
+    """The user's two losses, computed under autocast where the loop is."""
+
+    source_loss: PerExampleLoss
+    target_loss: PerExampleLoss
+    forward: Callable[[], Any] = field(default=nullcontext)
+
+    def source(self, model: nn.Module, batch: Batch) -> Tensor:
+        with self.forward():
+            losses = as_loss_vector(self.source_loss(model, batch.inputs))
+        if len(losses) != len(batch):
+            raise UsageError(
+                f"loss returned {len(losses)} losses for {len(batch)} indices: give one index per example of the batch."
+            )
+        return losses
+
+    def target(self, model: nn.Module, batch: Batch) -> Tensor:
+        with self.forward():
+            return as_loss_vector(self.target_loss(model, batch.inputs))
+
+    def can_join(self, source: Batch, target: Batch) -> bool:
+        return False  # nothing is known about the structure of the user's batches
+
+    def joint(self, model: nn.Module, source: Batch, target: Batch) -> Tensor:
+        raise AssertionError("batches of the user's own are not joined")
+
+    @contextmanager
+    def under_autocast(self, device: torch.device) -> Iterator[None]:
+        """Inside, autocast is on in the forward passes only, if it was on outside."""
+        if not torch.is_autocast_enabled(device.type):
+            yield
+            return
+        dtype = torch.get_autocast_dtype(device.type)
+        # The outer autocast would keep cast weights, and with them a graph that the target's backward has freed.
+        self.forward = lambda: torch.autocast(device.type, dtype, cache_enabled=False)
+        try:
+            with torch.autocast(device.type, enabled=False):
+                yield
+        finally:
+            self.forward = nullcontext
+
+
+def batch_length(batch: Any) -> int:
+    """The number of examples: the length of the first tensor found in the batch."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else 0
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((n for n in map(batch_length, values) if n), 0)

@@ -1,0 +1,441 @@
+"""``Selection`` in training loops of the user's own: the same steps as ``fit``, and nothing else touched."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import soseleto
+from ranks import together
+from soseleto import Selection, Soseleto
+from soseleto.data.batch import Batch
+from soseleto.data.batches import source_batches
+from soseleto.engines import trainable
+from soseleto.engines.autograd import gradient
+from soseleto.errors import DataError, UsageError
+from soseleto.extensions import pooled_by_class, running_mean, target_share
+from soseleto.models import TrunkAndHeads
+from soseleto.parallel.reducer import Reducer
+from soseleto.task.losses import NoisyLosses, TransferLosses
+from soseleto.task.task import Task
+from soseleto.training.optimizers import linear
+
+N, STEPS = 40, 12
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.02),
+}
+
+
+def data(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=draw)
+    return x, torch.where(torch.rand(n, generator=draw) < 0.3, 0, x[:, :3].argmax(1))
+
+
+def net(mode: str = "noisy") -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        trunk = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+        return (
+            nn.Sequential(trunk, nn.Linear(8, 3))
+            if mode == "noisy"
+            else TrunkAndHeads(trunk, nn.Linear(8, 3), nn.Linear(8, 3))
+        )
+
+
+def cross_entropy(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def source_cross_entropy(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model.source_head(model.trunk(batch[0])), batch[1], reduction="none")
+
+
+def losses_of(mode: str) -> dict[str, Any]:
+    if mode == "noisy":
+        return {"loss": cross_entropy}
+    return {
+        "loss": source_cross_entropy,
+        "target_loss": cross_entropy,
+        "source_head": "source_head.",
+        "target_head": ["target_head."],
+    }
+
+
+def batches(steps: int = STEPS) -> list[tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+    x, y = data(N, 1)
+    found = []
+    for step in range(steps):
+        index = torch.randperm(N, generator=torch.Generator().manual_seed(step))[:8]
+        found.append((index, (x[index], y[index]), data(6, 100 + step)))
+    return found
+
+
+def by_step(mode: str, optimizer: str, method: Soseleto) -> tuple[nn.Module, Tensor, Tensor]:
+    """What ``fit`` does with these batches."""
+    model = net(mode)
+    names = frozenset(trainable(model))
+    heads = {part: frozenset(n for n in names if n.startswith(f"{part}.")) for part in ("trunk", "target_head")}
+    task = Task(
+        model=model,
+        losses=NoisyLosses() if mode == "noisy" else TransferLosses(),
+        n_source=N,
+        steps=STEPS,
+        shared=names if mode == "noisy" else heads["trunk"],
+        target_head=heads["target_head"],
+        make_optimizer=OPTIMIZERS[optimizer],
+        make_schedule=linear,
+    )
+    state = method.init(task)
+    for index, source, target in batches():
+        method.step(state, Batch(index, *source), Batch(torch.arange(6), *target))
+        assert state.schedule is not None
+        state.schedule.step()
+    return model, state.weights.values, state.weights.scores
+
+
+def by_loop(mode: str, optimizer: str, method: Soseleto, **more: Any) -> tuple[nn.Module, Selection]:
+    model = net(mode)
+    chosen = OPTIMIZERS[optimizer](model.parameters())
+    schedule = linear(chosen, STEPS)
+    selection = Selection(model, n_source=N, method=method, optimizer=chosen, **losses_of(mode), **more)
+    for index, source, target in batches():
+        selection.backward(source, target, index=index)
+        chosen.step()
+        schedule.step()
+        chosen.zero_grad()
+    return model, selection
+
+
+@pytest.mark.parametrize("engine", ["forward", "layerwise"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("mode", ["noisy", "transfer"])
+def test_a_loop_takes_the_steps_that_fit_takes(mode: str, optimizer: str, engine: str) -> None:
+    """Bit for bit by an engine that runs source and target apart; layerwise joins them in ``fit``."""
+    method = Soseleto(engine=engine)
+    model, weights, scores = by_step(mode, optimizer, method)
+    mine, selection = by_loop(mode, optimizer, method)
+    exact = {"rtol": 0.0, "atol": 0.0} if engine == "forward" else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(selection.weights, weights, **exact)
+    torch.testing.assert_close(selection.scores, scores, **exact)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(mine.state_dict()[name], value, **exact)
+    assert float(weights.min()) < 0.9
+    assert int(selection.visits.sum()) == 8 * STEPS
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Soseleto.paper(engine="forward"),
+        Soseleto(weights_first=True, engine="forward"),
+        Soseleto(gradients=target_share(0.3), direction=running_mean(0.9), engine="forward"),
+        Soseleto(direction=running_mean(0.9, every=3), engine="forward"),
+        Soseleto(weight_step=None, initial_weight=0.5),
+    ],
+    ids=["paper", "weights first", "target share", "every third target", "frozen"],
+)
+def test_every_setting_works_in_a_loop(method: Soseleto) -> None:
+    model, weights, scores = by_step("noisy", "sgd", method)
+    mine, selection = by_loop("noisy", "sgd", method)
+    assert torch.equal(selection.weights, weights)
+    assert torch.equal(selection.scores, scores)
+    assert all(torch.equal(value, mine.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_fit_and_a_loop_over_its_batches_agree() -> None:
+    """The whole of ``fit``: its order of batches, its defaults, its schedule."""
+    (x, y), target, epochs = data(N, 1), data(12, 2), 3
+    given: dict[str, Any] = {"epochs": epochs, "batch_size": 8, "target_batch_size": 12, "lr": 0.1, "device": "cpu"}
+    result = soseleto.fit(net(), (x, y), target, method=Soseleto(engine="forward"), seed=3, **given)
+    model = net().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = linear(optimizer, epochs * 5)
+    selection = Selection(model, n_source=N, loss=cross_entropy, method=Soseleto(engine="forward"), optimizer=optimizer)
+    for epoch in range(1, epochs + 1):
+        for index in source_batches(N, 8, seed=3, epoch=epoch, device="cpu"):
+            selection.backward((x[index], y[index]), target, index=index)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(selection.weights, result.weights, rtol=1e-5, atol=1e-6)  # the target's order differs
+    torch.testing.assert_close(selection.scores, result.scores, rtol=1e-4, atol=1e-5)
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+@pytest.mark.parametrize(
+    ("make", "take"),
+    [
+        (lambda x, y: (x, y), lambda b: (b[0], b[1])),
+        (lambda x, y: {"x": x, "label": y}, lambda b: (b["x"], b["label"])),
+        (lambda x, y: [{"inputs": (x[:, :2], x[:, 2:])}, y], lambda b: (torch.cat(b[0]["inputs"], 1), b[1])),
+        (lambda x, y: torch.cat([x, y[:, None].float()], 1), lambda b: (b[:, :4], b[:, 4].long())),
+        (lambda x, y: Pair(x, y), lambda b: (b.x, b.y)),
+    ],
+    ids=["tuple", "dict", "nested", "tensor", "named tuple"],
+)
+def test_batches_of_any_structure(make: Callable[..., Any], take: Callable[[Any], Any]) -> None:
+    found = []
+    for build, loss in ((make, lambda m, b: cross_entropy(m, take(b))), (lambda x, y: (x, y), cross_entropy)):
+        model = net()
+        selection = Selection(model, n_source=N, loss=loss)
+        for index, source, target in batches(4):
+            selection.backward(build(*source), build(*target), index=index.tolist())
+        found.append((selection.weights, [p.grad for p in model.parameters()]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
+
+
+def test_backward_adds_what_an_ordinary_backward_would() -> None:
+    """Weights at 1: the gradient of the mean loss, added to what was there, in as many parts as the loop likes."""
+    index, (x, y), target = batches(1)[0]
+    ours, plain = net(), net()
+    for model in (ours, plain):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+    selection = Selection(ours, n_source=N, loss=cross_entropy, method=Soseleto(weight_step=1e-9))
+    for part in (slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)):
+        selection.backward((x[part], y[part]), target, index=index[part], scale=1 / 4)
+    F.cross_entropy(plain(x), y).backward()
+    for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    nn.utils.clip_grad_norm_(ours.parameters(), 0.1)  # the loop clips where it likes
+    assert float(torch.cat([p.grad.flatten() for p in ours.parameters()]).norm()) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_nothing_but_gradients_is_left_on_the_model() -> None:
+    model = net()
+    before, attributes = copy.deepcopy(model.state_dict()), {id(m): set(vars(m)) for m in model.modules()}
+    selection = Selection(model, n_source=N, loss=cross_entropy)
+    index, source, target = batches(1)[0]
+    selection.backward(source, target, index=index)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert {id(m): set(vars(m)) for m in model.modules()} == attributes
+    assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_autocast_covers_the_forward_passes_alone() -> None:
+    index, (x, y), target = batches(1)[0]
+    seen: list[torch.dtype] = []
+
+    def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        outputs = model(batch[0])
+        seen.append(outputs.dtype)
+        return F.cross_entropy(outputs.float(), batch[1], reduction="none")
+
+    ours, plain = net(), net()
+    selection = Selection(ours, n_source=N, loss=loss, method=Soseleto(weight_step=1e-9, engine="forward"))
+    with torch.autocast("cpu", torch.bfloat16):
+        selection.backward((x, y), target, index=index)
+        selection.backward((x, y), target, index=index, scale=0.0)
+        assert torch.is_autocast_enabled("cpu")
+        F.cross_entropy(plain(x).float(), y).backward()
+    assert set(seen) == {torch.bfloat16}
+    for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert p.grad is not None
+        assert p.grad.dtype == torch.float32
+        torch.testing.assert_close(p.grad, q.grad, rtol=2e-2, atol=1e-3)
+    assert bool(selection.scores.isfinite().all())
+
+
+def scaled(initial: float | None) -> tuple[nn.Module, Selection, Any]:
+    """A loop with a ``GradScaler``; None for one without."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=initial or 1.0, enabled=initial is not None)
+    for index, source, target in batches(6):
+        selection.backward(source, target, index=index, scaler=None if initial is None else scaler)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return model, selection, scaler
+
+
+def test_a_grad_scaler_changes_nothing() -> None:
+    plain, without, _ = scaled(None)
+    model, selection, _ = scaled(2.0**16)
+    torch.testing.assert_close(selection.weights, without.weights)
+    torch.testing.assert_close(selection.scores, without.scores)
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_an_overflow_skips_the_step_and_leaves_the_weights() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    selection = Selection(model, n_source=N, loss=lambda m, b: 1e3 * cross_entropy(m, b), optimizer=optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)
+    before = copy.deepcopy(model.state_dict())
+    index, source, target = batches(1)[0]
+    selection.backward(source, target, index=index, scaler=scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**126
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(selection.weights, torch.ones(N))
+    optimizer.zero_grad()
+    scaler.update(2.0**10)
+    for index, source, target in batches(3):
+        selection.backward(source, target, index=index, scaler=scaler)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert bool(selection.weights.isfinite().all())
+    assert float(selection.weights.min()) < 1.0
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_batch_that_is_not_finite_moves_no_weight(side: str) -> None:
+    selection = Selection(net(), n_source=N, loss=cross_entropy)
+    index, source, target = batches(1)[0]
+    bad = {"source": source, "target": target}
+    bad[side] = (bad[side][0] * float("nan"), bad[side][1])
+    selection.backward(bad["source"], bad["target"], index=index)
+    assert torch.equal(selection.weights, torch.ones(N))
+    for index, source, target in batches(3):
+        selection.backward(source, target, index=index)
+    assert bool(selection.weights.isfinite().all())
+    assert float(selection.weights.min()) < 1.0
+
+
+def test_a_loop_resumes_from_its_state_dict() -> None:
+    whole = by_loop("noisy", "sgd", Soseleto())[1]
+    model = net()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    schedule = linear(optimizer, STEPS)
+    selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
+    for step, (index, source, target) in enumerate(batches()):
+        if step == 5:
+            file = io.BytesIO()
+            torch.save(selection.state_dict(), file)
+            file.seek(0)
+            selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
+            selection.load_state_dict(torch.load(file, weights_only=True))
+        selection.backward(source, target, index=index)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    assert torch.equal(selection.weights, whole.weights)
+    assert torch.equal(selection.scores, whole.scores)
+    assert torch.equal(selection.visits, whole.visits)
+
+
+def on_ranks(reducer: Reducer, mode: str) -> dict[str, Any]:
+    """Each rank has its own share of every batch."""
+    model = net(mode).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    selection = Selection(model, n_source=N, reducer=reducer, optimizer=optimizer, **losses_of(mode))
+    mine = slice(reducer.rank, None, reducer.ranks)
+    for index, (x, y), (xt, yt) in batches(5):
+        numbers = selection.backward((x[mine].double(), y[mine]), (xt[mine].double(), yt[mine]), index=index[mine])
+        optimizer.step()
+        optimizer.zero_grad()
+    found = {"weights": selection.weights, "scores": selection.scores, **dict(model.state_dict())}
+    return {name: value.detach().double().numpy() for name, value in {**found, **numbers}.items()}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
+@pytest.mark.parametrize("mode", ["noisy", "transfer"])
+def test_ranks_hold_the_same_weights_as_one_process(mode: str) -> None:
+    from soseleto.parallel.reducer import Single
+
+    alone = on_ranks(Single(), mode)
+    for answer in together(2, on_ranks, mode):
+        assert isinstance(answer, dict), answer
+        for name, value in alone.items():
+            torch.testing.assert_close(torch.as_tensor(answer[name]), torch.as_tensor(value), rtol=1e-5, atol=1e-6)
+
+
+LAUNCHED = """
+import sys, torch, torch.nn.functional as F, soseleto
+with soseleto.ranks("cpu") as reducer:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    loss = lambda model, b: F.cross_entropy(model(b[0]), b[1], reduction="none")
+    selection = soseleto.Selection(model, n_source=8, loss=loss, reducer=reducer)
+    x, y = torch.arange(24.0).reshape(8, 3) / 24, torch.arange(8) % 2
+    mine = torch.arange(8)[reducer.rank :: reducer.ranks]
+    for _ in range(3):
+        selection.backward((x[mine], y[mine]), (x[:4], y[:4]), index=mine)
+    with open(f"{sys.argv[1]}-{reducer.rank}", "w") as file:
+        file.write(str([round(w, 4) for w in selection.weights.tolist()]))
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
+def test_torchrun_runs_a_loop(tmp_path: Path) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text(LAUNCHED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for launch, name in ((command, "both"), ([sys.executable, str(script)], "alone")):
+        subprocess.run([*launch, str(tmp_path / name)], check=True, env=environment, timeout=200)
+    alone = (tmp_path / "alone-0").read_text()
+    assert [(tmp_path / f"both-{rank}").read_text() for rank in (0, 1)] == [alone, alone]
+    assert "0.7" in alone
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(5)), "8 losses for 5 indices"),
+        (lambda s: s.backward(*batches(1)[0][1:], index=torch.zeros(8).long()), "twice in one batch"),
+        (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + N), "out of range for 40"),
+        (lambda s: Selection(net(), n_source=N, loss=cross_entropy, target_head="head."), "target_head matches no"),
+        (
+            lambda s: Selection(net(), n_source=N, loss=cross_entropy, method=Soseleto(scores=pooled_by_class())),
+            "needs class indices",
+        ),
+        (
+            lambda s: Selection(net(), n_source=N, loss=lambda m, b: cross_entropy(m, b).mean()).backward(
+                *batches(1)[0][1:], index=torch.arange(8)
+            ),
+            "reduction='none'",
+        ),
+        (
+            lambda s: Selection(net(), n_source=N, loss=cross_entropy, method=Soseleto.paper()).load_state_dict(
+                s.state_dict()
+            ),
+            "other settings",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(act: Callable[[Selection], Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        act(Selection(net(), n_source=N, loss=cross_entropy))
+
+
+def test_a_state_of_another_source_is_refused() -> None:
+    state = Selection(net(), n_source=N + 1, loss=cross_entropy).state_dict()
+    with pytest.raises(DataError, match="belong to another source"):
+        Selection(net(), n_source=N, loss=cross_entropy).load_state_dict(state)
+
+
+def test_the_papers_page_in_a_loop_moves_by_the_alignment() -> None:
+    """One call: α ← 0.5 + weight_step·Qᵀ∂L_t/∂θ, against one backward per example."""
+    model, (index, source, target) = net(), batches(1)[0]
+    direction = gradient(cross_entropy(model, target).mean(), trainable(model))
+    q = soseleto.alignment(model, cross_entropy, source, direction, engine="loop")[1]
+    selection = Selection(model, n_source=N, loss=cross_entropy, method=Soseleto.paper(weight_step=0.1))
+    selection.backward(source, target, index=index)
+    torch.testing.assert_close(selection.weights[index], (0.5 + 0.1 * q).clamp(0, 1))
