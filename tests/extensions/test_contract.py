@@ -1,0 +1,172 @@
+"""Every piece through the same contract: state in place, saved and restored, in micro-batches, in any allowed place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import soseleto
+from soseleto import Soseleto, extensions
+from soseleto.data.batch import Batch
+from soseleto.engines import trainable
+from soseleto.errors import UsageError
+from soseleto.extensions import (
+    Coral,
+    chain,
+    clip_norm,
+    domain_loss,
+    hold_when_vanished,
+    label_doubt,
+    last_batch,
+    mean,
+    normalized,
+    per_error,
+    pooled_by_class,
+    running_mean,
+    scale_by_rms,
+    target_share,
+)
+from soseleto.models import TrunkAndHeads
+from soseleto.parallel.micro_batches import Sharing
+from soseleto.run_folder import checkpoint
+from soseleto.task.losses import TransferLosses
+from soseleto.task.task import Task
+from soseleto.training.optimizers import sgd
+
+N = 12
+METHODS: dict[str, Soseleto] = {
+    "last_batch": Soseleto(direction=last_batch()),
+    "running_mean": Soseleto(direction=running_mean(0.8)),
+    "per_error": Soseleto(alignment=chain(per_error(), scale_by_rms())),
+    "scale_by_rms": Soseleto(alignment=scale_by_rms()),
+    "hold_when_vanished": Soseleto(alignment=hold_when_vanished(0.5), weight_step=0.5),
+    "chain": Soseleto(alignment=chain(hold_when_vanished(), chain(scale_by_rms(), per_error()))),
+    "mean": Soseleto(source_loss=mean(), initial_weight=0.5),
+    "normalized": Soseleto(source_loss=normalized(), initial_weight=0.5),
+    "label_doubt": Soseleto(source_loss=label_doubt(), initial_weight=0.7),
+    "target_share": Soseleto(gradients=target_share(0.3)),
+    "domain_loss": Soseleto(gradients=domain_loss(Coral(strength=2.0))),
+    "clip_norm": Soseleto(gradients=chain(target_share(0.2), clip_norm(0.05))),
+    "pooled_by_class": Soseleto(scores=pooled_by_class()),
+}
+
+
+def test_every_piece_is_in_the_table() -> None:
+    assert set(extensions.__all__) - {"Coral"} == set(METHODS)
+
+
+def task(**changes: Any) -> Task:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        trunk = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+        model = TrunkAndHeads(trunk, nn.Linear(6, 3), nn.Linear(6, 3)).double()
+    names = trainable(model)
+    return Task(
+        model=model,
+        losses=TransferLosses(),
+        n_source=N,
+        steps=10,
+        shared=frozenset(n for n in names if n.startswith("trunk.")),
+        target_head=frozenset(n for n in names if n.startswith("target_head.")),
+        make_optimizer=sgd(0.1),
+        classes=3,
+        **changes,
+    )
+
+
+def batches(step: int) -> tuple[Batch, Batch]:
+    draw = torch.Generator().manual_seed(step)
+    index = torch.randperm(N, generator=draw)[:8]
+    sides = []
+    for places in (index, torch.arange(5)):
+        x = torch.randn(len(places), 4, generator=draw, dtype=torch.float64)
+        sides.append(Batch(places, x, torch.randint(3, (len(places),), generator=draw)))
+    return sides[0], sides[1]
+
+
+def leaves(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping | list):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from leaves(value)
+    else:
+        raise AssertionError(f"{tree!r} is neither a tensor nor a mapping nor a list")
+
+
+def outcome(state: Any) -> list[Tensor]:
+    parameters = [p.detach() for p in state.task.model.parameters()]
+    return [t.clone() for t in (*parameters, state.weights.values, state.weights.scores, *leaves(state.pieces))]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_state_is_a_tree_of_tensors_that_are_changed_in_place(name: str) -> None:
+    method = METHODS[name]
+    state = method.init(task())
+    method.step(state, *batches(0))  # running means are made by the first batch
+    before = {tensor.data_ptr() for tensor in leaves(state.pieces) if tensor.numel()}
+    method.step(state, *batches(1))
+    assert {tensor.data_ptr() for tensor in leaves(state.pieces) if tensor.numel()} == before
+    examples = [its["examples"] for its in state.pieces.values() if isinstance(its, Mapping) and "examples" in its]
+    assert all(len(entries) == N for one in examples for entries in one.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_saved_state_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
+    method = METHODS[name]
+    whole = method.init(task())
+    for step in range(6):
+        method.step(whole, *batches(step))
+    first = method.init(task())
+    for step in range(3):
+        method.step(first, *batches(step))
+    checkpoint.save(tmp_path, 3, {"method": first.state(), "optimizer": first.optimizer.state_dict()})
+    found = checkpoint.load_last(tmp_path, lambda text: None)
+    assert found is not None
+    second = method.init(task())
+    second.task.model.load_state_dict(copy.deepcopy(first.task.model.state_dict()))
+    second.optimizer.load_state_dict(found[1]["optimizer"])
+    second.load_state(found[1]["method"])
+    for step in range(3, 6):
+        method.step(second, *batches(step))
+    assert all(torch.equal(a, b) for a, b in zip(outcome(second), outcome(whole), strict=True))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_micro_batches_give_what_the_whole_batch_gives(name: str) -> None:
+    method = METHODS[name]
+    states = [method.init(task()), method.init(task(sharing=Sharing(micro_batch_size=3)))]
+    if not method.shares_work:
+        model, x, y = nn.Linear(4, 3), torch.randn(9, 4), torch.arange(9) % 3
+        with pytest.raises(UsageError, match="whole batches"):
+            soseleto.fit(model, (x, y), (x, y), epochs=1, method=method, compute=soseleto.Compute(micro_batch_size=3))
+        return
+    for state in states:
+        for step in range(4):
+            method.step(state, *batches(step))
+    for one, other in zip(outcome(states[0]), outcome(states[1]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_piece_does_something(name: str) -> None:
+    """Left out, the training is another one, but for what the others show without it."""
+    without = replace(
+        METHODS[name], direction=running_mean(), alignment=chain(), source_loss=mean(), gradients=chain(), scores=None
+    )
+    if METHODS[name] == without:
+        pytest.fail("the table must change a setting")
+    found = []
+    for method in (METHODS[name], without):
+        state = method.init(task())
+        for step in range(4):
+            method.step(state, *batches(step))
+        found.append(torch.cat([*(p.detach().flatten() for p in state.task.model.parameters()), state.weights.scores]))
+    assert not torch.allclose(*found)
