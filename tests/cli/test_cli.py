@@ -134,7 +134,7 @@ def test_version(soseleto: Soseleto) -> None:
         (["rank", "RUN", "--worst", "0"], "--worst must be at least 1, got 0"),
         (["rank", "RUN", "--format", "cvs"], "unknown format 'cvs' (did you mean 'csv'?)"),
         (["report", "nowhere"], "there is no run folder nowhere"),
-        (["report", "."], "is no soseleto run"),
+        (["report", "."], "is not a soseleto run"),
         (["reproduce", "sinthetic", "--out", "x"], "did you mean 'synthetic'"),
         (["check-gradients", "--engine", "forwrd"], "did you mean 'forward'"),
         (["check-gradients", "--model", "qick"], "did you mean 'quick'"),
@@ -240,7 +240,7 @@ def test_demo_writes_a_run_a_report_and_what_it_found(
 def test_demo_refuses_a_folder_of_other_files(soseleto: Soseleto, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     said = soseleto("demo", "--out", tmp_path)
-    assert "no soseleto run" in one_sentence(said)
+    assert "not a soseleto run" in one_sentence(said)
     assert said.code == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 

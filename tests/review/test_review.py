@@ -96,11 +96,11 @@ def _no_space(_handle: int) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_a_line_that_is_no_decision_is_named(run: RunFolder) -> None:
+def test_a_line_that_is_not_a_decision_is_named(run: RunFolder) -> None:
     decide(run, Decision("a", "keep"))
     with (run.path / "review.jsonl").open("a") as file:
         file.write('{"id": "b", "action": "burn"}\n')
-    with pytest.raises(DataError, match=r"line 2 of .* is no decision"):
+    with pytest.raises(DataError, match=r"line 2 of .* is not a decision"):
         read_decisions(run)
 
 

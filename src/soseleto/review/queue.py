@@ -55,7 +55,7 @@ class Queue:
         return {
             "classes": list(self.classes),
             "items": [self._item(int(row)) for row in self.rows],
-            "like": {one.label: [int(row) for row in one.surest[:LIKE_THESE]] for one in self._by_class()},
+            "like": {one.label: [int(row) for row in one.least_suspicious[:LIKE_THESE]] for one in self._by_class()},
             "pictures": bool(self.pictures) or "path" in self.ranking,
             "features": list(self.features.values()),
             "usual": self._usual(),
