@@ -104,7 +104,7 @@ def test_transfer_and_custom_losses(tmp_path: Path) -> None:
 
     numbers = torch.randn(12)
     soseleto.fit(nn.Linear(4, 1), (x, numbers), (x, numbers), loss=absolute, epochs=1, device="cpu", out=tmp_path / "r")
-    with pytest.raises(UsageError, match=r"call soseleto.load\(run, loss=...\)"):
+    with pytest.raises(UsageError, match=r"give it, soseleto.load\(run, loss=...\)"):
         soseleto.load(tmp_path / "r", nn.Linear(4, 1))
     loaded = soseleto.load(tmp_path / "r", nn.Linear(4, 1), loss=absolute, device="cpu")
     assert loaded.predict(x).shape == (12, 1)

@@ -118,7 +118,7 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], folder: RunFolder) -> 
     except RuntimeError as error:
         first = " ".join(str(error).split())[:300]
         raise DataError(
-            f"the model of {folder.path} has another architecture than the one given ({first}): give model=... as trained."
+            f"the model of {folder.path} has another architecture than the one given ({first}): give the trained one."
         ) from error
 
 
@@ -136,7 +136,5 @@ def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
 def _loss(config: Mapping[str, Any], folder: RunFolder) -> Loss:
     name = config.get("target_loss") or config.get("loss") or ""
     if name not in _LOSSES:
-        raise UsageError(
-            f"{folder.path} was trained with the loss {name!r}: call soseleto.load(run, loss=...) with it."
-        )
+        raise UsageError(f"{folder.path} was trained with the loss {name!r}: give it, soseleto.load(run, loss=...).")
     return _LOSSES[name]

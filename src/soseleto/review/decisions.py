@@ -34,9 +34,7 @@ class Decision:
         if self.action not in ACTIONS:
             raise UsageError(f"unknown action {self.action!r}: choose one of {', '.join(ACTIONS)}.")
         if (self.label is not None) != (self.action == "relabel"):
-            raise UsageError(
-                f"{self.action!r} with the label {self.label!r}: only relabel takes a label, and needs one."
-            )
+            raise UsageError(f"{self.action!r} with the label {self.label!r}: relabel, and only relabel, has a label.")
 
 
 class Decisions:

@@ -109,9 +109,7 @@ def _beside(out: Path, files: list[str]) -> list[str]:
         )
     missing = next((file for file in files if not os.path.exists(file)), None)
     if missing is not None:
-        raise UsageError(
-            f"{missing} no longer exists: restore the images, or run this in the folder where fit was run."
-        )
+        raise UsageError(f"{missing} no longer exists: restore the images, or run this from the same folder as fit.")
     return [Path(path).as_posix() for path in relative]
 
 
