@@ -391,8 +391,8 @@ def test_the_keyboard_keeps_drops_relabels_and_undoes(run: RunFolder, browser: B
         assert browser.text("#which") == "Suspect 3 of 12"
         browser.press("ArrowLeft")
         assert browser.text("#decision") == "dropped"
-        assert browser.complaints() == []
-        assert {url.split("/")[2] for url in browser.asked() if not url.startswith("data:")} == {server.host}
+        assert browser.errors() == []
+        assert {url.split("/")[2] for url in browser.requests() if not url.startswith("data:")} == {server.host}
     expected = {names[0]: Decision(names[0], "relabel", suggested), names[1]: Decision(names[1], "drop")}
     assert read_decisions(run) == expected
 
@@ -479,7 +479,7 @@ def test_the_page_is_accessible(run: RunFolder, browser: Browser, theme: str) ->
         open_review(browser, server)
         assert accessibility.problems(browser) == []
         assert browser.js("document.documentElement.scrollWidth <= innerWidth")
-        assert browser.complaints() == []
+        assert browser.errors() == []
         browser.plain()
 
 
@@ -534,5 +534,5 @@ def test_the_accessibility_check_finds_what_is_wrong(browser: Browser, tmp_path:
     browser.open(page)
     found: list[Any] = accessibility.problems(browser)
     for words in ("language", "title", "enlarged", "level 3 follows 0", "contrast: faint", "a button has no name",
-                  "no alt", "0 of main", "smaller than 24", "focus is not seen"):  # fmt: skip
+                  "no alt", "0 of main", "smaller than 24", "focus is not visible"):  # fmt: skip
         assert any(words in one for one in found), words

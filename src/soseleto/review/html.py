@@ -1,4 +1,4 @@
-"""The review page: one autoescaped template, and a content security policy that allows only its own style and script."""
+"""The review page: one autoescaped template, and a content security policy for its own style and script only."""
 
 from __future__ import annotations
 

@@ -91,9 +91,7 @@ class Queue:
 def _classes(run: RunFolder, ranking: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     """Class names in the run's order, followed by names that occur only in labels or suggestions."""
     config, suggested = run.config(), suggested_labels(ranking)
-    known = (
-        [] if config.get("mode") == "transfer" else config.get("classes") or []
-    )  # in transfer mode these are the target's classes
+    known = [] if config.get("mode") == "transfer" else config.get("classes") or []  # not the target's
     names = [str(name) for name in known]
     names += [one.label for one in by_class(ranking, most=len(ranking["label"]))]
     return tuple(dict.fromkeys([*names, *sorted({*(suggested if suggested is not None else ())} - {None})]))
