@@ -90,7 +90,7 @@ def _columns(
     return columns | {f"x{i}": points[:, i].astype(np.float32) for i in range(features)}
 
 
-def judge(run: RunFolder) -> RunFolder:
+def add_probe_columns(run: RunFolder) -> RunFolder:
     """Add to the ranking the columns that a run with probes has."""
     columns = run.ranking()
     probability = (1 - columns["weight"]).astype(np.float32)
@@ -142,7 +142,7 @@ def fabricate_images(
     run.log(_epoch(1, columns["weight"], None))
     run.log({"event": "end", "seconds": 1.0})
     run.write_ranking(columns)
-    judge(run)
+    add_probe_columns(run)
     thumbnails.save(run, source)
     return run
 

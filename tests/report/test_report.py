@@ -14,7 +14,7 @@ from PIL import Image
 
 import accessibility
 from browser import Browser, needs_browser
-from fabricated import fabricate, fabricate_images, judge
+from fabricated import add_probe_columns, fabricate, fabricate_images
 from soseleto import fit
 from soseleto.data import Examples
 from soseleto.errors import UsageError
@@ -69,9 +69,7 @@ def test_the_summary_states_the_main_numbers(page: str, run: RunFolder) -> None:
     caught, spared = (low & ranking["wrong"]).sum(), (~low & ~ranking["wrong"]).sum()
     text = text_of(page)
     assert "Trained on 500 source and 50 target examples for 30 epochs in 12 s." in text
-    assert (
-        f"{caught} of 100 mislabelled examples have a weight below 0.1, and {spared} of 400 correctly" in text
-    )
+    assert f"{caught} of 100 mislabelled examples have a weight below 0.1, and {spared} of 400 correctly" in text
     assert "The final source loss is 0.223, the final target loss 0.0233." in text
     assert "The test accuracy is 99.1 %." in text
     assert "computed by the layerwise engine" in text
@@ -110,7 +108,7 @@ def test_suspects_are_counted_estimated_and_shown(images: RunFolder, tmp_path: P
     text = text_of(render(images.path))
     assert "Suspects 12 20.0 % of the source" in text
     assert "12 labels are suspected to be wrong." in text
-    run = judge(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
+    run = add_probe_columns(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
     estimate = {"value": 0.953, "low": 0.9, "high": 1.0}
     curve = {"threshold": [0.1, 0.5, 0.9], "precision": [0.5, 0.8, 0.95], "recall": [1.0, 0.8, 0.3]}
     numbers = dict.fromkeys(("precision", "recall", "wrong_share"), estimate)
@@ -123,7 +121,7 @@ def test_suspects_are_counted_estimated_and_shown(images: RunFolder, tmp_path: P
 
 
 def test_without_suspects_no_precision_is_shown(tmp_path: Path) -> None:
-    run = judge(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
+    run = add_probe_columns(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
     columns = run.ranking()
     unsure = {"mislabelled_probability": np.linspace(0.72, 0.1, 60), "is_label_issue": np.zeros(60, dtype=bool)}
     run.write_ranking({**columns, **unsure})

@@ -16,7 +16,7 @@ import pytest
 
 import accessibility
 from browser import Browser, needs_browser
-from fabricated import fabricate, fabricate_images, judge
+from fabricated import add_probe_columns, fabricate, fabricate_images
 from reviewing import open_review, press, serving
 from soseleto.cli.main import main
 from soseleto.data import as_examples
@@ -108,11 +108,11 @@ def test_a_line_that_is_not_a_decision_is_named(run: RunFolder) -> None:
 
 
 def test_the_manifest_of_images_is_what_fit_reads(run: RunFolder, tmp_path: Path) -> None:
-    first, second, third, *rest = suspects(run)
+    first, second, third, *others = suspects(run)
     decide(run, Decision(first, "drop"), Decision(second, "relabel", "class 1"), Decision(third, "keep"))
     out = tmp_path / "corrected.csv"
     done = export_manifest(run.path, out)
-    assert (done.rows, done.dropped, done.relabelled, done.undecided) == (59, 1, 1, len(rest))
+    assert (done.rows, done.dropped, done.relabelled, done.undecided) == (59, 1, 1, len(others))
     before = as_examples(tmp_path / "images", name="source")
     after = as_examples(out, name="source")
     assert before.ids is not None
@@ -178,8 +178,8 @@ def test_the_command_exports_and_prints_the_counts(
     with pytest.raises(SystemExit) as end:
         main(["review", str(run.path), "--export", str(tmp_path / "corrected.csv")])
     assert end.value.code == 0
-    said = "59 examples: 1 dropped, 1 relabelled, 10 suspects not decided and left as they were"
-    assert capsys.readouterr().out == f"{said}\nmanifest: {tmp_path / 'corrected.csv'}\n"
+    printed = "59 examples: 1 dropped, 1 relabelled, 10 suspects not decided and left as they were"
+    assert capsys.readouterr().out == f"{printed}\nmanifest: {tmp_path / 'corrected.csv'}\n"
     with pytest.raises(SystemExit) as end:
         main(["review", str(tmp_path / "nowhere")])
     assert end.value.code == 2
@@ -440,7 +440,7 @@ def test_the_last_page_shows_the_export_command(run: RunFolder, browser: Browser
 
 @needs_browser
 def test_rows_of_a_table_are_shown_as_numbers(tmp_path: Path, browser: Browser) -> None:
-    run = judge(fabricate(tmp_path / "run", n=50, features=4, epochs=3))
+    run = add_probe_columns(fabricate(tmp_path / "run", n=50, features=4, epochs=3))
     with serving(run) as server:
         open_review(browser, server)
         rows = browser.js(
@@ -494,8 +494,8 @@ def start(run: RunFolder) -> tuple[subprocess.Popen[str], str]:
 
 def stop(process: subprocess.Popen[str], number: signal.Signals) -> str:
     process.send_signal(number)
-    said, _ = process.communicate(timeout=60)
-    return said
+    printed, _ = process.communicate(timeout=60)
+    return printed
 
 
 def test_an_interrupt_ends_the_review_cleanly(run: RunFolder) -> None:

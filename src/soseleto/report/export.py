@@ -52,9 +52,9 @@ def with_usual_names(ranking: Ranking) -> dict[str, Any]:
     return columns
 
 
-def _rows(asked: dict[str, int | None]) -> Callable[[Ranking], Any]:
+def _rows(requested: dict[str, int | None]) -> Callable[[Ranking], Any]:
     """A selector of the requested rows."""
-    given = {option: number for option, number in asked.items() if number is not None}
+    given = {option: number for option, number in requested.items() if number is not None}
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} cannot be combined: give one of them.")
     for option, number in given.items():

@@ -75,10 +75,11 @@ def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     """(name, figure, remark) of the suspects."""
     assert run.ranking is not None
     found, total = len(suspect_rows(run.ranking)), len(run.ranking["weight"])
-    by, threshold = "weight below", PAPER_THRESHOLD
-    if "is_label_issue" in run.ranking:
-        by, threshold = "probability of being mislabelled at least", run.suspects.get("threshold")
-    rule = f": {by} {number(threshold)}" if _is_number(threshold) else ""
+    threshold = run.suspects.get("threshold")
+    if "is_label_issue" not in run.ranking:
+        rule = f": weight below {PAPER_THRESHOLD}"
+    else:
+        rule = f": probability of being mislabelled at least {number(threshold)}" if _is_number(threshold) else ""
     estimates = [
         ("Estimated precision", "precision", "of the suspects are mislabelled"),
         ("Estimated recall", "recall", "of the mislabelled examples are suspects"),

@@ -77,13 +77,13 @@ class Review:
         made = {one.id: {"action": one.action, "label": one.label} for one in self.decisions.latest().values()}
         return {**self.queue.to_json(), "decisions": made}
 
-    def decide(self, asked: dict[str, Any]) -> dict[str, Any]:
-        row, label = asked.get("row"), asked.get("label")
+    def decide(self, request: dict[str, Any]) -> dict[str, Any]:
+        row, label = request.get("row"), request.get("label")
         if type(row) is not int or row not in self._rows:
             raise UsageError(f"row {row!r} is not a suspect.")
         if label is not None and label not in self.queue.classes:
             raise UsageError(f"{label!r} is not a class of this run.")
-        self.decisions.decide(Decision(self.queue.id_of(row), str(asked.get("action")), label))
+        self.decisions.decide(Decision(self.queue.id_of(row), str(request.get("action")), label))
         return {"row": row}
 
     def undo(self) -> dict[str, Any]:
@@ -165,13 +165,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError):
             self.close_connection = True
 
-    def _get(self, asked: urllib.parse.SplitResult) -> None:
-        if asked.path == "/":
-            return self._page(urllib.parse.parse_qs(asked.query).get("token", []))
+    def _get(self, url: urllib.parse.SplitResult) -> None:
+        if url.path == "/":
+            return self._page(urllib.parse.parse_qs(url.query).get("token", []))
         self._check_session()
-        if asked.path == "/state":
+        if url.path == "/state":
             return self._json(self.server.review.state())
-        return self._picture(asked.path)
+        return self._picture(url.path)
 
     def _page(self, tokens: list[str]) -> None:
         review = self.server.review
@@ -193,7 +193,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             raise Refused(http.HTTPStatus.NOT_FOUND, "Not found.")
         self._send(http.HTTPStatus.OK, picture, thumbnails.kind(picture), {"Cache-Control": "private, max-age=3600"})
 
-    def _post(self, asked: urllib.parse.SplitResult) -> None:
+    def _post(self, url: urllib.parse.SplitResult) -> None:
         if self.headers.get("Origin") != f"http://{self.server.host}":
             raise Refused(http.HTTPStatus.FORBIDDEN, "Decisions are accepted only from the review page.")
         self._check_session()
@@ -201,9 +201,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             raise Refused(http.HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json.")
         body, review = self._body(), self.server.review
         try:
-            if asked.path == "/decide":
+            if url.path == "/decide":
                 return self._json(review.decide(body))
-            if asked.path == "/undo":
+            if url.path == "/undo":
                 return self._json(review.undo())
         except DiskError as error:
             raise Refused(http.HTTPStatus.INSUFFICIENT_STORAGE, str(error)) from error

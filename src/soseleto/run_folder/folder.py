@@ -99,7 +99,7 @@ class RunFolder:
         return run
 
     def is_run(self) -> bool:
-        """Whether this class wrote the folder's ``config.json`` (the file name alone is too common to tell)."""
+        """Whether this class wrote the folder's ``config.json`` (other programs use that name too)."""
         try:
             config = json.loads((self.path / CONFIG).read_text("utf-8"))
         except (OSError, ValueError):
