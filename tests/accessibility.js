@@ -1,4 +1,4 @@
-// What a machine can tell of a page's accessibility: each function returns sentences, or what the test asks for.
+// Accessibility checks of a page: structure() and contrast() return problems, the others support the keyboard check.
 ({
   structure() {
     const found = [];
@@ -19,23 +19,23 @@
     }
     const ids = [...document.querySelectorAll("[id]")].map((one) => one.id);
     for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) found.push(`two elements have the id ${id}`);
-    for (const one of document.querySelectorAll("img:not([alt])")) found.push(`a picture has no alt: ${one.src.slice(0, 40)}`);
+    for (const one of document.querySelectorAll("img:not([alt])")) found.push(`an image has no alt: ${one.src.slice(0, 40)}`);
     for (const one of document.querySelectorAll("th:not([scope])")) found.push(`a table heading has no scope: ${one.textContent}`);
     for (const one of document.querySelectorAll("[tabindex]")) if (one.tabIndex > 0) found.push(`tabindex ${one.tabIndex}`);
     for (const name of ["aria-labelledby", "aria-describedby", "for"])
       for (const one of document.querySelectorAll(`[${name}]`))
         for (const id of one.getAttribute(name).split(" "))
-          if (!document.getElementById(id)) found.push(`${name} leads nowhere: ${id}`);
+          if (!document.getElementById(id)) found.push(`${name} refers to a missing id: ${id}`);
     for (const one of document.querySelectorAll("[aria-hidden=true]"))
       if (one.matches("a, button, input, select") || one.querySelector("a, button, input, select, [tabindex]"))
-        found.push("a control is hidden from who cannot see");
+        found.push("a control is hidden from screen readers");
     for (const one of all("button, select, input")) {
       const box = (one.closest("label") ?? one).getBoundingClientRect();
       if (box.width < 24 || box.height < 24) found.push(`${one.id || one.tagName} is smaller than 24 pixels`);
     }
     for (const one of all("body *"))
       if (one.scrollWidth > one.clientWidth + 1 && ["auto", "scroll"].includes(getComputedStyle(one).overflowX) &&
-          one.tabIndex < 0 && !one.matches("select, pre")) found.push(`${one.className} scrolls for the mouse only`);
+          one.tabIndex < 0 && !one.matches("select, pre")) found.push(`${one.className} cannot be scrolled with the keyboard`);
     return found;
   },
 
@@ -93,13 +93,13 @@
   focus() {
     const one = document.activeElement;
     if (!one || one === document.body) return null;
-    window.walked ??= [];
-    window.walked.push(one);
+    window.focused ??= [];
+    window.focused.push(one);
     const style = getComputedStyle(one);
     const box = one.getBoundingClientRect();
     return {
       which: one.id || one.textContent.trim().slice(0, 30) || one.tagName,
-      again: window.walked.indexOf(one) < window.walked.length - 1,
+      again: window.focused.indexOf(one) < window.focused.length - 1,
       visible: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2 && box.width > 0,
     };
   },

@@ -1,4 +1,4 @@
-"""What the WCAG asks of a page and a machine can tell, looked up in a real browser: sentences, or none."""
+"""The automatable checks of the WCAG, run in a browser; each problem is one sentence."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ NAMED = {"button", "link", "slider", "combobox", "checkbox", "image", "progressb
 
 
 def problems(browser: Browser) -> list[str]:
-    """Everything that is wrong with the page that is open."""
-    return [*_ask(browser, "structure"), *_ask(browser, "contrast"), *_nameless(browser), *_keyboard(browser)]
+    """The accessibility problems of the open page."""
+    return [*_run(browser, "structure"), *_run(browser, "contrast"), *_nameless(browser), *_keyboard(browser)]
 
 
-def _ask(browser: Browser, function: str) -> Any:
+def _run(browser: Browser, function: str) -> Any:
     return browser.js(f"({CHECKS}).{function}()")
 
 
 def _nameless(browser: Browser) -> list[str]:
-    """Controls and pictures without a name, as the browser itself tells assistive software."""
+    """Controls and images without an accessible name in the browser's accessibility tree."""
     nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
     roles = [node["role"]["value"] for node in nodes if not node["ignored"] and not _name(node)]
     return [f"a {role} has no name" for role in roles if role in NAMED]
@@ -32,19 +32,19 @@ def _name(node: dict[str, dict[str, str]]) -> str:
 
 
 def _keyboard(browser: Browser) -> list[str]:
-    """Tab through the whole page: everything is reached, nothing holds the focus, and it is always seen where it is."""
+    """Tab through the page: every control is reached, focus is never trapped and always visible."""
     found, reached = [], 0
     browser.js("document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')")
-    browser.js("window.walked = []; scrollTo(0, 0)")  # from the top
-    expected = _ask(browser, "focusable")
+    browser.js("window.focused = []; scrollTo(0, 0)")  # from the top
+    expected = _run(browser, "focusable")
     for _ in range(expected + 2):
         browser.press("Tab")
-        focus = _ask(browser, "focus")
+        focus = _run(browser, "focus")
         if focus is None or focus["again"]:
             break
         reached += 1
         if not focus["visible"]:
-            found.append(f"the focus is not seen on {focus['which']}")
+            found.append(f"the focus is not visible on {focus['which']}")
     if reached != expected:
         found.append(f"the keyboard reaches {reached} of {expected} controls")
     browser.js("document.activeElement.blur()")

@@ -1,4 +1,4 @@
-"""A real Chromium for tests, driven over its debugging pipe: no ports, no packages."""
+"""Headless Chromium for tests, driven over its debugging pipe: no ports, no packages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --remote-debugging-pipe"
 )
-PATIENCE = 60.0  # seconds for one call
+TIMEOUT = 60.0  # seconds per call
 KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "ArrowDown": 40, "Tab": 9, "End": 35, "Enter": 13, "Escape": 27}
-COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+ERROR_EVENTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
 
 
 class Browser:
@@ -38,7 +38,7 @@ class Browser:
         )
         os.close(inbox)
         os.close(outbox)
-        self.count, self.session, self.events, self.rest = 0, "", list[dict[str, Any]](), b""
+        self.count, self.session, self.events, self.buffer = 0, "", list[dict[str, Any]](), b""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
@@ -50,7 +50,7 @@ class Browser:
         if self.session:
             message["sessionId"] = self.session
         os.write(self.outbox, json.dumps(message).encode() + b"\0")
-        watchdog = threading.Timer(PATIENCE, self.process.kill)
+        watchdog = threading.Timer(TIMEOUT, self.process.kill)
         watchdog.start()
         try:
             while (answer := self._next()).get("id") != self.count:
@@ -62,16 +62,16 @@ class Browser:
         return result
 
     def _next(self) -> dict[str, Any]:
-        while b"\0" not in self.rest:
+        while b"\0" not in self.buffer:
             piece = os.read(self.inbox, 1 << 20)
-            assert piece, "chromium has gone"
-            self.rest += piece
-        data, _, self.rest = self.rest.partition(b"\0")
+            assert piece, "chromium has exited"
+            self.buffer += piece
+        data, _, self.buffer = self.buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(data)
         return message
 
     def open(self, address: Path | str) -> None:
-        self.js("window.before = true")  # the next page does not know it
+        self.js("window.before = true")  # unset on the next page
         self.events.clear()
         url = address.as_uri() if isinstance(address, Path) else address
         self.call("Page.navigate", url=url)
@@ -83,7 +83,7 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, condition: str, seconds: float = 20.0) -> None:
-        """Until a JavaScript condition holds."""
+        """Wait until a JavaScript condition holds."""
         end = time.monotonic() + seconds
         while not self.js(condition):
             assert time.monotonic() < end, f"waited {seconds} s for {condition}"
@@ -107,18 +107,18 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
 
     def plain(self) -> None:
-        """A light desktop again."""
+        """Back to a light desktop."""
         self.call("Emulation.setEmulatedMedia", features=[])
         self.call("Emulation.clearDeviceMetricsOverride")
 
-    def complaints(self) -> list[dict[str, Any]]:
+    def errors(self) -> list[dict[str, Any]]:
         """Errors and console output since the page was opened."""
-        return [event["params"] for event in self.events if event.get("method") in COMPLAINTS]
+        return [event["params"] for event in self.events if event.get("method") in ERROR_EVENTS]
 
-    def asked(self) -> list[str]:
-        """Every address that was requested since the page was opened."""
-        requests = [event for event in self.events if event.get("method") == "Network.requestWillBeSent"]
-        return [event["params"]["request"]["url"] for event in requests]
+    def requests(self) -> list[str]:
+        """Every URL requested since the page was opened."""
+        sent = [event for event in self.events if event.get("method") == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in sent]
 
     def close(self) -> None:
         self.call("Browser.close")

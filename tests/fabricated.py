@@ -1,4 +1,4 @@
-"""Run folders as training would leave them, made from nothing."""
+"""Fabricated run folders, as training would write them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from soseleto.run_folder.folder import RunFolder
 
 
 def fabricate(path: Path, *, n: int = 500, features: int = 2, truth: bool = True, epochs: int = 30) -> RunFolder:
-    """A run folder as training would leave it; the weights of wrong labels fall, the others rise."""
+    """A run folder with falling weights of mislabelled examples and rising weights of the others."""
     rng = np.random.default_rng(0)
     run = RunFolder.create(path)
     run.write_config({"mode": "noisy", "seed": 0, "lr": 0.1, "source": {"fingerprint": "ab" * 32}})
@@ -36,7 +36,7 @@ def _weights(wrong: np.ndarray, hard: np.ndarray, progress: float) -> np.ndarray
 
 
 def _start(n: int) -> dict[str, object]:
-    messages = ["auto took the layerwise engine"]
+    messages = ["auto chose the layerwise engine"]
     sizes = {"n_source": n, "n_target": 50, "parameters": 42}
     return {"event": "start", "engine": "layerwise", "messages": messages, **sizes}
 
@@ -67,8 +67,8 @@ def _epoch(epoch: int, weight: np.ndarray, wrong: np.ndarray | None) -> dict[str
 
 
 def _group(weight: np.ndarray) -> dict[str, float]:
-    mean, reach = float(weight.mean()), 1.96 * float(weight.std()) / len(weight) ** 0.5
-    return {"mean": mean, "low": mean - reach, "high": mean + reach, "count": len(weight)}
+    mean, half_width = float(weight.mean()), 1.96 * float(weight.std()) / len(weight) ** 0.5
+    return {"mean": mean, "low": mean - half_width, "high": mean + half_width, "count": len(weight)}
 
 
 def _columns(
@@ -90,21 +90,21 @@ def _columns(
     return columns | {f"x{i}": points[:, i].astype(np.float32) for i in range(features)}
 
 
-def judge(run: RunFolder) -> RunFolder:
-    """Add what a judgement of the labels adds to the ranking."""
+def add_probe_columns(run: RunFolder) -> RunFolder:
+    """Add to the ranking the columns that a run with probes has."""
     columns = run.ranking()
     probability = (1 - columns["weight"]).astype(np.float32)
     names = np.unique(columns["label"].astype(str))
     other = {name: names[(place + 1) % len(names)] for place, name in enumerate(names)}
-    doubted = probability > 0.5
+    suspect = probability > 0.5
     suggested = np.array(
-        [other[str(label)] if doubt else str(label) for label, doubt in zip(columns["label"], doubted, strict=True)],
+        [other[str(label)] if wrong else str(label) for label, wrong in zip(columns["label"], suspect, strict=True)],
         dtype=object,
     )
     columns |= {
         "predicted_label": suggested,
         "mislabelled_probability": probability,
-        "is_label_issue": doubted,
+        "is_label_issue": suspect,
         "suggested_label": suggested,
     }
     run.write_ranking(columns)
@@ -114,7 +114,7 @@ def judge(run: RunFolder) -> RunFolder:
 def fabricate_images(
     path: Path, *, n: int = 60, side: int = 12, classes: int = 3, files: Path | None = None
 ) -> RunFolder:
-    """A judged run on grey images; every fifth label is wrong. With ``files`` the images are there too."""
+    """A run with probes on grey images; every fifth label is wrong. With ``files`` the image files are written too."""
     rng = np.random.default_rng(0)
     run = RunFolder.create(path)
     names = tuple(f"class {i}" for i in range(classes))
@@ -142,7 +142,7 @@ def fabricate_images(
     run.log(_epoch(1, columns["weight"], None))
     run.log({"event": "end", "seconds": 1.0})
     run.write_ranking(columns)
-    judge(run)
+    add_probe_columns(run)
     thumbnails.save(run, source)
     return run
 

@@ -1,4 +1,4 @@
-"""A review that is served from a thread, and the keys of its page."""
+"""Serve a review from a thread, and press keys on its page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_review(browser: Browser, server: Server) -> None:
 
 
 def press(browser: Browser, key: str) -> None:
-    """A key, and the next example or the end."""
+    """Press a key and wait until the counts change."""
     before = browser.text("#counts")
     browser.press(key)
     browser.wait(f"document.getElementById('counts').innerText !== {json.dumps(before)}")

@@ -130,24 +130,24 @@ def test_version(soseleto: Soseleto) -> None:
         (["rank"], "missing argument 'RUN' (see `soseleto rank --help`)"),
         (["rank", "RUN", "--best", "many"], "invalid value for '--best'"),
         (["rank", "RUN", "--bets", "3"], "--bets"),
-        (["rank", "RUN", "--best", "3", "--worst", "3"], "--best and --worst exclude each other"),
+        (["rank", "RUN", "--best", "3", "--worst", "3"], "--best and --worst cannot be combined"),
         (["rank", "RUN", "--worst", "0"], "--worst must be at least 1, got 0"),
         (["rank", "RUN", "--format", "cvs"], "unknown format 'cvs' (did you mean 'csv'?)"),
         (["report", "nowhere"], "there is no run folder nowhere"),
-        (["report", "."], "is no soseleto run"),
+        (["report", "."], "is not a soseleto run"),
         (["reproduce", "sinthetic", "--out", "x"], "did you mean 'synthetic'"),
         (["check-gradients", "--engine", "forwrd"], "did you mean 'forward'"),
         (["check-gradients", "--model", "qick"], "did you mean 'quick'"),
         (["check-gradients", "--model", "gone.py:make"], "there is no file gone.py"),
         (["check-gradients", "--batch", "0"], "--batch must be at least 1"),
         (["data", "minst"], "did you mean 'mnist'"),
-        (["rank", "RUN", "--best", "3", "--suspects"], "--best and --suspects exclude each other"),
+        (["rank", "RUN", "--best", "3", "--suspects"], "--best and --suspects cannot be combined"),
         (["rank", "RUN", "--relabel"], "--relabel has no effect by itself"),
         (["rank", "RUN", "--export-clean", "clean.txt"], "neither .csv nor .parquet"),
-        (["predict", "RUN", "x.csv"], "does not know how to build its model"),
+        (["predict", "RUN", "x.csv"], "does not record how to build its model"),
         (["predict", "RUN"], "missing argument 'FILES' (see `soseleto predict --help`)"),
         (["predict", "RUN", "x.csv", "--format", "xml"], "unknown format 'xml'"),
-        (["export", "RUN", "--onnx", "m.onnx"], "does not know how to build its model"),
+        (["export", "RUN", "--onnx", "m.onnx"], "does not record how to build its model"),
         (["fit", "--source", "a.csv"], "missing option '--target'"),
         (["fit", "--source", "a.csv", "--target", "b.csv", "--out", "o", "--mode", "nosy"], "did you mean 'noisy'"),
     ],
@@ -240,7 +240,7 @@ def test_demo_writes_a_run_a_report_and_what_it_found(
 def test_demo_refuses_a_folder_of_other_files(soseleto: Soseleto, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     said = soseleto("demo", "--out", tmp_path)
-    assert "no soseleto run" in one_sentence(said)
+    assert "not a soseleto run" in one_sentence(said)
     assert said.code == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 

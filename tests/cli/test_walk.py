@@ -107,7 +107,7 @@ def test_the_walk(
         suggested = browser.text("#suggested")
         press(browser, "s")
         press(browser, "d")
-        assert browser.complaints() == []
+        assert browser.errors() == []
     corrected = root / "corrected.csv"
     assert "1 relabelled" in run(capsys, "review", out, "--export", corrected)
     again = soseleto.data.read_pair(corrected, root / "checked", mode="noisy").source

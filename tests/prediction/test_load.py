@@ -1,4 +1,4 @@
-"""A run back from its folder: load, predict, export; and what must not be read or run."""
+"""Loading a run: predict, export to ONNX, and no code run from a run folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def out_of(result: soseleto.Result) -> Path:
     return result.out
 
 
-def test_one_line_gives_the_model_back(trained: soseleto.Result) -> None:
+def test_load_restores_the_model(trained: soseleto.Result) -> None:
     x, _ = images(seed=1)
     loaded = soseleto.load(out_of(trained), device="cpu")
     assert torch.equal(loaded.outputs(x), trained.outputs(x))
@@ -73,7 +73,7 @@ def test_the_temperature_is_kept_and_used(trained: soseleto.Result, tmp_path: Pa
         (folder.path / "calibration.json").unlink()
 
 
-def test_a_model_of_ones_own_is_made_again_only_when_named(tmp_path: Path) -> None:
+def test_a_custom_model_is_rebuilt_only_when_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\nfrom pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
         "def make(classes, shape):\n    return nn.Linear(shape[0], classes)\n"
@@ -82,17 +82,17 @@ def test_a_model_of_ones_own_is_made_again_only_when_named(tmp_path: Path) -> No
     x, y = torch.randn(9, 4), torch.arange(9) % 3
     notes = {"model": name, "n_classes": 3}
     result = soseleto.fit(nn.Linear(4, 3), (x, y), (x, y), epochs=1, device="cpu", out=tmp_path / "run", notes=notes)
-    with pytest.raises(UsageError, match="name it again to run that file"):
+    with pytest.raises(UsageError, match="name it again to allow running that file"):
         soseleto.load(tmp_path / "run")
-    assert not (tmp_path / "ran").exists()  # a run folder never runs code by itself
+    assert not (tmp_path / "ran").exists()  # loading a run folder runs no code
     for model in (name, nn.Linear(4, 3)):
         assert torch.equal(soseleto.load(tmp_path / "run", model, device="cpu").outputs(x), result.outputs(x))
-    with pytest.raises(DataError, match="of another build"):
+    with pytest.raises(DataError, match="another architecture"):
         soseleto.load(tmp_path / "run", nn.Linear(5, 3))
     sys.modules.pop("mine", None)
 
 
-def test_transfer_and_losses_of_ones_own(tmp_path: Path) -> None:
+def test_transfer_and_custom_losses(tmp_path: Path) -> None:
     x, y = torch.randn(12, 4), torch.arange(12) % 3
     trunk = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
     result = soseleto.fit(trunk, (x, y), (x[:4], y[:4] % 2), "transfer", epochs=1, device="cpu", out=tmp_path / "t")
@@ -104,7 +104,7 @@ def test_transfer_and_losses_of_ones_own(tmp_path: Path) -> None:
 
     numbers = torch.randn(12)
     soseleto.fit(nn.Linear(4, 1), (x, numbers), (x, numbers), loss=absolute, epochs=1, device="cpu", out=tmp_path / "r")
-    with pytest.raises(UsageError, match=r"say soseleto.load\(run, loss=...\)"):
+    with pytest.raises(UsageError, match=r"give it, soseleto.load\(run, loss=...\)"):
         soseleto.load(tmp_path / "r", nn.Linear(4, 1))
     loaded = soseleto.load(tmp_path / "r", nn.Linear(4, 1), loss=absolute, device="cpu")
     assert loaded.predict(x).shape == (12, 1)
@@ -112,9 +112,7 @@ def test_transfer_and_losses_of_ones_own(tmp_path: Path) -> None:
         loaded.predict_proba(x)
 
 
-def test_onnx_takes_inputs_as_they_came_and_gives_calibrated_probabilities(
-    trained: soseleto.Result, tmp_path: Path
-) -> None:
+def test_onnx_takes_raw_inputs_and_returns_calibrated_probabilities(trained: soseleto.Result, tmp_path: Path) -> None:
     loaded = soseleto.load(out_of(trained), device="cpu")
     file = export_onnx(loaded, tmp_path / "new" / "model.onnx")
     x, _ = images(5, seed=3)
@@ -145,7 +143,7 @@ def test_predict_names_labels_images(
     assert [row["label"] for row in json.loads(out.read_text())] == [row["label"] for row in rows[:3]]
 
 
-def test_every_kind_of_file_is_read_as_the_training_would(tmp_path: Path) -> None:
+def test_every_kind_of_file_is_read_as_in_training(tmp_path: Path) -> None:
     x, _ = images(2)
     Image.fromarray(x[0, 0].numpy()).save(tmp_path / "a.png")
     (tmp_path / "list.csv").write_text("path,note\na.png,1\na.png,2\n")
@@ -172,7 +170,7 @@ def test_every_kind_of_file_is_read_as_the_training_would(tmp_path: Path) -> Non
         ("torn.npz", b"PK", "is not a whole .npz file"),
     ],
 )
-def test_inputs_that_are_off_are_one_sentence(tmp_path: Path, name: str, content: bytes | None, sentence: str) -> None:
+def test_bad_inputs_are_one_sentence(tmp_path: Path, name: str, content: bytes | None, sentence: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     shape, columns = ((2,), ["a", "b"]) if name.endswith(".csv") else ((1, 28, 28), None)

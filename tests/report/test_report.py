@@ -1,4 +1,4 @@
-"""The report, from fabricated run folders that follow docs/contracts.md, and in a real browser where there is one."""
+"""The report, rendered from fabricated run folders (docs/contracts.md) and checked in a browser where there is one."""
 
 import html.parser
 import io
@@ -14,7 +14,7 @@ from PIL import Image
 
 import accessibility
 from browser import Browser, needs_browser
-from fabricated import fabricate, fabricate_images, judge
+from fabricated import add_probe_columns, fabricate, fabricate_images
 from soseleto import fit
 from soseleto.data import Examples
 from soseleto.errors import UsageError
@@ -57,25 +57,25 @@ def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
 
 
-def test_write_report_puts_the_page_into_the_run_or_where_it_is_told(run: RunFolder, tmp_path: Path) -> None:
+def test_write_report_writes_into_the_run_or_to_the_given_path(run: RunFolder, tmp_path: Path) -> None:
     assert write_report(run.path) == run.path / "report.html"
     elsewhere = write_report(run.path, tmp_path / "new" / "page.html")
     assert elsewhere.read_text("utf-8") == (run.path / "report.html").read_text("utf-8")
 
 
-def test_the_summary_says_the_numbers_in_words(page: str, run: RunFolder) -> None:
+def test_the_summary_states_the_main_numbers(page: str, run: RunFolder) -> None:
     ranking = run.ranking()
     low = ranking["weight"] < 0.1
     caught, spared = (low & ranking["wrong"]).sum(), (~low & ~ranking["wrong"]).sum()
     text = text_of(page)
-    assert "This run with 500 source and 50 target examples took 30 epochs in 12 s." in text
-    assert f"{caught} of 100 wrong labels have a weight below 0.1, and {spared} of 400 right ones" in text
-    assert "The last source loss was 0.223, the last target loss 0.0233." in text
-    assert "99.1 % of the test examples" in text
+    assert "Trained on 500 source and 50 target examples for 30 epochs in 12 s." in text
+    assert f"{caught} of 100 mislabelled examples have a weight below 0.1, and {spared} of 400 correctly" in text
+    assert "The final source loss is 0.223, the final target loss 0.0233." in text
+    assert "The test accuracy is 99.1 %." in text
     assert "computed by the layerwise engine" in text
 
 
-def test_messages_are_shown_and_nothing_from_the_run_is_taken_as_markup(page: str) -> None:
+def test_messages_are_shown_and_nothing_from_the_run_becomes_markup(page: str) -> None:
     assert "the target loss is &lt;small&gt;" in page
     assert "two &lt;b&gt;features" in page
     assert "right &amp; proper" in page
@@ -83,7 +83,7 @@ def test_messages_are_shown_and_nothing_from_the_run_is_taken_as_markup(page: st
     assert "<small>" not in page
 
 
-def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
+def test_a_hostile_label_is_escaped(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=40, epochs=2)
     columns = run.ranking()
     columns["label"] = np.array(["</script><script>alert(1)</script>", '" onload="x'] * 20)
@@ -93,7 +93,7 @@ def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
     assert not any(name.startswith("on") for _, attrs in outline.tags for name in attrs)
 
 
-def test_a_hostile_name_stays_text_beside_pictures(tmp_path: Path) -> None:
+def test_a_hostile_name_is_escaped_beside_images(tmp_path: Path) -> None:
     run = fabricate_images(tmp_path / "run")
     columns = run.ranking()
     hostile = "\"><img src=x onerror='alert(1)'>"
@@ -104,24 +104,24 @@ def test_a_hostile_name_stays_text_beside_pictures(tmp_path: Path) -> None:
     assert not any(name.startswith("on") for _, attrs in tags for name in attrs)
 
 
-def test_suspects_are_counted_judged_and_shown(images: RunFolder, tmp_path: Path) -> None:
+def test_suspects_are_counted_estimated_and_shown(images: RunFolder, tmp_path: Path) -> None:
     text = text_of(render(images.path))
     assert "Suspects 12 20.0 % of the source" in text
-    assert "12 labels are doubted." in text
-    run = judge(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
+    assert "12 labels are suspected to be wrong." in text
+    run = add_probe_columns(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
     estimate = {"value": 0.953, "low": 0.9, "high": 1.0}
     curve = {"threshold": [0.1, 0.5, 0.9], "precision": [0.5, 0.8, 0.95], "recall": [1.0, 0.8, 0.3]}
     numbers = dict.fromkeys(("precision", "recall", "wrong_share"), estimate)
     run.write_suspects({"threshold": 0.5, "n_probes": 30, "curve": curve, **numbers})
     text = text_of(render(run.path))
-    assert "of which about 95.3 % are really wrong" in text
-    assert "Estimated recall 95.3 % of all wrong labels are among them (90.0 % to 100 %)" in text
-    assert "Told by 30 probes" in text
-    assert "Probability of a wrong label" in text
+    assert "with an estimated precision of 95.3 %" in text
+    assert "Estimated recall 95.3 % of the mislabelled examples are suspects (95 % interval 90.0 % to 100 %)" in text
+    assert "Estimated from 30 probes" in text
+    assert "Probability of being mislabelled" in text
 
 
-def test_no_suspects_are_not_said_to_be_precise(tmp_path: Path) -> None:
-    run = judge(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
+def test_without_suspects_no_precision_is_shown(tmp_path: Path) -> None:
+    run = add_probe_columns(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
     columns = run.ranking()
     unsure = {"mislabelled_probability": np.linspace(0.72, 0.1, 60), "is_label_issue": np.zeros(60, dtype=bool)}
     run.write_ranking({**columns, **unsure})
@@ -130,14 +130,14 @@ def test_no_suspects_are_not_said_to_be_precise(tmp_path: Path) -> None:
     numbers = {"precision": of_none, "recall": of_none, "wrong_share": noise}
     run.write_suspects({"threshold": 1.0, "n_probes": 30, "curve": curve, **numbers})
     text = text_of(render(run.path))
-    assert "Suspects 0 0 % of the source: the highest probability of being wrong is 0.72" in text
-    assert "No label is doubted: the highest probability of being wrong is 0.72." in text
+    assert "Suspects 0 0 % of the source: the highest probability of being mislabelled is 0.72" in text
+    assert "No label is suspected to be wrong: the highest probability of being mislabelled is 0.72." in text
     assert "Estimated precision 100" not in text
-    assert "Estimated noise 30.0 %" in text
-    assert "at the highest precision 0.7, recall 0.3" in render(run.path)  # where there still are suspects
+    assert "Estimated noise rate 30.0 %" in text
+    assert "at the highest precision 0.7, recall 0.3" in render(run.path)  # of the thresholds that have suspects
 
 
-def test_the_comparison_is_told_first_and_drawn(tmp_path: Path) -> None:
+def test_the_comparison_is_in_the_summary_and_drawn(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=60, epochs=3)
     rows = [
         {"method": name, "accuracy": accuracy, "low": accuracy - 5, "high": accuracy + 4, "examples": 1200}
@@ -147,17 +147,17 @@ def test_the_comparison_is_told_first_and_drawn(tmp_path: Path) -> None:
     run.write_comparison(comparison)
     text = text_of(render(run.path))
     assert (
-        "Of 1,200 target examples, each held out of its own training, SOSELETO gets 91.5 % right; "
-        "ordinary training 80.0 % and target only 61.0 %." in text
+        "Held-out accuracy on 1,200 target examples (5-fold cross-validation): SOSELETO 91.5 %, "
+        "ordinary training 80.0 %, target only 61.0 %." in text
     )
     assert "ordinary training 80.0 % 75.0 % to 84.0 %" in text
     run.write_comparison({**comparison, "judged_on": "test", "rows": rows[:1]})
     page = render(run.path)
-    assert "Of 1,200 test examples, SOSELETO gets 91.5 % right." in text_of(page)
-    assert "Was it worth it?" not in page
+    assert "Held-out accuracy on 1,200 test examples: SOSELETO 91.5 %." in text_of(page)
+    assert "Comparison with other methods" not in page
 
 
-def test_without_a_judgement_the_prediction_is_suggested_for_low_weights(tmp_path: Path) -> None:
+def test_without_probes_the_prediction_is_suggested_for_low_weights(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=40, epochs=2)
     columns = run.ranking()
     run.write_ranking(columns | {"predicted_label": np.array(["right & proper"] * 40)})
@@ -168,7 +168,7 @@ def test_without_a_judgement_the_prediction_is_suggested_for_low_weights(tmp_pat
     assert not any(found[~(low & left)])
 
 
-def test_a_training_with_probes_tells_their_weights(tmp_path: Path) -> None:
+def test_a_training_with_probes_shows_their_weights(tmp_path: Path) -> None:
     x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
     y = (x[:, 0] > 0).long()
     fit(torch.nn.Linear(3, 2), (x[:160], y[:160]), (x[160:], y[160:]), epochs=2, probes=0.5, out=tmp_path / "run")
@@ -176,19 +176,19 @@ def test_a_training_with_probes_tells_their_weights(tmp_path: Path) -> None:
     assert {name: group["count"] for name, group in last["probe_groups"].items()} == {"right": 10, "wrong": 10}
     page = render(tmp_path / "run")
     assert "<h3>Mean weight of the probes</h3>" in page
-    assert "Told by 20 probes" in page
+    assert "Estimated from 20 probes" in page
 
 
 def test_a_report_is_the_same_every_time(images: RunFolder) -> None:
     assert render(images.path) == render(images.path)
 
 
-def test_examples_without_a_picture_say_so(tmp_path: Path) -> None:
+def test_examples_without_an_image_are_marked(tmp_path: Path) -> None:
     run = fabricate_images(tmp_path / "run")
     columns = run.ranking()
     run.write_ranking(columns | {"id": np.array([f"other {i}" for i in range(59)] + [columns["id"][59]])})
     page = render(run.path)
-    assert '<span class="blank">no picture</span>' in page
+    assert '<span class="blank">no image</span>' in page
     assert "data:image/png" in page
 
 
@@ -202,7 +202,7 @@ PICTURES = [
 
 
 @pytest.mark.parametrize(("inputs", "kind", "size"), PICTURES, ids=lambda value: str(getattr(value, "shape", value)))
-def test_pictures_are_kept_as_small_as_they_are_shown(
+def test_thumbnails_are_stored_at_the_size_they_are_shown(
     tmp_path: Path, inputs: torch.Tensor, kind: str, size: tuple[int, int]
 ) -> None:
     run = fabricate(tmp_path / "run", n=2, features=0, truth=False, epochs=1)
@@ -214,16 +214,16 @@ def test_pictures_are_kept_as_small_as_they_are_shown(
         with Image.open(io.BytesIO(picture)) as image:
             assert image.size == size
             if inputs.is_floating_point():
-                assert image.getextrema() == ((0, 78), (88, 167), (177, 255))  # stretched over the whole image
+                assert image.getextrema() == ((0, 78), (88, 167), (177, 255))  # scaled over the whole image
 
 
-def test_what_is_no_picture_is_not_kept(tmp_path: Path) -> None:
+def test_inputs_that_are_not_images_have_no_thumbnails(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=2, features=0, truth=False, epochs=1)
     thumbnails.save(run, Examples(torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64), ids=("00000", "00001")))
     assert thumbnails.load(run) == {}
 
 
-def test_the_largest_gallery_of_the_worst_pictures_stays_below_twenty_megabytes() -> None:
+def test_the_largest_gallery_of_incompressible_images_stays_below_twenty_megabytes() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
     shown = gallery.STRONGEST + MOST_CLASSES * 2 * PER_CLASS
     assert len(thumbnails.shrink(Image.fromarray(noise))) * shown * 4 / 3 < 19e6
@@ -232,38 +232,38 @@ def test_the_largest_gallery_of_the_worst_pictures_stays_below_twenty_megabytes(
 def test_figure_one_has_its_five_panels(page: str) -> None:
     titles = re.findall(r"<h3>(\([a-e]\)[^<]*)</h3>", page)
     assert [title[:3] for title in titles] == ["(a)", "(b)", "(c)", "(d)", "(e)"]
-    assert page.count("Precision and recall: at 0.1") == 1  # drawn once, not again below
+    assert page.count("Precision and recall: at 0.1") == 1  # drawn once
 
 
-def test_without_two_features_the_truth_has_a_section_of_its_own(tmp_path: Path) -> None:
+def test_without_two_features_the_true_labels_have_their_own_section(tmp_path: Path) -> None:
     page = render(fabricate(tmp_path / "run", n=60, features=0, epochs=3).path)
     assert "Figure 1 of the paper" not in page
-    assert "Against the known truth" in page
-    assert "Wrong labels kept" in page
+    assert "Evaluation against the true labels" in page
+    assert "Mislabelled examples kept" in page
 
 
-def test_without_the_truth_nothing_is_said_of_wrong_labels(tmp_path: Path) -> None:
+def test_without_true_labels_no_mislabelled_counts_are_shown(tmp_path: Path) -> None:
     page = render(fabricate(tmp_path / "run", n=60, truth=False, epochs=3).path)
-    assert "Against the known truth" not in page
-    assert "Wrong labels kept" not in page
-    assert "right labels are known" not in page
-    assert "Effective number of the kept" in page
+    assert "Evaluation against the true labels" not in page
+    assert "Mislabelled examples kept" not in page
+    assert "true labels are known" not in page
+    assert "Effective sample size" in page
 
 
-def test_a_run_that_has_not_ended_is_reported_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_reported_as_far_as_it_got(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=60, epochs=4)
     (run.path / "ranking.parquet").unlink()
     kept = [record for record in run.metrics() if record["event"] in ("start", "epoch")][:3]
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
     text = text_of(render(run.path))
-    assert "has not ended: what follows is how it stood after 2 epochs" in text
-    assert "Best and worst" not in text
+    assert "has not finished: this report covers the first 2 epochs" in text
+    assert "Most suspicious examples" not in text
     (run.path / "metrics.jsonl").unlink()
-    assert "This run has not finished its first epoch" in text_of(render(run.path))
+    assert "Training has not finished its first epoch" in text_of(render(run.path))
 
 
 @pytest.mark.parametrize(("folder", "shown"), [("images", False), ("elsewhere", True)])
-def test_paths_are_shown_where_they_say_more_than_the_ids(tmp_path: Path, folder: str, shown: bool) -> None:
+def test_paths_are_shown_where_they_differ_from_the_ids(tmp_path: Path, folder: str, shown: bool) -> None:
     run = fabricate(tmp_path / "run", n=6, epochs=1)
     columns = run.ranking()
     names = columns["id"] if folder == "images" else columns["id"][::-1]
@@ -271,10 +271,10 @@ def test_paths_are_shown_where_they_say_more_than_the_ids(tmp_path: Path, folder
     assert (f"{folder}/{names[0]}" in render(run.path)) is shown
 
 
-def test_one_epoch_and_equal_scores_do_not_upset_it(tmp_path: Path) -> None:
+def test_one_epoch_and_equal_scores_are_rendered(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=7, epochs=1)
     run.write_ranking(run.ranking() | {"score": np.zeros(7, dtype=np.float32)})
-    assert text_of(render(run.path)).count("Most suspicious") == 2  # of either class
+    assert text_of(render(run.path)).count("Most suspicious examples") == 3  # of all, and of both classes
 
 
 def test_scores_that_were_never_measured_are_left_out(tmp_path: Path) -> None:
@@ -283,8 +283,8 @@ def test_scores_that_were_never_measured_are_left_out(tmp_path: Path) -> None:
     assert "<h3>Scores</h3>" not in render(run.path)
 
 
-def test_no_run_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no soseleto run"):
+def test_a_folder_that_is_not_a_run_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a soseleto run"):
         render(tmp_path)
 
 
@@ -299,7 +299,7 @@ def test_the_page_refers_to_nothing_outside_itself(page: str) -> None:
     assert "unsafe" not in policy
 
 
-def test_headings_tables_and_pictures_are_usable_without_eyes(page: str) -> None:
+def test_headings_tables_and_charts_are_accessible(page: str) -> None:
     tags = Outline(page).tags
     levels = [int(tag[1]) for tag, _ in tags if re.fullmatch("h[1-6]", tag)]
     assert levels.count(1) == 1
@@ -313,7 +313,7 @@ def test_headings_tables_and_pictures_are_usable_without_eyes(page: str) -> None
     assert "threshold" in [attrs.get("for") for tag, attrs in tags if tag == "label"]
 
 
-def test_without_script_the_slider_is_hidden_and_a_table_stands_in(page: str) -> None:
+def test_without_script_a_table_replaces_the_slider(page: str) -> None:
     assert '<div class="slider" hidden>' in page
     assert '<tr><th scope="row" class="num">0.25</th>' in page
 
@@ -324,7 +324,7 @@ def test_text_has_contrast_in_both_themes() -> None:
     for theme in themes:
         for name in ("ink", "muted", "accent", "wrong"):
             assert _contrast(theme[name], theme["paper"]) >= 4.5, name
-        for name in ("right", "first", "second", "third", "fourth"):  # marks of a chart
+        for name in ("right", "first", "second", "third", "fourth"):  # chart marks
             assert _contrast(theme[name], theme["paper"]) >= 3, name
 
 
@@ -338,7 +338,7 @@ def _contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_what_a_threshold_keeps_against_a_plain_count() -> None:
+def test_kept_counts_against_a_direct_count() -> None:
     rng = np.random.default_rng(1)
     weight = np.clip(rng.normal(0.5, 0.4, 300), 0, 1).astype(np.float32)
     weight[:5] = np.float32(0.1)  # on a threshold: kept
@@ -371,12 +371,12 @@ def test_a_label_is_not_a_class_when_it_is_a_real_number() -> None:
     assert tables.by_label(np.array([0.1, 0.2]), np.ones(2, dtype=np.float32)) == ([], 0)
 
 
-def test_score_histogram_counts_everyone_once() -> None:
+def test_score_histogram_counts_every_example_once() -> None:
     score = np.append(np.random.default_rng(0).normal(size=999), 1e6)
     table = tables.score_histogram(score, None)
     assert table is not None
     assert table.counts["all"].sum() == 1000
-    assert table.edges[-1] < 10  # one runaway does not flatten the rest
+    assert table.edges[-1] < 10  # one outlier does not stretch the axis
     assert table.beyond == 10
 
 
@@ -388,7 +388,7 @@ def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) ->
     assert nice_ticks(low, high) == pytest.approx(ticks)
 
 
-def test_long_ticks_get_room() -> None:
+def test_long_tick_labels_widen_the_margin() -> None:
     def left(high: float) -> float:
         return Chart(x=(0, 1), y=(0, high), x_label="x", y_label="y").left
 
@@ -410,15 +410,15 @@ def test_a_share_does_not_round_to_a_bound_it_has_not_reached(value: float, text
 def test_fifty_thousand_examples_stay_small(tmp_path: Path) -> None:
     page = render(fabricate(tmp_path / "run", n=50_000, epochs=3).path)
     assert len(page) < 1_000_000
-    assert "One point in 17 is drawn." in page
+    assert "1 in 17 points is drawn." in page
 
 
 @needs_browser
-def test_in_a_browser_it_opens_without_complaint_and_without_the_network(run: RunFolder, browser: Browser) -> None:
+def test_in_a_browser_it_opens_without_errors_or_requests(run: RunFolder, browser: Browser) -> None:
     browser.open(write_report(run.path))
-    assert browser.complaints() == []
-    assert [url for url in browser.asked() if not url.startswith(("file:", "data:"))] == []
-    assert any(url.startswith("file:") for url in browser.asked())
+    assert browser.errors() == []
+    assert [url for url in browser.requests() if not url.startswith(("file:", "data:"))] == []
+    assert any(url.startswith("file:") for url in browser.requests())
 
 
 @needs_browser
@@ -460,14 +460,14 @@ def test_in_a_browser_the_gallery_shows_one_class_at_a_time(images: RunFolder, b
     browser.js("document.getElementById('class').focus()")
     browser.press("ArrowDown")
     (text,) = browser.js(shown)
-    assert text.startswith("\nclass 1\n20 examples, 4 of them suspects")
+    assert text.startswith("\nclass 1\n20 examples, 4 suspects")
     assert re.search(r"class 1\W+suggested\W+class 2", text)
     first = "document.querySelectorAll('.class')[1].querySelector('img')"
     browser.js(f"{first}.scrollIntoView()")
     browser.wait(f"{first}.naturalWidth === 12")
     browser.press("End")
     assert len(browser.js(shown)) == 3
-    assert browser.complaints() == []
+    assert browser.errors() == []
 
 
 @needs_browser
@@ -487,7 +487,7 @@ def test_in_a_browser_it_is_accessible(
 def test_in_a_browser_fifty_thousand_examples_open_quickly(tmp_path: Path, browser: Browser) -> None:
     page = write_report(fabricate_images(tmp_path / "run", n=50_000, side=32, classes=60).path)
     times = []
-    for _ in range(3):  # the best of three: others may be using this machine
+    for _ in range(3):  # best of three, because the machine may be shared
         browser.open(page)
         times.append(browser.js("performance.getEntriesByType('navigation')[0].loadEventEnd"))
     assert min(times) < 2000

@@ -1,4 +1,4 @@
-"""The review: what is decided stays, what is asked from elsewhere is refused, what comes out trains."""
+"""The review: decisions persist, foreign requests are refused, and the exported manifest can be trained on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 import accessibility
 from browser import Browser, needs_browser
-from fabricated import fabricate, fabricate_images, judge
+from fabricated import add_probe_columns, fabricate, fabricate_images
 from reviewing import open_review, press, serving
 from soseleto.cli.main import main
 from soseleto.data import as_examples
@@ -30,12 +30,12 @@ from soseleto.run_folder.folder import RunFolder
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """60 images of which 12 are suspects; the files are there."""
+    """60 images of which 12 are suspects; the image files exist."""
     return fabricate_images(tmp_path / "run", files=tmp_path / "images")
 
 
 def decide(run: RunFolder, *decisions: Decision | None) -> None:
-    """Decide in a sitting of its own; None is an undo."""
+    """Decide in a session of its own; None is an undo."""
     log = Decisions(run)
     for one in decisions:
         log.undo() if one is None else log.decide(one)
@@ -50,7 +50,7 @@ def suspects(run: RunFolder) -> list[str]:
 # Decisions
 
 
-def test_the_last_decision_stands_and_undo_goes_back_one_by_one(run: RunFolder) -> None:
+def test_the_last_decision_counts_and_undo_reverts_one_by_one(run: RunFolder) -> None:
     drop, keep, relabel = Decision("a", "drop"), Decision("a", "keep"), Decision("b", "relabel", "class 1")
     decide(run, drop, relabel, keep)
     assert read_decisions(run) == {"a": keep, "b": relabel}
@@ -60,7 +60,7 @@ def test_the_last_decision_stands_and_undo_goes_back_one_by_one(run: RunFolder) 
     assert read_decisions(run) == {}
 
 
-def test_a_file_cut_anywhere_keeps_every_whole_decision(run: RunFolder) -> None:
+def test_a_file_cut_anywhere_keeps_every_complete_decision(run: RunFolder) -> None:
     decide(run, Decision("ä", "drop"), Decision("b", "relabel", "class 2"), Decision("c", "keep"))
     path = run.path / "review.jsonl"
     whole = path.read_bytes()
@@ -68,7 +68,7 @@ def test_a_file_cut_anywhere_keeps_every_whole_decision(run: RunFolder) -> None:
         path.write_bytes(whole[:size])
         kept = list("äbc")[: whole[:size].count(b"\n")]
         assert list(read_decisions(run)) == kept
-        decide(run, Decision("d", "drop"))  # goes on behind the last whole line
+        decide(run, Decision("d", "drop"))  # appended after the last complete line
         assert list(read_decisions(run)) == [*kept, "d"]
 
 
@@ -80,7 +80,7 @@ def test_a_second_review_at_the_same_time_is_refused(run: RunFolder) -> None:
     Decisions(run).close()
 
 
-def test_a_full_disk_decides_nothing(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_saves_no_decision(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Decisions(run)
     log.decide(Decision("a", "keep"))
     with monkeypatch.context() as patch:
@@ -96,11 +96,11 @@ def _no_space(_handle: int) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_a_line_that_is_no_decision_is_named(run: RunFolder) -> None:
+def test_a_line_that_is_not_a_decision_is_named(run: RunFolder) -> None:
     decide(run, Decision("a", "keep"))
     with (run.path / "review.jsonl").open("a") as file:
         file.write('{"id": "b", "action": "burn"}\n')
-    with pytest.raises(DataError, match=r"line 2 of .* is no decision"):
+    with pytest.raises(DataError, match=r"line 2 of .* is not a decision"):
         read_decisions(run)
 
 
@@ -108,11 +108,11 @@ def test_a_line_that_is_no_decision_is_named(run: RunFolder) -> None:
 
 
 def test_the_manifest_of_images_is_what_fit_reads(run: RunFolder, tmp_path: Path) -> None:
-    first, second, third, *rest = suspects(run)
+    first, second, third, *others = suspects(run)
     decide(run, Decision(first, "drop"), Decision(second, "relabel", "class 1"), Decision(third, "keep"))
     out = tmp_path / "corrected.csv"
     done = export_manifest(run.path, out)
-    assert (done.rows, done.dropped, done.relabelled, done.undecided) == (59, 1, 1, len(rest))
+    assert (done.rows, done.dropped, done.relabelled, done.undecided) == (59, 1, 1, len(others))
     before = as_examples(tmp_path / "images", name="source")
     after = as_examples(out, name="source")
     assert before.ids is not None
@@ -125,23 +125,23 @@ def test_the_manifest_of_images_is_what_fit_reads(run: RunFolder, tmp_path: Path
     assert (before.inputs[place[0]] == after.inputs[place[1]]).all()
 
 
-def test_a_manifest_that_fit_could_not_read_is_refused_with_the_place_for_it(run: RunFolder, tmp_path: Path) -> None:
+def test_a_manifest_that_fit_could_not_read_is_refused_with_a_path_that_works(run: RunFolder, tmp_path: Path) -> None:
     decide(run, Decision(suspects(run)[0], "drop"))
     with pytest.raises(UsageError, match=rf"write it as {tmp_path}/images/corrected.csv"):
         export_manifest(run.path, tmp_path / "elsewhere" / "corrected.csv")
     with pytest.raises(UsageError, match=r"neither .csv nor .parquet"):
         export_manifest(run.path, tmp_path / "corrected.txt")
     (tmp_path / "images" / run.ranking()["id"][0]).unlink()
-    with pytest.raises(UsageError, match="is not there any more"):
+    with pytest.raises(UsageError, match="no longer exists"):
         export_manifest(run.path, tmp_path / "corrected.csv")
 
 
 def test_without_decisions_there_is_no_manifest(run: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing has been decided"):
+    with pytest.raises(UsageError, match="has no review decisions yet"):
         export_manifest(run.path, tmp_path / "corrected.csv")
 
 
-def test_labels_that_a_csv_would_change_ask_for_parquet(tmp_path: Path) -> None:
+def test_labels_that_csv_would_change_need_parquet(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=20, features=3, epochs=1)
     columns = run.ranking()
     run.write_ranking(columns | {"label": np.array(["007", "008"] * 10)})
@@ -152,7 +152,7 @@ def test_labels_that_a_csv_would_change_ask_for_parquet(tmp_path: Path) -> None:
     assert as_examples(tmp_path / "corrected.parquet", name="source").classes == ("007", "008")
 
 
-def test_a_table_keeps_its_columns_however_many(tmp_path: Path) -> None:
+def test_a_table_keeps_all_its_columns(tmp_path: Path) -> None:
     features = [f"column {i}" for i in range(30)]
     lines = [",".join([*features, "kind", "note"])]
     lines += [",".join([*(f"{row}.{i}" for i in range(30)), "ab"[row % 2], str(row)]) for row in range(10)]
@@ -170,7 +170,7 @@ def test_a_table_keeps_its_columns_however_many(tmp_path: Path) -> None:
     assert [line.split(",")[31] for line in new[1:]] == list("012456789")
 
 
-def test_the_command_exports_and_says_what_it_did(
+def test_the_command_exports_and_prints_the_counts(
     run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second, *_ = suspects(run)
@@ -178,8 +178,8 @@ def test_the_command_exports_and_says_what_it_did(
     with pytest.raises(SystemExit) as end:
         main(["review", str(run.path), "--export", str(tmp_path / "corrected.csv")])
     assert end.value.code == 0
-    said = "59 examples: 1 dropped, 1 relabelled, 10 suspects not decided and left as they were"
-    assert capsys.readouterr().out == f"{said}\nmanifest: {tmp_path / 'corrected.csv'}\n"
+    printed = "59 examples: 1 dropped, 1 relabelled, 10 suspects not decided and left as they were"
+    assert capsys.readouterr().out == f"{printed}\nmanifest: {tmp_path / 'corrected.csv'}\n"
     with pytest.raises(SystemExit) as end:
         main(["review", str(tmp_path / "nowhere")])
     assert end.value.code == 2
@@ -192,7 +192,7 @@ def test_the_command_exports_and_says_what_it_did(
 def ask(
     server: Server, method: str, path: str, body: bytes | None = None, **headers: str | None
 ) -> tuple[int, bytes, http.client.HTTPMessage]:
-    """As the page itself would ask, with some headers changed, or left out with None."""
+    """A request as the page would send it, with some headers changed, or left out with None."""
     own: dict[str, str | None] = {"Host": server.host, "Cookie": f"{server.cookie}={server.review.session}"}
     if method == "POST":
         own |= {"Origin": f"http://{server.host}", "Content-Type": "application/json", "Sec-Fetch-Site": "same-origin"}
@@ -214,7 +214,7 @@ def drop_first(server: Server) -> bytes:
     return json.dumps({"row": int(server.review.queue.rows[0]), "action": "drop"}).encode()
 
 
-def test_it_listens_on_this_machine_alone_and_answers_its_own_page(run: RunFolder) -> None:
+def test_it_listens_on_localhost_and_serves_its_page(run: RunFolder) -> None:
     with serving(run) as server:
         assert server.server_address[0] == "127.0.0.1"
         status, content, headers = ask(server, "GET", f"/?token={server.review.token}", Cookie=None)
@@ -226,7 +226,7 @@ def test_it_listens_on_this_machine_alone_and_answers_its_own_page(run: RunFolde
         assert policy.startswith("default-src 'none'; style-src 'sha256-")
         assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
-        assert ask(server, "GET", "/")[0] == 200  # a reload
+        assert ask(server, "GET", "/")[0] == 200  # reload
         assert ask(server, "POST", "/decide", drop_first(server))[0] == 200
     assert [one.action for one in read_decisions(run).values()] == ["drop"]
 
@@ -316,7 +316,7 @@ BODIES: list[tuple[bytes, dict[str, str | None], int]] = [
     (b"[]", {}, 400),
     (b"{}", {}, 400),
     (b'{"row": true, "action": "drop"}', {}, 400),
-    (b'{"row": 0, "action": "drop"}', {}, 400),  # the best example is no suspect
+    (b'{"row": 0, "action": "drop"}', {}, 400),  # the best example is not a suspect
     (b'{"row": 59, "action": "burn"}', {}, 400),
     (b'{"row": 59, "action": "drop", "label": "class 1"}', {}, 400),
     (b'{"row": 59, "action": "relabel"}', {}, 400),
@@ -326,7 +326,7 @@ BODIES: list[tuple[bytes, dict[str, str | None], int]] = [
 
 
 @pytest.mark.parametrize(("body", "headers", "status"), BODIES)
-def test_bodies_that_are_no_decision_are_refused(
+def test_bodies_that_are_not_a_decision_are_refused(
     run: RunFolder, body: bytes, headers: dict[str, str | None], status: int
 ) -> None:
     with serving(run) as server:
@@ -334,7 +334,7 @@ def test_bodies_that_are_no_decision_are_refused(
     assert read_decisions(run) == {}
 
 
-def test_every_answer_has_the_same_guards(run: RunFolder) -> None:
+def test_every_response_has_the_security_headers(run: RunFolder) -> None:
     with serving(run) as server:
         for method, path in (("GET", "/"), ("GET", "/nowhere"), ("GET", "/picture/0"), ("PUT", "/decide")):
             headers = ask(server, method, path)[2]
@@ -344,7 +344,7 @@ def test_every_answer_has_the_same_guards(run: RunFolder) -> None:
             assert headers["Server"] == "soseleto"
 
 
-def test_only_pictures_are_served_and_the_small_one_where_the_file_is_none(run: RunFolder) -> None:
+def test_only_images_are_served_and_the_thumbnail_where_the_file_is_not_one(run: RunFolder) -> None:
     ranking = run.ranking()
     Path(ranking["path"][59]).write_text("<script>alert(1)</script>")
     with serving(run) as server:
@@ -391,8 +391,8 @@ def test_the_keyboard_keeps_drops_relabels_and_undoes(run: RunFolder, browser: B
         assert browser.text("#which") == "Suspect 3 of 12"
         browser.press("ArrowLeft")
         assert browser.text("#decision") == "dropped"
-        assert browser.complaints() == []
-        assert {url.split("/")[2] for url in browser.asked() if not url.startswith("data:")} == {server.host}
+        assert browser.errors() == []
+        assert {url.split("/")[2] for url in browser.requests() if not url.startswith("data:")} == {server.host}
     expected = {names[0]: Decision(names[0], "relabel", suggested), names[1]: Decision(names[1], "drop")}
     assert read_decisions(run) == expected
 
@@ -405,7 +405,7 @@ def test_another_label_is_chosen_by_typing_it(run: RunFolder, browser: Browser) 
         other = next(name for name in server.review.queue.classes if name not in (given, browser.text("#suggested")))
         browser.press("l")
         assert browser.js("document.activeElement.id") == "label"
-        for letter in other + "d":  # letters choose in the list there: nothing is dropped
+        for letter in other + "d":  # letters select in the list: nothing is dropped
             browser.press(letter)
         assert browser.js("document.getElementById('label').value") == other
         press(browser, "Enter")
@@ -414,20 +414,20 @@ def test_another_label_is_chosen_by_typing_it(run: RunFolder, browser: Browser) 
 
 
 @needs_browser
-def test_keys_can_be_switched_off_and_a_held_key_decides_once(run: RunFolder, browser: Browser) -> None:
+def test_shortcuts_can_be_switched_off_and_a_held_key_is_ignored(run: RunFolder, browser: Browser) -> None:
     with serving(run) as server:
         open_review(browser, server)
         browser.press("d", autoRepeat=True)
         browser.js("document.getElementById('keys').click()")
         browser.press("d")
         browser.js("document.getElementById('keys').click()")
-        browser.press("d", modifiers=2)  # Ctrl-D is the browser's
+        browser.press("d", modifiers=2)  # Ctrl-D belongs to the browser
         press(browser, "k")
     assert [one.action for one in read_decisions(run).values()] == ["keep"]
 
 
 @needs_browser
-def test_at_the_end_it_says_what_to_type(run: RunFolder, browser: Browser) -> None:
+def test_the_last_page_shows_the_export_command(run: RunFolder, browser: Browser) -> None:
     with serving(run) as server:
         open_review(browser, server)
         for _ in range(12):
@@ -440,7 +440,7 @@ def test_at_the_end_it_says_what_to_type(run: RunFolder, browser: Browser) -> No
 
 @needs_browser
 def test_rows_of_a_table_are_shown_as_numbers(tmp_path: Path, browser: Browser) -> None:
-    run = judge(fabricate(tmp_path / "run", n=50, features=4, epochs=3))
+    run = add_probe_columns(fabricate(tmp_path / "run", n=50, features=4, epochs=3))
     with serving(run) as server:
         open_review(browser, server)
         rows = browser.js(
@@ -455,7 +455,7 @@ def test_rows_of_a_table_are_shown_as_numbers(tmp_path: Path, browser: Browser) 
 
 
 @needs_browser
-def test_a_page_of_another_site_can_neither_decide_nor_read(run: RunFolder, browser: Browser, tmp_path: Path) -> None:
+def test_another_site_can_neither_decide_nor_read(run: RunFolder, browser: Browser, tmp_path: Path) -> None:
     with serving(run) as server:
         open_review(browser, server)  # the browser has the cookie now
         foreign = tmp_path / "foreign.html"
@@ -479,7 +479,7 @@ def test_the_page_is_accessible(run: RunFolder, browser: Browser, theme: str) ->
         open_review(browser, server)
         assert accessibility.problems(browser) == []
         assert browser.js("document.documentElement.scrollWidth <= innerWidth")
-        assert browser.complaints() == []
+        assert browser.errors() == []
         browser.plain()
 
 
@@ -494,11 +494,11 @@ def start(run: RunFolder) -> tuple[subprocess.Popen[str], str]:
 
 def stop(process: subprocess.Popen[str], number: signal.Signals) -> str:
     process.send_signal(number)
-    said, _ = process.communicate(timeout=60)
-    return said
+    printed, _ = process.communicate(timeout=60)
+    return printed
 
 
-def test_an_interrupt_ends_the_review_well(run: RunFolder) -> None:
+def test_an_interrupt_ends_the_review_cleanly(run: RunFolder) -> None:
     decide(run, Decision(suspects(run)[0], "drop"))
     process, _ = start(run)
     assert f"decided so far: 1; `soseleto review {run.path} --export FILE`" in stop(process, signal.SIGINT)
@@ -515,7 +515,7 @@ def test_a_killed_server_loses_no_decision(run: RunFolder, browser: Browser) -> 
     stop(process, signal.SIGKILL)
     browser.press("d")
     browser.wait("document.getElementById('trouble').innerText.includes('all earlier decisions are kept')")
-    assert browser.text("#counts").startswith("3 of 12")  # what was not kept is not shown as decided
+    assert browser.text("#counts").startswith("3 of 12")  # an unsaved decision is not shown as decided
     with (run.path / "review.jsonl").open("ab") as file:
         file.write(b'{"id": "torn')
     with serving(run) as server:
@@ -534,5 +534,5 @@ def test_the_accessibility_check_finds_what_is_wrong(browser: Browser, tmp_path:
     browser.open(page)
     found: list[Any] = accessibility.problems(browser)
     for words in ("language", "title", "enlarged", "level 3 follows 0", "contrast: faint", "a button has no name",
-                  "no alt", "0 of main", "smaller than 24", "focus is not seen"):  # fmt: skip
+                  "no alt", "0 of main", "smaller than 24", "focus is not visible"):  # fmt: skip
         assert any(words in one for one in found), words

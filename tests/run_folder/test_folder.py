@@ -1,4 +1,4 @@
-"""The run folder: what is written is what is read, a kill leaves whole files, and no pickle is in sight."""
+"""The run folder: round trips, atomic writes, and no pickle."""
 
 import json
 import subprocess
@@ -27,8 +27,8 @@ def test_create_makes_the_folder_and_open_finds_it(run: RunFolder) -> None:
 
 
 def test_create_refuses_a_folder_of_other_files_and_leaves_them(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")  # a common name that proves nothing
-    with pytest.raises(UsageError, match="no soseleto run: give --out"):
+    (tmp_path / "config.json").write_text("{}")  # too common a name to mark a run
+    with pytest.raises(UsageError, match="not a soseleto run: give --out"):
         RunFolder.create(tmp_path)
     assert (tmp_path / "config.json").read_text() == "{}"
 
@@ -53,23 +53,23 @@ def test_create_keeps_an_earlier_run_unless_it_was_cleared(run: RunFolder) -> No
     assert not (run.path / "ranking.parquet").exists()
 
 
-def test_create_takes_a_folder_in_which_only_a_torn_write_is_left(tmp_path: Path) -> None:
+def test_create_accepts_a_folder_with_only_an_incomplete_write(tmp_path: Path) -> None:
     (tmp_path / ".config.json.17.part").write_text("{")
     RunFolder.create(tmp_path).write_config({})
     assert RunFolder(tmp_path).is_run()
 
 
-def test_open_names_the_nearest_run(run: RunFolder) -> None:
+def test_open_suggests_the_closest_name(run: RunFolder) -> None:
     with pytest.raises(UsageError, match=r"there is no run folder .*firts \(did you mean '.*first'\?\)"):
         RunFolder.open(run.path.with_name("firts"))
 
 
-def test_open_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no soseleto run"):
+def test_open_refuses_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a soseleto run"):
         RunFolder.open(tmp_path)
 
 
-def test_config_carries_versions_and_device_and_plain_values(run: RunFolder) -> None:
+def test_config_holds_versions_device_and_json_values(run: RunFolder) -> None:
     values = {"weights": torch.tensor([1.0, 2.0]), "lr": float("nan"), "path": Path("a/b"), "f": nn.Linear}
     run.write_config({"device": "cpu", "nested": values})
     config = run.config()
@@ -89,7 +89,7 @@ def test_metrics_come_back_in_order_and_as_valid_json(run: RunFolder) -> None:
     assert run.metrics()[1] == {"event": "epoch", "epoch": 1, "condition": None, "loss": 0.5}
 
 
-def test_a_torn_last_line_is_left_out_and_not_glued_to_the_next_record(run: RunFolder) -> None:
+def test_an_incomplete_last_line_is_ignored_and_not_joined_to_the_next_record(run: RunFolder) -> None:
     run.log({"epoch": 1})
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 2, "source_lo')
@@ -124,11 +124,11 @@ def test_ranking_round_trip_keeps_order_and_types(run: RunFolder) -> None:
 
 
 def test_columns_of_different_length_are_refused(run: RunFolder) -> None:
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="the same length"):
         run.write_ranking({"id": ["a", "b"], "weight": [1.0]})
 
 
-def test_model_round_trip_ties_what_was_tied(run: RunFolder) -> None:
+def test_model_round_trip_keeps_tied_weights_tied(run: RunFolder) -> None:
     embedding, head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
     head.weight = embedding.weight
     model = nn.ModuleDict({"embedding": embedding, "head": head})
@@ -152,18 +152,18 @@ def test_views_of_one_storage_keep_their_own_values(run: RunFolder) -> None:
         torch.testing.assert_close(state[name], view)
 
 
-def test_a_state_that_is_no_tensor_is_named(run: RunFolder) -> None:
-    with pytest.raises(DataError, match="'extra' is no tensor"):
+def test_a_state_that_is_not_a_tensor_is_named(run: RunFolder) -> None:
+    with pytest.raises(DataError, match="'extra' is not a tensor"):
         run.write_model({"extra": "text"})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("reader", ["ranking", "model_state"])
 def test_a_missing_file_is_one_sentence(run: RunFolder, reader: str) -> None:
-    with pytest.raises(DataError, match="the run has not ended"):
+    with pytest.raises(DataError, match="the run has not finished"):
         getattr(run, reader)()
 
 
-def test_a_write_that_fails_leaves_the_last_whole_file(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_previous_file(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def disk_full(self: Path, text: str, encoding: str) -> int:
         with self.open("w") as file:
             file.write(text[:1])
@@ -176,12 +176,12 @@ def test_a_write_that_fails_leaves_the_last_whole_file(run: RunFolder, monkeypat
     assert [entry.name for entry in run.path.iterdir()] == ["config.json"]
 
 
-def test_write_text_replaces_in_one_move(tmp_path: Path) -> None:
+def test_write_text_replaces_atomically(tmp_path: Path) -> None:
     old = tmp_path / "page.html"
     old.write_text("old")
     with old.open() as reader:
         write_text(old, "new")
-        assert reader.read() == "old"  # whoever had it open keeps the whole old file
+        assert reader.read() == "old"  # a reader that has it open keeps the old content
     assert old.read_text() == "new"
 
 

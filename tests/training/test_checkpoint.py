@@ -330,7 +330,7 @@ def test_any_damage_is_found_and_the_checkpoint_before_is_used(
     found = checkpoint.load_last(run, told.append)
     assert found is not None
     assert found[0] == 5
-    assert re.fullmatch(r"the checkpoint .*10 is damaged \(.*\); the one before it is used", told[0], re.DOTALL)
+    assert re.fullmatch(r"the checkpoint .*10 is damaged \(.*\); using the previous one", told[0], re.DOTALL)
     assert steps_saved(run) == [5]
 
 
@@ -360,7 +360,7 @@ def test_no_whole_checkpoint_is_one_sentence_and_touches_nothing(saved: Path, tm
     shutil.copytree(saved, run)
     for step in (5, 10):
         (run / "checkpoint" / f"{step:012d}" / checkpoint.STATE).unlink()
-    with pytest.raises(DataError, match=r"^none of the 2 checkpoints in .* is whole: restore one"):
+    with pytest.raises(DataError, match=r"^none of the 2 checkpoints in .* is intact: restore one"):
         fit(run)
     assert steps_saved(run) == [10, 5]
 
@@ -526,7 +526,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     cut_short(run, 7)
     free = os.statvfs(small_disk)
     (small_disk / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize))
-    with pytest.raises(DiskError, match=r"cannot be written \(.*No space left.*\): mend that and run again"):
+    with pytest.raises(DiskError, match=r"cannot be written \(.*No space left.*\): fix that and run again"):
         fit(run)
     assert steps_saved(run) == [5]
     (small_disk / "filler").unlink()
@@ -558,7 +558,7 @@ def test_a_read_only_folder_is_one_sentence(tmp_path: Path) -> None:
         pytest.skip("no file system can be mounted here")
     try:
         for out in (folder, folder / "run"):
-            with pytest.raises(DiskError, match=r"cannot be written \(Read-only file system\): mend that"):
+            with pytest.raises(DiskError, match=r"cannot be written \(Read-only file system\): fix that"):
                 fit(out)
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)

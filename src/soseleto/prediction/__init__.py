@@ -1,1 +1,1 @@
-"""A trained model in use: predictions, calibration, loading and export."""
+"""Trained models: prediction, calibration, loading and export."""

@@ -1,7 +1,7 @@
-"""A finished run back from its folder: ``soseleto.load("runs/photos").predict(images)``.
+"""Load the model of a finished run: ``soseleto.load("runs/photos").predict(images)``.
 
-What is read is JSON and safetensors. A model that a file of the user's own made is only made again when the user
-names that file once more: a run folder can come from anywhere, and never runs code by itself.
+Only JSON and safetensors are read. A model built by a user's Python file is rebuilt only when the user names that file
+again: a run folder may come from an untrusted place, and loading it never runs code.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.f
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedRun(Predictor):
-    """A run's model, ready to answer, and its configuration."""
+    """The model of a run, ready to predict, and the run's configuration."""
 
     run: RunFolder
     config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of one input, where the run knows it."""
+        """The shape of one input, or None where the run did not record it."""
         shape = self.config.get("input_shape")
         return None if shape is None else tuple(shape)
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The feature columns of the tables it was trained on, in order."""
+        """The feature columns of the training tables, in order."""
         columns = self.config.get("columns")
         return None if columns is None else tuple(columns)
 
@@ -62,9 +62,9 @@ def load(
 
     Args:
         run: the run folder.
-        model: a module of the same build (in transfer mode the trunk), or ``"FILE.py:FUNCTION"``; left out for the
-            models that ``soseleto fit`` knows by name.
-        loss: the loss of the training, where it was one of your own.
+        model: a module of the same architecture (in transfer mode the trunk), or ``"FILE.py:FUNCTION"``; not needed
+            for the models that ``soseleto fit`` knows by name.
+        loss: the training loss, if it was a custom one.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     """
     folder = RunFolder.open(run)
@@ -91,19 +91,19 @@ def _module(model: nn.Module | str | None, config: Mapping[str, Any], folder: Ru
     name = model or config.get("model")
     if name is None:
         raise UsageError(
-            f"{folder.path} was trained in Python and does not know how to build its model: "
-            "say soseleto.load(run, model=...) with a module of the same build."
+            f"{folder.path} was trained from Python and does not record how to build its model: "
+            "call soseleto.load(run, model=...) with a module of the same architecture."
         )
     if model is None and is_file(name):
         raise UsageError(
-            f"the model of {folder.path} was made by {name}: name it again to run that file, "
+            f"the model of {folder.path} was built by {name}: name it again to allow running that file, "
             f"model={name!r} (--model {name})."
         )
     return make_model(name, config["mode"], classes=config["n_classes"], shape=tuple(config["input_shape"]), seed=0)
 
 
 def _with_heads(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """In transfer mode the heads were linear layers unless somebody gave others; their sizes are in the file."""
+    """Add the linear heads of transfer mode, with the sizes found in the file; custom heads come with the module."""
     heads = [state.get(f"{side}_head.weight") for side in ("source", "target")]
     trained_whole = not any(name.startswith("trunk.") for name in state)
     if isinstance(module, TrunkAndHeads) or trained_whole or any(head is None or head.ndim != 2 for head in heads):
@@ -118,7 +118,7 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], folder: RunFolder) -> 
     except RuntimeError as error:
         first = " ".join(str(error).split())[:300]
         raise DataError(
-            f"the model of {folder.path} is of another build than the one given ({first}): give model=... as trained."
+            f"the model of {folder.path} has another architecture than the one given ({first}): give the trained one."
         ) from error
 
 
@@ -126,7 +126,9 @@ def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
     found = config.get("prepare") or {}
     dtype = _DTYPES.get(found.get("dtype", ""))
     if dtype is None:
-        raise DataError(f"config.json of {folder.path} does not say how inputs are prepared: train the run again.")
+        raise DataError(
+            f"config.json of {folder.path} does not record how inputs are preprocessed: train the run again."
+        )
     statistics = found.get("standardize")
     return Prepare(None if statistics is None else Preprocess.from_dict(statistics), dtype)
 
@@ -134,5 +136,5 @@ def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
 def _loss(config: Mapping[str, Any], folder: RunFolder) -> Loss:
     name = config.get("target_loss") or config.get("loss") or ""
     if name not in _LOSSES:
-        raise UsageError(f"{folder.path} was trained with the loss {name!r}: say soseleto.load(run, loss=...) with it.")
+        raise UsageError(f"{folder.path} was trained with the loss {name!r}: give it, soseleto.load(run, loss=...).")
     return _LOSSES[name]

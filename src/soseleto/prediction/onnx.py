@@ -1,7 +1,7 @@
-"""A run's model as an ONNX file: inputs as they came go in, class probabilities come out.
+"""Export a run's model to ONNX: raw inputs in, class probabilities out.
 
-Standardisation and temperature are part of the file, so that nothing has to be repeated where it is used. What was
-written is run once by onnxruntime and compared with PyTorch before it gets its name.
+Standardisation and temperature are part of the graph, so that users of the file need not repeat them. The exported
+model is run once with onnxruntime and compared with PyTorch before the file gets its final name.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from soseleto.prediction.load import LoadedRun
 from soseleto.run_folder.files import aside
 from soseleto.task.losses import cross_entropy
 
-TOLERANCE = 1e-4  # of probabilities
-_ROWS = 3  # of the batch that is compared
+TOLERANCE = 1e-4  # on probabilities
+_ROWS = 3  # of the batch given to the exporter
 
 
-class _Answering(nn.Module):
-    """Preparation, model and softmax as one module."""
+class _Pipeline(nn.Module):
+    """Preprocessing, model and softmax as one module."""
 
     def __init__(self, loaded: LoadedRun) -> None:
         super().__init__()
@@ -41,17 +41,17 @@ class _Answering(nn.Module):
 
 
 def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str]) -> Path:
-    """Write ``loaded`` to ``path``; any number of rows may be asked for at once. Needs ``soseleto[onnx]``."""
+    """Write ``loaded`` to ``path``, with a dynamic batch size. Needs ``soseleto[onnx]``."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         need(package, to="writing ONNX")
     if loaded.shape is None:
-        raise UsageError(f"{loaded.run.path} does not know the shape of its inputs: train it again.")
+        raise UsageError(f"{loaded.run.path} does not record the shape of its inputs: train it again.")
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     images = len(loaded.shape) == 3
     draw = torch.Generator().manual_seed(0)
     example = torch.randint(256, (_ROWS, *loaded.shape), generator=draw).to(torch.uint8 if images else torch.float32)
-    whole = _Answering(loaded).eval()
+    whole = _Pipeline(loaded).eval()
     with aside(file) as part:
         _export(whole, example, part)
         _compare(whole, example[:2], part, file)
@@ -75,7 +75,7 @@ def _export(whole: nn.Module, example: Tensor, part: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter has to say about itself and about packages that are not needed."""
+    """Silence the exporter's log and warnings, which mention optional packages."""
     logger = logging.getLogger("torch.onnx")
     was = logger.level
     logger.setLevel(logging.ERROR)
@@ -88,7 +88,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _compare(whole: nn.Module, inputs: Tensor, part: Path, file: Path) -> None:
-    """With another number of rows than the exporter saw."""
+    """Compare with PyTorch, at another batch size than the exporter saw."""
     runtime: Any = need("onnxruntime", to="checking ONNX")
     session = runtime.InferenceSession(part.read_bytes(), providers=["CPUExecutionProvider"])
     (answer,) = session.run(None, {"inputs": inputs.numpy()})

@@ -1,4 +1,4 @@
-"""A trained model with all it needs to answer: the preparation of its inputs, its classes, its temperature."""
+"""A trained model with its preprocessing, class names and temperature."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ EVALUATION_BATCH = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Predictor:
-    """What answers for inputs as they came.
+    """Predicts from raw inputs.
 
-    model: the trained model (in transfer mode trunk and heads; called, it answers for the target)
-    temperature: outputs are divided by it before the softmax; 1 where nothing was calibrated
+    model: the trained model (in transfer mode trunk and heads; its forward pass is the target's)
+    temperature: outputs are divided by it before the softmax; 1 without calibration
     """
 
     model: nn.Module
@@ -33,11 +33,11 @@ class Predictor:
     temperature: float = 1.0
 
     def outputs(self, inputs: Tensor | np.ndarray) -> Tensor:
-        """The model's raw outputs for inputs as they came (uint8 images, features), on the CPU."""
+        """The model's outputs (logits) for raw inputs (uint8 images, features), on the CPU."""
         return self._outputs(self.model, inputs)
 
     def _outputs(self, model: nn.Module, inputs: Tensor | np.ndarray) -> Tensor:
-        """Of ``model``, which is the whole one or parts of it."""
+        """Outputs of ``model``, which is ``self.model`` or a part of it."""
         given = torch.as_tensor(inputs)
         was = self.model.training
         self.model.eval()
@@ -49,7 +49,7 @@ class Predictor:
         return torch.cat(pieces)
 
     def predict(self, inputs: Tensor | np.ndarray) -> Tensor:
-        """Class indices, or the outputs themselves where the loss is not a classification's."""
+        """Class indices, or the outputs themselves where the loss is not cross-entropy."""
         outputs = self.outputs(inputs)
         return outputs.argmax(1) if self.loss is cross_entropy else outputs
 
@@ -71,7 +71,7 @@ class Predictor:
         return numbers
 
     def calibrated(self, dataset: Any) -> Self:
-        """The same with the temperature that suits ``dataset`` best: labelled examples that nothing was trained on."""
+        """A copy whose temperature is fitted on ``dataset``: labelled examples that were not used in training."""
         from soseleto.data import as_examples
 
         self._need_classes("calibrated")

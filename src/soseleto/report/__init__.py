@@ -1,4 +1,4 @@
-"""From a run folder's files to one HTML page that opens offline; nothing here knows the code that trained."""
+"""The report of a run: one self-contained HTML page, made from the run folder's files alone."""
 
 from soseleto.report.html import render, write_report
 

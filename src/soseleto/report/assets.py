@@ -1,4 +1,4 @@
-"""Templates, styles and scripts of our own pages, and the hashes by which a page allows these and no others."""
+"""Templates, styles and scripts of the pages, and their hashes for the content security policy."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ HERE = Path(__file__).parent / "page"
 
 
 def asset(name: str, folder: Path = HERE) -> str:
-    """The text of one of our own files."""
+    """The text of a file of this package."""
     return (folder / name).read_text("utf-8")
 
 
 def digest(text: str) -> str:
-    """As a content policy names an inline style or script."""
+    """The source expression of an inline style or script in a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 @functools.cache
-def template(name: str, folder: Path = HERE, forms: tuple[Callable[..., str], ...] = ()) -> jinja2.Template:
-    """An autoescaped template, in which ``forms`` are filters by their names; a name that is missing raises."""
+def template(name: str, folder: Path = HERE, filters: tuple[Callable[..., str], ...] = ()) -> jinja2.Template:
+    """An autoescaped template with ``filters`` under their function names; undefined names raise."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
@@ -33,5 +33,5 @@ def template(name: str, folder: Path = HERE, forms: tuple[Callable[..., str], ..
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({form.__name__: form for form in forms})
+    environment.filters.update({one.__name__: one for one in filters})
     return environment.get_template(name)

@@ -1,4 +1,4 @@
-"""The report's charts: plain numbers in, one figure with its caption, legend and alternative text out."""
+"""The report's charts, each with its title, caption, legend and text alternative."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from soseleto.report.sentences import count, number, share
 from soseleto.report.svg import Chart
 from soseleto.report.tables import PAPER_THRESHOLD, THRESHOLDS, Histogram, Kept, noise_curve, precision_recall
 
-NAMES = {"right": "right labels", "wrong": "wrong labels", "all": "source examples"}
+NAMES = {"right": "correctly labelled", "wrong": "mislabelled", "all": "source examples"}
 CURVE = ("threshold", "precision", "recall")  # of suspects.json
-Legend = tuple[tuple[str, str, str], ...]  # (mark, kind, words)
+Legend = tuple[tuple[str, str, str], ...]  # (mark, kind, text)
+PRECISION_RECALL: Legend = (("line", "first", "precision"), ("line", "second", "recall"))
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart as the page shows it."""
+    """One chart with its title, caption and legend."""
 
     title: str
     picture: Markup
@@ -30,7 +31,10 @@ class Figure:
 def histogram(
     table: Histogram, *, title: str, x_label: str, caption: str, threshold: bool = False, rule: float | None = None
 ) -> Figure:
-    """Bars of one group, or of right and wrong labels over each other; ``threshold`` is the one that the page moves."""
+    """Bars of one group, or of correctly labelled and mislabelled examples overlaid.
+
+    ``threshold`` draws the line that the page's slider moves, ``rule`` a fixed line.
+    """
     top = max(int(counts.max(initial=0)) for counts in table.counts.values())
     chart = Chart(x=(table.edges[0], table.edges[-1]), y=(0, top * 1.05), x_label=x_label, y_label="examples")
     for kind, counts in table.counts.items():
@@ -40,7 +44,7 @@ def histogram(
     elif rule is not None and table.edges[0] < rule < table.edges[-1]:
         chart.rule(rule)
     peaks = [
-        f"{NAMES[kind]} pile up around {number(float(table.edges[int(counts.argmax())]))}"
+        f"{NAMES[kind]} peak near {number(float(table.edges[int(counts.argmax())]))}"
         for kind, counts in table.counts.items()
     ]
     legend = tuple(("bar", kind, NAMES[kind]) for kind in table.counts) if len(table.counts) > 1 else ()
@@ -57,9 +61,9 @@ def curves(
     from_zero: bool = True,
     level: float | None = None,
 ) -> Figure | None:
-    """Numbers of every epoch as lines; ``lines`` is (key, kind, words). None where the run has none.
+    """Metrics per epoch as lines; ``lines`` is (key, kind, text). None where the run has none of them.
 
-    ``level`` is a value worth a dashed line of its own.
+    ``level`` draws a dashed horizontal line.
     """
     series = {key: run.series(key) for key, _, _ in lines}
     shown = tuple(line for line in lines if np.isfinite(series[line[0]]).any())
@@ -67,33 +71,36 @@ def curves(
         return None
     epochs = run.series("epoch")
     values = np.concatenate([series[key] for key, _, _ in shown])
-    chart = _over_epochs(epochs, _reach(values, from_zero, level), y_label)
+    chart = _over_epochs(epochs, _bounds(values, from_zero, level), y_label)
     if level is not None:
         chart.level(level)
     for key, kind, _ in shown:
         chart.line(epochs, series[key], kind)
-    said = [_from_to(words, series[key]) for key, _, words in shown]
-    legend = tuple(("line", kind, words) for _, kind, words in shown) if len(shown) > 1 else ()
-    return Figure(title, chart.svg(f"{title} over {len(epochs)} epochs: {'; '.join(said)}."), caption, legend)
+    changes = [_from_to(text, series[key]) for key, _, text in shown]
+    legend = tuple(("line", kind, text) for _, kind, text in shown) if len(shown) > 1 else ()
+    return Figure(title, chart.svg(f"{title} over {len(epochs)} epochs: {'; '.join(changes)}."), caption, legend)
 
 
-def _reach(values: np.ndarray, from_zero: bool, level: float | None) -> tuple[float, float]:
-    """Bounds with a little room, that hold 0 and the level where they are asked for."""
-    wanted = [float(np.nanmin(values)), float(np.nanmax(values))]
-    wanted += [0.0] * from_zero + [level] * (level is not None)  # type: ignore[list-item]
-    low, high = min(wanted), max(wanted)
-    room = 0.05 * (high - low)
-    return low - room * (low != 0), high + room * (high != 0)
+def _bounds(values: np.ndarray, from_zero: bool, level: float | None) -> tuple[float, float]:
+    """Axis bounds with a margin, including 0 and the level where requested."""
+    included = [float(np.nanmin(values)), float(np.nanmax(values))]
+    included += [0.0] * from_zero + [level] * (level is not None)  # type: ignore[list-item]
+    low, high = min(included), max(included)
+    margin = 0.05 * (high - low)
+    return low - margin * (low != 0), high + margin * (high != 0)
 
 
 def groups(
     run: RunFiles,
-    title: str = "Mean weight of right and wrong labels",
+    title: str = "Mean weight of correctly and incorrectly labelled examples",
     *,
     among: str = "groups",
     caption: str = "",
 ) -> Figure | None:
-    """Mean weight of both groups per epoch with its 95 % interval: Figure 1 (d); ``among`` all or the probes."""
+    """Mean weight of both groups per epoch with 95 % confidence intervals: Figure 1 (d).
+
+    ``among`` is the metrics key: "groups" of all examples, or "probe_groups".
+    """
     epochs = run.series("epoch")
     means = {kind: run.group(kind, "mean", among) for kind in ("right", "wrong")}
     if not any(np.isfinite(mean).any() for mean in means.values()):
@@ -102,75 +109,80 @@ def groups(
     for kind, mean in means.items():
         chart.band(epochs, run.group(kind, "low", among), run.group(kind, "high", among), kind)
         chart.line(epochs, mean, kind)
-    said = [_from_to(NAMES[kind], mean) for kind, mean in means.items() if np.isfinite(mean).any()]
+    changes = [_from_to(NAMES[kind], mean) for kind, mean in means.items() if np.isfinite(mean).any()]
     return Figure(
         title,
-        chart.svg(f"Mean weight over {len(epochs)} epochs: {'; '.join(said)}."),
-        f"{caption}The bands are 95 % confidence intervals of the means.",
+        chart.svg(f"Mean weight over {len(epochs)} epochs: {'; '.join(changes)}."),
+        f"{caption}Bands are 95 % confidence intervals of the means.",
         tuple(("line", kind, NAMES[kind]) for kind in means),
     )
 
 
-def precision_and_recall(table: Kept, title: str = "Precision and recall of “a low weight is wrong”") -> Figure:
-    """Of "a weight below the threshold means a wrong label", against the threshold: Figure 1 (e)."""
+def precision_and_recall(table: Kept, title: str = "Precision and recall of a weight threshold") -> Figure:
+    """Of "weight below the threshold" as a detector of mislabelled examples: Figure 1 (e)."""
     precision, recall = precision_recall(table)
-    chart = Chart(x=(0, 1), y=(0, 1), x_label="threshold on the weight", y_label="precision, recall")
+    chart = _precision_recall_chart((THRESHOLDS, precision, recall), "weight threshold")
     chart.rule(PAPER_THRESHOLD, "threshold")
-    chart.line(THRESHOLDS, precision, "first")
-    chart.line(THRESHOLDS, recall, "second")
     at = {threshold: round(threshold * 100) for threshold in (0.1, 0.5, 0.9)}
-    said = [
+    points = [
         f"at {threshold} precision {number(precision[index])}, recall {number(recall[index])}"
         for threshold, index in at.items()
     ]
-    caption = "An example counts as found when its weight is below the threshold."
-    legend = (("line", "first", "precision"), ("line", "second", "recall"))
-    return Figure(title, chart.svg(f"Precision and recall: {'; '.join(said)}."), caption, legend)
+    caption = "Examples with a weight below the threshold are predicted to be mislabelled."
+    return Figure(title, chart.svg(f"Precision and recall: {'; '.join(points)}."), caption, PRECISION_RECALL)
+
+
+def _precision_recall_chart(curve: tuple[np.ndarray, np.ndarray, np.ndarray], x_label: str) -> Chart:
+    """``curve`` is (threshold, precision, recall)."""
+    threshold, precision, recall = curve
+    chart = Chart(x=(0, 1), y=(0, 1), x_label=x_label, y_label="precision, recall")
+    chart.line(threshold, precision, "first")
+    chart.line(threshold, recall, "second")
+    return chart
 
 
 def noise(wrong: np.ndarray) -> Figure:
-    """How many wrong labels are left when only the best of the ranking are kept."""
+    """The noise rate among the top of the ranking, by the share that is kept."""
     part, left = noise_curve(wrong)
     overall = float(wrong.mean())
     chart = Chart(
-        x=(0, 100), y=(0, max(float(left.max()), overall) * 105), x_label="best percent kept", y_label="% wrong"
+        x=(0, 100),
+        y=(0, max(float(left.max()), overall) * 105),
+        x_label="top % of the ranking kept",
+        y_label="% mislabelled",
     )
     chart.level(100 * overall)
     chart.line(100 * part, 100 * left, "wrong")
-    said = [f"{share(left[np.searchsorted(part, at)])} of the best {at:.0%}" for at in (0.25, 0.5, 0.75)]
-    caption = f"The dashed line is the whole source: {share(overall)} wrong."
+    points = [f"{share(left[np.searchsorted(part, at)])} of the top {at:.0%}" for at in (0.25, 0.5, 0.75)]
+    caption = f"Dashed line: noise rate of the whole source, {share(overall)}."
     return Figure(
-        "Wrong labels left among the best", chart.svg(f"Wrong labels are {', '.join(said)}, {caption}"), caption
+        "Noise rate among the top-ranked examples", chart.svg(f"Mislabelled: {', '.join(points)}. {caption}"), caption
     )
 
 
 def estimated(suspects: Record) -> Figure | None:
-    """Precision and recall of the suspects at every threshold, as estimated without knowing the truth."""
+    """Precision and recall of the suspects at every threshold, estimated from the probes."""
     curve = suspects.get("curve")
     if not curve:
         return None
-    some = np.array(curve.get("count", curve["threshold"])) > 0
-    if not some.any():
+    defined = np.array(curve.get("count", curve["threshold"])) > 0
+    if not defined.any():
         return None
-    threshold, precision, recall = (np.array([as_number(value) for value in curve[key]])[some] for key in CURVE)
-    chart = Chart(
-        x=(0, 1), y=(0, 1), x_label="threshold on the probability of a wrong label", y_label="precision, recall"
-    )
+    threshold, precision, recall = (np.array([as_number(value) for value in curve[key]])[defined] for key in CURVE)
+    chart = _precision_recall_chart((threshold, precision, recall), "threshold on the probability of being mislabelled")
     chart.rule(as_number(suspects.get("threshold")))
-    chart.line(threshold, precision, "first")
-    chart.line(threshold, recall, "second")
-    said = [f"precision {number(float(precision[i]))}, recall {number(float(recall[i]))}" for i in (0, -1)]
+    ends = [f"precision {number(float(precision[i]))}, recall {number(float(recall[i]))}" for i in (0, -1)]
     return Figure(
         "Estimated precision and recall of the suspects",
-        chart.svg(f"At the lowest threshold {said[0]}; at the highest {said[1]}."),
-        f"Told by {count(suspects.get('n_probes', 0))} probes, target examples planted in the source, some with a "
-        "wrong label. The dashed line is the threshold that was chosen.",
-        (("line", "first", "precision"), ("line", "second", "recall")),
+        chart.svg(f"At the lowest threshold {ends[0]}; at the highest {ends[1]}."),
+        f"Estimated from {count(suspects.get('n_probes', 0))} probes: target examples added to the source, some with a "
+        "deliberately wrong label. Dashed line: the chosen threshold.",
+        PRECISION_RECALL,
     )
 
 
 def weights_over_time(run: RunFiles, columns: int = 60) -> Figure | None:
-    """The epochs' weight histograms side by side: darker cells hold a larger share of the source."""
+    """Heat map of the weight histograms per epoch."""
     records = [(record["epoch"], record["histogram"]) for record in run.epochs if record.get("histogram")]
     if len(records) < 2:
         return None
@@ -190,7 +202,7 @@ def weights_over_time(run: RunFiles, columns: int = 60) -> Figure | None:
         f"{share(last[0] / max(sum(last), 1))} after the last."
     )
     return Figure(
-        "Where the weights sit, epoch by epoch", chart.svg(alt), "The stronger the colour, the more source examples."
+        "Distribution of the weights per epoch", chart.svg(alt), "Stronger colour: larger share of the source examples."
     )
 
 
@@ -198,8 +210,8 @@ def _over_epochs(epochs: np.ndarray, y: tuple[float, float], y_label: str) -> Ch
     return Chart(x=(float(epochs.min()), float(epochs.max())), y=y, x_label="epoch", y_label=y_label, whole_x=True)
 
 
-def _from_to(words: str, values: np.ndarray) -> str:
+def _from_to(text: str, values: np.ndarray) -> str:
     known = values[np.isfinite(values)]
     if known.max() >= 1000:
-        return f"{words} from {count(known[0])} to {count(known[-1])}"
-    return f"{words} from {number(float(known[0]))} to {number(float(known[-1]))}"
+        return f"{text} from {count(known[0])} to {count(known[-1])}"
+    return f"{text} from {number(float(known[0]))} to {number(float(known[-1]))}"

@@ -1,4 +1,4 @@
-"""The ranking of a run as CSV, Parquet or JSON."""
+"""Export the ranking of a run as CSV, Parquet or JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def export_ranking(
     worst: int | None = None,
     suspects: bool = False,
 ) -> bytes:
-    """The whole ranking, best first; or its ``best`` first rows, its ``worst`` last, or the suspects, worst first."""
+    """The ranking, best first; or its ``best`` first rows, its ``worst`` last rows, or the suspects, worst first."""
     if format not in FORMATS:
         hint = did_you_mean(format, FORMATS)
         raise UsageError(f"unknown format {format!r}{hint}: choose one of {', '.join(FORMATS)}.")
@@ -37,7 +37,7 @@ def export_ranking(
 
 
 def with_usual_names(ranking: Ranking) -> dict[str, Any]:
-    """The ranking with the columns that cleanlab's and FiftyOne's users know.
+    """The ranking with additional columns under the names that cleanlab and FiftyOne use.
 
     cleanlab: given_label, is_label_issue, label_quality (1 is best); FiftyOne: filepath, mistakenness (1 is worst).
     """
@@ -52,11 +52,11 @@ def with_usual_names(ranking: Ranking) -> dict[str, Any]:
     return columns
 
 
-def _rows(asked: dict[str, int | None]) -> Callable[[Ranking], Any]:
-    """Which rows of a ranking were asked for."""
-    given = {option: number for option, number in asked.items() if number is not None}
+def _rows(requested: dict[str, int | None]) -> Callable[[Ranking], Any]:
+    """A selector of the requested rows."""
+    given = {option: number for option, number in requested.items() if number is not None}
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} exclude each other: give one of them.")
+        raise UsageError(f"{' and '.join(given)} cannot be combined: give one of them.")
     for option, number in given.items():
         if number < 1:
             raise UsageError(f"{option} must be at least 1, got {number}.")
@@ -76,7 +76,7 @@ def _csv(columns: dict[str, Any]) -> bytes:
 
 
 def _json(columns: dict[str, Any]) -> bytes:
-    """One list of objects, one object a line; a score that was never measured is null."""
+    """A list of objects, one per line; NaN (a score that was never measured) is null."""
     rows = zip(*(_shortest(values) for values in columns.values()), strict=True)
     lines = (json.dumps(dict(zip(columns, map(_finite, row), strict=True)), ensure_ascii=False) for row in rows)
     return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
@@ -92,7 +92,7 @@ def _parquet(columns: dict[str, Any]) -> bytes:
 
 
 def _shortest(values: Any) -> list[Any]:
-    """Plain values; a float32 in the fewest digits that give it back (0.1, not 0.10000000149011612)."""
+    """Python values; float32 with the fewest digits that round-trip (0.1, not 0.10000000149011612)."""
     if values.dtype.kind != "f" or values.dtype.itemsize > 4:
         return values.tolist()
     return [float(str(value)) for value in values]

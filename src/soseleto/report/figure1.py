@@ -1,4 +1,4 @@
-"""The paper's Figure 1, panels (a) to (e), for a source of two features whose right labels are known."""
+"""The paper's Figure 1, panels (a) to (e), for a source with two features and known true labels."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Mark = Callable[[np.ndarray, np.ndarray, str], None]
 
 
 def panels(run: RunFiles) -> list[Figure]:
-    """The five panels, or none where the run is not of this kind."""
+    """The five panels; empty where the run has no such source."""
     weight, wrong, label = run.column("weight"), run.column("wrong"), run.column("label")
     if list(run.features) != ["x0", "x1"] or weight is None or wrong is None or label is None:
         return []
-    over_time = groups(run, "(d) Mean weight of both groups")
+    over_time = groups(run, "(d) Mean weight, correctly and incorrectly labelled")
     low = weight < np.float32(PAPER_THRESHOLD)
     scatters = [_source(run, label, wrong), _clean(run, low, wrong), _flipped(run, low, wrong)]
     return [
         *scatters,
         *([over_time] if over_time else []),
-        precision_and_recall(kept(weight, wrong), "(e) Precision and recall against the threshold"),
+        precision_and_recall(kept(weight, wrong), "(e) Precision and recall by weight threshold"),
     ]
 
 
@@ -42,36 +42,36 @@ def _source(run: RunFiles, label: np.ndarray, wrong: np.ndarray) -> Figure:
     legend = [("dots", kinds[i % len(kinds)], f"label {name}") for i, name in enumerate(names)]
     alt = f"{count(len(wrong))} source points in the plane, {count(wrong.sum())} of them with a flipped label."
     return Figure(
-        "(a) The source",
+        "(a) Source points",
         chart.svg(alt),
-        "Colour is the label given; crosses are flipped labels." + _sampled(len(label)),
+        "Colour: given label. Crosses: flipped labels." + _sampled(len(label)),
         (*legend, ("crosses", "plain", "flipped")),
     )
 
 
 def _clean(run: RunFiles, low: np.ndarray, wrong: np.ndarray) -> Figure:
     above, below = ~low & ~wrong, low & ~wrong
-    return _verdict(run, "(b) Clean points", above, below, ("at or above", "below"), "clean")
+    return _classified(run, "(b) Clean points", above, below, ("at or above", "below"), "clean")
 
 
 def _flipped(run: RunFiles, low: np.ndarray, wrong: np.ndarray) -> Figure:
     below, above = low & wrong, ~low & wrong
-    return _verdict(run, "(c) Flipped points", below, above, ("below", "at or above"), "flipped")
+    return _classified(run, "(c) Flipped points", below, above, ("below", "at or above"), "flipped")
 
 
-def _verdict(
-    run: RunFiles, title: str, good: np.ndarray, bad: np.ndarray, words: tuple[str, str], group: str
+def _classified(
+    run: RunFiles, title: str, good: np.ndarray, bad: np.ndarray, sides: tuple[str, str], group: str
 ) -> Figure:
     chart = _plane(run)
     _draw(chart, run, good, "right", chart.dots)
     _draw(chart, run, bad, "wrong", chart.crosses)
-    told, missed = count(good.sum()), count(bad.sum())
+    correct, wrong = count(good.sum()), count(bad.sum())
     legend = (
-        ("dots", "right", f"{words[0]} {PAPER_THRESHOLD}: {told}"),
-        ("crosses", "wrong", f"{words[1]} {PAPER_THRESHOLD}: {missed}"),
+        ("dots", "right", f"{sides[0]} {PAPER_THRESHOLD}: {correct}"),
+        ("crosses", "wrong", f"{sides[1]} {PAPER_THRESHOLD}: {wrong}"),
     )
-    alt = f"{told} {group} points have a weight {words[0]} {PAPER_THRESHOLD}, {missed} {words[1]} it."
-    return Figure(title, chart.svg(alt), f"{told} told right, {missed} missed.", legend)
+    alt = f"{correct} {group} points have a weight {sides[0]} {PAPER_THRESHOLD}, {wrong} {sides[1]} it."
+    return Figure(title, chart.svg(alt), f"{correct} classified correctly, {wrong} incorrectly.", legend)
 
 
 def _plane(run: RunFiles) -> Chart:
@@ -81,7 +81,7 @@ def _plane(run: RunFiles) -> Chart:
 
 def _bounds(run: RunFiles, name: str) -> tuple[float, float]:
     values = run.column(name)
-    assert values is not None  # panels() has looked
+    assert values is not None  # checked in panels()
     low, high = float(values.min()), float(values.max())
     margin = 0.03 * (high - low)
     return low - margin, high + margin
@@ -97,4 +97,4 @@ def _draw(chart: Chart, run: RunFiles, mask: np.ndarray, kind: str, mark: Mark) 
 
 
 def _sampled(total: int) -> str:
-    return "" if total <= MOST_POINTS else f" One point in {-(-total // MOST_POINTS)} is drawn."
+    return "" if total <= MOST_POINTS else f" 1 in {-(-total // MOST_POINTS)} points is drawn."

@@ -1,4 +1,4 @@
-"""What the report knows: the run folder's files as plain values, and nothing of the code that trained."""
+"""The run folder's files as plain values: the only input of the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunFiles:
-    """One run as its files tell it; ``ranking`` is None while the run has not ended."""
+    """The contents of one run folder; ``ranking`` is None while the run has not finished."""
 
     name: str
     config: Record
@@ -27,22 +27,22 @@ class RunFiles:
     end: Record
     messages: tuple[str, ...]
     ranking: dict[str, np.ndarray] | None
-    pictures: dict[str, bytes]  # by id, of the examples that are shown
-    source: Record  # where it came from
-    comparison: Record  # with other methods on the same data
-    suspects: Record  # how the suspects were told from the others
+    pictures: dict[str, bytes]  # thumbnails by id
+    source: Record  # path and columns of the source
+    comparison: Record  # accuracies of other methods on the same data
+    suspects: Record  # threshold and estimates of the suspects
 
     @property
     def last(self) -> Record:
-        """The last epoch's record with the closing evaluation on top."""
+        """The last epoch's record, updated with the final evaluation."""
         return {**(self.epochs[-1] if self.epochs else {}), **self.end}
 
     def series(self, key: str) -> np.ndarray:
-        """One number of every epoch, NaN where a record has none; (E,)."""
+        """One metric of every epoch, NaN where it is missing; (E,)."""
         return np.array([as_number(record.get(key)) for record in self.epochs], dtype=float)
 
     def group(self, name: str, key: str, among: str = "groups") -> np.ndarray:
-        """One number of a group of every epoch ("right" or "wrong"), NaN where it is missing; (E,)."""
+        """One statistic of the group "right" or "wrong" in every epoch, NaN where it is missing; (E,)."""
         groups = (record.get(among) or {} for record in self.epochs)
         return np.array([as_number((group.get(name) or {}).get(key)) for group in groups], dtype=float)
 
@@ -52,17 +52,17 @@ class RunFiles:
 
     @cached_property
     def suggested(self) -> np.ndarray | None:
-        """Another label for each suspect of the ranking."""
+        """The suggested label of each suspect, see ``suggested_labels``."""
         return None if self.ranking is None else suggested_labels(self.ranking)
 
     @property
     def features(self) -> dict[str, str]:
-        """The feature columns, ``x0`` first, by their names in the source."""
+        """Feature columns ``x0``, ``x1``, ... -> names in the source."""
         return feature_columns(self.ranking or {}, self.source)
 
 
 def read(path: str | os.PathLike[str]) -> RunFiles:
-    """Read a run folder; one that has not ended is read as far as it goes."""
+    """Read a run folder; an unfinished run is read as far as it got."""
     folder = RunFolder.open(path)
     records = folder.metrics()
     return RunFiles(
@@ -85,12 +85,12 @@ def _first(records: list[Record], event: str) -> Record:
 
 
 def _messages(records: list[Record]) -> tuple[str, ...]:
-    """What the run had to say, each sentence once, in order."""
-    said = [str(text) for text in _first(records, "start").get("messages") or []]
-    said += [str(record.get("text", "")) for record in records if record.get("event") == "message"]
-    return tuple(dict.fromkeys(said))
+    """The messages of the run, without repetition, in order."""
+    texts = [str(text) for text in _first(records, "start").get("messages") or []]
+    texts += [str(record.get("text", "")) for record in records if record.get("event") == "message"]
+    return tuple(dict.fromkeys(texts))
 
 
 def as_number(value: object) -> float:
-    """NaN where it is none."""
+    """A float; NaN for anything that is not a number."""
     return float(value) if isinstance(value, int | float) else float("nan")

@@ -1,4 +1,4 @@
-"""Examples to look at: pictures where the run has them, rows of a table where it has not."""
+"""Examples to show: thumbnails where the run has them, table rows otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STRONGEST = 24
 
 @dataclass(frozen=True)
 class Example:
-    """One row of the ranking with its place from the top, and its picture as a data address where there is one."""
+    """One row of the ranking with its rank, and its thumbnail as a data URL where there is one."""
 
     row: dict[str, Any]
     picture: str
@@ -26,7 +26,7 @@ class Example:
 
 @dataclass(frozen=True)
 class ClassGallery:
-    """The best and the most suspicious of one class."""
+    """The best and the most suspicious examples of one class."""
 
     label: str
     count: int
@@ -36,13 +36,13 @@ class ClassGallery:
 
 
 def strongest_suspects(run: RunFiles) -> list[Example]:
-    """The suspects to look at first."""
+    """The most suspicious examples of all classes."""
     assert run.ranking is not None
     return examples(run, suspect_rows(run.ranking)[:STRONGEST])
 
 
 def by_class(run: RunFiles) -> tuple[list[ClassGallery], int]:
-    """A gallery for each of the largest classes, and how many classes were left out."""
+    """A gallery for each of the largest classes, and the number of classes left out."""
     assert run.ranking is not None
     found = [
         ClassGallery(one.label, one.count, one.suspects, examples(run, one.best), examples(run, one.worst))
@@ -53,14 +53,14 @@ def by_class(run: RunFiles) -> tuple[list[ClassGallery], int]:
 
 
 def examples(run: RunFiles, rows: np.ndarray) -> list[Example]:
-    """Some rows of the ranking as plain values."""
+    """The given rows of the ranking as plain values."""
     assert run.ranking is not None
     columns = {name: values[rows].tolist() for name, values in run.ranking.items()}
     columns["suggested"] = [None] * len(rows) if run.suggested is None else run.suggested[rows].tolist()
-    places = (rows + 1).tolist()
+    ranks = (rows + 1).tolist()
     return [
-        _example({"place": place, **dict(zip(columns, values, strict=True))}, run.pictures)
-        for place, values in zip(places, zip(*columns.values(), strict=True), strict=True)
+        _example({"rank": rank, **dict(zip(columns, values, strict=True))}, run.pictures)
+        for rank, values in zip(ranks, zip(*columns.values(), strict=True), strict=True)
     ]
 
 

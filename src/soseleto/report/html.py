@@ -1,4 +1,4 @@
-"""The page: sections that the run's files support, put through one autoescaped template."""
+"""The report page: the sections that the run's files allow, rendered through one autoescaped template."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from soseleto.run_folder.folder import REPORT
 from soseleto.run_folder.ranking import most_suspicious_first, suspect_rows
 
 EXAMPLES_SHOWN = 20
-FORMS = (sentences.count, sentences.share, sentences.percent, sentences.number)
+FILTERS = (sentences.count, sentences.share, sentences.percent, sentences.number)
 TABLE_THRESHOLDS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the report of a run, into the run folder unless ``out`` says where, and return its path."""
+    """Write the report of a run to ``out`` (default: into the run folder) and return its path."""
     path = Path(run_path) / REPORT if out is None else Path(out)
     page = render(run_path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,18 +34,18 @@ def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] |
 
 
 def render(run_path: str | os.PathLike[str]) -> str:
-    """The report of a run as one HTML page: no network, no other files."""
+    """The report of a run as one self-contained HTML page."""
     run = read(run_path)
     style, script = asset("style.css"), asset("report.js")
-    return template("report.html.j2", forms=FORMS).render(
+    return template("report.html.j2", filters=FILTERS).render(
         run=run,
-        style=Markup(style),  # our own package files: the only text that is not escaped
+        style=Markup(style),  # files of this package: the only text that is not escaped
         script=Markup(script),
         policy=_policy(style, script),
         sentences=sentences.sentences(run),
         figures=sentences.key_figures(run),
         compared=sentences.compared(run),
-        judged_on=sentences.judged_on(run) if sentences.compared(run) else "",
+        evaluated_on=sentences.evaluated_on(run) if sentences.compared(run) else "",
         panels=figure1.panels(run),
         curves=_curves(run),
         settings=_flat(run.config),
@@ -54,7 +54,7 @@ def render(run_path: str | os.PathLike[str]) -> str:
 
 
 def _ranking_sections(run: RunFiles) -> dict[str, Any]:
-    """What needs the ranking: histograms, the threshold, labels, examples."""
+    """The sections made from the ranking: suspects, histograms, thresholds, labels, examples."""
     assert run.ranking is not None
     weight, wrong = run.ranking["weight"], run.column("wrong")
     table = tables.kept(weight, wrong)
@@ -70,18 +70,18 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "data": Markup(_slider_data(table, labels)),
         "strongest": gallery.strongest_suspects(run),
         "suspects": sentences.suspect_figures(run),
-        "doubts": _doubts(run, wrong),
-        "classes": classes or [_everyone(run)],
+        "suspect_charts": _suspect_charts(run, wrong),
+        "classes": classes or [_all_examples(run)],
         "more_classes": more_classes,
         "features": run.features,
-        "judged_labels": run.suggested is not None,
-        "show_paths": _paths_say_more(run.ranking),
+        "has_suggestions": run.suggested is not None,
+        "show_paths": _paths_differ_from_ids(run.ranking),
         "forms": {name: sentences.decimals(run.ranking[name]) for name in ("score", *run.features)},
     }
 
 
-def _everyone(run: RunFiles) -> ClassGallery:
-    """Where labels are no classes, the whole ranking is shown as one."""
+def _all_examples(run: RunFiles) -> ClassGallery:
+    """The whole ranking as one gallery, where labels are not classes."""
     assert run.ranking is not None
     order = most_suspicious_first(run.ranking)
     shown = min(EXAMPLES_SHOWN, -(-len(order) // 2))
@@ -90,8 +90,8 @@ def _everyone(run: RunFiles) -> ClassGallery:
     return ClassGallery("", len(order), suspects, gallery.examples(run, best), gallery.examples(run, worst))
 
 
-def _paths_say_more(ranking: dict[str, np.ndarray]) -> bool:
-    """Whether the paths tell more than the ids, which are often their ends."""
+def _paths_differ_from_ids(ranking: dict[str, np.ndarray]) -> bool:
+    """Whether paths are worth showing: ids are often the end of the path."""
     if "path" not in ranking:
         return False
     return any(not str(path).endswith(str(name)) for path, name in zip(ranking["path"], ranking["id"], strict=True))
@@ -103,36 +103,36 @@ def _histograms(run: RunFiles, weight: np.ndarray, wrong: np.ndarray | None) -> 
             tables.weight_histogram(weight, wrong),
             title="Weights",
             x_label="weight",
-            caption="The dashed line is the threshold chosen below.",
+            caption="Dashed line: the weight threshold selected below.",
             threshold=True,
         )
     ]
     score = run.column("score")
     table = None if score is None else tables.score_histogram(score, wrong)
     if table is not None:
-        beyond = f" {sentences.count(table.beyond)} beyond the ends are in the outermost bars." if table.beyond else ""
-        caption = "Right of 0, an example pulls the model where the target wants it." + beyond
+        beyond = f" The outermost bars include {sentences.count(table.beyond)} outliers." if table.beyond else ""
+        caption = "Mean alignment with the target gradient; positive lowers the target loss to first order." + beyond
         figures.append(charts.histogram(table, title="Scores", x_label="score", caption=caption, rule=0.0))
     return figures
 
 
-def _doubts(run: RunFiles, wrong: np.ndarray | None) -> list[Figure]:
-    """How sure the judgement of the labels is, and how good it is by its own estimate."""
+def _suspect_charts(run: RunFiles, wrong: np.ndarray | None) -> list[Figure]:
+    """The probabilities of being mislabelled, and estimated precision and recall."""
     probability = run.column("mislabelled_probability")
     if probability is None:
         return []
     figure = charts.histogram(
         tables.weight_histogram(probability, wrong),
-        title="Probability of a wrong label",
+        title="Probability of being mislabelled",
         x_label="probability",
-        caption="The dashed line is the threshold from which on an example is a suspect.",
+        caption="Dashed line: examples at or above this threshold are suspects.",
         rule=run.suspects.get("threshold"),
     )
     return [one for one in (figure, charts.estimated(run.suspects)) if one]
 
 
 def _truth(run: RunFiles, table: tables.Kept) -> list[Figure]:
-    """What Figure 1 does not show already."""
+    """Charts against the true labels, without those that Figure 1 shows already."""
     wrong = run.column("wrong")
     assert wrong is not None
     if figure1.panels(run):
@@ -143,44 +143,44 @@ def _truth(run: RunFiles, table: tables.Kept) -> list[Figure]:
 
 
 def _curves(run: RunFiles) -> list[Figure]:
-    """Everything that has a value per epoch."""
+    """The metrics per epoch."""
     losses = (("source_loss", "first", "source"), ("target_loss", "second", "target"), ("test_loss", "third", "test"))
-    changes = (("predicted_change", "first", "predicted"), ("actual_change", "second", "real"))
+    changes = (("predicted_change", "first", "first-order prediction"), ("actual_change", "second", "measured"))
+    condition = (("condition", "all", "ratio"),)
     figures = [
-        charts.curves(run, "Losses", "loss", losses, caption=_ALIKE),
+        charts.curves(run, "Losses", "loss", losses, caption=_UNWEIGHTED),
         charts.curves(
             run,
             "Test accuracy",
-            "percent right",
+            "accuracy (%)",
             (("test_accuracy", "third", "test accuracy"),),
             from_zero=False,
         ),
         charts.curves(run, "Mean weight", "mean weight", (("mean_weight", "all", "mean weight"),)),
-        charts.curves(run, "Effective source size", "examples", (("effective_source", "all", "effective size"),)),
+        charts.curves(
+            run, "Effective sample size", "examples", (("effective_source", "all", "effective sample size"),)
+        ),
         charts.groups(run, "Mean weight of the probes", among="probe_groups", caption=_PROBES),
         charts.weights_over_time(run),
-        charts.curves(run, "Change of the target loss in a step", "change", changes, caption=_FIRST_ORDER, level=0.0),
-        charts.curves(
-            run, "The paper’s condition", "ratio", (("condition", "all", "ratio"),), caption=_CONDITION, level=1.0
-        ),
+        charts.curves(run, "Change of the target loss per step", "change", changes, caption=_FIRST_ORDER, level=0.0),
+        charts.curves(run, "The paper’s sufficient condition", "ratio", condition, caption=_CONDITION, level=1.0),
     ]
     return [figure for figure in figures if figure]
 
 
-_ALIKE = (
-    "The source loss counts all source examples alike, wrong labels included: "
-    "it may well rise while the model gets better."
+_UNWEIGHTED = (
+    "The source loss is the unweighted mean, mislabelled examples included: it may rise while the model improves."
 )
-_PROBES = "Probes are target examples planted in the source, so it is known which of their labels are wrong. "
-_FIRST_ORDER = "To first order, and measured. Where the lines part, the step is longer than the first order holds."
+_PROBES = "Probes are target examples added to the source; which of their labels are wrong is known. "
+_FIRST_ORDER = "Where the lines diverge, the step is too long for the first-order approximation."
 _CONDITION = (
-    "λ_α over the bound at which the paper shows that the target loss falls to first order. "
-    "The bound is sufficient, not necessary."
+    "λ_α divided by the paper’s bound. At 1 or above, the target loss is guaranteed to fall to first order; "
+    "the condition is sufficient, not necessary."
 )
 
 
 def _threshold_rows(table: tables.Kept) -> list[dict[str, Any]]:
-    """The slider's numbers at a few thresholds, for paper and for who has no script."""
+    """The slider's numbers at selected thresholds, for print and for browsers without JavaScript."""
     rows = []
     for threshold in TABLE_THRESHOLDS:
         at = round(threshold * 100)
@@ -197,14 +197,14 @@ def _threshold_rows(table: tables.Kept) -> list[dict[str, Any]]:
 
 
 def _slider_data(table: tables.Kept, labels: list[tables.LabelRow]) -> str:
-    """A hundred numbers a row instead of one number an example: the page does not grow with the data."""
+    """101 numbers per row instead of one per example, so that the page does not grow with the data."""
     data = {
         "kept": table.count.tolist(),
         "effective": [round(value, 1) for value in table.effective.tolist()],
         "wrong": None if table.wrong is None else table.wrong.tolist(),
         "labels": [row.kept.tolist() for row in labels],
     }
-    return json.dumps(data, separators=(",", ":"))  # numbers only: nothing in it can close the script element
+    return json.dumps(data, separators=(",", ":"))  # numbers only: cannot close the script element
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -218,6 +218,6 @@ def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _policy(style: str, script: str) -> str:
-    """A content policy under which this page can load nothing, and runs only its own style and script."""
+    """A content security policy that allows only the page's own style and script and inline images."""
     own = f"style-src '{digest(style)}'; script-src '{digest(script)}'"
     return f"default-src 'none'; {own}; img-src data:; base-uri 'none'; form-action 'none'"

@@ -1,4 +1,4 @@
-"""Numbers and findings in plain words."""
+"""Number formats, key figures and summary sentences of the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def count(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """A fraction as a percentage; it never rounds to 0 or 100 that it has not reached."""
+    """A fraction in percent; 0 % and 100 % only where exact."""
     percent = 100 * value
     if percent in (0, 100):
         return f"{percent:.0f} %"
@@ -26,12 +26,12 @@ def share(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """What is a percentage already, as accuracies in a run's records are."""
+    """A number that is already in percent, as accuracies in a run's records are."""
     return share(value / 100)
 
 
 def number(value: object) -> str:
-    """Three significant digits, or a dash where there is no number."""
+    """Three significant digits, or a dash for anything that is not a finite number."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         return "–"
     if value == 0 or 1e-3 <= abs(value) < 1e4:
@@ -40,7 +40,7 @@ def number(value: object) -> str:
 
 
 def decimals(values: np.ndarray) -> str:
-    """A format under which a column of numbers lines up, the largest with three significant digits."""
+    """A format with fixed decimals for a column of numbers, three significant digits for the largest."""
     known = np.abs(values[np.isfinite(values)])
     largest = float(known.max(initial=0))
     if not 1e-6 <= largest < 1e6:
@@ -52,24 +52,20 @@ def duration(seconds: float) -> str:
     """``8 s``, ``3 min 20 s`` or ``2 h 5 min``."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
-    """(name, figure, remark) of what a reader asks first; a figure the run does not have is left out."""
+    """(name, figure, remark) of the summary; figures the run does not have are left out."""
     last, total = run.last, run.start.get("n_source")
+    effective = last.get("effective_source")
     rows = [
-        ("Source examples", total, count, f"{count(run.start.get('n_target', 0))} trusted target examples"),
-        (
-            "Effective number",
-            last.get("effective_source"),
-            count,
-            _of_total(last.get("effective_source"), total),
-        ),
-        ("Mean weight", last.get("mean_weight"), number, "0 is ignored, 1 counts in full"),
-        ("Weights at 0", last.get("share_at_zero"), share, "examples left out"),
-        ("Weights at 1", last.get("share_at_one"), share, "examples that count in full"),
+        ("Source examples", total, count, f"{count(run.start.get('n_target', 0))} target examples"),
+        ("Effective sample size", effective, count, _of_total(effective, total)),
+        ("Mean weight", last.get("mean_weight"), number, "0: ignored, 1: full weight"),
+        ("Weights at 0", last.get("share_at_zero"), share, "of the source examples"),
+        ("Weights at 1", last.get("share_at_one"), share, "of the source examples"),
         ("Test accuracy", last.get("test_accuracy"), percent, "after the last epoch"),
     ]
     return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
@@ -79,56 +75,58 @@ def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     """(name, figure, remark) of the suspects."""
     assert run.ranking is not None
     found, total = len(suspect_rows(run.ranking)), len(run.ranking["weight"])
-    by = "wrong with a probability of at least" if "is_label_issue" in run.ranking else "of weight below"
-    threshold = run.suspects.get("threshold") if "is_label_issue" in run.ranking else PAPER_THRESHOLD
-    rule = f", {by} {number(threshold)}" if _is_number(threshold) else ""
+    threshold = run.suspects.get("threshold")
+    if "is_label_issue" not in run.ranking:
+        rule = f": weight below {PAPER_THRESHOLD}"
+    else:
+        rule = f": probability of being mislabelled at least {number(threshold)}" if _is_number(threshold) else ""
     estimates = [
-        ("Estimated precision", "precision", "of the suspects are really wrong"),
-        ("Estimated recall", "recall", "of all wrong labels are among them"),
-        ("Estimated noise", "wrong_share", "of all source labels are wrong"),
+        ("Estimated precision", "precision", "of the suspects are mislabelled"),
+        ("Estimated recall", "recall", "of the mislabelled examples are suspects"),
+        ("Estimated noise rate", "wrong_share", "of the source examples are mislabelled"),
     ]
     if not found:
         rule = _highest(run)
-        estimates = estimates[-1:]  # of none there is nothing to estimate
+        estimates = estimates[-1:]  # precision and recall are undefined without suspects
     rows = [("Suspects", count(found), f"{share(found / total)} of the source{rule}")]
     for name, key, remark in estimates:
         if estimate := run.suspects.get(key):
-            reach = f"{share(estimate['low'])} to {share(estimate['high'])}"
-            rows.append((name, share(estimate["value"]), f"{remark} ({reach})"))
+            interval = f"95 % interval {share(estimate['low'])} to {share(estimate['high'])}"
+            rows.append((name, share(estimate["value"]), f"{remark} ({interval})"))
     return rows
 
 
 def sentences(run: RunFiles) -> list[str]:
-    """The summary a reader can stop at."""
-    tell = (_what_happened, _comparison, _weights, _suspects, _truth, _losses, _engine)
-    return [sentence for sentence in (part(run) for part in tell) if sentence]
+    """The summary in full sentences; those the run has no data for are left out."""
+    parts = (_training, _comparison, _weights, _suspects, _truth, _losses, _engine)
+    return [sentence for sentence in (part(run) for part in parts) if sentence]
 
 
-def _what_happened(run: RunFiles) -> str:
+def _training(run: RunFiles) -> str:
     source, target = run.start.get("n_source"), run.start.get("n_target")
-    data = f" with {count(source)} source and {count(target)} target examples" if source and target else ""
+    data = f" on {count(source)} source and {count(target)} target examples" if source and target else ""
     if not run.epochs:
-        return f"This run{data} has not finished its first epoch."
-    took = run.end.get("seconds")
-    time = f" in {duration(took)}" if _is_number(took) else ""
+        return f"Training{data} has not finished its first epoch."
     epochs = f"{len(run.epochs)} epoch{'s' * (len(run.epochs) > 1)}"
     if not run.end:
-        return f"This run{data} has not ended: what follows is how it stood after {epochs}."
-    return f"This run{data} took {epochs}{time}."
+        return f"Training{data} has not finished: this report covers the first {epochs}."
+    took = run.end.get("seconds")
+    time = f" in {duration(took)}" if _is_number(took) else ""
+    return f"Trained{data} for {epochs}{time}."
 
 
 def compared(run: RunFiles) -> list[tuple[str, float, float, float]]:
-    """(method, accuracy, low, high) in percent of this run and its rivals; none where nothing was compared."""
+    """(method, accuracy, low, high) in percent of this run and its baselines; empty without a comparison."""
     rows = run.comparison.get("rows") or []
     return [(_method(row["method"]), row["accuracy"], row["low"], row["high"]) for row in rows]
 
 
-def judged_on(run: RunFiles) -> str:
-    """``100 target examples, each held out of its own training``."""
+def evaluated_on(run: RunFiles) -> str:
+    """``100 target examples (5-fold cross-validation)`` or ``1,000 test examples``."""
     examples = count(run.comparison["rows"][0]["examples"])
     if run.comparison.get("judged_on") == "test":
         return f"{examples} test examples"
-    return f"{examples} target examples, each held out of its own training"
+    return f"{examples} target examples ({run.comparison['folds']}-fold cross-validation)"
 
 
 def _method(name: str) -> str:
@@ -139,10 +137,8 @@ def _comparison(run: RunFiles) -> str:
     rows = compared(run)
     if not rows:
         return ""
-    others = [f"{method} {percent(accuracy)}" for method, accuracy, _, _ in rows[1:]]
-    beside = f"; {' and '.join(others)}" if others else ""
-    method, accuracy, _, _ = rows[0]
-    return f"Of {judged_on(run)}, {method} gets {percent(accuracy)} right{beside}."
+    accuracies = [f"{method} {percent(accuracy)}" for method, accuracy, _, _ in rows]
+    return f"Held-out accuracy on {evaluated_on(run)}: {', '.join(accuracies)}."
 
 
 def _weights(run: RunFiles) -> str:
@@ -150,9 +146,9 @@ def _weights(run: RunFiles) -> str:
     effective, total = last.get("effective_source"), run.start.get("n_source")
     if not _is_number(effective) or not total:
         return ""
-    text = f"The learned weights make the source count as {count(effective)} of its {count(total)} examples"
+    text = f"The effective sample size is {count(effective)} of {count(total)} source examples"
     if _is_number(last.get("share_at_zero")) and _is_number(last.get("share_at_one")):
-        text += f": {share(last['share_at_zero'])} are left out, {share(last['share_at_one'])} count in full"
+        text += f"; {share(last['share_at_zero'])} of the weights are 0 and {share(last['share_at_one'])} are 1"
     return text + "."
 
 
@@ -162,15 +158,17 @@ def _suspects(run: RunFiles) -> str:
     found = len(suspect_rows(run.ranking))
     precision = run.suspects.get("precision")
     if not found:
-        return f"No label is doubted{_highest(run)}."
-    sure = f", of which about {share(precision['value'])} are really wrong" if precision else ""
-    return f"{count(found)} labels are doubted{sure}."
+        return f"No label is suspected to be wrong{_highest(run)}."
+    estimate = f", with an estimated precision of {share(precision['value'])}" if precision else ""
+    return f"{count(found)} labels are suspected to be wrong{estimate}."
 
 
 def _highest(run: RunFiles) -> str:
-    """Why nothing is suspect where probabilities were learned."""
+    """Why there are no suspects, where the run has probabilities."""
     probability = run.column("mislabelled_probability")
-    return "" if probability is None else f": the highest probability of being wrong is {number(probability.max())}"
+    if probability is None:
+        return ""
+    return f": the highest probability of being mislabelled is {number(probability.max())}"
 
 
 def _truth(run: RunFiles) -> str:
@@ -178,11 +176,10 @@ def _truth(run: RunFiles) -> str:
     if wrong is None or weight is None or not wrong.any() or wrong.all():
         return ""
     low = weight < np.float32(PAPER_THRESHOLD)
-    caught, spared = int((low & wrong).sum()), int((~low & ~wrong).sum())
     return (
-        f"The right labels are known here: {count(caught)} of {count(wrong.sum())} wrong labels have a "
-        f"weight below {PAPER_THRESHOLD}, and {count(spared)} of {count((~wrong).sum())} right ones are at "
-        "or above it."
+        f"The true labels are known: {count((low & wrong).sum())} of {count(wrong.sum())} mislabelled examples have a "
+        f"weight below {PAPER_THRESHOLD}, and {count((~low & ~wrong).sum())} of {count((~wrong).sum())} correctly "
+        f"labelled examples a weight of at least {PAPER_THRESHOLD}."
     )
 
 
@@ -190,10 +187,10 @@ def _losses(run: RunFiles) -> str:
     source, target = run.last.get("source_loss"), run.last.get("target_loss")
     text = ""
     if _is_number(source) and _is_number(target):
-        text = f"The last source loss was {number(source)}, the last target loss {number(target)}."
+        text = f"The final source loss is {number(source)}, the final target loss {number(target)}."
     accuracy = run.last.get("test_accuracy")
     if _is_number(accuracy):
-        text += f" The model gets {percent(accuracy)} of the test examples right."
+        text += f" The test accuracy is {percent(accuracy)}."
     return text.strip()
 
 

@@ -1,6 +1,6 @@
-"""Small charts as inline SVG: every colour is a CSS class, so the page's light and dark themes apply to them.
+"""Small charts as inline SVG; colours are CSS classes, so that the page's light and dark themes apply.
 
-A chart is drawn at about the size at which it is shown, so its text stays readable on a phone.
+A chart is drawn at about the size at which it is shown, so that its text stays readable on a phone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def nice_ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -
 
 
 def tick_text(value: float) -> str:
-    """A tick in the fewest signs: ``0.25``, ``12,000``, ``−1``, ``2e-05``."""
+    """A tick label as short as possible: ``0.25``, ``12,000``, ``−1``, ``2e-05``."""
     text = f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e6 else f"{value:.3g}"
     return text.replace("-", "−") if "e" not in text else text
 
 
 class Chart:
-    """One pair of axes that marks are added to; ``kind`` is the CSS class that gives a mark its colour."""
+    """A pair of axes to which marks are added; ``kind`` is the CSS class that colours a mark."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class Chart:
         self.marks: list[str] = []
 
     def x(self, values: float | np.ndarray) -> np.ndarray:
-        """Data to page, left to right."""
+        """x from data to SVG coordinates."""
         low, high = self.x_range
         return self.left + (np.asarray(values, dtype=float) - low) / (high - low) * (self.right - self.left)
 
     def y(self, values: float | np.ndarray) -> np.ndarray:
-        """Data to page, bottom to top."""
+        """y from data to SVG coordinates."""
         low, high = self.y_range
         return self.bottom - (np.asarray(values, dtype=float) - low) / (high - low) * (self.bottom - self.top)
 
@@ -87,11 +87,11 @@ class Chart:
             self._path("band", kind, "M" + "L".join(f"{_n(a)} {_n(b)}" for a, b in [*there, *back]) + "z")
 
     def dots(self, x: np.ndarray, y: np.ndarray, kind: str) -> None:
-        """Points as one path of round caps: a dozen bytes a point."""
+        """Points as one path with round caps: about a dozen bytes per point."""
         self._path("dots", kind, "".join(f"M{_n(a)} {_n(b)}h0" for a, b in self._points(x, y)))
 
     def crosses(self, x: np.ndarray, y: np.ndarray, kind: str, size: float = 2.6) -> None:
-        """Points as crosses, told apart from dots without colour."""
+        """Points as crosses, distinguishable from dots without colour."""
         arms = f"l{2 * size} {2 * size}m0 {-2 * size}l{-2 * size} {2 * size}"
         points = self._points(x, y)
         self._path("crosses", kind, "".join(f"M{_n(a - size)} {_n(b - size)}{arms}" for a, b in points))
@@ -104,7 +104,7 @@ class Chart:
         self.marks.append(f'<rect class="cell {escape(kind)}" {place} {size} opacity="{strength:.2f}"/>')
 
     def rule(self, x: float, kind: str = "") -> None:
-        """A vertical line at ``x``; with the kind "threshold" the page's slider moves it."""
+        """A vertical line at ``x``; the page's slider moves those of the kind "threshold"."""
         at, span = _n(float(self.x(x))), f'data-from="{_n(self.left)}" data-to="{_n(self.right)}"'
         self.marks.append(
             f'<line class="rule {escape(kind)}" {span} x1="{at}" x2="{at}" y1="{_n(self.top)}" y2="{_n(self.bottom)}"/>'
@@ -116,7 +116,7 @@ class Chart:
         self.marks.append(f'<line class="rule" x1="{_n(self.left)}" x2="{_n(self.right)}" y1="{at}" y2="{at}"/>')
 
     def svg(self, alt: str) -> Markup:
-        """The finished picture; ``alt`` is what it says to who cannot see it."""
+        """The chart as SVG; ``alt`` is its text alternative for screen readers."""
         head = f'<svg viewBox="0 0 {_n(self.width)} {_n(self.height)}" role="img" aria-label="{escape(alt)}">'
         return Markup(head + self._grid() + "".join(self.marks) + self._axis_labels() + "</svg>")
 
@@ -152,18 +152,18 @@ def _text(x: float, y: float, text: str, kind: str) -> str:
 
 
 def _n(value: float) -> str:
-    """A coordinate to a tenth of a pixel, without a trailing ``.0``."""
+    """A coordinate rounded to 0.1 pixels, without a trailing ``.0``."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def _wide(bounds: tuple[float, float]) -> tuple[float, float]:
-    """Bounds that differ, so that nothing is divided by zero."""
+    """Bounds of non-zero width, to avoid a division by zero."""
     low, high = bounds
     return (low, high) if low < high else (low, low + 1.0)
 
 
 def _finite_runs(x: np.ndarray, y: np.ndarray) -> list[slice]:
-    """The stretches in which both are finite."""
+    """The contiguous ranges in which both are finite."""
     good = np.concatenate([[False], np.isfinite(x) & np.isfinite(y), [False]]).astype(int)
     starts, ends = np.flatnonzero(np.diff(good) == 1), np.flatnonzero(np.diff(good) == -1)
     return [slice(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Plain numbers from a ranking: histograms, what each threshold keeps, precision and recall."""
+"""Statistics of a ranking: histograms, counts above each weight threshold, precision and recall."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 THRESHOLDS = np.linspace(0, 1, 101)
-PAPER_THRESHOLD = 0.1  # the one of the paper's Figure 1
+PAPER_THRESHOLD = 0.1  # of the paper's Figure 1
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Histogram:
 
 
 def weight_histogram(weight: np.ndarray, wrong: np.ndarray | None, bins: int = 40) -> Histogram:
-    """Where the weights sit in [0, 1], apart by right and wrong where the truth is known."""
+    """Histogram of values in [0, 1], split into correctly labelled and mislabelled where the truth is known."""
     edges = np.linspace(0, 1, bins + 1)
     return Histogram(edges, _counts(weight, wrong, edges))
 
@@ -50,15 +50,15 @@ def _counts(values: np.ndarray, wrong: np.ndarray | None, edges: np.ndarray) -> 
 
 @dataclass(frozen=True)
 class Kept:
-    """What keeping the examples of weight at or above each of ``THRESHOLDS`` leaves; each (101,)."""
+    """The examples with a weight of at least each of ``THRESHOLDS``; each (101,)."""
 
     count: np.ndarray
-    effective: np.ndarray  # (Σα)² / Σα² of the kept
-    wrong: np.ndarray | None  # wrong labels among the kept, where the truth is known
+    effective: np.ndarray  # effective sample size (Σα)² / Σα² of the kept examples
+    wrong: np.ndarray | None  # mislabelled examples among the kept, where the truth is known
 
 
 def kept(weight: np.ndarray, wrong: np.ndarray | None) -> Kept:
-    """Exact at every threshold, from one sort."""
+    """Exact counts at every threshold, from one sort."""
     order = np.argsort(weight, kind="stable")
     ascending = weight[order].astype(np.float64)
     below = np.searchsorted(weight[order], THRESHOLDS.astype(weight.dtype), side="left")
@@ -69,14 +69,14 @@ def kept(weight: np.ndarray, wrong: np.ndarray | None) -> Kept:
 
 
 def _tail_sums(values: np.ndarray) -> np.ndarray:
-    """Entry i is the sum from i on; one more entry than ``values``, the last is 0."""
+    """Entry i is the sum of ``values[i:]``; (N + 1,)."""
     return np.append(np.cumsum(values[::-1])[::-1], 0.0)
 
 
 def precision_recall(table: Kept) -> tuple[np.ndarray, np.ndarray]:
-    """Of "a weight below the threshold means a wrong label", per threshold; NaN where nothing is below."""
+    """Of "weight below the threshold" as a detector of mislabelled examples; precision is NaN where none is below."""
     if table.wrong is None:
-        raise ValueError("precision and recall need the truth.")
+        raise ValueError("precision and recall need the true labels.")
     flagged = table.count[0] - table.count
     caught = table.wrong[0] - table.wrong
     precision = np.divide(caught, flagged, out=np.full(len(flagged), np.nan), where=flagged > 0)
@@ -85,14 +85,14 @@ def precision_recall(table: Kept) -> tuple[np.ndarray, np.ndarray]:
 
 
 def noise_curve(wrong: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Keeping the best of a ranking: the share that is kept, and the share of wrong labels among the kept."""
+    """For the top of a ranking at several sizes: the share kept, and the share of mislabelled among them."""
     kept_rows = np.unique(np.linspace(1, len(wrong), min(points, len(wrong))).round().astype(int))
     return kept_rows / len(wrong), np.cumsum(wrong)[kept_rows - 1] / kept_rows
 
 
 @dataclass(frozen=True)
 class LabelRow:
-    """One label: how many source examples carry it, their mean weight, and how many each threshold keeps."""
+    """One label: the number of its source examples, their mean weight, and the counts kept at each threshold."""
 
     label: str
     count: int
@@ -101,8 +101,8 @@ class LabelRow:
 
 
 def by_label(labels: np.ndarray, weight: np.ndarray, most: int = 60) -> tuple[list[LabelRow], int]:
-    """The ``most`` largest labels, lowest mean weight first, and how many labels were left out."""
-    if labels.dtype.kind == "f":  # targets of a regression are no classes
+    """The ``most`` most frequent labels, lowest mean weight first, and the number of labels left out."""
+    if labels.dtype.kind == "f":  # regression targets are not classes
         return [], 0
     names, index, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
     largest = np.argsort(-counts, kind="stable")[:most]

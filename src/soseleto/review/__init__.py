@@ -1,4 +1,4 @@
-"""Going through a run's suspects by hand: a page on this machine only, decisions that survive, a corrected manifest.
+"""Manual review of a run's suspects: a page served on localhost, an append-only decision log, a corrected manifest.
 
-The page starts without torch: only ``manifest`` needs it, so nothing is imported here.
+Nothing is imported here, so that the page starts without torch: only ``manifest`` needs it.
 """

@@ -1,4 +1,4 @@
-"""The review page: one autoescaped template with its own style and script, and the policy that allows only those."""
+"""The review page: one autoescaped template, and a content security policy for its own style and script only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ HERE = Path(__file__).parent / "page"
 
 
 def render(name: str, run_path: str) -> tuple[bytes, str]:
-    """The page of the run called ``name``, and its content policy: pictures and decisions go to ourselves alone."""
+    """The page of the run ``name``, and its content security policy: requests go to this server only."""
     style, script = asset("style.css") + asset("review.css", HERE), asset("review.js", HERE)
     page = template("review.html.j2", HERE).render(
         name=name,
         run_path=run_path,
-        style=Markup(style),  # our own package files: the only text that is not escaped
+        style=Markup(style),  # files of this package: the only text that is not escaped
         script=Markup(script),
     )
     policy = (

@@ -1,4 +1,4 @@
-"""What a review comes to: the source as it should be, for the next training."""
+"""Export a review: the source with all decisions applied, for the next training."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from soseleto.run_folder.ranking import suspect_rows
 
 @dataclass(frozen=True)
 class Exported:
-    """What went into a corrected manifest."""
+    """Counts of an exported manifest."""
 
     path: Path
     rows: int
     dropped: int
     relabelled: int
-    undecided: int  # suspects that nobody has decided: they stay as they were
+    undecided: int  # suspects without a decision: exported unchanged
 
 
 def export_manifest(run_path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Exported:
-    """Write the source with every decision of the review carried out."""
+    """Write the source with every decision of the review applied."""
     run = RunFolder.open(run_path)
     decisions = read_decisions(run)
     if not decisions:
-        raise UsageError(f"nothing has been decided about {run.path} yet: type `soseleto review {run.path}` first.")
+        raise UsageError(f"{run.path} has no review decisions yet: type `soseleto review {run.path}` first.")
     ranking = run.ranking()
     drop = {name for name, one in decisions.items() if one.action == "drop"}
     relabel = {name: one.label for name, one in decisions.items() if one.label is not None}

@@ -1,8 +1,8 @@
-"""The review page's server: this machine only, one reader with a link that works once, nothing from or to elsewhere.
+"""The review server: listens on localhost only, for one browser session opened by a one-time link.
 
-What is refused, in this order: another ``Host`` than our own address (a foreign name that was pointed here), requests
-that another site makes the browser send, a wrong or used link, everything without the session's cookie, bodies that
-are not small JSON. Pictures are asked for by their row in the ranking, so no path ever comes from outside.
+Refused, in this order: a ``Host`` header other than our own address (DNS rebinding), cross-site requests (CSRF), an
+invalid or used link, requests without the session cookie, bodies that are not small JSON. Images are requested by
+their row in the ranking, so that no request contains a path.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from soseleto.run_folder.folder import RunFolder
 
 ADDRESS = "127.0.0.1"
 LARGEST_BODY = 4096
-PATIENCE = 30  # seconds for a request to come in
-OWN = (None, "none", "same-origin")  # Sec-Fetch-Site of the page itself, of an address typed in, of no browser
+TIMEOUT = 30  # seconds to receive a request
+OWN = (None, "none", "same-origin")  # Sec-Fetch-Site: not a browser, an address typed in, the page itself
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -40,7 +40,7 @@ HEADERS = {
 
 
 class Refused(Exception):
-    """A request that is answered with a status and one sentence."""
+    """A request is refused with a status and one sentence."""
 
     def __init__(self, status: http.HTTPStatus, sentence: str) -> None:
         super().__init__(sentence)
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 class Review:
-    """One sitting: what there is to review, the decisions, and who may make them."""
+    """One review session: the queue, the decisions, and the credentials."""
 
     def __init__(self, run_path: str | os.PathLike[str]) -> None:
         run = RunFolder.open(run_path)
@@ -66,7 +66,7 @@ class Review:
         return self._token or ""
 
     def admit(self, token: str) -> bool:
-        """Whether the link is right; it works once."""
+        """Whether the token is valid; it works once."""
         with self._lock:
             good = self._token is not None and secrets.compare_digest(token.encode(), self._token.encode())
             if good:
@@ -77,17 +77,17 @@ class Review:
         made = {one.id: {"action": one.action, "label": one.label} for one in self.decisions.latest().values()}
         return {**self.queue.to_json(), "decisions": made}
 
-    def decide(self, asked: dict[str, Any]) -> dict[str, Any]:
-        row, label = asked.get("row"), asked.get("label")
+    def decide(self, request: dict[str, Any]) -> dict[str, Any]:
+        row, label = request.get("row"), request.get("label")
         if type(row) is not int or row not in self._rows:
-            raise UsageError(f"row {row!r} is not under review.")
+            raise UsageError(f"row {row!r} is not a suspect.")
         if label is not None and label not in self.queue.classes:
-            raise UsageError(f"{label!r} is no class of this run.")
-        self.decisions.decide(Decision(self.queue.id_of(row), str(asked.get("action")), label))
+            raise UsageError(f"{label!r} is not a class of this run.")
+        self.decisions.decide(Decision(self.queue.id_of(row), str(request.get("action")), label))
         return {"row": row}
 
     def undo(self) -> dict[str, Any]:
-        """The id whose decision was taken back, and the one that stands in its place."""
+        """The id whose decision was reverted, and the earlier decision that applies again."""
         undone = self.decisions.undo()
         if undone is None:
             return {"id": None}
@@ -96,7 +96,7 @@ class Review:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Listens on this machine's own address and nowhere else."""
+    """Listens on the loopback address only."""
 
     daemon_threads = True
     allow_reuse_address = os.name == "posix"
@@ -111,7 +111,7 @@ class Server(http.server.ThreadingHTTPServer):
         except OverflowError as error:
             raise UsageError(f"--port must be between 0 and 65535, got {port}.") from error
         self.host = f"{ADDRESS}:{self.server_address[1]}"
-        self.cookie = f"soseleto-review-{self.server_address[1]}"  # cookies do not tell ports apart
+        self.cookie = f"soseleto-review-{self.server_address[1]}"  # cookies ignore the port
 
     @property
     def link(self) -> str:
@@ -119,7 +119,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 def serve(run_path: str | os.PathLike[str], ready: Callable[[str], None], *, port: int = 0) -> None:
-    """Answer until interrupted; ``ready`` is told the link once somebody is listening."""
+    """Serve until interrupted; ``ready`` is called with the link once the server is listening."""
     review = Review(run_path)
     try:
         with Server(review, port) as server:
@@ -134,7 +134,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     server: Server
     protocol_version = "HTTP/1.1"
-    timeout = PATIENCE
+    timeout = TIMEOUT
 
     def do_GET(self) -> None:
         self._answer(self._get)
@@ -146,10 +146,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return "soseleto"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody is told."""
+        """Requests are not logged."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Requests that are no proper HTTP, in our own words and under our own headers."""
+        """Answer malformed HTTP with our own headers, without a message from the standard library."""
         status = http.HTTPStatus(code)
         self.close_connection = True
         self._send(status, f"{status.phrase}.\n".encode(), "text/plain; charset=utf-8")
@@ -157,28 +157,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self, work: Callable[[urllib.parse.SplitResult], None]) -> None:
         try:
             if self.headers.get_all("Host") != [self.server.host]:
-                raise Refused(http.HTTPStatus.MISDIRECTED_REQUEST, f"This is {self.server.host} and nobody else.")
+                raise Refused(http.HTTPStatus.MISDIRECTED_REQUEST, f"Wrong Host header: this is {self.server.host}.")
             work(urllib.parse.urlsplit(self.path))
         except Refused as refusal:
-            self.close_connection = True  # a body that was refused stays unread
+            self.close_connection = True  # the refused body has not been read
             self._send(refusal.status, f"{refusal}\n".encode(), "text/plain; charset=utf-8")
         except (ConnectionError, TimeoutError):
             self.close_connection = True
 
-    def _get(self, asked: urllib.parse.SplitResult) -> None:
-        if asked.path == "/":
-            return self._page(urllib.parse.parse_qs(asked.query).get("token", []))
-        self._check_reader()
-        if asked.path == "/state":
+    def _get(self, url: urllib.parse.SplitResult) -> None:
+        if url.path == "/":
+            return self._page(urllib.parse.parse_qs(url.query).get("token", []))
+        self._check_session()
+        if url.path == "/state":
             return self._json(self.server.review.state())
-        return self._picture(asked.path)
+        return self._picture(url.path)
 
     def _page(self, tokens: list[str]) -> None:
         review = self.server.review
-        fresh = len(tokens) == 1 and not self._knows_session() and review.admit(tokens[0])
-        if not fresh and not self._knows_session():
+        fresh = len(tokens) == 1 and not self._has_session() and review.admit(tokens[0])
+        if not fresh and not self._has_session():
             raise Refused(
-                http.HTTPStatus.FORBIDDEN, "This link is wrong or was used before: start `soseleto review` again."
+                http.HTTPStatus.FORBIDDEN, "This link is invalid or was already used: start `soseleto review` again."
             )
         cookie = f"{self.server.cookie}={review.session}; HttpOnly; SameSite=Strict; Path=/"
         headers = {"Content-Security-Policy": review.policy} | ({"Set-Cookie": cookie} if fresh else {})
@@ -190,34 +190,34 @@ class Handler(http.server.BaseHTTPRequestHandler):
         known = start == "/picture" and _is_count(row) and int(row) < len(queue.ranking["weight"])
         picture = queue.picture(int(row)) if known else None
         if picture is None:
-            raise Refused(http.HTTPStatus.NOT_FOUND, "There is nothing here.")
+            raise Refused(http.HTTPStatus.NOT_FOUND, "Not found.")
         self._send(http.HTTPStatus.OK, picture, thumbnails.kind(picture), {"Cache-Control": "private, max-age=3600"})
 
-    def _post(self, asked: urllib.parse.SplitResult) -> None:
+    def _post(self, url: urllib.parse.SplitResult) -> None:
         if self.headers.get("Origin") != f"http://{self.server.host}":
-            raise Refused(http.HTTPStatus.FORBIDDEN, "Decisions come from the review page alone.")
-        self._check_reader()
+            raise Refused(http.HTTPStatus.FORBIDDEN, "Decisions are accepted only from the review page.")
+        self._check_session()
         if self.headers.get("Content-Type") != "application/json":
-            raise Refused(http.HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Send JSON.")
+            raise Refused(http.HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json.")
         body, review = self._body(), self.server.review
         try:
-            if asked.path == "/decide":
+            if url.path == "/decide":
                 return self._json(review.decide(body))
-            if asked.path == "/undo":
+            if url.path == "/undo":
                 return self._json(review.undo())
         except DiskError as error:
             raise Refused(http.HTTPStatus.INSUFFICIENT_STORAGE, str(error)) from error
         except SoseletoError as error:
             raise Refused(http.HTTPStatus.BAD_REQUEST, str(error)) from error
-        raise Refused(http.HTTPStatus.NOT_FOUND, "There is nothing here.")
+        raise Refused(http.HTTPStatus.NOT_FOUND, "Not found.")
 
-    def _check_reader(self) -> None:
+    def _check_session(self) -> None:
         if self.headers.get("Sec-Fetch-Site") not in OWN:
-            raise Refused(http.HTTPStatus.FORBIDDEN, "Another site asked for this.")
-        if not self._knows_session():
-            raise Refused(http.HTTPStatus.FORBIDDEN, "This page was opened without its link.")
+            raise Refused(http.HTTPStatus.FORBIDDEN, "Cross-site requests are refused.")
+        if not self._has_session():
+            raise Refused(http.HTTPStatus.FORBIDDEN, "No session: open the link that `soseleto review` printed.")
 
-    def _knows_session(self) -> bool:
+    def _has_session(self) -> bool:
         try:
             cookie = http.cookies.SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
         except http.cookies.CookieError:
@@ -227,15 +227,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
         if not _is_count(length) or "Transfer-Encoding" in self.headers:
-            raise Refused(http.HTTPStatus.LENGTH_REQUIRED, "Say how long the request is.")
+            raise Refused(http.HTTPStatus.LENGTH_REQUIRED, "Content-Length is required.")
         if int(length) > LARGEST_BODY:
-            raise Refused(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"At most {LARGEST_BODY} bytes.")
+            raise Refused(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body may have at most {LARGEST_BODY} bytes.")
         try:
             body = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError) as error:
-            raise Refused(http.HTTPStatus.BAD_REQUEST, "That is no JSON.") from error
+            raise Refused(http.HTTPStatus.BAD_REQUEST, "The body is not valid JSON.") from error
         if not isinstance(body, dict):
-            raise Refused(http.HTTPStatus.BAD_REQUEST, "Send an object.")
+            raise Refused(http.HTTPStatus.BAD_REQUEST, "The body must be a JSON object.")
         return body
 
     def _json(self, value: dict[str, Any]) -> None:

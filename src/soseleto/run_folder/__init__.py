@@ -1,1 +1,1 @@
-"""The run folder: everything one training leaves behind, and how it is read."""
+"""The run folder: the files a training writes, and reading them."""

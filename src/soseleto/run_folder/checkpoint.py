@@ -1,10 +1,10 @@
-"""Checkpoints: a training's whole state in ``RUN/checkpoint/<step>/``, as safetensors and JSON, never a pickle.
+"""Checkpoints: the complete state of a training in ``RUN/checkpoint/<step>/``, as safetensors and JSON, never a pickle.
 
-``tensors.safetensors`` holds every tensor, ``state.json`` everything else, sealed with the checksums of both. A
-checkpoint is written aside, flushed to the disk and renamed, so a kill at any moment leaves the last whole one; the
-last two are kept, so a damaged one costs an interval and not the run.
+``tensors.safetensors`` holds every tensor, ``state.json`` everything else and the checksums of both. A checkpoint is
+written to a temporary folder, flushed to disk and renamed, so that a kill at any moment leaves the previous one
+intact; the last two are kept, so that a damaged one costs one interval and not the run.
 
-A state is a tree: mappings, lists and tuples whose leaves are tensors or what JSON knows.
+A state is a tree: mappings, lists and tuples whose leaves are tensors or JSON values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Tree = Any
 
 
 def save(run: Path, step: int, state: Tree) -> Path:
-    """Write a checkpoint in one move, then let go of all but the last ones."""
+    """Write a checkpoint atomically, then delete all but the last ``KEPT``."""
     tensors: dict[str, Tensor] = {}
     tree = encode(state, tensors)
     home = run / CHECKPOINT
@@ -42,42 +42,43 @@ def save(run: Path, step: int, state: Tree) -> Path:
         with writing(path):
             part.mkdir(parents=True)
             _write(part, step, tree, tensors)
-            shutil.rmtree(path, ignore_errors=True)  # only one found damaged can be in the way
+            shutil.rmtree(path, ignore_errors=True)  # exists only if it was found damaged
             part.rename(path)
             sync(home)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    _let_go(run)
+    _delete_old(run)
     return path
 
 
-def load_last(run: Path, tell: Callable[[str], None]) -> tuple[int, Tree] | None:
-    """Step and state of the newest whole checkpoint; ``tell`` hears of damaged ones, None says there never was one.
+def load_last(run: Path, warn: Callable[[str], None]) -> tuple[int, Tree] | None:
+    """Step and state of the newest intact checkpoint; None where there are no checkpoints.
 
-    Damaged checkpoints are removed once a whole one has been read; where none is whole, nothing is touched.
+    Damaged ones are reported through ``warn`` and deleted once an intact one is loaded; where none is intact,
+    nothing is deleted.
     """
     damaged: list[Path] = []
     for path in found(run):
         try:
             loaded = load(path)
         except DataError as error:
-            tell(f"{error}; the one before it is used")
+            warn(f"{error}; using the previous one")
             damaged.append(path)
             continue
         for bad in damaged:
             shutil.rmtree(bad, ignore_errors=True)
-        _let_go(run)
+        _delete_old(run)
         return loaded
     if damaged:
         raise DataError(
-            f"none of the {len(damaged)} checkpoints in {run / CHECKPOINT} is whole: "
-            "restore one from a backup, or train anew in another folder."
+            f"none of the {len(damaged)} checkpoints in {run / CHECKPOINT} is intact: "
+            "restore one from a backup, or start again in another folder."
         )
     return None
 
 
 def load(path: Path) -> tuple[int, Tree]:
-    """Step and state of one checkpoint; raises where any byte is not what was written."""
+    """Step and state of one checkpoint; DataError where a checksum does not match."""
     try:
         payload = _unsealed((path / STATE).read_bytes())
         if _digest(path / TENSORS) != payload["tensors"]:
@@ -89,20 +90,20 @@ def load(path: Path) -> tuple[int, Tree]:
 
 
 def found(run: Path) -> list[Path]:
-    """The checkpoints that are there, newest first; torn ones were never renamed and do not count."""
+    """Existing checkpoints, newest first; incomplete ones were never renamed and are not listed."""
     home = run / CHECKPOINT
     names = [entry for entry in home.iterdir() if entry.name.isdecimal()] if home.is_dir() else []
     return sorted(names, key=lambda entry: int(entry.name), reverse=True)
 
 
 def tidy(run: Path) -> None:
-    """Take away what a kill in the middle of a write has left."""
+    """Delete the temporary folders of writes that were killed."""
     for entry in (run / CHECKPOINT).glob(".*.part"):
         shutil.rmtree(entry, ignore_errors=True)
 
 
 def encode(value: Tree, tensors: dict[str, Tensor], at: str = "") -> Any:
-    """The tree in JSON's own types, told apart by ``$`` marks; its tensors are put aside under their paths."""
+    """The tree in JSON types, others marked by ``$`` keys; tensors are moved to ``tensors``, named by their paths."""
     if isinstance(value, Tensor):
         name = at if at not in tensors else f"{at}#{len(tensors)}"
         tensors[name] = value
@@ -123,13 +124,13 @@ def encode(value: Tree, tensors: dict[str, Tensor], at: str = "") -> Any:
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Tree:
-    """The tree that ``encode`` was given."""
+    """The inverse of ``encode``."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if "$tensor" in value:
-        return tensors[value["$tensor"]].clone()  # which was mapped from a file that will be removed
+        return tensors[value["$tensor"]].clone()  # memory-mapped from a file that will be deleted
     if "$float" in value:
         return float(value["$float"])
     if "$tuple" in value:
@@ -139,7 +140,7 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Tree:
     return {key: decode(item, tensors) for key, item in value.items()}
 
 
-def _let_go(run: Path) -> None:
+def _delete_old(run: Path) -> None:
     for old in found(run)[KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -159,7 +160,7 @@ def _write(part: Path, step: int, tree: Any, tensors: Mapping[str, Tensor]) -> N
 
 
 def _sealed(payload: Any) -> bytes:
-    """The payload beside its checksum; the same payload always gives the same bytes."""
+    """The payload with its checksum; deterministic."""
     text = json.dumps(payload, allow_nan=False)
     return f'{{"sha256": "{hashlib.sha256(text.encode()).hexdigest()}", "payload": {text}}}\n'.encode()
 
@@ -169,7 +170,7 @@ def _unsealed(content: bytes) -> dict[str, Any]:
     if _sealed(payload) != content:
         raise ValueError(f"the checksum of {STATE} does not match")
     if payload["format"] != FORMAT:
-        raise ValueError(f"it is a {payload['format']!r}, not a {FORMAT!r}")
+        raise ValueError(f"its format is {payload['format']!r}, not {FORMAT!r}")
     return payload
 
 

@@ -1,6 +1,6 @@
-"""A corrected copy of what a run was trained on: a table that ``soseleto fit --source`` reads.
+"""Corrected manifests: a copy of a run's source as a table that ``soseleto fit --source`` reads.
 
-A source that was a table comes out as that table, with its columns; a folder of images as path, label and id.
+A table keeps its columns; a folder of images becomes a table of path, label and id.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import names_of
 from soseleto.data.readers.raw import Reading
 from soseleto.errors import UsageError
-from soseleto.run_folder.files import as_json, aside, need, write_text
-from soseleto.run_folder.folder import SOURCE, RunFolder
+from soseleto.run_folder.files import aside, need
+from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.ranking import feature_columns, suspect_rows
 
 SUFFIXES = (".csv", ".parquet")
@@ -29,17 +29,17 @@ def remember(
     reading: Mapping[str, Any],
     features: Sequence[str] | None = None,
 ) -> None:
-    """Note in the run folder where its source lies, how its columns were named, and which of them are features."""
+    """Record in the run folder the source's path, its column options, and the names of its features."""
     names = {name: reading[name] for name in COLUMNS if reading.get(name) is not None}
     note = {"path": os.path.abspath(source), **names, "features": None if features is None else list(features)}
-    write_text(run.path / SOURCE, as_json(note, indent=1) + "\n")
+    run.write_source(note)
 
 
 def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[str, str]) -> int:
-    """Write the source without the ids in ``drop`` and with the labels in ``relabel``; the number of rows.
+    """Write the source without the ids in ``drop`` and with the labels in ``relabel``; return the number of rows.
 
-    Image paths are written relative to the manifest, which must lie at or above them: ``fit`` reads nothing outside
-    a manifest's folder.
+    Image paths are written relative to the manifest, which must be in a folder at or above them: ``fit`` reads no
+    images outside a manifest's folder.
     """
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{out} is neither .csv nor .parquet: give the manifest one of these endings.")
@@ -55,7 +55,7 @@ def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[
 
 
 def _corrected(table: Any, label: str, drop: Collection[str], relabel: Mapping[str, str]) -> Any:
-    """``_KEY`` holds the ids by which rows are found, and goes again."""
+    """Apply the corrections by the ids in ``_KEY``, and drop that column."""
     pyarrow = need("pyarrow")
     ids = table.column(_KEY).to_pylist()
     labels = names_of(table.column(label).to_pylist()).names
@@ -65,11 +65,11 @@ def _corrected(table: Any, label: str, drop: Collection[str], relabel: Mapping[s
     return table.filter(pyarrow.array([name not in drop for name in ids])).drop_columns([_KEY])
 
 
-_KEY = "\0id"  # no column of a file is called this
+_KEY = "\0id"  # cannot collide with a column of the file
 
 
 def _source_table(run: RunFolder, out: Path) -> tuple[Any, str] | None:
-    """The table the run was trained on, where it was one and is still there."""
+    """The table the run was trained on; None where the source was not a table or no longer exists."""
     known = run.source()
     file = Path(known.get("path", ""))
     if file.suffix.lower() not in tables.SUFFIXES or not file.is_file():
@@ -86,7 +86,7 @@ def _source_table(run: RunFolder, out: Path) -> tuple[Any, str] | None:
 
 
 def _ranking_table(run: RunFolder, out: Path) -> tuple[Any, str]:
-    """What the ranking itself tells of the source, in the order of the ids."""
+    """The source as far as the ranking knows it, ordered by id."""
     pyarrow, ranking = need("pyarrow"), run.ranking()
     columns: dict[str, Any] = {}
     if "path" in ranking:
@@ -98,23 +98,23 @@ def _ranking_table(run: RunFolder, out: Path) -> tuple[Any, str]:
 
 
 def _beside(out: Path, files: list[str]) -> list[str]:
-    """The files' paths as seen from the manifest's folder."""
+    """The paths of the files relative to the manifest's folder."""
     folder = Path(os.path.abspath(out)).parent
     relative = [os.path.relpath(file, folder) for file in files]
     if outside(folder, relative):
         common = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
         raise UsageError(
-            f"the images lie outside {folder}, and fit reads only images below a manifest's folder: "
+            f"the images are outside {folder}, and fit reads only images below a manifest's folder: "
             f"write it as {os.path.join(common, out.name)}."
         )
     missing = next((file for file in files if not os.path.exists(file)), None)
     if missing is not None:
-        raise UsageError(f"{missing} is not there any more: put the images back, or type this where fit was typed.")
+        raise UsageError(f"{missing} no longer exists: restore the images, or run this from the same folder as fit.")
     return [Path(path).as_posix() for path in relative]
 
 
 def _csv(table: Any, label: str, out: Path) -> bytes:
-    """As bytes, once a reader is known to find the same labels in them: "007" must not come back as 7."""
+    """CSV as bytes, after checking that reading it back gives the same labels: "007" must not become 7."""
     csv, pyarrow = need("pyarrow.csv"), need("pyarrow")
     sink = pyarrow.BufferOutputStream()
     csv.write_csv(table, sink, csv.WriteOptions(quoting_style="needed"))
@@ -123,7 +123,7 @@ def _csv(table: Any, label: str, out: Path) -> bytes:
     back = csv.read_csv(pyarrow.BufferReader(content), parse_options=parse).column(label)
     if names_of(back.to_pylist()).names != tuple(table.column(label).to_pylist()):
         instead = out.with_suffix(".parquet")
-        raise UsageError(f"some labels would read differently from a CSV (such as 007): write {instead} instead.")
+        raise UsageError(f"some labels (such as 007) would change in a CSV file: write {instead} instead.")
     return content
 
 
@@ -140,15 +140,15 @@ class Cleaned(NamedTuple):
 
 
 def write_clean(run: str | os.PathLike[str], out: str | os.PathLike[str], *, relabel: bool = False) -> Cleaned:
-    """Write the source without the suspects; with ``relabel`` they stay, under the labels suggested for them."""
+    """Write the source without the suspects; with ``relabel``, keep them with their suggested labels."""
     folder = RunFolder.open(run)
     ranking = folder.ranking()
-    doubted = suspect_rows(ranking)
-    names = [str(name) for name in ranking["id"][doubted]]
+    suspects = suspect_rows(ranking)
+    names = [str(name) for name in ranking["id"][suspects]]
     if not relabel:
         return Cleaned(write(folder, Path(out), drop=set(names), relabel={}), len(names), 0)
     if "suggested_label" not in ranking:
-        raise UsageError(f"{folder.path} had no probes and so suggests no labels: leave --relabel out.")
-    labels = [str(label) for label in ranking["suggested_label"][doubted]]
+        raise UsageError(f"{folder.path} was trained without probes and has no suggested labels: leave out --relabel.")
+    labels = [str(label) for label in ranking["suggested_label"][suspects]]
     corrected = dict(zip(names, labels, strict=True))
     return Cleaned(write(folder, Path(out), drop=set(), relabel=corrected), 0, len(names))

@@ -1,4 +1,4 @@
-"""Which examples of a ranking a person should look at: the suspects, and the best and worst of every class."""
+"""Selections from a ranking: the suspects, and the best and worst examples of every class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-LOW_WEIGHT = np.float32(0.1)  # below it an example is a suspect where nobody has judged the labels
+LOW_WEIGHT = np.float32(0.1)  # suspects without probes: examples of lower weight
 PER_CLASS = 12
 MOST_CLASSES = 60
 
@@ -17,33 +17,33 @@ Ranking = Mapping[str, np.ndarray]  # the columns of ranking.parquet, best examp
 
 @dataclass(frozen=True)
 class ClassRows:
-    """One class: its rows in the ranking, best, most suspicious and surest first; at most half of the class each."""
+    """One class: its best, most suspicious and least suspicious rows, at most half of the class each."""
 
     label: str
     count: int
     suspects: int
     best: np.ndarray
     worst: np.ndarray
-    surest: np.ndarray
+    least_suspicious: np.ndarray
 
 
 def is_suspect(ranking: Ranking) -> np.ndarray:
-    """(N,) whether the given label is doubted: by judgement where there is one, else by a low weight."""
+    """(N,) whether an example is a suspect: ``is_label_issue`` where the run had probes, else a low weight."""
     if "is_label_issue" in ranking:
         return np.asarray(ranking["is_label_issue"], dtype=bool)
     return np.asarray(ranking["weight"] < LOW_WEIGHT)
 
 
 def most_suspicious_first(ranking: Ranking) -> np.ndarray:
-    """(N,) all rows: suspects before the others, then by the probability of a wrong label, then from the bottom up."""
+    """(N,) all rows: suspects first, then by the probability of being mislabelled, then by rank from the bottom."""
     rows = np.arange(len(ranking["weight"]))
     probability = ranking.get("mislabelled_probability")
-    doubt = np.zeros(len(rows)) if probability is None else np.nan_to_num(probability, nan=0.0)
-    return np.lexsort((-rows, -doubt, ~is_suspect(ranking)))
+    probable = np.zeros(len(rows)) if probability is None else np.nan_to_num(probability, nan=0.0)
+    return np.lexsort((-rows, -probable, ~is_suspect(ranking)))
 
 
 def suggested_labels(ranking: Ranking) -> np.ndarray | None:
-    """(N,) another label for each suspect, None where there is none; None as a whole where nobody suggests any."""
+    """(N,) a different label for each suspect, None for the others; None where the run has no predictions."""
     column = ranking.get("suggested_label", ranking.get("predicted_label"))
     if column is None:
         return None
@@ -59,7 +59,7 @@ def suspect_rows(ranking: Ranking) -> np.ndarray:
 
 
 def feature_columns(ranking: Ranking, source: Mapping[str, Any]) -> dict[str, str]:
-    """The feature columns ``x0``, ``x1``, ... of a ranking, by what the source calls them where that is known."""
+    """The feature columns ``x0``, ``x1``, ... of a ranking -> their names in the source, where known."""
     columns = [name for name in ranking if name[:1] == "x" and name[1:].isdigit()]
     columns.sort(key=lambda name: int(name[1:]))
     names = source.get("features") or []
@@ -67,22 +67,22 @@ def feature_columns(ranking: Ranking, source: Mapping[str, Any]) -> dict[str, st
 
 
 def by_class(ranking: Ranking, *, each: int = PER_CLASS, most: int = MOST_CLASSES) -> list[ClassRows]:
-    """The ``most`` largest classes by name; none where labels are real numbers."""
+    """The ``most`` largest classes, ordered by name; none where labels are real numbers."""
     labels = ranking["label"]
     if labels.dtype.kind == "f" or not len(labels):
         return []
     names, place, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
-    order, doubted = most_suspicious_first(ranking), is_suspect(ranking)
-    best = np.argsort(doubted, kind="stable")  # as ranked, but nobody under suspicion before the others
+    order, suspect = most_suspicious_first(ranking), is_suspect(ranking)
+    best = np.argsort(suspect, kind="stable")  # in ranking order, suspects last
     largest = np.sort(np.argsort(-counts, kind="stable")[:most])
     return [
         ClassRows(
             label=str(names[which]),
             count=int(counts[which]),
-            suspects=int(doubted[place == which].sum()),
+            suspects=int(suspect[place == which].sum()),
             best=best[place[best] == which][: _half(int(counts[which]), each)],
             worst=order[place[order] == which][: _half(int(counts[which]), each)],
-            surest=order[::-1][place[order[::-1]] == which][: _half(int(counts[which]), each)],
+            least_suspicious=order[::-1][place[order[::-1]] == which][: _half(int(counts[which]), each)],
         )
         for which in sorted(largest, key=lambda which: _natural(str(names[which])))
     ]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    pass
-
 
 class Table(Mapping[str, np.ndarray]):
-    """Columns of equal length by name; ``to_pandas`` and ``to_arrow`` hand them on."""
+    """Columns of equal length by name; convert with ``to_pandas`` or ``to_arrow``."""
 
     def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
         self._columns = dict(columns)
@@ -24,7 +21,7 @@ class Table(Mapping[str, np.ndarray]):
         return iter(self._columns)
 
     def __len__(self) -> int:
-        """The number of columns, as of any mapping; ``rows`` is the number of rows."""
+        """The number of columns, as for any mapping; ``rows`` is the number of rows."""
         return len(self._columns)
 
     @property

@@ -1,4 +1,4 @@
-"""Small pictures of the examples worth looking at, kept in the run folder: the report and the review need no data.
+"""Thumbnails of selected examples in the run folder, so that the report and the review do not need the data.
 
 ``pictures.parquet`` has the columns ``id`` and ``picture`` (the bytes of a PNG or a JPEG).
 """
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from soseleto.data import Examples
 
-LARGEST = 96  # pixels of the longer side
-LOSSLESS = 64  # pictures up to this side are kept exactly
+LARGEST = 96  # longer side, in pixels
+LOSSLESS = 64  # images up to this side are stored as PNG
 MOST_SUSPECTS = 4000
 BATCH = 64
 
 
 def save(folder: RunFolder, source: Examples) -> None:
-    """Write pictures of the ranking's best, worst and suspects; a source without images writes nothing."""
+    """Write thumbnails of the best, the worst and the suspects; nothing where the source is not images."""
     if not is_images(source.inputs):
         return
     pyarrow, parquet = need("pyarrow"), need("pyarrow.parquet")
@@ -40,7 +40,7 @@ def save(folder: RunFolder, source: Examples) -> None:
 
 
 def load(folder: RunFolder) -> dict[str, bytes]:
-    """Picture by id; empty where the run has none."""
+    """Thumbnails by id; empty where the run has none."""
     if not (folder.path / PICTURES).exists():
         return {}
     table = need("pyarrow.parquet").read_table(folder.path / PICTURES, memory_map=False)
@@ -48,17 +48,17 @@ def load(folder: RunFolder) -> dict[str, bytes]:
 
 
 def kind(picture: bytes) -> str:
-    """The media type, by the first bytes."""
+    """The media type, from the first bytes."""
     return "image/png" if picture.startswith(b"\x89PNG") else "image/jpeg"
 
 
 def is_images(inputs: Tensor) -> bool:
-    """Whether inputs (N, C, H, W) can be looked at."""
+    """Whether inputs (N, C, H, W) can be shown as images."""
     return inputs.ndim == 4 and inputs.shape[1] in (1, 3, 4) and min(inputs.shape[2:]) > 1
 
 
 def shrink(image: Any, largest: int = LARGEST) -> bytes:
-    """A Pillow image as PNG where it is small, else as a JPEG of at most ``largest`` pixels a side."""
+    """A Pillow image as PNG if it is small, else as a JPEG of at most ``largest`` pixels per side."""
     stream = io.BytesIO()
     if max(image.size) <= LOSSLESS:
         image.save(stream, "PNG", optimize=True)
@@ -70,16 +70,16 @@ def shrink(image: Any, largest: int = LARGEST) -> bytes:
 
 
 def _rows(ranking: Ranking) -> np.ndarray:
-    """Without repetition, in the order of the ranking."""
+    """The rows to store, without repetition, in ranking order."""
     order = most_suspicious_first(ranking)
     count = min(int(is_suspect(ranking).sum()), MOST_SUSPECTS)
-    ends = [rows for one in by_class(ranking) for rows in (one.best, one.worst, one.surest)]
+    ends = [rows for one in by_class(ranking) for rows in (one.best, one.worst, one.least_suspicious)]
     shown = [order[: max(count, PER_CLASS)], np.arange(min(len(order), PER_CLASS))]
     return np.unique(np.concatenate([*shown, *ends]))
 
 
 def _pixels(source: Examples, places: list[int]) -> Iterator[np.ndarray]:
-    """One image (C, H, W) after the other, a batch at a time from wherever the data lies."""
+    """Images (C, H, W) one by one, read in batches."""
     import torch
 
     for piece in torch.tensor(places).split(BATCH):
@@ -87,7 +87,7 @@ def _pixels(source: Examples, places: list[int]) -> Iterator[np.ndarray]:
 
 
 def _encode(array: np.ndarray) -> bytes:
-    """One image (C, H, W); numbers that are no bytes are stretched from their least to their greatest."""
+    """One image (C, H, W); values other than uint8 are scaled from [min, max] to [0, 255]."""
     image = need("PIL.Image")
     if array.dtype != np.uint8:
         low, high = float(array.min()), float(array.max())

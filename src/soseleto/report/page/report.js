@@ -13,7 +13,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const slider = document.getElementById("threshold");
-  const words = new Intl.NumberFormat("en");
+  const integer = new Intl.NumberFormat("en");
   const percent = (part, whole) => {
     if (!whole) return "";
     const value = (100 * part) / whole;
@@ -27,16 +27,16 @@
 
   const showCounts = (at) => {
     const total = data.kept[0];
-    set("kept", words.format(data.kept[at]));
-    set("kept-share", `${percent(data.kept[at], total)} of ${words.format(total)}`);
-    set("effective", words.format(Math.round(data.effective[at])));
+    set("kept", integer.format(data.kept[at]));
+    set("kept-share", `${percent(data.kept[at], total)} of ${integer.format(total)}`);
+    set("effective", integer.format(Math.round(data.effective[at])));
     if (!data.wrong) return;
     const wrong = data.wrong[0];
     const lost = total - data.kept[at] - (wrong - data.wrong[at]);
-    set("wrong", words.format(data.wrong[at]));
-    set("wrong-share", `${percent(data.wrong[at], wrong)} of ${words.format(wrong)}`);
-    set("lost", words.format(lost));
-    set("lost-share", `${percent(lost, total - wrong)} of ${words.format(total - wrong)}`);
+    set("wrong", integer.format(data.wrong[at]));
+    set("wrong-share", `${percent(data.wrong[at], wrong)} of ${integer.format(wrong)}`);
+    set("lost", integer.format(lost));
+    set("lost-share", `${percent(lost, total - wrong)} of ${integer.format(total - wrong)}`);
   };
 
   const showLabels = (at) => {

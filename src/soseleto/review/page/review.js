@@ -1,11 +1,11 @@
 "use strict";
 (() => {
-  history.replaceState(null, "", "/"); // the link worked once: nothing of it stays
+  history.replaceState(null, "", "/"); // remove the one-time token from the address bar
   const at = (id) => document.getElementById(id);
-  const words = new Intl.NumberFormat("en");
+  const whole = new Intl.NumberFormat("en");
   const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
-  let state = null; // what the server told
-  let place = 0; // which item is shown; items.length is the end
+  let state = null; // from GET /state
+  let place = 0; // index of the item shown; items.length is the end page
   let busy = false;
 
   const decided = (item) => state.decisions[item.id];
@@ -13,22 +13,22 @@
   const percent = (share) => {
     if (share === null) return "–";
     if (share === 0 || share === 1) return `${100 * share} %`;
-    return `${Math.min(99.9, Math.max(0.1, 100 * share)).toFixed(1)} %`; // sure only where it is
+    return `${Math.min(99.9, Math.max(0.1, 100 * share)).toFixed(1)} %`; // 0 % and 100 % only where exact
   };
 
-  const told = (item) => {
+  const statusOf = (item) => {
     const decision = decided(item);
-    if (!decision) return "not decided";
-    return { keep: "kept", drop: "dropped", relabel: `relabelled ${decision.label}` }[decision.action];
+    if (!decision) return "none yet";
+    return { keep: "kept", drop: "dropped", relabel: `relabelled as ${decision.label}` }[decision.action];
   };
 
   const showCounts = () => {
     const made = state.items.map(decided).filter(Boolean);
-    const of = (action) => words.format(made.filter((one) => one.action === action).length);
+    const of = (action) => whole.format(made.filter((one) => one.action === action).length);
     at("progress").max = state.items.length;
     at("progress").value = made.length;
     at("counts").textContent =
-      `${words.format(made.length)} of ${words.format(state.items.length)}: ` +
+      `${whole.format(made.length)} of ${whole.format(state.items.length)}: ` +
       `${of("keep")} kept, ${of("relabel")} relabelled, ${of("drop")} dropped`;
   };
 
@@ -43,15 +43,15 @@
   const showFeatures = (item) => {
     at("features").hidden = !state.features.length;
     if (!state.features.length) return;
-    at("usual-given").textContent = item.label;
-    at("usual-suggested").textContent = item.suggested ?? "";
-    at("usual-other").hidden = item.suggested === null;
+    at("typical-given").textContent = item.label;
+    at("typical-suggested").textContent = item.suggested ?? "";
+    at("typical-other").hidden = item.suggested === null;
     const number = (value) => (value === null || value === undefined ? "–" : short.format(value));
     at("features").querySelector("tbody").replaceChildren(...state.features.map((name, column) => {
       const row = document.createElement("tr");
       row.append(cell("th", name), cell("td", number(item.values[column]), "num here"));
-      row.append(cell("td", number(state.usual[item.label]?.[column]), "num"));
-      if (item.suggested !== null) row.append(cell("td", number(state.usual[item.suggested]?.[column]), "num"));
+      row.append(cell("td", number(state.typical[item.label]?.[column]), "num"));
+      if (item.suggested !== null) row.append(cell("td", number(state.typical[item.suggested]?.[column]), "num"));
       return row;
     }));
   };
@@ -67,9 +67,9 @@
     if (next) new Image().src = `/picture/${next.row}`;
   };
 
-  const strip = (label, words) => {
+  const strip = (label) => {
     const made = document.createElement("div");
-    made.append(cell("h3", `${words} ${label}`));
+    made.append(cell("h3", `Labelled ${label}`));
     const list = document.createElement("ul");
     for (const row of state.like[label] ?? []) {
       const one = document.createElement("li");
@@ -92,8 +92,8 @@
     const pair = at("likes").querySelector(".pair");
     if (pair.dataset.key === key) return;
     pair.dataset.key = key;
-    const strips = [strip(item.label, "Labelled")];
-    if (item.suggested !== null) strips.push(strip(item.suggested, "Labelled"));
+    const strips = [strip(item.label)];
+    if (item.suggested !== null) strips.push(strip(item.suggested));
     pair.replaceChildren(...strips);
   };
 
@@ -118,11 +118,11 @@
       return;
     }
     const item = current();
-    at("which").textContent = `Suspect ${words.format(place + 1)} of ${words.format(state.items.length)}`;
+    at("which").textContent = `Suspect ${whole.format(place + 1)} of ${whole.format(state.items.length)}`;
     at("id").textContent = item.id;
     at("wrong").textContent = percent(item.wrong);
     at("weight").textContent = item.weight.toFixed(2);
-    at("decision").textContent = told(item);
+    at("decision").textContent = statusOf(item);
     at("decision").dataset.action = decided(item)?.action ?? "";
     at("previous").disabled = place === 0;
     showLabels(item);
@@ -148,43 +148,43 @@
     return answer.json();
   };
 
-  const alone = async (work) => {
-    if (busy || !state) return; // a key pressed before the next example is there decides nothing
+  const exclusively = async (work) => {
+    if (busy || !state) return; // ignore keys pressed before the next example is shown
     busy = true;
     try {
       await work();
       at("trouble").textContent = "";
     } catch (error) {
       at("trouble").textContent = error instanceof TypeError
-        ? "The review has been stopped, and this was not decided. Start it again: all earlier decisions are kept."
-        : `This was not decided. ${error.message}`;
+        ? "The server has stopped, and this decision was not saved. Start `soseleto review` again: all earlier decisions are kept."
+        : `This decision was not saved. ${error.message}`;
     } finally {
       busy = false;
     }
   };
 
-  const decide = (action, label = null) => alone(async () => {
+  const decide = (action, label = null) => exclusively(async () => {
     const item = current();
     if (!item || (action === "relabel" && !label)) return;
     if (action === "relabel" && label === item.label) action = "keep";
     await post("/decide", action === "relabel" ? { row: item.row, action, label } : { row: item.row, action });
     state.decisions[item.id] = { action, label: action === "relabel" ? label : null };
-    at("said").textContent = `${item.id}: ${told(item)}.`;
+    at("announcement").textContent = `${item.id}: ${statusOf(item)}.`;
     place = undecidedAfter(place + 1);
     show();
   });
 
-  const undo = () => alone(async () => {
+  const undo = () => exclusively(async () => {
     const { id, before } = await post("/undo", {});
     if (id === null) {
-      at("said").textContent = "There is nothing to undo.";
+      at("announcement").textContent = "Nothing to undo.";
       return;
     }
     if (before) state.decisions[id] = before;
     else delete state.decisions[id];
     const index = state.items.findIndex((item) => item.id === id);
     if (index >= 0) place = index;
-    at("said").textContent = `${id}: taken back.`;
+    at("announcement").textContent = `${id}: decision undone.`;
     show();
   });
 
@@ -214,7 +214,7 @@
     if (event.target === at("label")) {
       if (key === "enter") { event.preventDefault(); relabelOther(); }
       if (key === "escape") at("actions").focus();
-      return; // letters choose a label there
+      return; // letters select a label in the list
     }
     if ((event.ctrlKey || event.metaKey) && key === "z") { event.preventDefault(); undo(); return; }
     if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || !at("keys").checked) return;
@@ -241,6 +241,6 @@
     place = undecidedAfter(0);
     show();
   }).catch(() => {
-    at("trouble").textContent = "The review has been stopped. Start it again: all decisions are kept.";
+    at("trouble").textContent = "The server has stopped. Start `soseleto review` again: all decisions are kept.";
   });
 })();
