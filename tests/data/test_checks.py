@@ -111,10 +111,10 @@ def test_labels_that_are_hardly_labels(tmp_path):
 def test_nothing_left_says_so(image_folder):
     target = image_folder("target", {"yak": [1]})
     source = image_folder("source", {"ant": [2]})
-    with pytest.raises(DataError, match="nothing is left of the target once its 1 bad"):
+    with pytest.raises(DataError, match="no example of the target is left: all 1 have problems"):
         read_pair(source, target, mode="noisy", skip_bad=True)
     (source / "ant" / "0002.png").write_bytes(b"broken")
-    with pytest.raises(DataError, match="none of the source images looked at can be read"):
+    with pytest.raises(DataError, match="none of the sampled source images can be read"):
         check_pair(source, target, mode="noisy", reading=Reading())
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from soseleto.data import ProblemsError, as_examples, check_pair
+from soseleto.data import ProblemsError, Reading, as_examples, check_pair
 from soseleto.data.image_decoding import rules
 from soseleto.data.public import archive
 from soseleto.data.public.cifar import read_human, read_python
@@ -166,7 +166,7 @@ def test_manifests_cannot_read_outside_their_root(tmp_path, image_folder):
         as_examples(table, name="source")
     (problem,) = check_pair(table, (np.zeros((1, 3, 32, 32), np.uint8), ["x"]), mode="noisy")
     assert problem.ids == ("1", "2", "3", "4")
-    told = as_examples(table, name="source", allow_outside=True)
+    told = as_examples(table, name="source", reading=Reading(allow_outside=True))
     assert len(told) == 6
     assert torch.equal(told.inputs[1], told.inputs[4])
 
@@ -177,12 +177,12 @@ def test_image_folders_cannot_read_outside_either(tmp_path, image_folder):
     os.symlink(secret / "b" / "0003.png", root / "a" / "link.png")
     with pytest.raises(ProblemsError, match=r"a/link.png lead outside"):
         as_examples(root, name="source")
-    assert len(as_examples(root, name="source", allow_outside=True)) == 2
+    assert len(as_examples(root, name="source", reading=Reading(allow_outside=True))) == 2
     (root / "a" / "link.png").unlink()
     os.symlink(secret / "b", root / "b")  # a class folder that is a link
     with pytest.raises(ProblemsError, match=r"b/0003\.png lead outside"):
         as_examples(root, name="source")
-    assert len(as_examples(root, name="source", allow_outside=True)) == 2
+    assert len(as_examples(root, name="source", reading=Reading(allow_outside=True))) == 2
     (root / "b").unlink()
     os.symlink(secret, root / "a" / "deeper")
     assert as_examples(root, name="source").ids == ("a/0001.png",)

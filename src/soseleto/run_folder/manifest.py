@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from soseleto.data.readers import tables
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import names_of
-from soseleto.data.readers.raw import Reading
+from soseleto.data.readers.reading import Reading
 from soseleto.errors import UsageError
 from soseleto.run_folder.files import as_json, aside, need, write_text
 from soseleto.run_folder.folder import SOURCE, RunFolder
@@ -26,11 +26,11 @@ COLUMNS = ("label_column", "path_column", "id_column", "truth_column")
 def remember(
     run: RunFolder,
     source: str | os.PathLike[str],
-    reading: Mapping[str, Any],
+    reading: Reading,
     features: Sequence[str] | None = None,
 ) -> None:
     """Note in the run folder where its source lies, how its columns were named, and which of them are features."""
-    names = {name: reading[name] for name in COLUMNS if reading.get(name) is not None}
+    names = {name: given for name in COLUMNS if (given := getattr(reading, name)) is not None}
     note = {"path": os.path.abspath(source), **names, "features": None if features is None else list(features)}
     write_text(run.path / SOURCE, as_json(note, indent=1) + "\n")
 

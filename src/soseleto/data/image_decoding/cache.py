@@ -25,12 +25,10 @@ import torch
 from torch import Tensor
 
 from soseleto.data import optional
-from soseleto.data.image_decoding.workers import Bad, Progress, Workers, worker_count
+from soseleto.data.image_decoding.workers import Bad, Progress, Shape, Workers, worker_count
 from soseleto.errors import DataError
 
 _STALE = 24 * 3600  # seconds after which another process's unfinished entry is removed
-
-Shape = tuple[int, int, int]
 
 
 class Decoded(NamedTuple):

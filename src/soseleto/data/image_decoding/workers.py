@@ -21,8 +21,9 @@ from soseleto.errors import DataError
 _CHUNK = 64  # files handed to a worker at a time
 _FEW = 256  # up to so many files, starting workers costs more than it saves
 
-Bad = list[tuple[int, str]]
-Progress = Callable[[int, int], None]
+Bad = list[tuple[int, str]]  # (row, reason) of every image that cannot be decoded
+Shape = tuple[int, int, int]  # channels, height, width
+Progress = Callable[[int, int], None]  # files done, files in total
 
 
 class Answer(NamedTuple):
@@ -72,17 +73,13 @@ class Workers:
     def digests(self, files: Sequence[str]) -> list[str]:
         return self._run(files, None, (0, 0, 0), None).digests
 
-    def decode(
-        self, files: Sequence[str], array: Path, shape: tuple[int, int, int], progress: Progress | None = None
-    ) -> Answer:
+    def decode(self, files: Sequence[str], array: Path, shape: Shape, progress: Progress | None = None) -> Answer:
         """Fill the uint8 array file (N, C, H, W) at ``array``."""
         with open(array, "wb") as file:
             file.truncate(len(files) * shape[0] * shape[1] * shape[2])
         return self._run(files, array, shape, progress)
 
-    def _run(
-        self, files: Sequence[str], array: Path | None, shape: tuple[int, int, int], progress: Progress | None
-    ) -> Answer:
+    def _run(self, files: Sequence[str], array: Path | None, shape: Shape, progress: Progress | None) -> Answer:
         jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         for first in range(0, len(files), _CHUNK):
             paths = list(files[first : first + _CHUNK])

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from soseleto.data.readers.labels import names_of
-from soseleto.data.readers.raw import Raw, Reading
+from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.tables import IDS, LABELS, PATHS, labels_from
 from soseleto.errors import DataError, UsageError, did_you_mean
 
@@ -25,7 +26,9 @@ def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
     features: dict[str, Any] = dict(data.features)
     label = _choose(features, reading.label_column, "ClassLabel", LABELS, "label_column")
     if label is None:
-        raise DataError(f"the {name} has no label column among {list(features)}: say label_column=...")
+        raise DataError(
+            f"the {name} has no label column among {list(features)}: type reading=Reading(label_column=...)."
+        )
     identity = _choose(features, reading.id_column, None, IDS, "id_column")
     image = _choose(features, reading.path_column, "Image", PATHS, "path_column")
     if image is not None and type(features[image]).__name__ != "Image":

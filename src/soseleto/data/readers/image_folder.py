@@ -8,7 +8,8 @@ from pathlib import Path
 
 from soseleto.data.readers.labels import Names
 from soseleto.data.readers.problems import Problem, some
-from soseleto.data.readers.raw import Raw, Reading
+from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.reading import Reading
 from soseleto.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
@@ -67,7 +68,7 @@ def _outside(folder: Path, links: list[str], *, name: str) -> tuple[Problem, ...
     bad = [links[row] for row in outside(folder, links)]
     if not bad:
         return ()
-    text = f"{some(bad)} lead outside {folder}: say allow_outside=True if that is meant."
+    text = f"{some(bad)} lead outside {folder}: type reading=Reading(allow_outside=True) if that is intended."
     return (Problem(name, "outside", text, tuple(bad)),)
 
 

@@ -21,7 +21,8 @@ from soseleto.data.optional import need
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import Names, is_regression, names_of
 from soseleto.data.readers.problems import Problem, some
-from soseleto.data.readers.raw import Raw, Reading
+from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.reading import Reading
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
@@ -99,7 +100,8 @@ def columns_of(table: Any, reading: Reading, *, what: str) -> Columns:
     label = _column(table, reading.label_column, LABELS, "label_column", what)
     if label is None:
         raise DataError(
-            f"{what} has no label column among {some(table.column_names)}: say label_column=... (--label-column)."
+            f"{what} has no label column among {some(table.column_names)}: "
+            "type reading=Reading(label_column=...), or --label-column."
         )
     path = _column(table, reading.path_column, PATHS, "path_column", what, text_only=True)
     identity = _column(table, reading.id_column, IDS, "id_column", what)
@@ -198,7 +200,7 @@ def _with_images(made: Raw, paths: list[Any], reading: Reading, folder: Path | N
     left = [] if reading.allow_outside else outside(root, relative)
     problems = [
         *_rows(made, "missing", sorted(missing), "have no path: give them one, or leave them out"),
-        *_rows(made, "outside", left, f"lead outside {root}: say root=... or allow_outside=True if meant"),
+        *_rows(made, "outside", left, f"lead outside {root}: type reading=Reading(allow_outside=True), or root=..."),
     ]
     never = missing.union(left)  # an empty name is never opened
     files = tuple("" if row in never else os.path.join(root, path) for row, path in enumerate(relative))
@@ -212,7 +214,7 @@ def _rows(made: Raw, kind: str, rows: list[int], words: str) -> list[Problem]:
 
 def _with_features(made: Raw, table: Any, columns: list[str], what: str) -> Raw:
     if not columns:
-        raise DataError(f"{what} has a label but no features: add feature columns, or say path_column=...")
+        raise DataError(f"{what} has a label but no features: add feature columns, or name the path_column.")
     check_size(4 * table.num_rows * len(columns), what=what)
     inputs = torch.empty(table.num_rows, len(columns))
     for at, column in enumerate(columns):
