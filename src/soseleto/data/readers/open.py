@@ -10,12 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from soseleto.data.examples import Examples
-from soseleto.data.optional import need
 from soseleto.data.readers import huggingface, image_folder, npz, tables
 from soseleto.data.readers.in_memory import inputs_of, labels_of, stack_dataset
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
-from soseleto.errors import DataError, UsageError, did_you_mean
+from soseleto.errors import DataError, UsageError, did_you_mean, need
 
 _FORMS = (
     "a path (image folder, .csv, .tsv, .parquet, .jsonl, .npz), a pair (inputs, labels), "

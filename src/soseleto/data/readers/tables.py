@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from soseleto.data.limits import check_size
-from soseleto.data.optional import need
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import Names, is_regression, names_of
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
-from soseleto.errors import DataError, UsageError, did_you_mean
+from soseleto.errors import DataError, UsageError, did_you_mean, need
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 LABELS = ("label", "class", "target", "y", "category")
