@@ -57,7 +57,7 @@ def test_fingerprint_is_the_same_however_the_memory_lies():
         ({"labels": torch.tensor([0, 1, -1, 0])}, "a label is -1"),
         ({"labels": torch.tensor([0, 1, 2, 0]), "classes": ("a", "b")}, "a label is 2 but there are 2"),
         ({"labels": torch.zeros(4, dtype=torch.int32)}, "torch.int32"),
-        ({"ids": ("a", "b", "a", "c")}, "'a' stands for two"),
+        ({"ids": ("a", "b", "a", "c")}, "'a' is used for two"),
         ({"inputs": torch.zeros(0, 3), "labels": torch.zeros(0, dtype=torch.int64)}, "empty"),
     ],
 )

@@ -113,7 +113,7 @@ def test_missing_labels_and_ids_are_found(tmp_path):
     with pytest.raises(ProblemsError, match="1 examples have no label \\(1\\)"):
         as_examples(path, name="source")
     path = write_table(tmp_path / "t.csv", {"x": [1, 2], "label": ["a", "b"], "id": ["p", "p"]})
-    with pytest.raises(DataError, match="'p' stands for two"):
+    with pytest.raises(DataError, match="'p' is used for two"):
         as_examples(path, name="source")
 
 

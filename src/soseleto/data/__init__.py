@@ -1,4 +1,4 @@
-"""Data: people's own files and the public sets, read into ``Examples``, checked and paired into batches."""
+"""Data: user files and public data sets read into ``Examples``, checked, and fed in batches."""
 
 from soseleto.data.augment import Augment
 from soseleto.data.batches import TargetCycle, source_batches, source_order, target_batch
