@@ -233,7 +233,7 @@ def test_without_a_network_one_sentence_says_what_to_put_where(tmp_path, monkeyp
         fetch("svhn", tmp_path, files=dead, patience=Patience(1, 1, 0.0))
     said = str(caught.value)
     assert "\n" not in said
-    assert f"put http://127.0.0.1:9/train_32x32.mat there as {tmp_path}/svhn/train_32x32.mat" in said
+    assert f"save http://127.0.0.1:9/train_32x32.mat as {tmp_path}/svhn/train_32x32.mat" in said
     assert "SOSELETO_DATA" in said
     with pytest.raises(UsageError, match="did you mean 'svhn'"):
         main("svnh", tmp_path)

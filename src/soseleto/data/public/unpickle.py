@@ -1,7 +1,7 @@
-"""Pickled dictionaries of NumPy arrays, read without Python's unpickler: no code can run.
+"""Pickled dictionaries of NumPy arrays, read without Python's unpickler, so that no code can run.
 
-Each opcode is handled here, and only those that plain values and NumPy arrays need. The few names such files refer
-to are recognised as words, never imported: an array is built from its declared type, shape and bytes, all checked.
+Only the opcodes needed for plain values and NumPy arrays are handled. The few global names in such files are compared
+as strings and never imported; an array is built from its declared type, shape and bytes, all of which are checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CODES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
 
 
 class _Refused(ValueError):
-    """The pickle asks for something beyond plain values and arrays."""
+    """The pickle holds something other than plain values and arrays."""
 
 
 class _Name:
@@ -58,14 +58,14 @@ class _Array:
 
 
 def load_pickle(path: Path) -> dict[Any, Any]:
-    """The dictionary in a pickle file, a file from torch.save (either format), arrays made whole."""
+    """The dictionary in a pickle file or a torch.save file (either format), with its arrays."""
     try:
         content = path.read_bytes()
         if content[:4] == b"PK\x03\x04":
             content = _from_zip(path)
         value = _last(io.BytesIO(content))
     except _Refused as error:
-        raise DataError(f"{path} is refused: it {error}, and only arrays and plain values are read.") from error
+        raise DataError(f"{path} is refused: it {error}, and only arrays and plain values are allowed.") from error
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, EOFError, OSError, RuntimeError,
             NotImplementedError, MemoryError, OverflowError, zipfile.BadZipFile) as error:  # fmt: skip
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again.") from error
@@ -75,7 +75,7 @@ def load_pickle(path: Path) -> dict[Any, Any]:
 
 
 def _last(stream: io.BytesIO) -> Any:
-    """The value that counts: the only one, or the fourth of torch's older format."""
+    """The data: the only value in the file, or the fourth in torch's older format."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # pickletools, on odd escapes in names
         value = _load(stream)
@@ -123,11 +123,11 @@ def _load(stream: io.BytesIO) -> Any:
             stack.append(memo[argument])
         elif name not in ("PROTO", "FRAME"):
             _build(name, argument, stack)
-    raise EOFError("the pickle has no end")
+    raise EOFError("the pickle has no STOP")
 
 
 def _build(name: str, argument: Any, stack: list[Any]) -> None:
-    """The opcodes that make something of what lies on the stack."""
+    """The opcodes that build values from the stack."""
     if name == "MARK":
         stack.append(_Mark())
     elif name in ("EMPTY_DICT", "EMPTY_LIST"):
