@@ -83,7 +83,7 @@ def test_columns_by_option_and_errors_that_help(tmp_path):
         as_examples(path, name="source", reading=Reading(label_column="whta"))
     with pytest.raises(DataError, match=r"column 'who' of .* holds string, not numbers"):
         as_examples(path, name="source", reading=Reading(label_column="what", truth_column="truly"))
-    with pytest.raises(UsageError, match="two things"):
+    with pytest.raises(UsageError, match="named for two roles"):
         as_examples(path, name="source", reading=Reading(label_column="what", id_column="what"))
     with pytest.raises(UsageError, match=r"'.*tt.csv' is not there \(did you mean 't.csv'\?\)"):
         as_examples(tmp_path / "tt.csv", name="source")

@@ -32,7 +32,7 @@ _STALE = 24 * 3600  # seconds after which another process's unfinished entry is 
 
 
 class Decoded(NamedTuple):
-    inputs: Tensor  # (N, C, H, W) uint8, mapped from the cache; writing to it does not change the cache
+    inputs: Tensor  # (N, C, H, W) uint8, mapped copy-on-write: writing to it does not change the cache
     bad: Bad  # those rows are zero
 
 
