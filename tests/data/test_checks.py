@@ -1,4 +1,4 @@
-"""All problems in one list before training, and going on without the examples concerned."""
+"""All problems in one list before training, and reading without the affected examples."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def kinds(problems):
 
 @pytest.fixture
 def messy(image_folder):
-    """Folders with one of everything that goes wrong."""
+    """Folders with one problem of each kind."""
     source = image_folder("source", {"ant": list(range(10)), "bee": list(range(10, 20)), "empty": []}, (48, 48))
     target = image_folder("target", {"ant": [100, 101], "bee": [102, 103], "yak": [104]})
     test = image_folder("test", {"ant": [200, 201], "bee": [202], "gnu": [203]})

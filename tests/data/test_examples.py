@@ -1,4 +1,4 @@
-"""Examples, and everything in memory that becomes Examples."""
+"""Examples, and data in memory converted to Examples."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_ids_default_to_places_and_survive_a_subset():
         small().id_of(4)
 
 
-def test_fingerprint_sees_every_field_it_should():
+def test_fingerprint_depends_on_inputs_labels_and_ids():
     same = small().fingerprint()
     assert small().fingerprint() == same
     assert small(ids=("0", "1", "2", "3")).fingerprint() == same  # what None means
@@ -44,7 +44,7 @@ def test_fingerprint_sees_every_field_it_should():
     assert small(inputs=torch.arange(12.0).reshape(4, 3, 1)).fingerprint() != same
 
 
-def test_fingerprint_is_the_same_however_the_memory_lies():
+def test_fingerprint_does_not_depend_on_the_memory_layout():
     turned = torch.arange(12.0).reshape(4, 3).T.contiguous().T
     assert not turned.is_contiguous()
     assert small(inputs=turned).fingerprint() == small().fingerprint()

@@ -1,4 +1,4 @@
-"""The image rules, one by one, and the cache that decodes each file once."""
+"""The decoding rules one by one, and the cache that decodes each file once."""
 
 import hashlib
 import json
@@ -77,7 +77,7 @@ def test_resizing_takes_the_centred_window(tmp_path):
     assert made.min() > 180  # the filter reaches a little over the edge; all else would be dark
 
 
-def test_large_jpegs_are_decoded_small_but_alike(tmp_path):
+def test_large_jpegs_are_decoded_at_reduced_size(tmp_path):
     random = np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     large = Image.fromarray(random).resize((1024, 1024), Image.Resampling.BICUBIC)
     quick = read(large, tmp_path / "a.jpg", 32, 32, quality=95)
@@ -193,7 +193,7 @@ def test_a_damaged_entry_is_named(image_folder, own_cache):
     assert json.loads((entry / "meta.json").read_text())["shape"] == [2, 3, 32, 32]
 
 
-def test_a_full_disk_is_foreseen(image_folder, monkeypatch):
+def test_a_full_disk_is_detected_before_decoding(image_folder, monkeypatch):
     usage = type("Usage", (), {"free": 10})
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DataError, match="GiB are free: give a smaller image_size"):

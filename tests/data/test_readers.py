@@ -1,4 +1,4 @@
-"""People's own files: folders, tables, arrays, Hugging Face data sets, and one rule for their labels."""
+"""User files: folders, tables, arrays, Hugging Face data sets, and one rule for their labels."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_reading_options_as_keywords_get_the_line_to_type(tmp_path):
         read_pair(tmp_path, tmp_path, mode="noisy", image_sise=8)
 
 
-def test_whole_numbers_in_any_guise_are_one_class_and_fractions_are_targets(tmp_path):
+def test_integers_in_any_spelling_are_one_class_and_fractions_are_targets(tmp_path):
     whole = write_table(tmp_path / "a.csv", {"x": [1, 2, 3], "label": [2.0, 10.0, 2.0]})
     assert as_examples(whole, name="source").classes == ("2", "10")
     target = write_table(tmp_path / "b.csv", {"x": [1, 2, 3], "label": [2.5, 10.0, 2.0]})

@@ -166,9 +166,9 @@ def test_manifests_cannot_read_outside_their_root(tmp_path, image_folder):
         as_examples(table, name="source")
     (problem,) = check_pair(table, (np.zeros((1, 3, 32, 32), np.uint8), ["x"]), mode="noisy")
     assert problem.ids == ("1", "2", "3", "4")
-    told = as_examples(table, name="source", reading=Reading(allow_outside=True))
-    assert len(told) == 6
-    assert torch.equal(told.inputs[1], told.inputs[4])
+    allowed = as_examples(table, name="source", reading=Reading(allow_outside=True))
+    assert len(allowed) == 6
+    assert torch.equal(allowed.inputs[1], allowed.inputs[4])
 
 
 def test_image_folders_cannot_read_outside_either(tmp_path, image_folder):

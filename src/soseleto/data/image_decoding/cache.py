@@ -95,8 +95,8 @@ def _rename(aside: Path, entry: Path) -> None:
 
 def _open(entry: Path, count: int, shape: Shape) -> Decoded:
     meta = json.loads((entry / "meta.json").read_text())
-    whole = count * int(np.prod(shape))
-    if meta["shape"] != [count, *shape] or (entry / "pixels").stat().st_size != whole:
+    size = count * int(np.prod(shape))
+    if meta["shape"] != [count, *shape] or (entry / "pixels").stat().st_size != size:
         raise DataError(f"the image cache entry {entry} is damaged: delete that folder and run again.")
     pixels = np.memmap(entry / "pixels", dtype=np.uint8, mode="c", shape=(count, *shape))
     return Decoded(torch.from_numpy(pixels), [(row, why) for row, why in meta["bad"]])
@@ -125,8 +125,8 @@ def _prefix(count: int, shape: Shape) -> str:
 
 def _key(digests: Iterable[str], shape: Shape) -> str:
     content = list(digests)
-    whole = hashlib.sha256("\n".join([str(optional.decoding().VERSION), *content]).encode()).hexdigest()
-    return f"{_prefix(len(content), shape)}-{whole}"
+    digest = hashlib.sha256("\n".join([str(optional.decoding().VERSION), *content]).encode()).hexdigest()
+    return f"{_prefix(len(content), shape)}-{digest}"
 
 
 def _stat_key(files: Sequence[str], shape: Shape) -> str:

@@ -39,8 +39,8 @@ class _Refused(ValueError):
 
 
 class _Name:
-    def __init__(self, word: str) -> None:
-        self.word = word
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
 
 
 class _Mark:
@@ -146,11 +146,11 @@ def _build(name: str, argument: Any, stack: list[Any]) -> None:
     elif name == "GLOBAL":
         stack.append(_named(*argument.split(" ", 1)))
     elif name == "STACK_GLOBAL":
-        word = stack.pop()
-        stack.append(_named(stack.pop(), word))
+        attribute = stack.pop()
+        stack.append(_named(stack.pop(), attribute))
     elif name == "REDUCE":
         arguments = stack.pop()
-        stack.append(_call(_of(stack.pop(), _Name).word, _of(arguments, tuple)))
+        stack.append(_call(_of(stack.pop(), _Name).alias, _of(arguments, tuple)))
     elif name == "BUILD":
         state = stack.pop()
         _set_state(stack[-1], _of(state, tuple))
@@ -180,23 +180,23 @@ def _since_mark(stack: list[Any]) -> list[Any]:
 
 
 def _named(module: Any, name: Any) -> _Name:
-    word = _NAMES.get((module, name))
-    if word is None:
-        raise _Refused(f"asks for {module}.{name}")
-    return _Name(word)
+    alias = _NAMES.get((module, name))
+    if alias is None:
+        raise _Refused(f"refers to {module}.{name}")
+    return _Name(alias)
 
 
-def _call(word: str, arguments: tuple[Any, ...]) -> Any:
-    if word == "encode" and len(arguments) == 2 and arguments[1] in ("latin1", "latin-1"):
+def _call(alias: str, arguments: tuple[Any, ...]) -> Any:
+    if alias == "encode" and len(arguments) == 2 and arguments[1] in ("latin1", "latin-1"):
         return _of(arguments[0], str).encode("latin-1")
-    if word == "dtype" and arguments:
+    if alias == "dtype" and arguments:
         code = arguments[0].decode("ascii") if isinstance(arguments[0], bytes) else arguments[0]
         if code not in _CODES:
             raise _Refused(f"holds an array of type {code!r}")
         return _Dtype(code)
-    if word == "reconstruct" and arguments[1:2] == ((0,),) and getattr(arguments[0], "word", "") == "ndarray":
+    if alias == "reconstruct" and arguments[1:2] == ((0,),) and getattr(arguments[0], "alias", "") == "ndarray":
         return _Array()
-    raise _Refused(f"calls {word} in an unknown way")
+    raise _Refused(f"calls {alias} in an unknown way")
 
 
 def _set_state(value: Any, state: tuple[Any, ...]) -> None:
@@ -207,8 +207,8 @@ def _set_state(value: Any, state: tuple[Any, ...]) -> None:
         value.order = order
         return
     array, (_, shape, kind, fortran, raw) = _of(value, _Array), state
-    whole = np.frombuffer(_of(raw, bytes), dtype=np.dtype(_of(kind, _Dtype).code).newbyteorder(kind.order))
+    flat = np.frombuffer(_of(raw, bytes), dtype=np.dtype(_of(kind, _Dtype).code).newbyteorder(kind.order))
     sides = tuple(_of(side, int) for side in _of(shape, tuple))
     if min(sides, default=0) < 0:
         raise ValueError(f"an array has shape {sides}")
-    array.value = whole.reshape(sides, order="F" if fortran else "C")
+    array.value = flat.reshape(sides, order="F" if fortran else "C")

@@ -78,12 +78,12 @@ def outside(root: Path, paths: list[str]) -> list[int]:
     real_folder: dict[str, str] = {}  # links are resolved once per folder, not once per file
     rows = []
     for row, path in enumerate(paths):
-        whole = os.path.join(root, path)
-        folder, name = os.path.split(whole)
+        full = os.path.join(root, path)
+        folder, name = os.path.split(full)
         if folder not in real_folder:
             real_folder[folder] = os.path.realpath(folder)
-        special = name in ("", ".", "..") or os.path.islink(whole)
-        real = os.path.realpath(whole) if special else os.path.join(real_folder[folder], name)
+        special = name in ("", ".", "..") or os.path.islink(full)
+        real = os.path.realpath(full) if special else os.path.join(real_folder[folder], name)
         if os.path.commonpath([real_root, real]) != real_root:
             rows.append(row)
     return rows
