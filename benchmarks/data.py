@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from soseleto.data import Augment, Examples, Preprocess, as_examples, feed, load, source_batches
+from soseleto.data import Augment, Examples, Preprocess, Reading, as_examples, feed, load, source_batches
 
 BATCH = 256
 CROP = 4
@@ -195,7 +195,7 @@ def jpeg_folder(count: int, work: Path) -> list[dict[str, Any]]:
             pool.map(decode_alone, files, chunksize=64)
 
     def first(attempt: int) -> tuple[Examples, Preprocess]:
-        read = as_examples(folder, name="source", image_size=SIDE, cache=work / f"cache{attempt}")
+        read = as_examples(folder, name="source", reading=Reading(image_size=SIDE, cache=work / f"cache{attempt}"))
         statistics = Preprocess.of(read.inputs)
         run_epoch(read, statistics, 0)
         return read, statistics
@@ -207,7 +207,8 @@ def jpeg_folder(count: int, work: Path) -> list[dict[str, Any]]:
     in_memory = Examples(examples.inputs.clone(), examples.labels)
     later = min(timed(lambda e=e: run_epoch(examples, preprocess, e))[0] for e in (1, 2, 3))
     array = min(timed(lambda e=e: run_epoch(in_memory, preprocess, e))[0] for e in (1, 2, 3))
-    reopened, _ = timed(lambda: as_examples(folder, name="source", image_size=SIDE, cache=work / "cache0"))
+    again = Reading(image_size=SIDE, cache=work / "cache0")
+    reopened, _ = timed(lambda: as_examples(folder, name="source", reading=again))
     return [
         row(f"{count} JPEGs: decoding alone on {CORES} cores", bare, "s"),
         row(f"{count} JPEGs: read and first epoch", first_epoch, "s"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class SoseletoError(Exception):
@@ -58,3 +60,21 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``" (did you mean 'forward'?)"``, or nothing when no known word is close."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_INSTALL = {
+    **dict.fromkeys(("pyarrow", "PIL", "safetensors"), "soseleto"),
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "soseleto[onnx]"),
+    "datasets": "soseleto[huggingface]",
+}
+
+
+def need(module: str, *, to: str) -> Any:
+    """Import an optional module; without it, the error says what needs it and how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        top = module.partition(".")[0]
+        package = {"PIL": "pillow"}.get(top, top)
+        install = _INSTALL.get(top, package)
+        raise DataError(f"{to} needs {package}, which is not installed: type pip install '{install}'.") from error

@@ -70,7 +70,7 @@ FOLDERS = {
         lambda desk: picture(desk / "target/owl/0.png", 7),
         "the classes owl are not in the source",
     ),
-    "duplicate": (copied, "also stand in the source"),
+    "duplicate": (copied, "are also in the source"),
     "outside": (linked_outside, "lead outside"),
 }
 TABLES = {
@@ -84,17 +84,17 @@ TABLES = {
     "two columns of one name": (put("source.csv", b"a,a,label\n1,2,cat\n"), "two columns of one name"),
     "not text": (put("source.csv", b"a,label\n\xff\xfe\x00,cat\n"), "holds binary, not numbers"),
     "other columns": (put("target.csv", b"a,b,label\n1,2,cat\n"), "column"),
-    "missing file": (rows_of_paths("gone.png"), "none of the source images looked at can be read"),
+    "missing file": (rows_of_paths("gone.png"), "none of the sampled source images can be read"),
     "path outside": (rows_of_paths("source/cat/0.png", "../x.png"), "lead outside"),
     "no path": (rows_of_paths("source/cat/0.png", ""), "have no path"),
 }
 FILES = {
     "nothing there": ("nowhere", "is not there"),
-    "no known kind": ("notes.txt", "is of no known kind"),
+    "no known kind": ("notes.txt", "has an unknown ending"),
     "no classes": ("flat", "has no subfolders"),
     "no images": ("hollow", "no images below"),
     "torn parquet": ("torn.parquet", "cannot be read"),
-    "torn npz": ("torn.npz", "is not a whole .npz file"),
+    "torn npz": ("torn.npz", "is not a complete .npz file"),
     "pickled npz": ("pickled.npz", "save numbers or fixed-length text, not objects"),
 }
 

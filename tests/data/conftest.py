@@ -1,4 +1,4 @@
-"""Small files to read, and the real public sets where SOSELETO_DATA says they are."""
+"""Small files to read, and the real public data sets below SOSELETO_DATA."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def picture(seed: int, size: tuple[int, int] = (32, 32)) -> Image.Image:
-    """A smooth colour image (width, height) that no other seed gives."""
+    """A smooth colour image of size (width, height), different for every seed."""
     random = np.random.default_rng(seed)
     coarse = Image.fromarray(random.integers(0, 256, (5, 5, 3), dtype=np.uint8))
     return coarse.resize(size, Image.Resampling.BICUBIC)
@@ -33,7 +33,7 @@ def picture(seed: int, size: tuple[int, int] = (32, 32)) -> Image.Image:
 
 @pytest.fixture
 def image_folder(tmp_path):
-    """Makes a folder of images: ``image_folder("source", {"cat": [1, 2], "dog": [3]})``, one a seed."""
+    """Makes a folder of images, one per seed: ``image_folder("source", {"cat": [1, 2], "dog": [3]})``."""
 
     def make(name: str, classes: dict[str, list[int]], size=(32, 32), suffix=".png") -> Path:
         for label, seeds in classes.items():

@@ -1,4 +1,4 @@
-"""Augmentation: each change against an obviously right one, image by image."""
+"""Augmentation: each change against a simple reference, image by image."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""All problems in one list before training, and going on without the examples concerned."""
+"""All problems in one list before training, and reading without the affected examples."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def kinds(problems):
 
 @pytest.fixture
 def messy(image_folder):
-    """Folders with one of everything that goes wrong."""
+    """Folders with one problem of each kind."""
     source = image_folder("source", {"ant": list(range(10)), "bee": list(range(10, 20)), "empty": []}, (48, 48))
     target = image_folder("target", {"ant": [100, 101], "bee": [102, 103], "yak": [104]})
     test = image_folder("test", {"ant": [200, 201], "bee": [202], "gnu": [203]})
@@ -111,10 +111,10 @@ def test_labels_that_are_hardly_labels(tmp_path):
 def test_nothing_left_says_so(image_folder):
     target = image_folder("target", {"yak": [1]})
     source = image_folder("source", {"ant": [2]})
-    with pytest.raises(DataError, match="nothing is left of the target once its 1 bad"):
+    with pytest.raises(DataError, match="no example of the target is left: all 1 have problems"):
         read_pair(source, target, mode="noisy", skip_bad=True)
     (source / "ant" / "0002.png").write_bytes(b"broken")
-    with pytest.raises(DataError, match="none of the source images looked at can be read"):
+    with pytest.raises(DataError, match="none of the sampled source images can be read"):
         check_pair(source, target, mode="noisy", reading=Reading())
 
 

@@ -17,7 +17,7 @@ IMPATIENT = Patience(tries=4, timeout=0.3, pause=0.0, sleep=lambda seconds: None
 
 
 class Server(ThreadingHTTPServer):
-    """Answers /file by a list of behaviours, one a request; the last one is repeated."""
+    """Answers /file with a list of behaviours, one per request; the last one is repeated."""
 
     daemon_threads = True
 
@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_all(rest[: max(1, len(rest) // 2)], start, claim=len(rest))
 
     def answer_without_length(self, start):
-        """Cut off, and nothing in the answer tells."""
+        """Truncated, with no Content-Length to reveal it."""
         self.send_response(200)
         self.end_headers()
         self.wfile.write(CONTENT[:1000])
@@ -180,7 +180,7 @@ def test_a_stall_loses_nothing_that_had_arrived(server, tmp_path):
     assert server.requests[-1] == ("/file", "bytes=100000-")
 
 
-def test_a_part_that_is_already_too_long_starts_afresh(server, tmp_path):
+def test_a_part_that_is_already_too_long_starts_over(server, tmp_path):
     (tmp_path / "file.part").write_bytes(CONTENT + b"more")
     attempt(server, tmp_path / "file", "whole")
     assert (tmp_path / "file").read_bytes() == CONTENT
@@ -220,20 +220,20 @@ def test_a_right_file_is_left_alone_and_a_wrong_one_replaced(server, tmp_path):
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-def test_progress_is_told(server, tmp_path):
+def test_progress_is_reported(server, tmp_path):
     seen = []
     attempt(server, tmp_path / "file", "whole", progress=lambda *three: seen.append(three))
     assert seen[-1] == ("file", len(CONTENT), len(CONTENT))
     assert all(name == "file" for name, _, _ in seen)
 
 
-def test_without_a_network_one_sentence_says_what_to_put_where(tmp_path, monkeypatch):
+def test_without_a_network_the_error_says_which_file_to_save_where(tmp_path, monkeypatch):
     dead = {"svhn": (File("svhn/train_32x32.mat", Remote(("http://127.0.0.1:9/train_32x32.mat",), MD5, 1)),)}
     with pytest.raises(DataError) as caught:
         fetch("svhn", tmp_path, files=dead, patience=Patience(1, 1, 0.0))
     said = str(caught.value)
     assert "\n" not in said
-    assert f"put http://127.0.0.1:9/train_32x32.mat there as {tmp_path}/svhn/train_32x32.mat" in said
+    assert f"save http://127.0.0.1:9/train_32x32.mat as {tmp_path}/svhn/train_32x32.mat" in said
     assert "SOSELETO_DATA" in said
     with pytest.raises(UsageError, match="did you mean 'svhn'"):
         main("svnh", tmp_path)
@@ -259,7 +259,7 @@ def test_fetch_gets_only_what_is_lacking_and_unpacks(server, tmp_path):
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == sorted(names)
     assert len(server.requests) == 1
     fetch("cifar10", tmp_path, files=files, patience=IMPATIENT)
-    assert len(server.requests) == 1  # all there: nothing is asked for
+    assert len(server.requests) == 1  # nothing is missing: no request
     from soseleto.data import load
 
     assert load("cifar10", "test", tmp_path).labels.tolist() == [0]

@@ -1,4 +1,4 @@
-"""Examples, and everything in memory that becomes Examples."""
+"""Examples, and data in memory converted to Examples."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_ids_default_to_places_and_survive_a_subset():
         small().id_of(4)
 
 
-def test_fingerprint_sees_every_field_it_should():
+def test_fingerprint_depends_on_inputs_labels_and_ids():
     same = small().fingerprint()
     assert small().fingerprint() == same
     assert small(ids=("0", "1", "2", "3")).fingerprint() == same  # what None means
@@ -44,7 +44,7 @@ def test_fingerprint_sees_every_field_it_should():
     assert small(inputs=torch.arange(12.0).reshape(4, 3, 1)).fingerprint() != same
 
 
-def test_fingerprint_is_the_same_however_the_memory_lies():
+def test_fingerprint_does_not_depend_on_the_memory_layout():
     turned = torch.arange(12.0).reshape(4, 3).T.contiguous().T
     assert not turned.is_contiguous()
     assert small(inputs=turned).fingerprint() == small().fingerprint()
@@ -57,7 +57,7 @@ def test_fingerprint_is_the_same_however_the_memory_lies():
         ({"labels": torch.tensor([0, 1, -1, 0])}, "a label is -1"),
         ({"labels": torch.tensor([0, 1, 2, 0]), "classes": ("a", "b")}, "a label is 2 but there are 2"),
         ({"labels": torch.zeros(4, dtype=torch.int32)}, "torch.int32"),
-        ({"ids": ("a", "b", "a", "c")}, "'a' stands for two"),
+        ({"ids": ("a", "b", "a", "c")}, "'a' is used for two"),
         ({"inputs": torch.zeros(0, 3), "labels": torch.zeros(0, dtype=torch.int64)}, "empty"),
     ],
 )

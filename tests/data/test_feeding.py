@@ -1,4 +1,4 @@
-"""Blocks of batches: the same examples, and the same again after a resume."""
+"""Blocks of batches: the right examples, and the same ones after a resume."""
 
 import torch
 
@@ -57,7 +57,7 @@ def test_blocks_of_many_steps_hold_the_same_batches(monkeypatch):
 
 
 class Elsewhere:
-    """Stands for examples on another device."""
+    """A stand-in for examples on another device."""
 
     device = torch.device("cuda")
 

@@ -1,4 +1,4 @@
-"""Bad bytes give our error: never another exception, a hang, or memory beyond reason."""
+"""Corrupt files raise SoseletoError: no other exception, no hang, no excessive memory."""
 
 import gzip
 import io
@@ -179,7 +179,7 @@ def test_an_array_that_claims_to_be_huge(tmp_path):
     "header", ["{'descr': '<i8', 'shape\xff\x7f2,), }", "{'descr': " + "(" * 9000, "{'descr': '<i8'}"]
 )
 def test_a_damaged_array_header_is_refused_in_one_sentence(tmp_path: Path, header: str) -> None:
-    """The first is taken apart by NumPy as tokens that never end; the second is nested deeper than Python parses."""
+    """NumPy tokenises the first without finding its end; the second is nested deeper than Python parses."""
     member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin1")
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x.npy", member)

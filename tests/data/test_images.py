@@ -1,4 +1,4 @@
-"""The image rules, one by one, and the cache that decodes each file once."""
+"""The decoding rules one by one, and the cache that decodes each file once."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from soseleto.data import as_examples
+from soseleto.data import Reading, as_examples
 from soseleto.data.image_decoding import cache, rules, workers
 from soseleto.errors import DataError, UsageError
 
@@ -77,7 +77,7 @@ def test_resizing_takes_the_centred_window(tmp_path):
     assert made.min() > 180  # the filter reaches a little over the edge; all else would be dark
 
 
-def test_large_jpegs_are_decoded_small_but_alike(tmp_path):
+def test_large_jpegs_are_decoded_at_reduced_size(tmp_path):
     random = np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     large = Image.fromarray(random).resize((1024, 1024), Image.Resampling.BICUBIC)
     quick = read(large, tmp_path / "a.jpg", 32, 32, quality=95)
@@ -90,7 +90,7 @@ def test_sizes_and_colours_come_from_the_source(image_folder, tmp_path):
     mixed = image_folder("b", {"x": [1, 2]}, size=(20, 12))
     Image.new("RGB", (50, 40)).save(mixed / "x" / "big.png")
     assert as_examples(mixed, name="s").inputs.shape[1:] == (3, 12, 12)
-    assert as_examples(mixed, name="s", image_size=(9, 7), channels=1).inputs.shape[1:] == (1, 9, 7)
+    assert as_examples(mixed, name="s", reading=Reading(image_size=(9, 7), channels=1)).inputs.shape[1:] == (1, 9, 7)
     huge = image_folder("c", {"x": [1]}, size=(300, 400))
     assert as_examples(huge, name="s").inputs.shape[1:] == (3, 224, 224)
     (tmp_path / "d" / "x").mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_sizes_and_colours_come_from_the_source(image_folder, tmp_path):
     assert as_examples(tmp_path / "d", name="s").inputs.shape[1:] == (1, 10, 10)
     for wrong in ({"image_size": 2}, {"image_size": (8, 8, 8)}, {"channels": 2}, {"workers": -1}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
-            as_examples(tmp_path / "d", name="s", **wrong)
+            as_examples(tmp_path / "d", name="s", reading=Reading(**wrong))
 
 
 def test_each_file_is_decoded_once(image_folder, own_cache, monkeypatch):
@@ -112,7 +112,7 @@ def test_each_file_is_decoded_once(image_folder, own_cache, monkeypatch):
         os.utime(path, (1, 1))  # other times, same content
     assert torch.equal(as_examples(root, name="source").inputs, first.inputs)
     assert calls == []
-    assert as_examples(root, name="source", image_size=16).inputs.shape[2:] == (16, 16)
+    assert as_examples(root, name="source", reading=Reading(image_size=16)).inputs.shape[2:] == (16, 16)
     assert len(calls) == 1
     (root / "b" / "0003.png").write_bytes((root / "a" / "0001.png").read_bytes())
     changed = as_examples(root, name="source")
@@ -149,7 +149,7 @@ def test_a_dying_worker_gives_a_clear_error_and_no_cache_entry(image_folder, tmp
     script.write_text("import os, sys; sys.stdin.readline(); os.kill(os.getpid(), 9)")
     monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
     with pytest.raises(DataError, match=r"an image worker died \(exit code -9\) between .*a/0000.png and"):
-        as_examples(root, name="source", workers=1)
+        as_examples(root, name="source", reading=Reading(workers=1))
     assert [path for path in own_cache.iterdir() if path.name != "stats"] == []
 
 
@@ -160,7 +160,7 @@ def slow(array, first, paths, shape):
     print("half way", flush=True)
     sys.stdin.readline()
 rules.fill = slow
-data.as_examples(sys.argv[1], name="source", workers=0)
+data.as_examples(sys.argv[1], name="source", reading=data.Reading(workers=0))
 """
 
 
@@ -193,7 +193,7 @@ def test_a_damaged_entry_is_named(image_folder, own_cache):
     assert json.loads((entry / "meta.json").read_text())["shape"] == [2, 3, 32, 32]
 
 
-def test_a_full_disk_is_foreseen(image_folder, monkeypatch):
+def test_a_full_disk_is_detected_before_decoding(image_folder, monkeypatch):
     usage = type("Usage", (), {"free": 10})
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DataError, match="GiB are free: give a smaller image_size"):

@@ -1,4 +1,4 @@
-"""Label noise: exact counts, honest masks."""
+"""Label noise: exact counts, correct masks."""
 
 import pytest
 import torch

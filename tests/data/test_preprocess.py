@@ -31,7 +31,7 @@ def test_columns_of_a_table_with_gaps_and_constants():
     assert made(table)[:, 1].tolist() == [0, 0, 0]
 
 
-def test_large_offsets_do_not_drown_the_deviation():
+def test_large_offsets_keep_the_deviation_accurate():
     column = torch.tensor([[1000.0], [1000.5], [1001.0]])
     assert Preprocess.of(column).std == pytest.approx((0.408248,), rel=1e-4)
 

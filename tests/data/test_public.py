@@ -110,7 +110,7 @@ def test_mnist_in_every_layout(tmp_path, folder, end):
     made = load("mnist", "test", tmp_path)
     assert np.array_equal(made.inputs[:, 0].numpy(), images)
     assert made.labels.tolist() == [3, 9]
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.* not there.*type soseleto data mnist"):
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.* missing.*type soseleto data mnist"):
         load("mnist", "train", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""People's own files: folders, tables, arrays, Hugging Face data sets, and one rule for their labels."""
+"""User files: folders, tables, arrays, Hugging Face data sets, and one rule for their labels."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from soseleto.data import Preprocess, ProblemsError, as_examples, read_pair
+from soseleto.data import Preprocess, ProblemsError, Reading, as_examples, read_pair
 from soseleto.data.readers.labels import class_order
 from soseleto.errors import DataError, UsageError
 
@@ -68,30 +68,40 @@ def test_tables_of_image_paths(tmp_path, image_folder):
     assert [os.path.basename(path) for path in made.paths] == ["0001.png", "0002.png"]
     (tmp_path / "elsewhere").mkdir()
     moved = write_table(tmp_path / "elsewhere" / "t.csv", columns)
-    again = as_examples(moved, name="source", root=tmp_path)
+    again = as_examples(moved, name="source", reading=Reading(root=tmp_path))
     assert torch.equal(again.inputs, made.inputs)
 
 
 def test_columns_by_option_and_errors_that_help(tmp_path):
     columns = {"one": [1, 2], "two": [3, 4], "what": ["x", "y"], "who": ["u", "v"], "truly": ["x", "x"]}
     path = write_table(tmp_path / "t.csv", columns)
-    made = as_examples(path, name="source", label_column="what", id_column="who", truth_column="truly")
+    made = as_examples(path, name="source", reading=Reading(label_column="what", id_column="who", truth_column="truly"))
     assert (made.inputs.tolist(), made.ids, made.truth.tolist()) == ([[1, 3], [2, 4]], ("u", "v"), [0, 0])
     with pytest.raises(DataError, match=r"no label column among one, two, what.*label_column"):
         as_examples(path, name="source")
     with pytest.raises(UsageError, match="did you mean 'what'"):
-        as_examples(path, name="source", label_column="whta")
+        as_examples(path, name="source", reading=Reading(label_column="whta"))
     with pytest.raises(DataError, match=r"column 'who' of .* holds string, not numbers"):
-        as_examples(path, name="source", label_column="what", truth_column="truly")
-    with pytest.raises(UsageError, match="two things"):
-        as_examples(path, name="source", label_column="what", id_column="what")
+        as_examples(path, name="source", reading=Reading(label_column="what", truth_column="truly"))
+    with pytest.raises(UsageError, match="named for two roles"):
+        as_examples(path, name="source", reading=Reading(label_column="what", id_column="what"))
     with pytest.raises(UsageError, match=r"'.*tt.csv' is not there \(did you mean 't.csv'\?\)"):
         as_examples(tmp_path / "tt.csv", name="source")
     with pytest.raises(UsageError, match="has no effect on the image folder"):
-        as_examples(tmp_path, name="source", path_column="x")
+        as_examples(tmp_path, name="source", reading=Reading(path_column="x"))
 
 
-def test_whole_numbers_in_any_guise_are_one_class_and_fractions_are_targets(tmp_path):
+def test_reading_options_as_keywords_get_the_line_to_type(tmp_path):
+    typed = r"as_examples\(\.\.\., reading=soseleto\.data\.Reading\(image_size=64, channels=1\)\)\."
+    with pytest.raises(UsageError, match=typed):
+        as_examples(tmp_path, name="source", image_size=64, channels=1)
+    with pytest.raises(UsageError, match=r"type read_pair\(\.\.\., reading=soseleto\.data\.Reading\(label_column="):
+        read_pair(tmp_path, tmp_path, mode="noisy", label_column="a")
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'image_sise' \(did you mean 'image_size'\?\)"):
+        read_pair(tmp_path, tmp_path, mode="noisy", image_sise=8)
+
+
+def test_integers_in_any_spelling_are_one_class_and_fractions_are_targets(tmp_path):
     whole = write_table(tmp_path / "a.csv", {"x": [1, 2, 3], "label": [2.0, 10.0, 2.0]})
     assert as_examples(whole, name="source").classes == ("2", "10")
     target = write_table(tmp_path / "b.csv", {"x": [1, 2, 3], "label": [2.5, 10.0, 2.0]})
@@ -103,7 +113,7 @@ def test_missing_labels_and_ids_are_found(tmp_path):
     with pytest.raises(ProblemsError, match="1 examples have no label \\(1\\)"):
         as_examples(path, name="source")
     path = write_table(tmp_path / "t.csv", {"x": [1, 2], "label": ["a", "b"], "id": ["p", "p"]})
-    with pytest.raises(DataError, match="'p' stands for two"):
+    with pytest.raises(DataError, match="'p' is used for two"):
         as_examples(path, name="source")
 
 
@@ -156,7 +166,7 @@ def test_hugging_face_images_and_features():
     data = HuggingFace(
         {"image": images, "label": [1, 0]}, {"image": HuggingImage(), "label": ClassLabel(["no", "yes"])}
     )
-    made = as_examples(data, name="source", image_size=8)
+    made = as_examples(data, name="source", reading=Reading(image_size=8))
     assert made.inputs.shape == (2, 3, 8, 8)
     assert made.inputs[:, :, 4, 4].tolist() == [[255, 0, 0], [100, 100, 100]]
     assert (made.classes, made.labels.tolist()) == (("no", "yes"), [1, 0])

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from soseleto.data import ProblemsError, as_examples, check_pair
+from soseleto.data import ProblemsError, Reading, as_examples, check_pair
 from soseleto.data.image_decoding import rules
 from soseleto.data.public import archive
 from soseleto.data.public.cifar import read_human, read_python
@@ -88,7 +88,7 @@ def test_an_archive_whose_names_are_no_text_is_refused(tmp_path):
     content[6:8] = b"\xff\xff"  # flags of the first member: its name is UTF-8, ...
     content[30:31] = b"\xb0"  # ... which this is not
     path.write_bytes(bytes(content))
-    with pytest.raises(DataError, match=r"is not a whole \.npz file"):
+    with pytest.raises(DataError, match=r"is not a complete \.npz file"):
         as_examples(path, name="source")
 
 
@@ -116,7 +116,7 @@ def tar_of(path, members):
 def test_archives_cannot_write_outside(tmp_path, name):
     (tmp_path / "into").mkdir()
     path = tar_of(tmp_path / "a.tar.gz", {name: b"evil", "good/file": b"good"})
-    with pytest.raises(DataError, match="would leave its folder"):
+    with pytest.raises(DataError, match="would be written outside its folder"):
         archive.unpack(path, tmp_path / "into", [name, "good/file"])
     assert [p.name for p in tmp_path.rglob("*evil*")] == []
 
@@ -166,9 +166,9 @@ def test_manifests_cannot_read_outside_their_root(tmp_path, image_folder):
         as_examples(table, name="source")
     (problem,) = check_pair(table, (np.zeros((1, 3, 32, 32), np.uint8), ["x"]), mode="noisy")
     assert problem.ids == ("1", "2", "3", "4")
-    told = as_examples(table, name="source", allow_outside=True)
-    assert len(told) == 6
-    assert torch.equal(told.inputs[1], told.inputs[4])
+    allowed = as_examples(table, name="source", reading=Reading(allow_outside=True))
+    assert len(allowed) == 6
+    assert torch.equal(allowed.inputs[1], allowed.inputs[4])
 
 
 def test_image_folders_cannot_read_outside_either(tmp_path, image_folder):
@@ -177,12 +177,12 @@ def test_image_folders_cannot_read_outside_either(tmp_path, image_folder):
     os.symlink(secret / "b" / "0003.png", root / "a" / "link.png")
     with pytest.raises(ProblemsError, match=r"a/link.png lead outside"):
         as_examples(root, name="source")
-    assert len(as_examples(root, name="source", allow_outside=True)) == 2
+    assert len(as_examples(root, name="source", reading=Reading(allow_outside=True))) == 2
     (root / "a" / "link.png").unlink()
     os.symlink(secret / "b", root / "b")  # a class folder that is a link
     with pytest.raises(ProblemsError, match=r"b/0003\.png lead outside"):
         as_examples(root, name="source")
-    assert len(as_examples(root, name="source", allow_outside=True)) == 2
+    assert len(as_examples(root, name="source", reading=Reading(allow_outside=True))) == 2
     (root / "b").unlink()
     os.symlink(secret, root / "a" / "deeper")
     assert as_examples(root, name="source").ids == ("a/0001.png",)

@@ -163,11 +163,11 @@ def test_every_kind_of_file_is_read_as_in_training(tmp_path: Path) -> None:
     [
         ("gone.png", None, "is not there"),
         ("torn.png", b"\x89PNG\r\n", "cannot be read"),
-        ("notes.txt", b"hello", "is of no known kind"),
+        ("notes.txt", b"hello", "has an unknown ending"),
         ("table.csv", b"a,c\n1,2\n", "has no column b"),
         ("holes.csv", b"a,b\n1,\n", "missing or infinite values"),
         ("words.csv", b"a,b\n1,two\n", "not numbers"),
-        ("torn.npz", b"PK", "is not a whole .npz file"),
+        ("torn.npz", b"PK", "is not a complete .npz file"),
     ],
 )
 def test_bad_inputs_are_one_sentence(tmp_path: Path, name: str, content: bytes | None, sentence: str) -> None:

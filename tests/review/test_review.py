@@ -19,7 +19,7 @@ from browser import Browser, needs_browser
 from fabricated import add_probe_columns, fabricate, fabricate_images
 from reviewing import open_review, press, serving
 from soseleto.cli.main import main
-from soseleto.data import as_examples
+from soseleto.data import Reading, as_examples
 from soseleto.errors import DataError, DiskError, UsageError
 from soseleto.review.decisions import Decision, Decisions, read_decisions
 from soseleto.review.manifest import export_manifest
@@ -160,7 +160,7 @@ def test_a_table_keeps_all_its_columns(tmp_path: Path) -> None:
     table.write_text("\n".join(lines) + "\n")
     run = fabricate(tmp_path / "run", n=10, features=0, epochs=1)
     run.write_ranking(run.ranking() | {"id": np.array([str(i) for i in range(10)])})
-    manifest.remember(run, table, {"label_column": "kind"})
+    manifest.remember(run, table, Reading(label_column="kind"))
     decide(run, Decision("3", "drop"), Decision("4", "relabel", "b"))
     export_manifest(run.path, tmp_path / "new.csv")
     old, new = (path.read_text().replace('"', "").splitlines() for path in (table, tmp_path / "new.csv"))

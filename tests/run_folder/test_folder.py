@@ -195,4 +195,5 @@ def test_the_module_imports_without_the_file_packages() -> None:
         "except DataError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "a run folder needs the package pyarrow: type `pip install pyarrow`.\n", done.stderr
+    wanted = "writing a ranking needs pyarrow, which is not installed: type pip install 'soseleto'.\n"
+    assert done.stdout == wanted, done.stderr

@@ -20,7 +20,7 @@ from soseleto import methods
 from soseleto.algorithm import Soseleto
 from soseleto.cli import comparison
 from soseleto.cli.comparison import METHOD, Judged, Part
-from soseleto.data import Augment, Pair, read_pair
+from soseleto.data import Augment, Pair, Reading, read_pair
 from soseleto.errors import TrainingError, UsageError
 from soseleto.extensions import chain, target_share
 from soseleto.models.by_name import default_name, make_model
@@ -73,7 +73,7 @@ class FitWords:
     seed: int
     device: str
     skip_bad: bool
-    reading: dict[str, Any]  # image size and columns, for the reader
+    reading: Reading
 
 
 def fit(words: FitWords, say: Callable[[str], None]) -> None:
@@ -83,12 +83,11 @@ def fit(words: FitWords, say: Callable[[str], None]) -> None:
 
 
 def _fit(words: FitWords, say: Callable[[str], None], reducer: Reducer) -> None:
-    reading = {name: value for name, value in words.reading.items() if value is not None}
-
     def read() -> Pair:
         if RunFolder(words.out).comparison() is not None:
             raise UsageError(f"{words.out} holds a run already: give --out another folder, or delete that one.")
-        return read_pair(words.source, words.target, words.test, mode=words.mode, skip_bad=words.skip_bad, **reading)
+        sets = words.source, words.target, words.test
+        return read_pair(*sets, mode=words.mode, reading=words.reading, skip_bad=words.skip_bad)
 
     pair = first_reads(reducer, read)
     for problem in pair.problems:

@@ -139,6 +139,7 @@ def fit(
     run that was stopped goes on when the same is typed again.
     """
     from soseleto.cli import fit as command
+    from soseleto.data import Reading
 
     words = command.FitWords(
         source=source,
@@ -166,13 +167,13 @@ def fit(
         seed=seed,
         device=device,
         skip_bad=skip_bad,
-        reading={
-            "image_size": image_size,
-            "label_column": label_column,
-            "path_column": path_column,
-            "id_column": id_column,
-            "truth_column": truth_column,
-        },
+        reading=Reading(
+            image_size=image_size,
+            label_column=label_column,
+            path_column=path_column,
+            id_column=id_column,
+            truth_column=truth_column,
+        ),
     )
     command.fit(words, typer.echo)
 

@@ -1,4 +1,4 @@
-"""Data: people's own files and the public sets, read into ``Examples``, checked and paired into batches."""
+"""Data: user files and public data sets read into ``Examples``, checked, and fed in batches."""
 
 from soseleto.data.augment import Augment
 from soseleto.data.batches import TargetCycle, source_batches, source_order, target_batch
@@ -9,10 +9,11 @@ from soseleto.data.preprocess import Preprocess
 from soseleto.data.public import data_root, load
 from soseleto.data.randomness import generator, seed_for
 from soseleto.data.readers.problems import Problem, ProblemsError
-from soseleto.data.readers.raw import Reading
-from soseleto.data.readers.read_pair import Pair, as_examples, check_pair, read_pair
+from soseleto.data.readers.read_pair import MODES, Pair, as_examples, check_mode, check_pair, read_pair
+from soseleto.data.readers.reading import Reading
 
 __all__ = [
+    "MODES",
     "Augment",
     "Examples",
     "Noisy",
@@ -24,6 +25,7 @@ __all__ = [
     "TargetCycle",
     "as_examples",
     "by_confusion",
+    "check_mode",
     "check_pair",
     "data_root",
     "feed",

@@ -1,4 +1,4 @@
-"""Random changes of image batches, made on the batch's own device and vectorised over the batch."""
+"""Random augmentation of image batches, vectorised over the batch and run on its device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from soseleto.errors import DataError, UsageError
 
-_POINTS = 4  # of elastic bending, along each side
-_NUMPY = (torch.uint8, torch.float32, torch.float64, torch.float16)  # types that NumPy has too
+_POINTS = 4  # control points of the elastic deformation, along each side
+_NUMPY = (torch.uint8, torch.float32, torch.float64, torch.float16)  # dtypes that NumPy has too
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Draws for some rows of a batch of ``total``: what each row gets does not depend on which others are there."""
+    """Random draws for some rows of a batch of ``total`` examples: a row's draws do not depend on the other rows."""
 
     generator: torch.Generator
     total: int
@@ -27,16 +27,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class Augment:
-    """What may happen to each image (N, C, H, W), uint8 or float; the dtype stays as it is.
+    """Random changes of image batches (N, C, H, W), uint8 or float; the dtype is kept.
 
-    crop: pad this many zero pixels on every side, then cut a window of the old size at a random place
+    crop: pad this many zero pixels on every side, then crop the original size at a random position
     flip: mirror left to right, with probability 1/2
-    rotate: turn by up to so many degrees either way
-    scale: enlarge or shrink by up to this share (0.1: factors from 0.9 to 1.1)
-    shift: move by up to this share of the width and of the height
-    shear: slant by up to so many degrees either way, as handwriting does
-    elastic: bend smoothly; 16 points spread over the image are moved by up to this share of width and height
-    sign: with probability 1/2 turn the image into its negative (255 - x for uint8, -x for float)
+    rotate: rotate by up to this many degrees in either direction
+    scale: enlarge or shrink by up to this fraction (0.1: factors from 0.9 to 1.1)
+    shift: translate by up to this fraction of the width and of the height
+    shear: shear by up to this many degrees in either direction, like slanted handwriting
+    elastic: smooth deformation; a 4 x 4 grid of points moves by up to this fraction of width and height
+    sign: with probability 1/2 take the negative (255 - x for uint8, -x for float)
 
     >>> augment = Augment(crop=4, flip=True)
     >>> augment(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.Generator()).shape
@@ -60,17 +60,17 @@ class Augment:
         if self.crop != int(self.crop):
             raise UsageError(f"crop of Augment must be a whole number of pixels, got {self.crop!r}.")
         if self.scale >= 1:
-            raise UsageError(f"scale of Augment must be below 1, got {self.scale!r}: for ±10 % say 0.1.")
+            raise UsageError(f"scale of Augment must be below 1, got {self.scale!r}: for ±10 % write 0.1.")
         if self.shear >= 90:
-            raise UsageError(f"shear of Augment must be below 90 degrees, got {self.shear!r}: say 20.")
+            raise UsageError(f"shear of Augment must be below 90 degrees, got {self.shear!r}: write 20, for example.")
 
     @property
     def nothing(self) -> bool:
-        """Whether every batch comes back as it is."""
+        """Whether batches are returned unchanged."""
         return self == Augment()
 
     def __call__(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
-        """The changed batch. Draws come from ``generator``, on its device, in a fixed order."""
+        """The augmented batch; random numbers are drawn from ``generator``, on its device, in a fixed order."""
         if self.nothing:
             return inputs
         if inputs.ndim != 4:
@@ -97,23 +97,23 @@ class Augment:
         return _windows_by_gather(padded, top, left, mirrored, pad)
 
     def _resample(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
-        """Rotation, scale, shift, slant and bending in one bilinear resampling; what comes from outside is 0."""
+        """Rotation, scale, shift, shear and elastic deformation in one bilinear resampling, padded with zeros."""
         floats = inputs if inputs.dtype.is_floating_point else inputs.float()
         matrix = self._matrices(floats, generator)
         grid = F.affine_grid(matrix, list(inputs.shape), align_corners=False)
         if self.elastic:
-            grid = grid + self._bends(floats, generator)
+            grid = grid + self._displacements(floats, generator)
         moved = F.grid_sample(floats, grid.to(floats.dtype), padding_mode="zeros", align_corners=False)
         return moved if inputs.dtype.is_floating_point else moved.round_().clamp_(0, 255).to(inputs.dtype)
 
     def _matrices(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
-        """(N, 2, 3): from a place in the new image to the place in the old one, in units of half-sides."""
+        """(N, 2, 3) affine maps from output to input coordinates, in units of half the image side."""
         n, _, h, w = inputs.shape
         angle, factor, x, y = _uniform(4, inputs, generator) * 2 - 1
         angle = angle * math.radians(self.rotate)
         cos, sin = angle.cos(), angle.sin()
         inverse = 1 / (1 + factor * self.scale)
-        # Angles are turned in pixels, so a non-square image is not sheared.
+        # Rotation is in pixel units, so that a non-square image is not sheared.
         top = torch.stack([cos * inverse, sin * inverse * (h / w), -2 * x * self.shift], dim=1)
         bottom = torch.stack([-sin * inverse * (w / h), cos * inverse, -2 * y * self.shift], dim=1)
         if self.shear:
@@ -121,8 +121,8 @@ class Augment:
             top = top + slant[:, None] * bottom
         return torch.stack([top, bottom], dim=1).view(n, 2, 3)
 
-    def _bends(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
-        """(N, H, W, 2): how far each place is moved, in units of half-sides, smooth between 4x4 points."""
+    def _displacements(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
+        """(N, H, W, 2) displacement of each pixel, in units of half the image side, interpolated from 4 x 4 points."""
         n, _, h, w = inputs.shape
         draws = _uniform(2 * _POINTS**2, inputs, generator) * 2 - 1
         points = (2 * self.elastic * draws).T.reshape(n, 2, _POINTS, _POINTS)
@@ -131,7 +131,7 @@ class Augment:
 
 
 def _windows_by_gather(padded: Tensor, top: Tensor, left: Tensor, mirrored: Tensor | None, pad: int) -> Tensor:
-    """One gather: the place of every output pixel in the padded image, by index arithmetic."""
+    """One gather, with the flat index of every output pixel in the padded image."""
     n, c, high, wide = padded.shape
     h, w = high - 2 * pad, wide - 2 * pad
     rows = torch.arange(h, device=padded.device) + top[:, None]
@@ -139,12 +139,12 @@ def _windows_by_gather(padded: Tensor, top: Tensor, left: Tensor, mirrored: Tens
     if mirrored is not None:
         columns = torch.where(mirrored[:, None], w - 1 - columns, columns)
     columns = columns + left[:, None]
-    place = (rows[:, :, None] * wide + columns[:, None, :]).view(n, 1, h * w).expand(n, c, h * w)
-    return padded.reshape(n, c, -1).gather(2, place).view(n, c, h, w)
+    flat = (rows[:, :, None] * wide + columns[:, None, :]).view(n, 1, h * w).expand(n, c, h * w)
+    return padded.reshape(n, c, -1).gather(2, flat).view(n, c, h, w)
 
 
 def _windows_by_copy(padded: Tensor, top: Tensor, left: Tensor, mirrored: Tensor | None, pad: int) -> Tensor:
-    """The same on a CPU, where copying whole rows is several times faster than gathering pixels."""
+    """The same for the CPU, where copying whole rows is several times faster than gathering pixels."""
     array = padded.detach().numpy()
     h, w = padded.shape[2] - 2 * pad, padded.shape[3] - 2 * pad
     windows = np.lib.stride_tricks.sliding_window_view(array, (h, w), axis=(2, 3)).transpose(0, 2, 3, 1, 4, 5)
@@ -156,7 +156,7 @@ def _windows_by_copy(padded: Tensor, top: Tensor, left: Tensor, mirrored: Tensor
 
 
 def _uniform(count: int, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
-    """(count, N) numbers in [0, 1) on the inputs' device; drawn where the generator lives."""
+    """(count, N) numbers in [0, 1), drawn on the generator's device and moved to that of the inputs."""
     if isinstance(generator, Rows):
         random = generator.generator
         draws = torch.rand(count, generator.total, generator=random, device=random.device)[:, generator.rows]

@@ -1,4 +1,4 @@
-"""One batch of one side: indices, inputs and labels."""
+"""One batch of source or target examples: indices, inputs and labels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of one side: their places in the data set, inputs and labels, all of length B.
+    """Source or target examples: indices into the data set, inputs and labels, all of length B.
 
-    whole: how many examples the step's batch has where this is only a part of it.
+    whole: size of the step's whole batch if this is only a part of it.
     """
 
     index: Tensor
@@ -29,7 +29,7 @@ class Batch:
         return len(self) if self.whole is None else self.whole
 
     def split(self, size: int) -> list[Batch]:
-        """Parts of at most so many examples."""
+        """Parts of at most ``size`` examples."""
         pieces = zip(self.index.split(size), self.inputs.split(size), self.labels.split(size), strict=True)
         return [Batch(*piece, whole=self.total) for piece in pieces]
 

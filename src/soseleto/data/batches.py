@@ -1,11 +1,12 @@
-"""Which examples make up each batch, as functions of (seed, epoch) or (seed, step): nothing to save.
+"""Batch indices as functions of (seed, epoch) or (seed, step), so a checkpoint need not store them.
 
-Source: every example once an epoch. Target: an endless cycle in which every example comes equally often.
+Source: every example once per epoch. Target: an endless cycle that visits every example equally often.
 Indices for many steps can be made at once and moved to the device in one copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -31,11 +32,11 @@ def source_batches(
     fill: bool = False,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, ...]:
-    """An epoch's batches of indices; together they hold every example exactly once.
+    """The index batches of an epoch; together they hold every example exactly once.
 
-    The last batch is short when batch_size does not divide n. For static shapes say ``drop_last=True`` (the
-    left-over examples of this epoch's order are not visited) or ``fill=True`` (the last batch is filled up
-    from the front of this epoch's order: those come twice). With ``device`` the epoch travels in one copy.
+    The last batch is short if batch_size does not divide n. For static shapes pass ``drop_last=True`` (the
+    remaining examples are not visited in this epoch) or ``fill=True`` (the last batch is filled up with the first
+    examples of this epoch, which are visited twice). All indices are moved to ``device`` in one copy.
     """
     _check_sizes(n, batch_size)
     if drop_last and fill:
@@ -52,17 +53,17 @@ def source_batches(
 
 @dataclass(frozen=True, eq=False)
 class TargetCycle:
-    """Target batches without end: ``cycle(step)`` gives (batch_size,) indices, ``cycle.block`` many steps.
+    """Endless target batches: ``cycle(step)`` gives (batch_size,) indices, ``cycle.block`` those of many steps.
 
-    Every example comes equally often: the cycle is one shuffled pass after another. With ``labels`` the
-    classes take turns, so that class counts in a batch differ by at most one, and within a class every
-    example comes equally often.
+    The cycle is one shuffled pass after another, so every example is visited equally often. With ``labels`` the
+    classes alternate: class counts in a batch differ by at most one, and within a class every example is
+    visited equally often.
     """
 
     n: int
     batch_size: int
     seed: int
-    labels: Tensor | None = None  # give them to balance the classes
+    labels: Tensor | None = None  # class indices, to balance the classes
 
     def __post_init__(self) -> None:
         _check_sizes(self.n, self.batch_size)
@@ -83,31 +84,25 @@ class TargetCycle:
         return flat.reshape(steps, self.batch_size)
 
     def _plain(self, places: range) -> Tensor:
-        passes = range(places.start // self.n, (places.stop - 1) // self.n + 1)
-        orders = [_permutation(self.n, self.seed, "target/order", p) for p in passes]
-        skip = places.start - passes.start * self.n
-        return torch.cat(orders)[skip : skip + len(places)].clone()
+        return _window(places, self.n, lambda p: _permutation(self.n, self.seed, "target/order", p)).clone()
 
     def _balanced(self, places: range) -> Tensor:
-        """Round r holds every class once, always in the same order, so any window is balanced to within one;
-        a class gives its r-th example there."""
+        """Round r holds the r-th example of every class, always in the same class order, so in any window the class
+        counts differ by at most one."""
         groups = self._groups
         rounds = range(places.start // len(groups), (places.stop - 1) // len(groups) + 1)
-        turns = _small(len(groups), self.seed, "target/turns", 0).tolist()
-        members = torch.stack([self._members(c, rounds) for c in turns], dim=1)
+        class_order = _small(len(groups), self.seed, "target/turns", 0).tolist()
+        members = torch.stack([self._members(c, rounds) for c in class_order], dim=1)
         skip = places.start - rounds.start * len(groups)
         return members.flatten()[skip : skip + len(places)]
 
     def _members(self, c: int, rounds: range) -> Tensor:
         group = self._groups[c]
-        passes = range(rounds.start // len(group), (rounds.stop - 1) // len(group) + 1)
-        orders = [group[_small(len(group), self.seed, f"target/class/{c}", p)] for p in passes]
-        skip = rounds.start - passes.start * len(group)
-        return torch.cat(orders)[skip : skip + len(rounds)]
+        return _window(rounds, len(group), lambda p: group[_small(len(group), self.seed, f"target/class/{c}", p)])
 
     @cached_property
     def _groups(self) -> tuple[Tensor, ...]:
-        """The indices of each class that is there."""
+        """The indices of the examples of each class that occurs."""
         assert self.labels is not None
         labels = self.labels.to("cpu")
         return tuple((labels == c).nonzero().flatten() for c in torch.unique(labels))
@@ -128,6 +123,13 @@ def target_batch(
     return TargetCycle(n, batch_size, seed, labels if balanced else None)(step)
 
 
+def _window(places: range, length: int, order: Callable[[int], Tensor]) -> Tensor:
+    """Entries ``places`` of an endless sequence of passes; ``order(p)`` gives the ``length`` entries of pass p."""
+    passes = range(places.start // length, (places.stop - 1) // length + 1)
+    skip = places.start - passes.start * length
+    return torch.cat([order(p) for p in passes])[skip : skip + len(places)]
+
+
 @lru_cache(maxsize=8)
 def _permutation(n: int, seed: int, purpose: str, counter: int) -> Tensor:
     return torch.randperm(n, generator=generator(seed, purpose, counter))
@@ -135,12 +137,12 @@ def _permutation(n: int, seed: int, purpose: str, counter: int) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _small(n: int, seed: int, purpose: str, counter: int) -> Tensor:
-    """As _permutation, for the many short orders of balanced cycling."""
+    """As ``_permutation``, with a larger cache for the many short orders of balanced cycling."""
     return torch.randperm(n, generator=generator(seed, purpose, counter))
 
 
 def _check_sizes(n: int, batch_size: int) -> None:
     if n < 1:
-        raise UsageError(f"there are {n} examples: at least one is needed.")
+        raise UsageError(f"there are {n} examples: give at least one.")
     if batch_size < 1:
         raise UsageError(f"batch_size must be at least 1, got {batch_size}.")

@@ -1,4 +1,4 @@
-"""One data set in memory: inputs, labels, and an id for every example that stays the same from run to run."""
+"""One data set in memory: inputs, labels, and stable ids of the examples."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 
 from soseleto.errors import DataError
 
-_CHUNK = 1 << 26  # bytes hashed at a time, so that data on a GPU is never copied back whole
+_CHUNK = 1 << 26  # bytes hashed at a time, so that data on a GPU is not copied to the host all at once
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """A whole data set, gathered straight into batches by ``take``.
+    """A data set as tensors; ``take`` gathers a batch.
 
     inputs: (N, ...): uint8 images (N, C, H, W), float features (N, D), or integer tokens (N, L)
     labels: (N,) int64 class indices, int64 targets (N, ...) such as tokens, or float targets (N, ...) for regression
-    ids: one name an example, stable from run to run; None means "0", "1", ...
+    ids: one unique name per example, the same in every run; None means "0", "1", ...
     classes: class names, by class index
-    truth: (N,) the right labels, where somebody knows them
-    paths: where each example came from
+    truth: (N,) the correct labels, where they are known
+    paths: the file each example was read from
     """
 
     inputs: Tensor
@@ -51,26 +51,26 @@ class Examples:
         return self.inputs.nbytes + self.labels.nbytes
 
     def id_of(self, index: int) -> str:
-        """The id of one example, by its place in the data set."""
-        at = range(len(self))[index]  # negative and out-of-range places behave as in a list
+        """The id of one example, by its index in the data set."""
+        at = range(len(self))[index]  # negative and out-of-range indices behave as in a list
         return str(at) if self.ids is None else self.ids[at]
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels at these places, on the data's device; one gather each."""
+        """Inputs and labels at these indices, on the data's device; one gather each."""
         index = index.to(self.inputs.device, non_blocking=True)
         return self.inputs.index_select(0, index), self.labels.index_select(0, index)
 
     def to(self, device: torch.device | str) -> Examples:
-        """The same examples held on another device."""
+        """The same examples on another device."""
         truth = None if self.truth is None else self.truth.to(device)
         return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device), truth=truth)
 
     def subset(self, index: Tensor | Sequence[int]) -> Examples:
-        """These examples only, in this order; ``index`` holds places, or is a mask of booleans."""
+        """The selected examples, in this order; ``index`` holds indices or is a boolean mask."""
         at = torch.as_tensor(index)
         if at.dtype == torch.bool:
             if len(at) != len(self):
-                raise DataError(f"a mask over {len(self)} examples has {len(at)} entries: give one for each.")
+                raise DataError(f"the mask has {len(at)} entries for {len(self)} examples: give one for each.")
             at = at.nonzero().flatten()
         at = at.to("cpu", torch.int64)
         inputs, labels = self.take(at)
@@ -78,7 +78,7 @@ class Examples:
         return Examples(
             inputs,
             labels,
-            # Without ids of their own the examples keep their places in the whole set as ids.
+            # Examples without ids get their index in the whole set as id.
             ids=tuple(self.id_of(i) for i in places),
             classes=self.classes,
             truth=None if self.truth is None else self.truth.index_select(0, at.to(self.truth.device)),
@@ -98,7 +98,7 @@ class Examples:
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """The tensor's bytes, a piece of rows at a time."""
+    """The tensor's bytes, some rows at a time."""
     rows = max(1, _CHUNK * max(len(tensor), 1) // max(tensor.nbytes, 1))
     for piece in torch.split(tensor, rows):
         yield piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
@@ -120,7 +120,7 @@ def _check_lengths(examples: Examples) -> None:
     if examples.ids is not None and len(set(examples.ids)) != count:
         seen: set[str] = set()
         twice = next(i for i in examples.ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
-        raise DataError(f"the id {twice!r} stands for two examples: make every id different.")
+        raise DataError(f"the id {twice!r} is used for two examples: make every id unique.")
 
 
 def _check_labels(examples: Examples) -> None:
@@ -133,7 +133,7 @@ def _check_labels(examples: Examples) -> None:
             "give (N,) int64 class indices, or float targets for regression."
         )
     low, high = int(labels.min()), int(labels.max())
-    if low < 0 and labels.ndim == 1:  # tokens may use a negative index for what is not to be predicted
+    if low < 0 and labels.ndim == 1:  # tokens may use a negative index for positions to ignore
         raise DataError(f"a label is {low}: class indices start at 0.")
     if examples.classes is not None and high >= len(examples.classes):
-        raise DataError(f"a label is {high} but there are {len(examples.classes)} class names.")
+        raise DataError(f"a label is {high} but there are {len(examples.classes)} class names: add the missing ones.")

@@ -1,7 +1,7 @@
 """An epoch's batches, gathered, augmented and standardised a block of steps at a time.
 
-On a GPU a small batch costs more to ask for than to compute; a block asks once for many steps. What comes out is a
-function of (seed, purpose, epoch, step), so a resumed epoch continues with the very same batches.
+On a GPU launching the kernels for a small batch takes longer than running them; a block launches them once for many
+steps. The batches are a function of (seed, purpose, epoch, step), so a resumed epoch continues with the same ones.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _BLOCK_STEPS = 16
 
 
 class Fed(NamedTuple):
-    places: Tensor  # (B,) in the data set
-    inputs: Tensor  # (B, ...) as the model takes them
+    places: Tensor  # (B,) indices into the data set
+    inputs: Tensor  # (B, ...) as the model expects them
     labels: Tensor
 
 
@@ -38,17 +38,16 @@ def feed(
     start: int = 0,
     keep: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Fed]:
-    """The batches ``batches[start:]`` of indices, on the examples' device, one after the other.
+    """Yield the index batches ``batches[start:]`` with inputs and labels, on the examples' device.
 
-    ``augment`` changes the inputs as they are stored; ``prepare`` (a Preprocess, say) makes them what the model takes.
-    ``keep`` says which rows of each batch are wanted here: a mask for a batch of indices; those rows are as they are
-    in the whole batch.
+    ``augment`` is applied to the inputs as stored, then ``prepare`` (such as a Preprocess). ``keep`` maps a batch of
+    indices to the mask of rows to yield; those rows are the same as in the whole batch.
     """
     steps = block_steps(examples, max((len(batch) for batch in batches), default=1))
     for first in range(start - start % steps, len(batches), steps):
         random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
         made = _block(examples, batches[first : first + steps], augment, prepare, random, keep)
-        while made:  # handed out one by one, so that nothing is held here longer than needed
+        while made:  # yielded one by one, so that no batch is referenced here longer than needed
             one = made.pop(0)
             if first >= start:
                 yield one
@@ -81,8 +80,8 @@ def _block(
 
 
 def block_steps(examples: Examples, batch_size: int) -> int:
-    """How many steps a block has: by device and shapes alone, so that a resumed run has the same blocks."""
+    """Number of steps in a block; depends on device and shapes alone, so that a resumed run has the same blocks."""
     if examples.device.type == "cpu":
-        return 1  # asking costs little there, and a small batch stays in the processor's cache
+        return 1  # no launch cost, and a small batch stays in the processor's cache
     one = 4 * batch_size * max(1, examples.inputs[0].numel())
     return max(1, min(_BLOCK_STEPS, _BLOCK_BYTES // one))

@@ -1,4 +1,4 @@
-"""Sizes that are refused before memory is spent on them."""
+"""Size limits, checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import BinaryIO
 
 from soseleto.errors import DataError
 
-MAX_BYTES = 1 << 36  # 64 GiB: the largest array any reader makes
-MAX_EXPANSION = 200  # how many times its compressed size a file may grow to ...
-FREE_BYTES = 1 << 24  # ... once it is larger than this
+MAX_BYTES = 1 << 36  # 64 GiB: the largest array a reader allocates
+MAX_EXPANSION = 200  # largest ratio of unpacked to compressed size of a file ...
+FREE_BYTES = 1 << 24  # ... that unpacks to more than this
 
 
 def check_expansion(packed: int, unpacked: int, *, what: str) -> None:
-    """Refuse a decompression bomb by the sizes it declares."""
+    """Refuse a decompression bomb by its declared sizes."""
     if unpacked > MAX_BYTES or (unpacked > FREE_BYTES and unpacked > MAX_EXPANSION * max(packed, 1)):
         raise DataError(
             f"{what} would grow from {packed} to {unpacked} bytes, which looks like a decompression bomb: "
@@ -24,13 +24,13 @@ def check_expansion(packed: int, unpacked: int, *, what: str) -> None:
 
 
 def check_size(unpacked: int, *, what: str) -> None:
-    """Refuse an array beyond any sensible size."""
+    """Refuse an array above ``MAX_BYTES``."""
     if unpacked > MAX_BYTES:
-        raise DataError(f"{what} holds {unpacked} bytes, more than the {MAX_BYTES} that are read.")
+        raise DataError(f"{what} holds {unpacked} bytes, more than the limit of {MAX_BYTES}: split the file.")
 
 
 def open_maybe_gzip(path: Path) -> BinaryIO:
-    """The file for reading, unzipped on the way when it begins like gzip."""
+    """Open the file for reading, decompressing it if it starts with the gzip magic bytes."""
     file = open(path, "rb")  # noqa: SIM115 - the caller closes it
     zipped = file.read(2) == b"\x1f\x8b"
     file.seek(0)
@@ -41,7 +41,7 @@ def open_maybe_gzip(path: Path) -> BinaryIO:
 
 
 def read_exactly(file: BinaryIO, count: int, *, path: Path) -> bytes:
-    """``count`` bytes and then the end of the file; memory grows only with what is really there."""
+    """Read exactly ``count`` bytes up to the end of the file; memory grows only with the bytes actually there."""
     if count > FREE_BYTES:
         check_expansion(os.path.getsize(path), count, what=str(path))
     try:

@@ -1,7 +1,7 @@
-"""Label noise with known truth: exactly so many labels are flipped, and the mask says which.
+"""Synthetic label noise: flips an exact number of labels and returns the mask of flipped ones.
 
-Every function returns ``Noisy(labels, flipped)``: ``flipped`` is a boolean mask of the examples whose label
-is now another than before, so ``labels[~flipped]`` are untouched. All draws follow from the seed alone.
+Every function returns ``Noisy(labels, flipped)``: ``flipped`` is the boolean mask of the examples whose label has
+changed, so ``labels[~flipped]`` are original. The random draws depend on the seed alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Noisy(NamedTuple):
 
 
 def symmetric(labels: Tensor, rate: float, classes: int, seed: int) -> Noisy:
-    """Exactly round(rate·N) examples get a label other than their own, each of the others equally likely.
+    """Exactly round(rate·N) examples get another label, drawn uniformly from the other classes.
 
-    Some papers draw the new label from all classes, the old one included; their rate r is
+    Some papers draw the new label from all classes, including the old one; their rate r corresponds to
     rate = r·(classes - 1)/classes here.
 
     >>> noisy, flipped = symmetric(torch.zeros(10, dtype=torch.int64), 0.4, classes=3, seed=0)
@@ -45,10 +45,10 @@ def pair_flip(labels: Tensor, rate: float, classes: int, seed: int) -> Noisy:
 
 
 def by_confusion(labels: Tensor, confusion: Any, seed: int) -> Noisy:
-    """Row c of ``confusion`` says how the examples of class c are labelled afterwards.
+    """Relabel by a confusion matrix: row c holds the shares of the new labels among the examples of class c.
 
-    The counts are exact: the n_c examples of class c are dealt out as confusion[c]·n_c, rounded so that each
-    row's counts sum to n_c (largest remainders first, ties to the lower class).
+    The counts are exact: the n_c examples of class c are split as confusion[c]·n_c, rounded so that each row's counts
+    sum to n_c (largest remainders first, ties to the lower class).
     """
     matrix = _checked_matrix(confusion)
     labels = _checked(labels, 0.0, len(matrix))
@@ -56,7 +56,7 @@ def by_confusion(labels: Tensor, confusion: Any, seed: int) -> Noisy:
     for c in range(len(matrix)):
         members = (labels == c).nonzero().flatten()
         order = torch.randperm(len(members), generator=generator(seed, "noise/confusion", c))
-        new = torch.repeat_interleave(torch.arange(len(matrix)), _deal(matrix[c], len(members)))
+        new = torch.repeat_interleave(torch.arange(len(matrix)), _split(matrix[c], len(members)))
         noisy[members[order]] = new
     return Noisy(noisy, noisy != labels)
 
@@ -67,15 +67,15 @@ def _flip(labels: Tensor, at: Tensor, new: Tensor) -> Noisy:
     return Noisy(noisy, noisy != labels)
 
 
-def _deal(shares: Tensor, count: int) -> Tensor:
-    """``count`` split by shares into whole numbers that sum to it."""
+def _split(shares: Tensor, count: int) -> Tensor:
+    """``count`` split by shares into integers that sum to it (largest remainder method)."""
     exact = shares * count
-    dealt = exact.floor().to(torch.int64)
-    left = count - int(dealt.sum())
-    remainder = exact - dealt
+    counts = exact.floor().to(torch.int64)
+    left = count - int(counts.sum())
+    remainder = exact - counts
     first = torch.argsort(remainder, descending=True, stable=True)[:left]
-    dealt[first] += 1
-    return dealt
+    counts[first] += 1
+    return counts
 
 
 def _checked(labels: Tensor, rate: float, classes: int) -> Tensor:
@@ -83,14 +83,14 @@ def _checked(labels: Tensor, rate: float, classes: int) -> Tensor:
     if labels.ndim != 1 or labels.dtype.is_floating_point or labels.dtype == torch.bool:
         raise UsageError(f"labels must be (N,) class indices, got {labels.dtype} of shape {tuple(labels.shape)}.")
     if not 0.0 <= rate <= 1.0:
-        raise UsageError(f"rate must be between 0 and 1, got {rate!r}: for 40 % say 0.4.")
+        raise UsageError(f"rate must be between 0 and 1, got {rate!r}: for 40 % write 0.4.")
     if classes < 2:
         raise UsageError(f"classes must be at least 2, got {classes!r}.")
     labels = labels.to(torch.int64)
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
         raise UsageError(
-            f"labels reach from {int(labels.min())} to {int(labels.max())}, outside 0 to {classes - 1}: "
-            "give the number of classes there are."
+            f"labels range from {int(labels.min())} to {int(labels.max())}, outside 0 to {classes - 1}: "
+            "set classes to the number of classes."
         )
     return labels
 
@@ -100,7 +100,7 @@ def _checked_matrix(confusion: Any) -> Tensor:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < 2:
         raise UsageError(f"confusion must be a square matrix, got shape {tuple(matrix.shape)}.")
     if not bool(matrix.isfinite().all()) or bool((matrix < 0).any()):
-        raise UsageError("confusion must hold shares of 0 or more: a negative, infinite or NaN entry is there.")
+        raise UsageError("confusion must hold shares of 0 or more: it has a negative, infinite or NaN entry.")
     sums = matrix.sum(1)
     if bool(((sums - 1).abs() > 1e-6).any()):
         row = int((sums - 1).abs().argmax())

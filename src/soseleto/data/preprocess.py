@@ -1,4 +1,4 @@
-"""Standardisation: statistics from the source alone, applied to a batch on its own device."""
+"""Standardisation with the statistics of the source, applied to a batch on its device."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from soseleto.data.examples import Examples
 from soseleto.errors import DataError, UsageError
 
-_ROWS = 1024  # examples at a time, so that statistics of a large set need little memory
+_ROWS = 1024  # examples at a time, to bound the memory for the statistics of a large set
 
 
 @dataclass(frozen=True)
 class Preprocess:
     """``(x - mean) / std`` by channel of images (N, C, ...) or by column of features (N, D).
 
-    uint8 inputs are divided by 255 first, and mean and std are on that 0-to-1 scale; float inputs are
-    taken as they are. Integer inputs (tokens) pass through unchanged when ``mean`` is empty.
+    uint8 inputs are divided by 255 first, and mean and std are on that 0-to-1 scale; float inputs are not rescaled.
+    With an empty ``mean`` inputs such as integer tokens pass through unchanged.
     """
 
     mean: tuple[float, ...] = ()
@@ -30,7 +30,7 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
-            raise UsageError(f"Preprocess has {len(self.mean)} means but {len(self.std)} deviations.")
+            raise UsageError(f"Preprocess has {len(self.mean)} means but {len(self.std)} deviations: give as many.")
         if not all(math.isfinite(value) for value in self.mean + self.std) or min(self.std, default=1) <= 0:
             raise UsageError("Preprocess needs finite means and deviations above 0.")
 
@@ -38,7 +38,7 @@ class Preprocess:
     def of(cls, inputs: Tensor) -> Preprocess:
         """The statistics of a source: by channel (3 or more dimensions) or by column (2 dimensions).
 
-        NaN is left out of the statistics; a constant channel or column gets deviation 1, so it becomes 0.
+        Values that are not finite are ignored; a constant channel or column gets deviation 1, so it becomes 0.
         """
         if not inputs.dtype.is_floating_point and inputs.dtype != torch.uint8:
             return cls()
@@ -56,11 +56,11 @@ class Preprocess:
             return inputs
         if inputs.ndim < 2 or inputs.shape[1] != len(self.mean):
             raise DataError(
-                f"inputs of shape {tuple(inputs.shape)} were given to a standardisation "
+                f"inputs of shape {tuple(inputs.shape)} do not match the standardisation "
                 f"of {len(self.mean)} channels or columns: the second dimension must be {len(self.mean)}."
             )
         scale, offset = _constants(self, str(inputs.device), inputs.ndim, inputs.dtype == torch.uint8)
-        if inputs.device.type == "cpu":  # converting first is twice as fast there; elsewhere it is one more kernel
+        if inputs.device.type == "cpu":  # converting first is twice as fast on a CPU; on a GPU it is one more kernel
             return inputs.to(torch.float32, copy=True).mul_(scale).add_(offset)
         return torch.mul(inputs, scale).add_(offset)
 
@@ -74,7 +74,7 @@ class Preprocess:
 
 @lru_cache(maxsize=32)
 def _constants(preprocess: Preprocess, device: str, ndim: int, bytes_in: bool) -> tuple[Tensor, Tensor]:
-    """x·scale + offset, with scale and offset shaped (1, C, 1, ...)."""
+    """Scale and offset of x·scale + offset, each of shape (1, C, 1, ...)."""
     shape = (1, -1) + (1,) * (ndim - 2)
     mean = torch.tensor(preprocess.mean, dtype=torch.float64).reshape(shape)
     std = torch.tensor(preprocess.std, dtype=torch.float64).reshape(shape)
@@ -83,33 +83,33 @@ def _constants(preprocess: Preprocess, device: str, ndim: int, bytes_in: bool) -
 
 
 def _sums(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum, sum of squares and count of what is finite, by channel or column, in float64."""
+    """Sum, sum of squares and count of the finite values, by channel or column, in float64."""
     if len(inputs) == 0 or inputs.ndim < 2:
         raise DataError(f"inputs of shape {tuple(inputs.shape)} have no channels or columns to standardise by.")
     one = _byte_sums if inputs.dtype == torch.uint8 else _float_sums
-    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:  # torch lets the others run meanwhile
+    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:  # torch releases the GIL
         pieces = list(pool.map(lambda piece: one(piece.cpu()), torch.split(inputs, _ROWS)))
     total, squares, count = (torch.stack(parts).sum(0) for parts in zip(*pieces, strict=True))
     return total, squares, count
 
 
 def _byte_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Exact, and many times faster than arithmetic on every pixel: there are only 256 values to count."""
+    """From a histogram of the 256 values: exact, and many times faster than arithmetic on every pixel."""
     counts = torch.stack([torch.bincount(rows[:, c].flatten(), minlength=256) for c in range(rows.shape[1])])
     values = torch.arange(256)
     return (counts * values).sum(1).double(), (counts * values**2).sum(1).double(), counts.sum(1).double()
 
 
 def _float_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    others = [d for d in range(rows.ndim) if d != 1]
-    there = rows.isfinite()
-    rows = torch.where(there, rows, 0.0).double()
-    return rows.sum(others), (rows * rows).sum(others), there.sum(others).double()
+    reduced = [d for d in range(rows.ndim) if d != 1]
+    finite = rows.isfinite()
+    rows = torch.where(finite, rows, 0.0).double()
+    return rows.sum(reduced), (rows * rows).sum(reduced), finite.sum(reduced).double()
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """From inputs as they are stored to what the model takes."""
+    """Converts stored inputs to what the model expects: standardisation, dtype and memory format."""
 
     standardize: Preprocess | None
     dtype: torch.dtype
@@ -130,9 +130,9 @@ class Prepare:
 
 
 def make_prepare(source: Examples, model: nn.Module, *, standardize: bool | Preprocess | None) -> Prepare:
-    """Statistics come from the source alone; bytes are standardised unless told otherwise, floats are not.
+    """Statistics come from the source alone; by default uint8 inputs are standardised and float inputs are not.
 
-    Images are laid out as the model's own convolutions are: ``model.to(memory_format=torch.channels_last)`` is enough.
+    Images get the memory format of the model's convolutions: ``model.to(memory_format=torch.channels_last)`` is enough.
     """
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     last = source.inputs.ndim == 4 and any(_channels_last(p) for p in model.parameters())

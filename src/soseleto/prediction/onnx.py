@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data.optional import need
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import DataError, UsageError, need
 from soseleto.prediction.load import LoadedRun
 from soseleto.run_folder.files import aside
 from soseleto.task.losses import cross_entropy

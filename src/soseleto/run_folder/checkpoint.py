@@ -20,8 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from soseleto.errors import CannotSave, DataError
-from soseleto.run_folder.files import need, sync, writing
+from soseleto.errors import CannotSave, DataError, need
+from soseleto.run_folder.files import sync, writing
 from soseleto.run_folder.folder import CHECKPOINT
 
 FORMAT = "soseleto checkpoint 1"
@@ -83,7 +83,7 @@ def load(path: Path) -> tuple[int, Tree]:
         payload = _unsealed((path / STATE).read_bytes())
         if _digest(path / TENSORS) != payload["tensors"]:
             raise ValueError(f"the checksum of {TENSORS} does not match")
-        tensors = need("safetensors.torch").load_file(path / TENSORS)
+        tensors = need("safetensors.torch", to="loading a checkpoint").load_file(path / TENSORS)
         return payload["step"], decode(payload["state"], tensors)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"the checkpoint {path} is damaged ({error})") from error
@@ -146,10 +146,10 @@ def _delete_old(run: Path) -> None:
 
 
 def _write(part: Path, step: int, tree: Any, tensors: Mapping[str, Tensor]) -> None:
-    safetensors = need("safetensors")
+    safetensors = need("safetensors", to="writing a checkpoint")
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
-        need("safetensors.torch").save_file(copies, part / TENSORS)
+        need("safetensors.torch", to="writing a checkpoint").save_file(copies, part / TENSORS)
     except safetensors.SafetensorError as error:
         raise OSError(str(error)) from error
     payload = {"format": FORMAT, "step": step, "tensors": _digest(part / TENSORS), "state": tree}

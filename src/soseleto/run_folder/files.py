@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import json
 import math
@@ -11,7 +10,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from soseleto.errors import DataError, DiskError, UsageError
 
@@ -107,14 +106,6 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def need(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise DataError(f"a run folder needs the package {package}: type `pip install {package}`.") from error
 
 
 def as_json(value: object, indent: int | None = None) -> str:

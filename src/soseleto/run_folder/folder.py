@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soseleto.errors import DataError, UsageError, did_you_mean
+from soseleto.errors import DataError, UsageError, did_you_mean, need
 from soseleto.run_folder import json_lines
 from soseleto.run_folder.files import (
     as_json,
     aside,
     device_name,
     locked,
-    need,
     sync,
     untie,
     versions,
@@ -199,7 +198,7 @@ class RunFolder:
 
     def write_ranking(self, columns: Mapping[str, Sequence[Any] | np.ndarray | Tensor]) -> None:
         """Write ``ranking.parquet`` from columns of equal length, best example first."""
-        pyarrow, parquet = need("pyarrow"), need("pyarrow.parquet")
+        pyarrow, parquet = (need(name, to="writing a ranking") for name in ("pyarrow", "pyarrow.parquet"))
         arrays = {name: pyarrow.array(_as_array(values)) for name, values in columns.items()}
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
@@ -210,7 +209,7 @@ class RunFolder:
     def ranking(self) -> dict[str, np.ndarray]:
         """The columns of ``ranking.parquet``, best example first."""
         path = self._existing(RANKING)
-        table = need("pyarrow.parquet").read_table(path, memory_map=False)
+        table = need("pyarrow.parquet", to="reading a ranking").read_table(path, memory_map=False)
         return {name: table.column(name).to_numpy() for name in table.column_names}
 
     def write_model(self, state_dict: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -218,21 +217,21 @@ class RunFolder:
         tensors, tied = untie(state_dict)
         notes = {**(metadata or {}), _TIED: json.dumps(tied)}
         with aside(self.path / MODEL) as part:
-            need("safetensors.torch").save_file(tensors, part, metadata=notes)
+            need("safetensors.torch", to="saving a model").save_file(tensors, part, metadata=notes)
             if (self.path / CONFIG).exists():  # safetensors writes mode 600: use the mode of the other files
                 shutil.copymode(self.path / CONFIG, part)
 
     def model_state(self) -> dict[str, Tensor]:
         """The state dict of ``model.safetensors``, on the CPU."""
         path = self._existing(MODEL)
-        state: dict[str, Tensor] = need("safetensors.torch").load_file(path)
-        with need("safetensors").safe_open(path, "pt") as file:
+        state: dict[str, Tensor] = need("safetensors.torch", to="loading a model").load_file(path)
+        with need("safetensors", to="loading a model").safe_open(path, "pt") as file:
             tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
         return state | {alias: state[name] for alias, name in tied.items()}
 
     def model_metadata(self) -> dict[str, str]:
         """The metadata strings given to ``write_model``."""
-        with need("safetensors").safe_open(self._existing(MODEL), "pt") as file:
+        with need("safetensors", to="loading a model").safe_open(self._existing(MODEL), "pt") as file:
             return {name: text for name, text in (file.metadata() or {}).items() if name != _TIED}
 
     def _write_json(self, name: str, value: object, indent: int | None = 1) -> None:

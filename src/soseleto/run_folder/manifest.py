@@ -7,30 +7,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from soseleto.data.readers import tables
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import names_of
-from soseleto.data.readers.raw import Reading
-from soseleto.errors import UsageError
-from soseleto.run_folder.files import aside, need
+from soseleto.data.readers.reading import Reading
+from soseleto.errors import UsageError, need
+from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.ranking import feature_columns, suspect_rows
 
 SUFFIXES = (".csv", ".parquet")
 COLUMNS = ("label_column", "path_column", "id_column", "truth_column")
+_need = partial(need, to="writing a manifest")
 
 
 def remember(
     run: RunFolder,
     source: str | os.PathLike[str],
-    reading: Mapping[str, Any],
+    reading: Reading,
     features: Sequence[str] | None = None,
 ) -> None:
     """Record in the run folder the source's path, its column options, and the names of its features."""
-    names = {name: reading[name] for name in COLUMNS if reading.get(name) is not None}
+    names = {name: given for name in COLUMNS if (given := getattr(reading, name)) is not None}
     note = {"path": os.path.abspath(source), **names, "features": None if features is None else list(features)}
     run.write_source(note)
 
@@ -56,7 +58,7 @@ def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[
 
 def _corrected(table: Any, label: str, drop: Collection[str], relabel: Mapping[str, str]) -> Any:
     """Apply the corrections by the ids in ``_KEY``, and drop that column."""
-    pyarrow = need("pyarrow")
+    pyarrow = _need("pyarrow")
     ids = table.column(_KEY).to_pylist()
     labels = names_of(table.column(label).to_pylist()).names
     corrected = [relabel.get(name, old) for name, old in zip(ids, labels, strict=True)]
@@ -81,13 +83,13 @@ def _source_table(run: RunFolder, out: Path) -> tuple[Any, str] | None:
     if found.path is not None:
         place, values = table.column_names.index(found.path), table.column(found.path).to_pylist()
         beside = _beside(out, [os.path.join(file.parent, value or "") for value in values])
-        table = table.set_column(place, found.path, need("pyarrow").array(beside))
-    return table.append_column(_KEY, need("pyarrow").array([str(name) for name in ids])), found.label
+        table = table.set_column(place, found.path, _need("pyarrow").array(beside))
+    return table.append_column(_KEY, _need("pyarrow").array([str(name) for name in ids])), found.label
 
 
 def _ranking_table(run: RunFolder, out: Path) -> tuple[Any, str]:
     """The source as far as the ranking knows it, ordered by id."""
-    pyarrow, ranking = need("pyarrow"), run.ranking()
+    pyarrow, ranking = _need("pyarrow"), run.ranking()
     columns: dict[str, Any] = {}
     if "path" in ranking:
         columns["path"] = _beside(out, [str(path) for path in ranking["path"]])
@@ -115,7 +117,7 @@ def _beside(out: Path, files: list[str]) -> list[str]:
 
 def _csv(table: Any, label: str, out: Path) -> bytes:
     """CSV as bytes, after checking that reading it back gives the same labels: "007" must not become 7."""
-    csv, pyarrow = need("pyarrow.csv"), need("pyarrow")
+    csv, pyarrow = _need("pyarrow.csv"), _need("pyarrow")
     sink = pyarrow.BufferOutputStream()
     csv.write_csv(table, sink, csv.WriteOptions(quoting_style="needed"))
     content = bytes(sink.getvalue())
@@ -128,8 +130,8 @@ def _csv(table: Any, label: str, out: Path) -> bytes:
 
 
 def _parquet(table: Any) -> bytes:
-    sink = need("pyarrow").BufferOutputStream()
-    need("pyarrow.parquet").write_table(table, sink)
+    sink = _need("pyarrow").BufferOutputStream()
+    _need("pyarrow.parquet").write_table(table, sink)
     return bytes(sink.getvalue())
 
 

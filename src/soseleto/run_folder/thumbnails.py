@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soseleto.run_folder.files import aside, need
+from soseleto.errors import need
+from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import PICTURES, RunFolder
 from soseleto.run_folder.ranking import PER_CLASS, Ranking, by_class, is_suspect, most_suspicious_first
 
@@ -30,7 +31,7 @@ def save(folder: RunFolder, source: Examples) -> None:
     """Write thumbnails of the best, the worst and the suspects; nothing where the source is not images."""
     if not is_images(source.inputs):
         return
-    pyarrow, parquet = need("pyarrow"), need("pyarrow.parquet")
+    pyarrow, parquet = (need(name, to="writing thumbnails") for name in ("pyarrow", "pyarrow.parquet"))
     ranking = folder.ranking()
     names = ranking["id"][_rows(ranking)].tolist()
     place = {source.id_of(at): at for at in range(len(source))}
@@ -43,7 +44,7 @@ def load(folder: RunFolder) -> dict[str, bytes]:
     """Thumbnails by id; empty where the run has none."""
     if not (folder.path / PICTURES).exists():
         return {}
-    table = need("pyarrow.parquet").read_table(folder.path / PICTURES, memory_map=False)
+    table = need("pyarrow.parquet", to="reading thumbnails").read_table(folder.path / PICTURES, memory_map=False)
     return dict(zip(table.column("id").to_pylist(), table.column("picture").to_pylist(), strict=True))
 
 
@@ -88,7 +89,7 @@ def _pixels(source: Examples, places: list[int]) -> Iterator[np.ndarray]:
 
 def _encode(array: np.ndarray) -> bytes:
     """One image (C, H, W); values other than uint8 are scaled from [min, max] to [0, 255]."""
-    image = need("PIL.Image")
+    image = need("PIL.Image", to="writing thumbnails")
     if array.dtype != np.uint8:
         low, high = float(array.min()), float(array.max())
         array = np.rint((array - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)

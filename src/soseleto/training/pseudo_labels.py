@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, generator, seed_for
 from soseleto.data.preprocess import Prepare, make_prepare
-from soseleto.errors import UsageError
+from soseleto.errors import UsageError, need
 from soseleto.extensions import target_share
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
-from soseleto.run_folder.files import aside, need
+from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import RunFolder
 from soseleto.task.task import Method
 from soseleto.training.result import Guesses, Result
@@ -140,13 +140,13 @@ def _guesses(
     """The class of every example, and the places of those to learn from; a round that goes on has them in its file."""
     file = None if out is None else out / f"{_round(number)}.safetensors"
     if file is not None and file.exists():
-        saved = need("safetensors.torch").load_file(file)
+        saved = need("safetensors.torch", to="loading pseudo-labels").load_file(file)
         return saved["labels"], saved["kept"]
     sure, labels = class_probabilities(result, inputs, augment, unlabelled.views, seed=seed, number=number).max(1)
     kept = surest(labels, sure, unlabelled.share(number))
     if file is not None:
         with aside(file) as part:
-            need("safetensors.torch").save_file({"labels": labels, "kept": kept}, part)
+            need("safetensors.torch", to="saving pseudo-labels").save_file({"labels": labels, "kept": kept}, part)
     return labels, kept
 
 

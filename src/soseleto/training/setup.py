@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from soseleto.data import Examples, as_examples, read_pair
+from soseleto.data import Examples, as_examples, check_mode, read_pair
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare
-from soseleto.errors import DataError, UsageError, did_you_mean
+from soseleto.errors import DataError, UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads, feature_width
 from soseleto.suspects.probes import Probes, Share, plant
 from soseleto.task.losses import Loss, NoisyLosses, TransferLosses, cross_entropy
-
-MODES = ("noisy", "transfer")
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,7 @@ class Data:
     @classmethod
     def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
         """Files are read as a pair, with one list of classes and every check; arrays are taken as they are."""
-        if mode not in MODES:
-            raise UsageError(f"mode must be 'noisy' or 'transfer', got {mode!r}{did_you_mean(mode, MODES)}.")
+        check_mode(mode)
         if any(isinstance(data, (str, Path)) for data in (source, target, test)):
             pair = read_pair(source, target, test, mode=mode)
             return cls(pair.source, pair.target, pair.test)

@@ -1,1 +1,1 @@
-"""Image files to pixels: the rules, the worker processes that apply them, and a cache of what they gave."""
+"""Image files to pixels: the decoding rules, the worker processes that run them, and a cache of their output."""

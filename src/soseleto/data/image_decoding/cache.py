@@ -1,11 +1,11 @@
-"""Decoded images kept on disk, keyed by the content of the files: each is decoded once.
+"""On-disk cache of decoded images, keyed by file content, so that each file is decoded once.
 
-CACHE/KEY/pixels      uint8 (N, C, H, W), mapped into memory
-CACHE/KEY/meta.json   its shape, and which rows could not be decoded
-CACHE/stats/KEY       path, size and time of the files -> KEY, so that unchanged files are not even opened
+CACHE/KEY/pixels      uint8 (N, C, H, W), memory-mapped
+CACHE/KEY/meta.json   shape, and the rows that could not be decoded
+CACHE/stats/HASH      KEY, under a hash of path, size and time of the files: unchanged files need not be opened
 
-KEY is the number of files and the wanted shape, then a hash over the content of all files in order and the version of
-the image rules. An entry is written aside and renamed, so a kill at any moment leaves either a whole entry or none.
+KEY is the number of files and the shape, followed by a hash over the content of all files in order and the version of
+the decoding rules. An entry is written to a temporary folder and renamed, so after a kill it is complete or absent.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ import torch
 from torch import Tensor
 
 from soseleto.data import optional
-from soseleto.data.image_decoding.workers import Bad, Progress, Workers, worker_count
+from soseleto.data.image_decoding.workers import Bad, Progress, Shape, Workers, worker_count
 from soseleto.errors import DataError
 
 _STALE = 24 * 3600  # seconds after which another process's unfinished entry is removed
 
-Shape = tuple[int, int, int]
-
 
 class Decoded(NamedTuple):
-    inputs: Tensor  # (N, C, H, W) uint8, mapped from the cache; writing to it does not change the cache
-    bad: Bad  # (row, reason): those rows are zero
+    inputs: Tensor  # (N, C, H, W) uint8, mapped copy-on-write: writing to it does not change the cache
+    bad: Bad  # those rows are zero
 
 
 def cache_root(given: Path | str | None = None) -> Path:
-    """The folder given, else SOSELETO_CACHE, else ~/.cache/soseleto/images."""
+    """``given``, else SOSELETO_CACHE, else ~/.cache/soseleto/images."""
     chosen = given or os.environ.get("SOSELETO_CACHE") or Path.home() / ".cache" / "soseleto" / "images"
     return Path(chosen).expanduser()
 
@@ -52,10 +50,10 @@ def decoded(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Decoded:
-    """All files as one array, from the cache when they are there."""
+    """All files decoded into one array, from the cache if possible."""
     root = cache_root(cache)
     note = root / "stats" / _stat_key(files, shape)
-    entry = _noted(root, note)
+    entry = _entry_by_stats(root, note)
     if entry is None:
         root.mkdir(parents=True, exist_ok=True)
         with Workers(worker_count(workers, len(files))) as pool:
@@ -65,9 +63,9 @@ def decoded(
 
 
 def _by_content(root: Path, files: Sequence[str], shape: Shape, pool: Workers) -> Path | None:
-    """The entry with the same content, for files that were moved, copied or touched since."""
+    """The entry with the same content, for files that have been moved, copied or touched."""
     if not any(root.glob(f"{_prefix(len(files), shape)}-*")):
-        return None  # none could match: the files are hashed while they are decoded, and read once only
+        return None  # no entry can match: the files are hashed while decoding, and so read only once
     entry = root / _key(pool.digests(files), shape)
     return entry if (entry / "meta.json").is_file() else None
 
@@ -77,10 +75,10 @@ def _make(root: Path, files: Sequence[str], shape: Shape, pool: Workers, progres
     _check_room(root, len(files) * int(np.prod(shape)))
     aside = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
     try:
-        answer = pool.decode(files, aside / "pixels", shape, progress)
-        meta = {"shape": [len(files), *shape], "bad": answer.bad}
+        output = pool.decode(files, aside / "pixels", shape, progress)
+        meta = {"shape": [len(files), *shape], "bad": output.bad}
         (aside / "meta.json").write_text(json.dumps(meta))
-        entry = root / _key(answer.digests, shape)
+        entry = root / _key(output.digests, shape)
         _rename(aside, entry)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -91,21 +89,21 @@ def _rename(aside: Path, entry: Path) -> None:
     try:
         os.rename(aside, entry)
     except OSError:
-        if not (entry / "meta.json").is_file():  # else another process finished the same entry first
+        if not (entry / "meta.json").is_file():  # else another process completed the same entry first
             raise
 
 
 def _open(entry: Path, count: int, shape: Shape) -> Decoded:
     meta = json.loads((entry / "meta.json").read_text())
-    whole = count * int(np.prod(shape))
-    if meta["shape"] != [count, *shape] or (entry / "pixels").stat().st_size != whole:
+    size = count * int(np.prod(shape))
+    if meta["shape"] != [count, *shape] or (entry / "pixels").stat().st_size != size:
         raise DataError(f"the image cache entry {entry} is damaged: delete that folder and run again.")
     pixels = np.memmap(entry / "pixels", dtype=np.uint8, mode="c", shape=(count, *shape))
     return Decoded(torch.from_numpy(pixels), [(row, why) for row, why in meta["bad"]])
 
 
-def _noted(root: Path, note: Path) -> Path | None:
-    """The entry that these very files (by path, size and time) were decoded into, if it is still there."""
+def _entry_by_stats(root: Path, note: Path) -> Path | None:
+    """The entry recorded for files of the same path, size and time, if it still exists."""
     try:
         entry = root / note.read_text()
     except OSError:
@@ -127,8 +125,8 @@ def _prefix(count: int, shape: Shape) -> str:
 
 def _key(digests: Iterable[str], shape: Shape) -> str:
     content = list(digests)
-    whole = hashlib.sha256("\n".join([str(optional.decoding().VERSION), *content]).encode()).hexdigest()
-    return f"{_prefix(len(content), shape)}-{whole}"
+    digest = hashlib.sha256("\n".join([str(optional.decoding().VERSION), *content]).encode()).hexdigest()
+    return f"{_prefix(len(content), shape)}-{digest}"
 
 
 def _stat_key(files: Sequence[str], shape: Shape) -> str:
@@ -143,7 +141,7 @@ def _stat_key(files: Sequence[str], shape: Shape) -> str:
 
 
 def _sweep(root: Path) -> None:
-    """Remove what killed processes left unfinished a day ago or longer."""
+    """Remove entries that killed processes left unfinished more than a day ago."""
     for aside in root.glob("unfinished-*"):
         if time.time() - aside.stat().st_mtime > _STALE:
             shutil.rmtree(aside, ignore_errors=True)
@@ -154,5 +152,5 @@ def _check_room(root: Path, needed: int) -> None:
     if needed > free:
         raise DataError(
             f"the decoded images need {needed / 2**30:.1f} GiB in {root} but {free / 2**30:.1f} GiB are free: "
-            "give a smaller image_size, or another folder in SOSELETO_CACHE."
+            "give a smaller image_size, or set SOSELETO_CACHE to a folder on another disk."
         )

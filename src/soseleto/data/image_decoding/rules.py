@@ -1,13 +1,13 @@
-"""The image rules: one file becomes the bytes of a (C, H, W) image. Run as a script, it is a decoding worker.
+"""The decoding rules: an image file becomes (C, H, W) bytes. Run as a script, this file is a decoding worker.
 
-This file imports nothing of the package: a worker starts with Pillow alone, in a fraction of a second, and never
-runs the user's own script a second time.
+It imports nothing from the package: a worker starts with Pillow alone, in a fraction of a second, and does not run the
+user's script a second time.
 
-The rules, in order: the first frame counts; the EXIF orientation is applied; 16-bit values are divided by 257,
-float values are 0 to 1 when none is above 1 and 0 to 255 otherwise; palettes become colours; transparent pixels
-are laid on white; CMYK and the like become RGB; then RGB or grey as asked. To change size, the largest centred
-window with the wanted proportions is resampled (bilinear, antialiased). JPEGs at least four times too large are
-decoded at 1/2, 1/4 or 1/8, never below twice the wanted size.
+The rules, in order: the first frame is used; the EXIF orientation is applied; 16-bit values are divided by 257; float
+values are taken as 0 to 1 if none is above 1, else as 0 to 255; palettes become colours; transparent images are
+composited on white; CMYK and other modes become RGB; then RGB or grey as requested. To change the size, the largest
+centred window with the target aspect ratio is resampled (bilinear, antialiased). JPEGs at least four times too large
+are decoded at 1/2, 1/4 or 1/8, never below twice the target size.
 """
 
 from __future__ import annotations
@@ -19,48 +19,49 @@ import os
 import stat
 import sys
 import warnings
+from typing import Any
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-VERSION = 1  # part of every cache key: raise it when a rule changes
-MAX_PIXELS = 1 << 26  # 67 million: larger ones are taken for decompression bombs
+VERSION = 1  # part of every cache key: increase it when a rule changes
+MAX_PIXELS = 1 << 26  # 67 million: larger images are treated as decompression bombs
 MAX_FILE = 1 << 29
-# No format that needs another program or embeds a language (EPS runs Ghostscript).
+# No format that needs another program or embeds code (EPS runs Ghostscript).
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _MIN_SIDE, _MAX_RATIO = 4, 20
 _ORIENTATION = 0x0112  # the EXIF tag
 
 
 class Unreadable(Exception):
-    """Why a file cannot be used, in words that follow its name."""
+    """A file cannot be used; the message continues a sentence that starts with its name."""
 
 
 def open_image(content: bytes) -> Image.Image:
-    """The image behind these bytes, header only, its size checked before a pixel is decoded."""
+    """Open the image, reading only the header; its size is checked before any pixel is decoded."""
     if not content:
         raise Unreadable("is empty")
     image = Image.open(io.BytesIO(content), formats=FORMATS)
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise Unreadable(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
+        raise Unreadable(f"has {width} x {height} pixels, more than the limit of {MAX_PIXELS}")
     if min(width, height) < _MIN_SIDE or max(width, height) > _MAX_RATIO * min(width, height):
         raise Unreadable(f"has the absurd size {width} x {height}")
     return image
 
 
 def probe(path: str) -> tuple[int, int, bool]:
-    """Height, width and whether it has colour, by the header alone."""
+    """Height, width and whether the image has colour, from the header alone."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image = open_image(read_bytes(path))
     width, height = image.size
-    if _orientation(image) in (5, 6, 7, 8):  # orientations that lie on their side
+    if _orientation(image) in (5, 6, 7, 8):  # rotated by a quarter turn
         width, height = height, width
     return height, width, image.mode not in ("1", "L", "LA", "La", "I", "F") and "I;16" not in image.mode
 
 
 def read_bytes(path: str) -> bytes:
-    """The whole file; its kind and size are looked at first, so a pipe does not hang and a giant is not read."""
+    """The whole file; type and size are checked first, so that a pipe does not block and a huge file is not read."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         found = os.fstat(handle)
@@ -75,7 +76,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def decode(content: bytes, shape: tuple[int, int, int]) -> bytes:
-    """channels x height x width bytes."""
+    """An image file as channels x height x width bytes."""
     image = open_image(content)
     if image.format == "JPEG":
         image.draft(None, (2 * max(shape[1:]), 2 * max(shape[1:])))
@@ -83,7 +84,7 @@ def decode(content: bytes, shape: tuple[int, int, int]) -> bytes:
 
 
 def pixels(image: Image.Image, shape: tuple[int, int, int]) -> bytes:
-    """An opened image, by the rules, as channels x height x width bytes."""
+    """An opened image as channels x height x width bytes."""
     channels, height, width = shape
     image.load()
     if _orientation(image) != 1:
@@ -99,19 +100,19 @@ def pixels(image: Image.Image, shape: tuple[int, int, int]) -> bytes:
 def _orientation(image: Image.Image) -> int:
     """1 to 8; 1 is upright."""
     if image.format == "JPEG" and not image.info.keys() & {"exif", "xmp"}:
-        return 1  # most images: there is nothing to parse
+        return 1  # most images: nothing to parse
     return int(image.getexif().get(_ORIENTATION, 1))
 
 
 def _window(size: tuple[int, int], width: int, height: int) -> tuple[float, float, float, float]:
-    """The largest centred box with the proportions of width x height."""
+    """The largest centred box with the aspect ratio of width x height."""
     scale = min(size[0] / width, size[1] / height)
     left, top = (size[0] - scale * width) / 2, (size[1] - scale * height) / 2
     return left, top, min(left + scale * width, size[0]), min(top + scale * height, size[1])
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """8 bits a channel and no transparency."""
+    """8 bits per channel, no transparency."""
     if image.mode in ("I", "F") or "I;16" in image.mode:
         return _eight_bits(image)
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
@@ -133,7 +134,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def reason(error: BaseException) -> str:
-    """Why a file could not be read, to follow its name in a sentence."""
+    """Why a file could not be read; continues a sentence that starts with its name."""
     if isinstance(error, Unreadable):
         return str(error)
     if isinstance(error, FileNotFoundError):
@@ -141,12 +142,12 @@ def reason(error: BaseException) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "is not an image of a known kind"
     if isinstance(error, Image.DecompressionBombError):
-        return "has more pixels than are decoded"
+        return "has more pixels than the limit"
     return f"cannot be decoded ({' '.join(str(error).split()) or type(error).__name__})"
 
 
 def digests(paths: list[str]) -> list[str]:
-    """sha256 of each file; the kind of error for one that cannot be read."""
+    """sha256 of each file, or the name of the error if it cannot be read."""
     made = []
     for path in paths:
         try:
@@ -159,13 +160,13 @@ def digests(paths: list[str]) -> list[str]:
 def fill(
     array: int, first: int, paths: list[str], shape: tuple[int, int, int]
 ) -> tuple[list[str], list[tuple[int, str]]]:
-    """Decode files into consecutive rows of an open array file: their digests, and (row, reason) for bad ones."""
+    """Decode files into consecutive rows of an open array file; returns digests, and (row, reason) of bad files."""
     size = shape[0] * shape[1] * shape[2]
     made: list[str] = []
     rows: list[bytes] = []
     bad: list[tuple[int, str]] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Pillow, about odd files: those it cannot read are reported
+        warnings.simplefilter("ignore")  # Pillow's warnings about odd files: unreadable ones are reported as bad
         for row, path in enumerate(paths, start=first):
             digest, image = "", bytes(size)
             try:
@@ -188,17 +189,21 @@ def _write(array: int, content: bytes, at: int) -> None:
         left, at = left[done:], at + done
 
 
+def run_job(job: dict[str, Any]) -> tuple[list[str], list[tuple[int, str]]]:
+    """Hash the files of a job, or decode them into its array file; returns digests, and (row, reason) of bad files."""
+    if job["array"] is None:
+        return digests(job["paths"]), []
+    array = os.open(job["array"], os.O_WRONLY)
+    try:
+        return fill(array, job["first"], job["paths"], tuple(job["shape"]))
+    finally:
+        os.close(array)
+
+
 def work() -> None:
-    """A worker: a line of work in, a line of answers out, until there is no more."""
+    """A worker process: one JSON job per line on stdin, one JSON result per line on stdout."""
     for line in sys.stdin:
-        job = json.loads(line)
-        if job["array"] is None:
-            answer: tuple[list[str], list[tuple[int, str]]] = digests(job["paths"]), []
-        else:
-            array = os.open(job["array"], os.O_WRONLY)
-            answer = fill(array, job["first"], job["paths"], tuple(job["shape"]))
-            os.close(array)
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(run_job(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

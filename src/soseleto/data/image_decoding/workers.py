@@ -1,4 +1,4 @@
-"""Image files hashed and decoded by parallel worker processes, straight into one array on disk."""
+"""Worker processes that hash image files and decode them into one array on disk."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from typing import Any, NamedTuple
 from soseleto.data import optional
 from soseleto.errors import DataError
 
-_CHUNK = 64  # files handed to a worker at a time
-_FEW = 256  # up to so many files, starting workers costs more than it saves
+_CHUNK = 64  # files per job
+_FEW = 256  # up to this many files, starting workers costs more than it saves
 
-Bad = list[tuple[int, str]]
-Progress = Callable[[int, int], None]
+Bad = list[tuple[int, str]]  # (row, reason) of every image that cannot be decoded
+Shape = tuple[int, int, int]  # channels, height, width
+Progress = Callable[[int, int], None]  # files done, files in total
 
 
-class Answer(NamedTuple):
+class Output(NamedTuple):
     digests: list[str]  # of the files' content, in order
-    bad: Bad  # (row, reason) for what could not be decoded; those rows are zero
+    bad: Bad  # those rows are zero
 
 
 def worker_count(workers: int | None, files: int) -> int:
-    """How many processes to start; 0 means to work in this one."""
+    """Number of processes to start; 0 decodes in this process."""
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = 0 if files <= _FEW else cores
@@ -39,23 +40,23 @@ def worker_count(workers: int | None, files: int) -> int:
 
 
 class Workers:
-    """Processes that live for one ``with`` block, or none at all: then the work is done here."""
+    """Worker processes for the length of one ``with`` block; with ``count=0`` the jobs run in this process."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._processes: list[Any] = []
 
     def __enter__(self) -> Workers:
-        # A file for their words: a full pipe of warnings would block a worker.
-        self._words = tempfile.TemporaryFile("w+")
-        # -S and -P: nothing is imported but Pillow, from where this process would import it; the user's main script
-        # is not run again there.
+        # stderr goes to a file: a full pipe of warnings would block a worker.
+        self._stderr = tempfile.TemporaryFile("w+")
+        # -S and -P: only Pillow is imported, from where this process would import it, and the user's main script does
+        # not run again in the worker.
         command = [sys.executable, "-S", "-P", str(Path(__file__).with_name("rules.py"))]
-        places = os.pathsep.join(place for place in sys.path if place)
+        search_path = os.pathsep.join(entry for entry in sys.path if entry)
         for _ in range(self._count):
             process = subprocess.Popen(
-                command, env={**os.environ, "PYTHONPATH": places}, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,
+                command, env={**os.environ, "PYTHONPATH": search_path}, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
             )  # fmt: skip
             self._processes.append(process)
         return self
@@ -63,26 +64,22 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._processes:  # all first: they end side by side
+        for process in self._processes:  # all pipes first, so that the workers exit in parallel
             _close(process.stdin)
         for process in self._processes:
             _end(process)
-        self._words.close()
+        self._stderr.close()
 
     def digests(self, files: Sequence[str]) -> list[str]:
         return self._run(files, None, (0, 0, 0), None).digests
 
-    def decode(
-        self, files: Sequence[str], array: Path, shape: tuple[int, int, int], progress: Progress | None = None
-    ) -> Answer:
+    def decode(self, files: Sequence[str], array: Path, shape: Shape, progress: Progress | None = None) -> Output:
         """Fill the uint8 array file (N, C, H, W) at ``array``."""
         with open(array, "wb") as file:
             file.truncate(len(files) * shape[0] * shape[1] * shape[2])
         return self._run(files, array, shape, progress)
 
-    def _run(
-        self, files: Sequence[str], array: Path | None, shape: tuple[int, int, int], progress: Progress | None
-    ) -> Answer:
+    def _run(self, files: Sequence[str], array: Path | None, shape: Shape, progress: Progress | None) -> Output:
         jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         for first in range(0, len(files), _CHUNK):
             paths = list(files[first : first + _CHUNK])
@@ -90,21 +87,23 @@ class Workers:
             jobs.put({"array": place, "first": first, "paths": paths, "shape": shape})
         tally = _Tally(len(files), progress)
         if not self._processes:
-            _here(jobs, tally)
-            return tally.answer()
+            while not jobs.empty():
+                job = jobs.get()
+                tally.add(job, optional.decoding().run_job(job))
+            return tally.output()
         threads = [threading.Thread(target=_feed, args=(p, jobs, tally)) for p in self._processes]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         if tally.death is not None:
-            self._words.seek(0)
-            raise _death(*tally.death, self._words.read().strip().splitlines())
-        return tally.answer()
+            self._stderr.seek(0)
+            raise _death(*tally.death, self._stderr.read().strip().splitlines())
+        return tally.output()
 
 
 class _Tally:
-    """What has been answered so far."""
+    """Results so far, collected from all workers."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self.death: tuple[int, list[str]] | None = None
@@ -113,10 +112,10 @@ class _Tally:
         self._done, self._total, self._progress = 0, total, progress
         self._lock = threading.Lock()
 
-    def add(self, job: dict[str, Any], answer: Any) -> None:
+    def add(self, job: dict[str, Any], result: Any) -> None:
         with self._lock:
-            self._digests[job["first"]] = answer[0]
-            self._bad += [(row, why) for row, why in answer[1]]
+            self._digests[job["first"]] = result[0]
+            self._bad += [(row, why) for row, why in result[1]]
             self._done += len(job["paths"])
             if self._progress:
                 self._progress(self._done, self._total)
@@ -125,23 +124,12 @@ class _Tally:
         with self._lock:
             self.death = self.death or (code, paths)
 
-    def answer(self) -> Answer:
-        return Answer([one for first in sorted(self._digests) for one in self._digests[first]], sorted(self._bad))
-
-
-def _here(jobs: queue.SimpleQueue[dict[str, Any]], tally: _Tally) -> None:
-    decoding = optional.decoding()
-    while not jobs.empty():
-        job = jobs.get()
-        if job["array"] is None:
-            tally.add(job, (decoding.digests(job["paths"]), []))
-            continue
-        with open(job["array"], "r+b") as array:
-            tally.add(job, decoding.fill(array.fileno(), job["first"], job["paths"], job["shape"]))
+    def output(self) -> Output:
+        return Output([one for first in sorted(self._digests) for one in self._digests[first]], sorted(self._bad))
 
 
 def _feed(process: Any, jobs: queue.SimpleQueue[dict[str, Any]], tally: _Tally) -> None:
-    """Give one worker a job at a time until none is left, or any worker has failed."""
+    """Send one worker a job at a time until none is left or any worker has failed."""
     job: dict[str, Any] = {"paths": []}
     try:
         while tally.death is None:
@@ -151,26 +139,26 @@ def _feed(process: Any, jobs: queue.SimpleQueue[dict[str, Any]], tally: _Tally) 
                 return
             process.stdin.write(json.dumps(job) + "\n")
             process.stdin.flush()
-            answer = process.stdout.readline()
-            if not answer:
+            result = process.stdout.readline()
+            if not result:
                 raise BrokenPipeError
-            tally.add(job, json.loads(answer))
+            tally.add(job, json.loads(result))
     except (OSError, ValueError):
         process.kill()
         tally.fail(process.wait(), job["paths"])
 
 
-def _death(code: int, paths: list[str], words: list[str]) -> DataError:
+def _death(code: int, paths: list[str], stderr: list[str]) -> DataError:
     between = f" between {paths[0]} and {paths[-1]}" if paths else ""
-    said = f" saying {words[-1]!r}" if words else ""
+    last = f" with {stderr[-1]!r} on stderr" if stderr else ""
     return DataError(
-        f"an image worker died (exit code {code}){said}{between}: "
-        "nothing was kept; give it more memory, or use workers=0 to find the file."
+        f"an image worker died (exit code {code}){last}{between}: "
+        "free some memory, or type reading=Reading(workers=0) to find the file; nothing was cached."
     )
 
 
 def _close(pipe: Any) -> None:
-    with contextlib.suppress(OSError):  # what was still to be written to a dead worker
+    with contextlib.suppress(OSError):  # the pipe of a dead worker cannot be flushed
         pipe.close()
 
 

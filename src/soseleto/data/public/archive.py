@@ -1,4 +1,4 @@
-"""Archives unpacked member by member: wanted files only, never outside their folder, never a bomb."""
+"""Safe unpacking of tar archives: only the wanted members, never outside the folder, no decompression bombs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from soseleto.errors import DataError
 
 
 def unpack(archive: Path, folder: Path, wanted: Iterable[str]) -> list[Path]:
-    """Write the wanted members (posix paths inside the archive) below ``folder``, each whole or not at all."""
-    lacking = set(wanted)
+    """Write the wanted members (posix paths inside the archive) below ``folder``; each file is complete or absent."""
+    missing = set(wanted)
     budget = archive.stat().st_size
     written, unpacked = [], 0
     try:
@@ -24,23 +24,23 @@ def unpack(archive: Path, folder: Path, wanted: Iterable[str]) -> list[Path]:
                 _check_inside(member.name, archive)
                 unpacked += member.size
                 check_expansion(budget, unpacked, what=str(archive))
-                if member.name not in lacking:
+                if member.name not in missing:
                     continue
                 if not member.isreg():
                     raise DataError(f"{member.name} in {archive} is a link or device, not a file: fetch it again.")
                 written.append(_write(tar, member, folder))
-                lacking.discard(member.name)
-                if not lacking:
+                missing.discard(member.name)
+                if not missing:
                     return written
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(f"{archive} is damaged ({error}): fetch it again.") from error
-    raise DataError(f"{archive} lacks {', '.join(sorted(lacking))}: fetch it again.")
+    raise DataError(f"{archive} lacks {', '.join(sorted(missing))}: fetch it again.")
 
 
 def _check_inside(name: str, archive: Path) -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
-        raise DataError(f"{archive} has a member {name!r} that would leave its folder: it is refused.")
+        raise DataError(f"{archive} has a member {name!r} that would be written outside its folder: fetch it again.")
 
 
 def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> Path:
@@ -54,6 +54,6 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> Path:
     with content, open(part, "wb") as file:
         shutil.copyfileobj(content, file, 1 << 20)
     if part.stat().st_size != member.size:
-        raise DataError(f"{member.name} in {tar.name!r} is cut off: fetch it again.")
+        raise DataError(f"{member.name} in {tar.name!r} is truncated: fetch it again.")
     os.replace(part, path)
     return path

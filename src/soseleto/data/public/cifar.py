@@ -11,7 +11,7 @@ from soseleto.data.public.unpickle import load_pickle
 from soseleto.errors import DataError
 
 _PIXELS = 3 * 32 * 32
-_LARGEST = 1 << 28  # bytes of one batch file: the official ones have 30 million
+_LARGEST = 1 << 28  # bytes: the official files have 30 million
 
 LABEL_SETS = ("clean_label", "aggre_label", "random_label1", "random_label2", "random_label3", "worse_label")
 
@@ -26,7 +26,7 @@ def read_binary(path: Path) -> tuple[Any, Any]:
 
 
 def read_python(path: Path) -> tuple[Any, Any]:
-    """One pickled batch, read without the unpickler."""
+    """One pickled batch, read without Python's unpickler."""
     _size(path)
     batch = {_text(key): value for key, value in load_pickle(path).items()}
     data, labels = batch.get("data"), batch.get("labels")
@@ -53,7 +53,7 @@ def read_human(path: Path) -> dict[str, Any]:
 def _checked(pixels: Any, labels: Any, path: Path) -> tuple[Any, Any]:
     labels = np.asarray(labels).astype(np.int64)
     if labels.shape != (len(pixels),) or labels.min() < 0 or labels.max() > 9:
-        raise DataError(f"{path} has {len(pixels)} images and labels that are not as many of 0 to 9: fetch it again.")
+        raise DataError(f"{path} has {len(pixels)} images but not one label from 0 to 9 for each: fetch it again.")
     return pixels.reshape(-1, 3, 32, 32), labels
 
 

@@ -1,6 +1,6 @@
-"""One file from the network: resumed, retried, checked; under its own name it is whole or not there at all.
+"""Download of one file: resumed, retried and verified.
 
-What has arrived so far lies beside it as NAME.part. It gets its name only after its checksum has been compared.
+The partial download is NAME.part; it is renamed to NAME only after its checksum has been verified.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 from soseleto.errors import DataError
 
-Progress = Callable[[str, int, int | None], None]  # name, bytes so far, bytes in all
+ByteProgress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in total
 _CHUNK = 1 << 18
-_PASSING = {408, 425, 429, 500, 502, 503, 504}  # answers worth another try
+_TEMPORARY = {408, 425, 429, 500, 502, 503, 504}  # HTTP statuses worth another try
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file to fetch: its addresses (the first is tried first), checksum and size."""
+    """A file to download: addresses in order of preference, checksum and size."""
 
     urls: tuple[str, ...]
     md5: str
@@ -34,90 +34,92 @@ class Remote:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to try."""
+    """Retries and timeouts."""
 
-    tries: int = 5  # for each address
+    tries: int = 5  # per address
     timeout: float = 30.0  # seconds without a byte
-    pause: float = 1.0  # before the second try; doubled each time, at most 60
+    pause: float = 1.0  # seconds before the second try; doubled each time, at most 60
     sleep: Callable[[float], None] = time.sleep
 
 
 class Unreachable(DataError):
-    """No address gave the file."""
+    """No address delivered the file."""
 
 
-def download(remote: Remote, path: Path, *, progress: Progress | None = None, patience: Patience | None = None) -> None:
-    """Fetch the file to ``path``; one that is there already and right is left alone."""
+def download(
+    remote: Remote, path: Path, *, progress: ByteProgress | None = None, patience: Patience | None = None
+) -> None:
+    """Download the file to ``path``, unless it is there already with the right checksum."""
     if path.is_file() and md5_of(path) == remote.md5:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    troubles = []
+    failures = []
     for url in remote.urls:
         try:
             _from(url, remote, path, progress, patience or Patience())
             return
-        except _GaveUp as trouble:
-            troubles.append(f"{url}: {trouble}")
-    raise Unreachable("; ".join(troubles))
+        except _GaveUp as error:
+            failures.append(f"{url}: {error}")
+    raise Unreachable("; ".join(failures))
 
 
 class _GaveUp(Exception):
-    """This address is of no use."""
+    """No further attempt at this address."""
 
 
 class _Again(Exception):
-    """Worth another try, after at least ``wait`` seconds."""
+    """Try again after at least ``wait`` seconds."""
 
     def __init__(self, why: str, wait: float = 0.0) -> None:
         super().__init__(why)
         self.wait = wait
 
 
-def _from(url: str, remote: Remote, path: Path, progress: Progress | None, patience: Patience) -> None:
+def _from(url: str, remote: Remote, path: Path, progress: ByteProgress | None, patience: Patience) -> None:
     part = path.with_name(path.name + ".part")
-    trouble = ""
+    failure = ""
     for attempt in range(patience.tries):
         try:
             _receive(url, remote, part, progress, patience.timeout)
             _accept(remote, part, path)
             return
         except _Again as error:
-            trouble = str(error)
+            failure = str(error)
             if attempt + 1 < patience.tries:
                 patience.sleep(min(60.0, max(patience.pause * 2**attempt, error.wait)))
-    raise _GaveUp(f"{trouble} ({patience.tries} tries)")
+    raise _GaveUp(f"{failure} ({patience.tries} tries)")
 
 
 def _accept(remote: Remote, part: Path, path: Path) -> None:
     if md5_of(part) != remote.md5:
-        part.unlink()  # nothing of it can be trusted
-        raise _Again("what arrived has another checksum than the official file")
+        part.unlink()  # which bytes are wrong is unknown
+        raise _Again("the checksum is not that of the official file")
     os.replace(part, path)
 
 
-def _receive(url: str, remote: Remote, part: Path, progress: Progress | None, timeout: float) -> None:
-    """Append to the part what is still lacking."""
+def _receive(url: str, remote: Remote, part: Path, progress: ByteProgress | None, timeout: float) -> None:
+    """Append the missing bytes to the partial file."""
     have = part.stat().st_size if part.is_file() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "soseleto", "Accept-Encoding": "identity"})
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
-        with _opener().open(request, timeout=timeout) as answer:
-            if have and not _continues(answer, have):
-                have = 0  # the server sends everything again
-            _save(answer, part, have, remote, progress)
+        with _opener().open(request, timeout=timeout) as response:
+            if have and not _continues(response, have):
+                have = 0  # the server ignored the range and sends the whole file
+            _save(response, part, have, remote, progress)
     except urllib.error.HTTPError as error:
-        _http_trouble(error, part)
+        _raise_http(error, part)
     except (OSError, http.client.HTTPException) as error:  # URLError, timeouts and resets are OSErrors
         reason = getattr(error, "reason", None) or error
         raise _Again(f"{reason}" or type(error).__name__) from error
 
 
-def _save(answer: Any, part: Path, have: int, remote: Remote, progress: Progress | None) -> None:
-    length = answer.headers.get("Content-Length")
+def _save(response: Any, part: Path, have: int, remote: Remote, progress: ByteProgress | None) -> None:
+    length = response.headers.get("Content-Length")
     total = have + int(length) if length and length.isdigit() else None
     with open(part, "ab" if have else "wb") as file:
-        while chunk := answer.read1(_CHUNK):  # what has arrived, so a stall loses nothing
+        while chunk := response.read1(_CHUNK):  # returns what has arrived, so a stall loses nothing
             file.write(chunk)
             have += len(chunk)
             if have > 2 * remote.size:
@@ -129,23 +131,23 @@ def _save(answer: Any, part: Path, have: int, remote: Remote, progress: Progress
         raise _Again(f"it stopped after {have} of {total} bytes")
 
 
-def _continues(answer: Any, have: int) -> bool:
-    return answer.status == 206 and str(answer.headers.get("Content-Range", "")).startswith(f"bytes {have}-")
+def _continues(response: Any, have: int) -> bool:
+    return response.status == 206 and str(response.headers.get("Content-Range", "")).startswith(f"bytes {have}-")
 
 
-def _http_trouble(error: urllib.error.HTTPError, part: Path) -> None:
+def _raise_http(error: urllib.error.HTTPError, part: Path) -> None:
     error.close()
-    if error.code == 416:  # the part is as long as the file or longer: start afresh
+    if error.code == 416:  # the partial file is as long as the file or longer: start over
         part.unlink(missing_ok=True)
-        raise _Again("it has nothing beyond what is here") from error
-    if error.code in _PASSING:
+        raise _Again("the partial file is not shorter than the file on the server") from error
+    if error.code in _TEMPORARY:
         wait = error.headers.get("Retry-After", "")
         raise _Again(f"HTTP {error.code}", float(wait) if wait.isdigit() else 0.0) from error
     raise _GaveUp(f"HTTP {error.code}") from error
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """HTTP and HTTPS only: a redirect to a file or another scheme is refused."""
+    """An opener for HTTP and HTTPS only: a redirect to file: or another scheme fails."""
     opener = urllib.request.OpenerDirector()
     handlers: Sequence[Any] = (
         urllib.request.ProxyHandler(),

@@ -1,4 +1,4 @@
-"""``soseleto data NAME``: a public data set fetched from its official address, and verified."""
+"""``soseleto data NAME``: download a public data set from its official address and verify it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import MappingProxyType
 import torch
 
 from soseleto.data.public.archive import unpack
-from soseleto.data.public.download import Patience, Progress, Remote, Unreachable, download
-from soseleto.data.public.sets import NAMES, SPLITS, data_root, load, missing
-from soseleto.errors import DataError, UsageError, did_you_mean
+from soseleto.data.public.download import ByteProgress, Patience, Remote, Unreachable, download
+from soseleto.data.public.sets import SPLITS, check_name, data_root, load, missing
+from soseleto.errors import DataError
 
 _MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
 _SVHN = "http://ufldl.stanford.edu/housenumbers/"
@@ -25,11 +25,11 @@ _BATCHES = tuple(
 
 @dataclass(frozen=True)
 class File:
-    """A file of a set: where it goes below the root, where it comes from, what it is unpacked into."""
+    """A file of a data set: its path below the root, its address, and its members if it is an archive."""
 
     path: str
     remote: Remote
-    members: tuple[str, ...] = ()  # when it is an archive
+    members: tuple[str, ...] = ()  # of an archive
 
 
 def _mnist_file(name: str, md5: str, size: int) -> File:
@@ -64,7 +64,7 @@ FILES: Mapping[str, tuple[File, ...]] = MappingProxyType(
     }
 )
 
-# Examples of each class, by which a set is recognised as whole and right.
+# Number of examples of each class, to verify a data set.
 COUNTS: Mapping[tuple[str, str], tuple[int, ...]] = MappingProxyType(
     {
         ("mnist", "train"): (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
@@ -81,20 +81,21 @@ def fetch(
     name: str,
     root: str | Path | None = None,
     *,
-    progress: Progress | None = None,
+    progress: ByteProgress | None = None,
     patience: Patience | None = None,
     files: Mapping[str, tuple[File, ...]] = FILES,
 ) -> Path:
-    """Fetch what is not there yet of a public set; return the root. Without a network: one sentence."""
+    """Download the missing files of a public data set; returns the root folder."""
     where = data_root(root)
-    for file in files[_known(name)]:
-        if not _lacking(name, file, where):
+    check_name(name)
+    for file in files[name]:
+        if not _needed(name, file, where):
             continue
         path = where / file.path
         try:
             download(file.remote, path, progress=progress, patience=patience)
         except Unreachable as error:
-            raise DataError(_by_hand(name, file, where, str(error))) from error
+            raise DataError(_unreachable(name, file, where, str(error))) from error
         if file.members:
             unpack(path, where, file.members)
             path.unlink()
@@ -102,21 +103,22 @@ def fetch(
 
 
 def main(name: str, root: str | Path | None = None, report: Callable[[str], None] = print) -> None:
-    """What ``soseleto data NAME`` does: fetch what is missing, verify all of it, say what is there."""
+    """Download the missing files, verify every split, and report each."""
     where = data_root(root)
-    lacking = [split for split in SPLITS if missing(_known(name), split, where)]
+    check_name(name)
+    incomplete = [split for split in SPLITS if missing(name, split, where)]
     for split in SPLITS:
-        if split not in lacking:
-            report(f"{name} {split}: {verify(name, split, where)} examples, as they should be, in {where}")
-    if lacking:
-        report(f"{name}: fetching {' and '.join(lacking)} into {where}")
+        if split not in incomplete:
+            report(f"{name} {split}: {verify(name, split, where)} examples, verified, in {where}")
+    if incomplete:
+        report(f"{name}: fetching {' and '.join(incomplete)} into {where}")
         fetch(name, where, progress=_every_tenth(report))
-    for split in lacking:
-        report(f"{name} {split}: {verify(name, split, where)} examples, as they should be, in {where}")
+    for split in incomplete:
+        report(f"{name} {split}: {verify(name, split, where)} examples, verified, in {where}")
 
 
 def verify(name: str, split: str, root: str | Path | None = None) -> int:
-    """Read a split and compare its class counts with the official ones; the number of examples."""
+    """Read a split and compare its class counts with the official ones; returns the number of examples."""
     examples = load(name, split, root)
     official = COUNTS[("cifar10" if name == "cifar10n" else name, split)]
     labels = examples.labels if examples.truth is None else examples.truth
@@ -126,28 +128,22 @@ def verify(name: str, split: str, root: str | Path | None = None) -> int:
     return len(examples)
 
 
-def _known(name: str) -> str:
-    if name not in NAMES:
-        raise UsageError(f"there is no public set {name!r}{did_you_mean(name, NAMES)}: choose from {', '.join(NAMES)}.")
-    return name
+def _needed(name: str, file: File, root: Path) -> bool:
+    """Whether any split lacks this file; a file in any known layout counts as present."""
+    absent = {path for split in SPLITS for path in missing(name, split, root)}
+    provided = set(file.members) or {file.path, file.path.removesuffix(".gz")}
+    return bool(absent & provided)
 
 
-def _lacking(name: str, file: File, root: Path) -> bool:
-    """Whether any split still needs this file: one of its names in any known layout will do."""
-    needed = {lack for split in SPLITS for lack in missing(name, split, root)}
-    given = set(file.members) or {file.path, file.path.removesuffix(".gz")}
-    return bool(needed & given)
-
-
-def _by_hand(name: str, file: File, root: Path, why: str) -> str:
+def _unreachable(name: str, file: File, root: Path, why: str) -> str:
     what = f"unpack {file.remote.urls[0]} into {root}" if file.members else (
-        f"put {file.remote.urls[0]} there as {root / file.path}"
+        f"save {file.remote.urls[0]} as {root / file.path}"
     )  # fmt: skip
-    return f"{name} cannot be fetched ({why}): {what}, or set SOSELETO_DATA to a folder that has it."
+    return f"{name} cannot be downloaded ({why}): {what}, or set SOSELETO_DATA to a folder that has it."
 
 
-def _every_tenth(report: Callable[[str], None]) -> Progress:
-    """A line at every tenth of each file."""
+def _every_tenth(report: Callable[[str], None]) -> ByteProgress:
+    """Report a line at every tenth of each file."""
     last: dict[str, int] = {}
 
     def progress(name: str, have: int, total: int | None) -> None:

@@ -1,4 +1,4 @@
-"""IDX files (MNIST), plain or gzipped: a big-endian header with the shape, then bytes."""
+"""IDX files (MNIST), plain or gzipped: a big-endian header with the shape, then the bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from soseleto.errors import DataError
 
 
 def read_idx(path: Path) -> Any:
-    """A uint8 array; anything else than exactly the bytes the header declares is an error."""
+    """A uint8 array; raises unless the file holds exactly the bytes its header declares."""
     try:
         with open_maybe_gzip(path) as file:
             shape = _shape(file.read(4), file, path)
@@ -30,7 +30,7 @@ def read_idx(path: Path) -> Any:
 
 def _shape(magic: bytes, file: Any, path: Path) -> tuple[int, ...]:
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] != 8 or not 1 <= magic[3] <= 4:
-        raise DataError(f"{path} is not an IDX file of bytes (it begins with {magic.hex()}): fetch it again.")
+        raise DataError(f"{path} is not an IDX file of bytes (it starts with {magic.hex()}): fetch it again.")
     sides = file.read(4 * magic[3])
     if len(sides) < 4 * magic[3]:
         raise DataError(f"{path} ends inside its header: fetch it again.")

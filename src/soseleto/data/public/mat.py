@@ -1,4 +1,4 @@
-"""MATLAB 5 files (SVHN): numeric arrays by name. A small reader of its own, so that every size is checked first."""
+"""Numeric arrays from MATLAB 5 files (SVHN); our own reader, so that every size is checked before memory is used."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MATRIX, _COMPRESSED = 14, 15
 _TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _NUMERIC_CLASSES = range(6, 16)  # double to uint64; others are cells, structures, text, sparse
 _COMPLEX = 0x0800
-_HEAD = 4096  # enough for flags, shape and name
+_HEAD = 4096  # bytes, enough for flags, shape and name
 
 
 def read_mat(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """The wanted variables, which must all be there."""
+    """The wanted variables; raises if one is missing."""
     try:
         content = memoryview(path.read_bytes())
         found = _variables(content, wanted, path)
@@ -33,7 +33,7 @@ def read_mat(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
         raise DataError(f"{path} is damaged ({error}): fetch it again.") from error
     for name in wanted:
         if name not in found:
-            raise DataError(f"{path} has no variable {name!r}: it is cut off or another file; fetch it again.")
+            raise DataError(f"{path} has no variable {name!r}: it is truncated or another file; fetch it again.")
     return found
 
 
@@ -47,7 +47,7 @@ def _variables(content: memoryview, wanted: tuple[str, ...], path: Path) -> dict
         kind, size = struct.unpack_from(f"{order}II", content, at)
         body = content[at + 8 : at + 8 + size]
         if len(body) < size:
-            raise ValueError("a variable is cut off")
+            raise ValueError("a variable is truncated")
         if kind == _COMPRESSED:
             body = _unpacked(body, order, wanted, path)
         if kind in (_MATRIX, _COMPRESSED) and len(body):
@@ -59,7 +59,7 @@ def _variables(content: memoryview, wanted: tuple[str, ...], path: Path) -> dict
 
 
 def _unpacked(body: memoryview, order: str, wanted: tuple[str, ...], path: Path) -> memoryview:
-    """The matrix inside; nothing is unpacked beyond its head unless it is wanted and of a credible size."""
+    """The decompressed matrix; only its head is decompressed unless it is wanted and its size is plausible."""
     head = zlib.decompressobj().decompress(body, _HEAD)
     kind, size = struct.unpack_from(f"{order}II", head)
     if kind != _MATRIX or _head(memoryview(head)[8:], order)[0] not in wanted:
@@ -67,12 +67,12 @@ def _unpacked(body: memoryview, order: str, wanted: tuple[str, ...], path: Path)
     check_expansion(len(body), size, what=str(path))
     whole = zlib.decompressobj().decompress(body, size + 8)
     if len(whole) != size + 8:
-        raise ValueError("a variable is cut off")
+        raise ValueError("a variable is truncated")
     return memoryview(whole)[8:]
 
 
 def _head(body: memoryview, order: str) -> tuple[str, tuple[int, ...], int, int]:
-    """Name, shape and flags of a matrix, and where its numbers begin."""
+    """Name, shape and flags of a matrix, and the offset of its numbers."""
     _, flags, at = _element(body, 0, order)
     _, sides, at = _element(body, at, order)
     _, name, at = _element(body, at, order)
@@ -96,7 +96,7 @@ def _matrix(body: memoryview, order: str, wanted: tuple[str, ...]) -> tuple[str,
 
 
 def _element(body: memoryview, at: int, order: str) -> tuple[int, memoryview, int]:
-    """Type and bytes of one data element, and where the next begins."""
+    """Type and bytes of one data element, and the offset of the next."""
     kind, size = struct.unpack_from(f"{order}II", body, at)
     if kind >> 16:  # up to 4 bytes, packed into the tag itself
         size, kind = kind >> 16, kind & 0xFFFF
@@ -105,5 +105,5 @@ def _element(body: memoryview, at: int, order: str) -> tuple[int, memoryview, in
         return kind, body[at + 4 : at + 4 + size], at + 8
     data = body[at + 8 : at + 8 + size]
     if len(data) < size:
-        raise ValueError("a variable is cut off")
+        raise ValueError("a variable is truncated")
     return kind, data, at + 8 + size + (-size % 8)

@@ -1,4 +1,4 @@
-"""The public data sets: where their files lie, and how each split is read."""
+"""The public data sets: the paths of their files, and how each split is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPLITS = ("train", "test")
 
 
 def data_root(given: str | Path | None = None) -> Path:
-    """The folder given, else SOSELETO_DATA, else ~/.cache/soseleto/data."""
+    """``given``, else SOSELETO_DATA, else ~/.cache/soseleto/data."""
     chosen = given or os.environ.get("SOSELETO_DATA") or Path.home() / ".cache" / "soseleto" / "data"
     return Path(chosen).expanduser()
 
@@ -32,11 +32,10 @@ def data_root(given: str | Path | None = None) -> Path:
 def load(name: str, split: str = "train", root: str | Path | None = None, *, label_set: str | None = None) -> Examples:
     """A split of a public data set, in its official order, as uint8 images.
 
-    ``label_set`` is for "cifar10n" alone: "worse_label" (the default), "aggre_label", "random_label1" to
+    ``label_set`` is for "cifar10n" only: "worse_label" (the default), "aggre_label", "random_label1" to
     "random_label3" or "clean_label"; the clean labels are ``truth``. Its test split is that of CIFAR-10.
     """
-    if name not in NAMES:
-        raise UsageError(f"there is no public set {name!r}{did_you_mean(name, NAMES)}: choose from {', '.join(NAMES)}.")
+    check_name(name)
     if split not in SPLITS:
         raise UsageError(f"split must be 'train' or 'test', got {split!r}{did_you_mean(split, SPLITS)}.")
     if label_set is not None and (name != "cifar10n" or split != "train"):
@@ -47,9 +46,15 @@ def load(name: str, split: str = "train", root: str | Path | None = None, *, lab
     return readers.get(name, _cifar10)(data_root(root), split)
 
 
+def check_name(name: str) -> None:
+    if name not in NAMES:
+        hint = did_you_mean(name, NAMES)
+        raise UsageError(f"there is no public data set {name!r}{hint}: choose from {', '.join(NAMES)}.")
+
+
 @dataclass(frozen=True)
 class Place:
-    """One file: the names it may have below the root, in order of preference."""
+    """One file: the paths it may have below the root, in order of preference."""
 
     names: tuple[str, ...]
 
@@ -85,15 +90,15 @@ def _cifar_place(batch: str) -> Place:
 
 
 def missing(name: str, split: str, root: Path) -> list[str]:
-    """The names of files that a split needs and the root does not have."""
+    """The paths of the files of a split that are missing below the root."""
     return [place.names[0] for place in places(name, split) if place.find(root) is None]
 
 
 def _found(name: str, split: str, root: Path) -> list[Path]:
-    lacking = missing(name, split, root)
-    if lacking:
+    absent = missing(name, split, root)
+    if absent:
         raise DataError(
-            f"{name} {split} is not complete below {root} ({', '.join(lacking)} not there): type "
+            f"{name} {split} is not complete below {root} ({', '.join(absent)} missing): type "
             f"soseleto data {name}, or set SOSELETO_DATA to the folder that has it."
         )
     return [found for place in places(name, split) if (found := place.find(root)) is not None]

@@ -1,7 +1,7 @@
-"""Pickled dictionaries of NumPy arrays, read without Python's unpickler: no code can run.
+"""Pickled dictionaries of NumPy arrays, read without Python's unpickler, so that no code can run.
 
-Each opcode is handled here, and only those that plain values and NumPy arrays need. The few names such files refer
-to are recognised as words, never imported: an array is built from its declared type, shape and bytes, all checked.
+Only the opcodes needed for plain values and NumPy arrays are handled. The few global names in such files are compared
+as strings and never imported; an array is built from its declared type, shape and bytes, all of which are checked.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _CODES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
 
 
 class _Refused(ValueError):
-    """The pickle asks for something beyond plain values and arrays."""
+    """The pickle holds something other than plain values and arrays."""
 
 
 class _Name:
-    def __init__(self, word: str) -> None:
-        self.word = word
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
 
 
 class _Mark:
@@ -58,14 +58,14 @@ class _Array:
 
 
 def load_pickle(path: Path) -> dict[Any, Any]:
-    """The dictionary in a pickle file, a file from torch.save (either format), arrays made whole."""
+    """The dictionary in a pickle file or a torch.save file (either format), with its arrays."""
     try:
         content = path.read_bytes()
         if content[:4] == b"PK\x03\x04":
             content = _from_zip(path)
         value = _last(io.BytesIO(content))
     except _Refused as error:
-        raise DataError(f"{path} is refused: it {error}, and only arrays and plain values are read.") from error
+        raise DataError(f"{path} is refused: it {error}, and only arrays and plain values are allowed.") from error
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, EOFError, OSError, RuntimeError,
             NotImplementedError, MemoryError, OverflowError, zipfile.BadZipFile) as error:  # fmt: skip
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again.") from error
@@ -75,7 +75,7 @@ def load_pickle(path: Path) -> dict[Any, Any]:
 
 
 def _last(stream: io.BytesIO) -> Any:
-    """The value that counts: the only one, or the fourth of torch's older format."""
+    """The data: the only value in the file, or the fourth in torch's older format."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # pickletools, on odd escapes in names
         value = _load(stream)
@@ -123,11 +123,11 @@ def _load(stream: io.BytesIO) -> Any:
             stack.append(memo[argument])
         elif name not in ("PROTO", "FRAME"):
             _build(name, argument, stack)
-    raise EOFError("the pickle has no end")
+    raise EOFError("the pickle has no STOP")
 
 
 def _build(name: str, argument: Any, stack: list[Any]) -> None:
-    """The opcodes that make something of what lies on the stack."""
+    """The opcodes that build values from the stack."""
     if name == "MARK":
         stack.append(_Mark())
     elif name in ("EMPTY_DICT", "EMPTY_LIST"):
@@ -146,11 +146,11 @@ def _build(name: str, argument: Any, stack: list[Any]) -> None:
     elif name == "GLOBAL":
         stack.append(_named(*argument.split(" ", 1)))
     elif name == "STACK_GLOBAL":
-        word = stack.pop()
-        stack.append(_named(stack.pop(), word))
+        attribute = stack.pop()
+        stack.append(_named(stack.pop(), attribute))
     elif name == "REDUCE":
         arguments = stack.pop()
-        stack.append(_call(_of(stack.pop(), _Name).word, _of(arguments, tuple)))
+        stack.append(_call(_of(stack.pop(), _Name).alias, _of(arguments, tuple)))
     elif name == "BUILD":
         state = stack.pop()
         _set_state(stack[-1], _of(state, tuple))
@@ -180,23 +180,23 @@ def _since_mark(stack: list[Any]) -> list[Any]:
 
 
 def _named(module: Any, name: Any) -> _Name:
-    word = _NAMES.get((module, name))
-    if word is None:
-        raise _Refused(f"asks for {module}.{name}")
-    return _Name(word)
+    alias = _NAMES.get((module, name))
+    if alias is None:
+        raise _Refused(f"refers to {module}.{name}")
+    return _Name(alias)
 
 
-def _call(word: str, arguments: tuple[Any, ...]) -> Any:
-    if word == "encode" and len(arguments) == 2 and arguments[1] in ("latin1", "latin-1"):
+def _call(alias: str, arguments: tuple[Any, ...]) -> Any:
+    if alias == "encode" and len(arguments) == 2 and arguments[1] in ("latin1", "latin-1"):
         return _of(arguments[0], str).encode("latin-1")
-    if word == "dtype" and arguments:
+    if alias == "dtype" and arguments:
         code = arguments[0].decode("ascii") if isinstance(arguments[0], bytes) else arguments[0]
         if code not in _CODES:
             raise _Refused(f"holds an array of type {code!r}")
         return _Dtype(code)
-    if word == "reconstruct" and arguments[1:2] == ((0,),) and getattr(arguments[0], "word", "") == "ndarray":
+    if alias == "reconstruct" and arguments[1:2] == ((0,),) and getattr(arguments[0], "alias", "") == "ndarray":
         return _Array()
-    raise _Refused(f"calls {word} in an unknown way")
+    raise _Refused(f"calls {alias} in an unknown way")
 
 
 def _set_state(value: Any, state: tuple[Any, ...]) -> None:
@@ -207,8 +207,8 @@ def _set_state(value: Any, state: tuple[Any, ...]) -> None:
         value.order = order
         return
     array, (_, shape, kind, fortran, raw) = _of(value, _Array), state
-    whole = np.frombuffer(_of(raw, bytes), dtype=np.dtype(_of(kind, _Dtype).code).newbyteorder(kind.order))
+    flat = np.frombuffer(_of(raw, bytes), dtype=np.dtype(_of(kind, _Dtype).code).newbyteorder(kind.order))
     sides = tuple(_of(side, int) for side in _of(shape, tuple))
     if min(sides, default=0) < 0:
         raise ValueError(f"an array has shape {sides}")
-    array.value = whole.reshape(sides, order="F" if fortran else "C")
+    array.value = flat.reshape(sides, order="F" if fortran else "C")

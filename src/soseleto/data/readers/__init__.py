@@ -1,1 +1,1 @@
-"""Readers: files, folders, tables and arrays of the user's own, checked and turned into ``Examples``."""
+"""Readers: the user's files, folders, tables and arrays, checked and converted to ``Examples``."""

@@ -1,4 +1,4 @@
-"""Checks of whole data sets before training; every one is a function that returns what it found."""
+"""Checks of whole data sets before training; each is a function that returns the problems found."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from soseleto.data.examples import Examples
 from soseleto.data.readers.duplicates import duplicates
 from soseleto.data.readers.problems import Problem, some
 
-_FEW_COLUMNS = 4  # rows of fewer numbers coincide by chance
+_FEW_COLUMNS = 4  # rows with fewer numbers coincide by chance
 
 
 def check_examples(sets: dict[str, Examples], *, mode: str, columns: Sequence[str] | None = None) -> list[Problem]:
-    """Everything that can be seen in the data sets themselves, and between them."""
+    """The problems within the data sets and between them."""
     found: list[Problem] = []
     for name, examples in sets.items():
-        found += _numbers(name, examples, columns)
+        found += _non_finite(name, examples, columns)
         found += _labels(name, examples)
     source = sets.get("source")
     if source is not None:
-        found += _constant(source, columns)
+        found += _constant_columns(source, columns)
         found += _empty_classes(source)
     if source is not None and "target" in sets and mode == "noisy":
-        found += _unknown_to_source(source, sets["target"])
+        found += _missing_in_source(source, sets["target"])
     if "target" in sets:
         found += [p for other in ("source", "test") if other in sets for p in _copies(sets, other)]
     return found
@@ -35,47 +35,47 @@ def _ids(examples: Examples, rows: Tensor) -> tuple[str, ...]:
     return tuple(examples.id_of(row) for row in rows.tolist())
 
 
-def _numbers(name: str, examples: Examples, columns: Sequence[str] | None) -> list[Problem]:
-    """NaN and infinite inputs: a column of nothing else, or single rows."""
+def _non_finite(name: str, examples: Examples, columns: Sequence[str] | None) -> list[Problem]:
+    """NaN and infinite inputs."""
     inputs = examples.inputs
     if not inputs.dtype.is_floating_point:
         return []
-    odd = ~inputs.reshape(len(inputs), -1).isfinite()
-    if not bool(odd.any()):
+    bad = ~inputs.reshape(len(inputs), -1).isfinite()
+    if not bool(bad.any()):
         return []
-    rows = odd.any(1).nonzero().flatten()
-    places = odd.any(0).nonzero().flatten().tolist()
-    words = some([_column(place, columns) for place in places])
+    rows = bad.any(1).nonzero().flatten()
+    positions = bad.any(0).nonzero().flatten().tolist()
+    names = some([_column(position, columns) for position in positions])
     ids = _ids(examples, rows)
-    text = f"{len(ids)} examples have NaN or infinite values in {words} (ids {some(ids)})."
+    text = f"{len(ids)} examples have NaN or infinite values in {names} (ids {some(ids)})."
     return [Problem(name, "nan", text, ids)]
 
 
 def _labels(name: str, examples: Examples) -> list[Problem]:
     labels = examples.labels
     if labels.dtype.is_floating_point:
-        odd = ~labels.reshape(len(labels), -1).isfinite().all(1)
-        ids = _ids(examples, odd.nonzero().flatten())
+        bad = ~labels.reshape(len(labels), -1).isfinite().all(1)
+        ids = _ids(examples, bad.nonzero().flatten())
         text = f"{len(ids)} examples have a NaN or infinite label (ids {some(ids)})."
         return [Problem(name, "no label", text, ids)] if ids else []
     classes = len(torch.unique(labels))
     if name == "source" and len(labels) >= 100 and classes > len(labels) // 2:
-        text = f"{classes} classes for {len(labels)} examples: this is hardly the label column."
+        text = f"{classes} classes for {len(labels)} examples: this is probably not the label column; name another one."
         return [Problem(name, "absurd classes", text)]
     return []
 
 
-def _constant(source: Examples, columns: Sequence[str] | None) -> list[Problem]:
-    """Columns of a table that never change; standardised they are 0, so they only waste room."""
+def _constant_columns(source: Examples, columns: Sequence[str] | None) -> list[Problem]:
+    """Constant columns of a table, which are 0 after standardisation."""
     inputs = source.inputs
     if inputs.ndim != 2 or not inputs.dtype.is_floating_point or len(inputs) < 2:
         return []
     low = torch.where(inputs.isfinite(), inputs, torch.inf).amin(0)
     high = torch.where(inputs.isfinite(), inputs, -torch.inf).amax(0)
-    names = [_column(place, columns) for place in (low >= high).nonzero().flatten().tolist()]
+    names = [_column(position, columns) for position in (low >= high).nonzero().flatten().tolist()]
     if not names:
         return []
-    text = f"{len(names)} columns are constant ({some(names)}): they carry nothing; leave them out."
+    text = f"{len(names)} columns are constant ({some(names)}) and carry no information: leave them out."
     return [Problem("source", "constant", text, stops=False)]
 
 
@@ -86,41 +86,41 @@ def _empty_classes(source: Examples) -> list[Problem]:
     empty = [source.classes[c] for c in (counts == 0).nonzero().flatten().tolist()]
     if not empty:
         return []
-    text = f"no examples of the classes {some(empty)}."
+    text = f"the classes {some(empty)} have no examples."
     return [Problem("source", "empty class", text, stops=False)]
 
 
-def _unknown_to_source(source: Examples, target: Examples) -> list[Problem]:
-    """Noisy mode has one head for both: a class that only the target has cannot be learned from the source."""
+def _missing_in_source(source: Examples, target: Examples) -> list[Problem]:
+    """In noisy mode both share one head: a class that only the target has cannot be learned from the source."""
     if source.labels.dtype.is_floating_point or target.labels.dtype.is_floating_point:
         return []
-    there = torch.unique(source.labels.cpu())
-    rows = (~torch.isin(target.labels.cpu(), there)).nonzero().flatten()
+    known = torch.unique(source.labels.cpu())
+    rows = (~torch.isin(target.labels.cpu(), known)).nonzero().flatten()
     if not len(rows):
         return []
-    lacking = torch.unique(target.labels.cpu()[rows]).tolist()
-    names = some([target.classes[c] if target.classes else str(c) for c in lacking])
+    missing = torch.unique(target.labels.cpu()[rows]).tolist()
+    names = some([target.classes[c] if target.classes else str(c) for c in missing])
     text = f"the classes {names} are not in the source: add source examples of them, or use mode='transfer'."
     return [Problem("target", "class not in source", text, _ids(target, rows))]
 
 
 def _copies(sets: dict[str, Examples], other: str) -> list[Problem]:
-    """Target examples that stand in another set too; the target's own copy is the one to keep."""
-    target, theirs = sets["target"], sets[other]
+    """Target examples that are also in another set; the target's copy is the one to keep."""
+    target, second = sets["target"], sets[other]
     if target.inputs.ndim == 2 and target.inputs.shape[1] < _FEW_COLUMNS:
         return []
     made = []
-    found = duplicates(target.inputs, theirs.inputs)
+    found = duplicates(target.inputs, second.inputs)
     for kind, exact in (("duplicate", True), ("near duplicate", False)):
         pairs = [pair for pair in found if pair.exact == exact]
         if pairs:
-            ids = tuple(dict.fromkeys(theirs.id_of(pair.second) for pair in pairs))
-            seen = some([f"{target.id_of(p.first)} = {theirs.id_of(p.second)}" for p in pairs])
-            how = "also stand" if exact else "stand resized or recompressed"
-            text = f"{len({p.first for p in pairs})} target examples {how} in the {other} ({seen})."
+            ids = tuple(dict.fromkeys(second.id_of(pair.second) for pair in pairs))
+            copies = some([f"{target.id_of(p.first)} = {second.id_of(p.second)}" for p in pairs])
+            how = "are also" if exact else "are, resized or recompressed, also"
+            text = f"{len({p.first for p in pairs})} target examples {how} in the {other} ({copies})."
             made.append(Problem(other, kind, text, ids))
     return made
 
 
-def _column(place: int, columns: Sequence[str] | None) -> str:
-    return f"column {columns[place]!r}" if columns else f"value {place}"
+def _column(position: int, columns: Sequence[str] | None) -> str:
+    return f"column {columns[position]!r}" if columns else f"value {position}"

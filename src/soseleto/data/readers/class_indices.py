@@ -1,4 +1,4 @@
-"""Labels numbered across data sets: shared between source and target in noisy mode, separate in transfer mode."""
+"""Class indices across data sets: shared by source and target in noisy mode, separate in transfer mode."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from soseleto.errors import DataError
 
 
 def number_labels(raws: Sequence[Raw], *, shared: bool) -> list[Raw]:
-    """The same data sets with class indices for labels; rows without a usable label become problems.
+    """The same data sets with class indices as labels; rows without a usable label become problems.
 
-    ``raws`` are source, target and test, or a part of that. The test uses the classes of the target.
+    ``raws`` are source, target and test, or the first of these. The test uses the classes of the target.
     """
     raws = [_named(raw) for raw in raws]
-    leaders = raws[:2] if shared else raws[:1]
-    classes = _classes(leaders)
-    made = [_number(raw, classes) for raw in leaders]
+    first = raws[:2] if shared else raws[:1]
+    classes = _classes(first)
+    made = [_number(raw, classes) for raw in first]
     for raw in raws[len(made) :]:
         if not shared and raw.name == "target":
             classes = _classes([raw])
@@ -31,7 +31,7 @@ def number_labels(raws: Sequence[Raw], *, shared: bool) -> list[Raw]:
 
 
 def _named(raw: Raw) -> Raw:
-    """Class indices with known names become names, so that they can be matched with other sets' names."""
+    """Replace class indices by their names, if known, so that they can be matched with those of other sets."""
     if isinstance(raw.labels, Names) or raw.classes is None or raw.labels.dtype.is_floating_point:
         return raw
     names: list[str | None] = [None if c < 0 else raw.classes[c] for c in raw.labels.tolist()]
@@ -42,11 +42,11 @@ def _named(raw: Raw) -> Raw:
 
 
 def _classes(raws: Sequence[Raw]) -> tuple[str, ...] | None:
-    """The class order of these sets together; None when their labels are indices or targets already."""
+    """The joint class list of these sets; None if their labels are class indices or regression targets."""
     kinds = {_kind(raw) for raw in raws}
     if len(kinds) > 1:
-        words = " but ".join(f"the {raw.name} has {_kind(raw)}" for raw in raws)
-        raise DataError(f"{words} as labels: give both the same kind.")
+        differences = " but ".join(f"the {raw.name} has {_kind(raw)}" for raw in raws)
+        raise DataError(f"{differences} as labels: give both the same kind.")
     if kinds != {"class names"}:
         return None
     names = {name for raw in raws for name in _names(raw)}
@@ -59,7 +59,7 @@ def _classes(raws: Sequence[Raw]) -> tuple[str, ...] | None:
 def _kind(raw: Raw) -> str:
     if isinstance(raw.labels, Names):
         return "class names"
-    return "numbers to regress" if raw.labels.dtype.is_floating_point else "class indices"
+    return "regression targets" if raw.labels.dtype.is_floating_point else "class indices"
 
 
 def _names(raw: Raw) -> set[str]:
@@ -75,10 +75,10 @@ def _number(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
         truth = truth.index(classes or truth.classes)
     if not isinstance(raw.labels, Names):
         if classes is not None:
-            raise DataError(f"the {raw.name} has {_kind(raw)} as labels where class names are needed.")
+            raise DataError(f"the {raw.name} has {_kind(raw)} as labels where class names are needed: give names.")
         return replace(raw, truth=truth)
     if classes is None:
-        raise DataError(f"the {raw.name} has class names as labels where numbers are needed.")
+        raise DataError(f"the {raw.name} has class names as labels where numbers are needed: give numbers.")
     labels = raw.labels.index(classes)
     missing = [row for row, name in enumerate(raw.labels.names) if name is None]
     unknown = [row for row in (labels < 0).nonzero().flatten().tolist() if raw.labels.names[row] is not None]
@@ -95,6 +95,6 @@ def _number(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
 
 
 def class_counts(labels: Tensor, classes: Sequence[str]) -> dict[str, int]:
-    """How many examples each class has."""
+    """Number of examples of each class."""
     counts = torch.bincount(labels.cpu(), minlength=len(classes)).tolist()
     return dict(zip(classes, counts, strict=True))

@@ -1,4 +1,4 @@
-"""Examples of one set that stand in another too: byte for byte, or as resized or recompressed images."""
+"""Duplicates between two data sets: identical bytes, or resized or recompressed images."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_BITS_APART = 6  # of 64: copies of one image differ in fewer bits of their hash
-_MEAN_APART = 6.0  # of 255: mean difference of copies, at 16 x 16
-_WORST_APART = 40.0  # of 255: worst difference of copies, at 16 x 16
+_BITS_APART = 6  # of 64: largest Hamming distance between the hashes of copies
+_MEAN_APART = 6.0  # of 255: largest mean difference between copies, at 16 x 16
+_WORST_APART = 40.0  # of 255: largest difference at any value between copies, at 16 x 16
 _ROWS = 512
 
 
 class Duplicate(NamedTuple):
-    first: int  # row in the one set
-    second: int  # row in the other
+    first: int  # row in the first set
+    second: int  # row in the second set
     exact: bool
 
 
 def duplicates(first: Tensor, second: Tensor) -> list[Duplicate]:
     """For each row of ``first`` the rows of ``second`` that are the same example.
 
-    Rows are the same when their bytes are. Byte images (N, C, H, W) are also the same when their difference
-    hashes (9 x 8 grey, 64 bits) are at most 6 bits apart and, as a second opinion, their 16 x 16 thumbnails
-    differ little everywhere.
+    Exact duplicates have identical bytes. uint8 images (N, C, H, W) are near duplicates if their difference hashes
+    (9 x 8 grey, 64 bits) are at most 6 bits apart and, to confirm, their 16 x 16 thumbnails differ little.
     """
     if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
         return []
@@ -34,7 +33,7 @@ def duplicates(first: Tensor, second: Tensor) -> list[Duplicate]:
     if first.ndim != 4 or first.dtype != torch.uint8:
         return found
     known = {(one.first, one.second) for one in found}
-    return found + [pair for pair in _alike(first, second) if pair[:2] not in known]
+    return found + [pair for pair in _near(first, second) if pair[:2] not in known]
 
 
 def _exact(first: Tensor, second: Tensor) -> list[Duplicate]:
@@ -52,12 +51,12 @@ def _digests(rows: Tensor) -> list[bytes]:
     return found
 
 
-def _alike(first: Tensor, second: Tensor) -> list[Duplicate]:
+def _near(first: Tensor, second: Tensor) -> list[Duplicate]:
     hashes, others = difference_hash(first), difference_hash(second)
     small, small_others = _thumbnails(first), _thumbnails(second)
     found = []
     for start in range(0, len(hashes), _ROWS):
-        # Signs of ±1: their product is 64 minus twice the number of bits that differ.
+        # Of ±1 vectors: the product is 64 minus twice the number of differing bits.
         agree = hashes[start : start + _ROWS] @ others.T
         rows, columns = (agree >= 64 - 2 * _BITS_APART).nonzero(as_tuple=True)
         for at in torch.split(torch.arange(len(rows)), 65536):
@@ -80,7 +79,7 @@ def difference_hash(images: Tensor) -> Tensor:
 
 
 def _thumbnails(images: Tensor) -> Tensor:
-    """(N, C·256) bytes."""
+    """(N, C·256) uint8: 16 x 16 thumbnails."""
     made = []
     for piece in torch.split(images, _ROWS):
         small = F.interpolate(piece.cpu().float(), size=(16, 16), mode="bilinear", antialias=True, align_corners=False)

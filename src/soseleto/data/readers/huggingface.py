@@ -1,4 +1,4 @@
-"""Hugging Face data sets, by their shape alone: nothing of that library is imported here."""
+"""Hugging Face data sets, recognised by their attributes, so that the library need not be imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from soseleto.data.readers.labels import names_of
-from soseleto.data.readers.raw import Raw, Reading
+from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.tables import IDS, LABELS, PATHS, labels_from
 from soseleto.errors import DataError, UsageError, did_you_mean
 
@@ -19,17 +20,19 @@ def is_huggingface(data: Any) -> bool:
 
 
 def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
-    """An image column or numeric features, and a label column; ClassLabel keeps its own class order."""
+    """Read an image column or numeric features, and a label column; a ClassLabel keeps its class order."""
     if isinstance(data.column_names, dict):
         raise UsageError(f"the {name} is a Hugging Face DatasetDict: choose a split, as in data[{next(iter(data))!r}].")
     features: dict[str, Any] = dict(data.features)
     label = _choose(features, reading.label_column, "ClassLabel", LABELS, "label_column")
     if label is None:
-        raise DataError(f"the {name} has no label column among {list(features)}: say label_column=...")
+        raise DataError(
+            f"the {name} has no label column among {list(features)}: type reading=Reading(label_column=...)."
+        )
     identity = _choose(features, reading.id_column, None, IDS, "id_column")
     image = _choose(features, reading.path_column, "Image", PATHS, "path_column")
     if image is not None and type(features[image]).__name__ != "Image":
-        raise DataError(f"column {image!r} of the {name} is not of kind Image: cast it with cast_column first.")
+        raise DataError(f"column {image!r} of the {name} is not an Image feature: cast it with cast_column first.")
     classes = getattr(features[label], "names", None)
     values = list(data[label])
     made = Raw(
@@ -47,7 +50,7 @@ def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
 
 
 class _Column(Sequence[Any]):
-    """One column of images, each decoded by the data set when it is asked for."""
+    """One column of images, each decoded by the data set on access."""
 
     def __init__(self, data: Any, column: str) -> None:
         self._data, self._column = data, column
@@ -78,5 +81,5 @@ def _features(data: Any, columns: tuple[str, ...], name: str) -> torch.Tensor:
         try:
             made[:, at] = torch.tensor([float("nan") if v is None else float(v) for v in data[column]])
         except (TypeError, ValueError) as error:
-            raise DataError(f"column {column!r} of the {name} does not hold numbers: leave it out.") from error
+            raise DataError(f"column {column!r} of the {name} does not hold numbers: remove it.") from error
     return made

@@ -1,4 +1,4 @@
-"""An image folder: one subfolder a class, the path below the folder is the id."""
+"""Image folders: one subfolder per class; the path below the folder is the id."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 
 from soseleto.data.readers.labels import Names
 from soseleto.data.readers.problems import Problem, some
-from soseleto.data.readers.raw import Raw, Reading
+from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.reading import Reading
 from soseleto.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
 
 
 def read_folder(folder: Path, *, name: str, reading: Reading) -> Raw:
-    """Every image below each subfolder, however deep, sorted by path; hidden files are not images."""
+    """All images at any depth below the class folders, sorted by path; hidden files are skipped."""
     classes = sorted(entry.name for entry in os.scandir(folder) if _is_class(entry))
     if not classes:
         raise DataError(
@@ -30,7 +31,7 @@ def read_folder(folder: Path, *, name: str, reading: Reading) -> Raw:
         )
     labels = Names(tuple(c for c in classes for _ in found[c]))
     files = tuple(f"{folder}{os.sep}{path}" for path in ids)
-    # Only links can lead outside: files that are links, and everything below a class folder that is one.
+    # Only links can lead outside: linked files, and all files below a linked class folder.
     links = [path for c in classes for path, link in found[c] if link or os.path.islink(folder / c)]
     problems = _empty(name, [c for c in classes if not found[c]])
     problems += () if reading.allow_outside else _outside(folder, links, name=name)
@@ -42,7 +43,7 @@ def _is_class(entry: os.DirEntry[str]) -> bool:
 
 
 def _images(folder: Path, c: str, *, allow_outside: bool) -> Iterator[tuple[str, bool]]:
-    """Posix paths relative to the folder, and whether the file is a link; linked folders only when told to."""
+    """Posix paths relative to the folder, and whether the file is a link; linked folders only if ``allow_outside``."""
     below = [c]
     while below:
         here = below.pop()
@@ -67,22 +68,22 @@ def _outside(folder: Path, links: list[str], *, name: str) -> tuple[Problem, ...
     bad = [links[row] for row in outside(folder, links)]
     if not bad:
         return ()
-    text = f"{some(bad)} lead outside {folder}: say allow_outside=True if that is meant."
+    text = f"{some(bad)} lead outside {folder}: type reading=Reading(allow_outside=True) if that is intended."
     return (Problem(name, "outside", text, tuple(bad)),)
 
 
 def outside(root: Path, paths: list[str]) -> list[int]:
-    """The rows whose path, links followed, does not stay below the root."""
+    """The rows whose path, with links resolved, is not below the root."""
     real_root = os.path.realpath(root)
-    real_folder: dict[str, str] = {}  # links are resolved once a folder, not once a file
+    real_folder: dict[str, str] = {}  # links are resolved once per folder, not once per file
     rows = []
     for row, path in enumerate(paths):
-        whole = os.path.join(root, path)
-        folder, name = os.path.split(whole)
+        full = os.path.join(root, path)
+        folder, name = os.path.split(full)
         if folder not in real_folder:
             real_folder[folder] = os.path.realpath(folder)
-        odd = name in ("", ".", "..") or os.path.islink(whole)
-        real = os.path.realpath(whole) if odd else os.path.join(real_folder[folder], name)
+        special = name in ("", ".", "..") or os.path.islink(full)
+        real = os.path.realpath(full) if special else os.path.join(real_folder[folder], name)
         if os.path.commonpath([real_root, real]) != real_root:
             rows.append(row)
     return rows

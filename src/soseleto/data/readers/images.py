@@ -1,8 +1,8 @@
-"""The one shape that all images of a pair get, chosen from the source; and the images in it."""
+"""Images decoded to one shape, which is chosen from the source."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -11,46 +11,40 @@ from torch import Tensor
 
 from soseleto.data import optional
 from soseleto.data.image_decoding.cache import decoded
+from soseleto.data.image_decoding.workers import Bad, Progress, Shape
 from soseleto.data.readers.problems import Problem, some
-from soseleto.data.readers.raw import Raw, Reading
-from soseleto.errors import DataError, UsageError
+from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.reading import Reading
+from soseleto.errors import DataError
 
-_LOOKED_AT = 256  # source images, evenly spaced, whose headers settle size and colour
-_LARGEST = 224  # the largest side chosen without being asked
+_SAMPLED = 256  # source images, evenly spaced, whose headers decide size and colour
+_LARGEST = 224  # the largest side chosen by default
 
-Shape = tuple[int, int, int]  # channels, height, width
+Header = tuple[int, int, bool]  # height, width, whether the image has colour
 
 
 def shape_for(source: Raw, reading: Reading) -> Shape | None:
-    """Channels, height and width of every image; None when there are no images to decode.
+    """Channels, height and width of every image; None if the inputs are not images.
 
-    Where the user did not say: the source's own size when all its images have the same and no side is above 224,
-    else a square with the median of the shorter sides, at most 224. Grey when all source images are grey.
+    Defaults: the size of the source images if it is the same for all and no side is above 224, else a square with
+    the median of the shorter sides, at most 224; grey if all source images are grey.
     """
     if source.inputs is not None:
         if source.inputs.ndim != 4:
             return None
         return (int(source.inputs.shape[1]), int(source.inputs.shape[2]), int(source.inputs.shape[3]))
-    looked_at = _look(source)
-    if not looked_at:
-        raise DataError(f"none of the {source.name} images looked at can be read: check the files.")
-    height, width = _sides(reading.image_size) or _usual_size(looked_at)
-    colour = any(seen[2] for seen in looked_at)
+    headers = _headers(source)
+    if not headers:
+        raise DataError(f"none of the sampled {source.name} images can be read: check the files.")
+    height, width = reading.sides or _default_size(headers)
+    colour = any(header[2] for header in headers)
     return (reading.channels or (3 if colour else 1), height, width)
 
 
-def check_options(reading: Reading) -> None:
-    _sides(reading.image_size)
-    if reading.channels not in (None, 1, 3):
-        raise UsageError(f"channels must be 1 (grey) or 3 (RGB), got {reading.channels!r}.")
-    if reading.workers is not None and reading.workers < 0:
-        raise UsageError(f"workers must be 0 or more, got {reading.workers}.")
-
-
 def pixels_of(
-    raw: Raw, shape: Shape, reading: Reading, progress: Callable[[int, int], None] | None = None
+    raw: Raw, shape: Shape, reading: Reading, progress: Progress | None = None
 ) -> tuple[Tensor, list[Problem]]:
-    """All images of a data set as (N, C, H, W) uint8, and those that could not be read (their rows are zero)."""
+    """All images of a data set as (N, C, H, W) uint8, and the unreadable ones as problems (their rows are zero)."""
     if raw.files is not None:
         made = decoded(raw.files, shape, cache=reading.cache, workers=reading.workers, progress=progress)
         inputs, bad = made.inputs, [(row, why) for row, why in made.bad if raw.files[row]]
@@ -61,20 +55,20 @@ def pixels_of(
     return inputs, _problems(raw, bad, names)
 
 
-def _convert(images: Sequence[Any], shape: Shape) -> tuple[Tensor, list[tuple[int, str]]]:
+def _convert(images: Sequence[Any], shape: Shape) -> tuple[Tensor, Bad]:
     rules = optional.decoding()
     made = torch.zeros((len(images), *shape), dtype=torch.uint8)
-    bad = []
+    bad: Bad = []
     for row in range(len(images)):
         try:
             made[row] = torch.frombuffer(bytearray(rules.pixels(images[row], shape)), dtype=torch.uint8).view(shape)
-        except Exception as error:  # as in decoding.fill: one bad image must not stop the others
+        except Exception as error:  # as in rules.fill: one bad image must not stop the others
             bad.append((row, rules.reason(error)))
     return made, bad
 
 
-def _problems(raw: Raw, bad: list[tuple[int, str]], names: list[str]) -> list[Problem]:
-    """One problem a reason, so that a thousand missing files are one line."""
+def _problems(raw: Raw, bad: Bad, names: list[str]) -> list[Problem]:
+    """One problem per reason, so that a thousand missing files are one line."""
     reasons: dict[str, list[int]] = {}
     for at, (_, why) in enumerate(bad):
         reasons.setdefault(why, []).append(at)
@@ -87,36 +81,27 @@ def _problems(raw: Raw, bad: list[tuple[int, str]], names: list[str]) -> list[Pr
     return made
 
 
-def _look(source: Raw) -> list[tuple[int, int, bool]]:
+def _headers(source: Raw) -> list[Header]:
     rules = optional.decoding()
     every: Sequence[Any] = source.files if source.files is not None else source.images or ()
-    step = max(1, len(every) // _LOOKED_AT)
-    seen = []
+    step = max(1, len(every) // _SAMPLED)
+    headers = []
     for row in range(0, len(every), step):
         try:
             one = every[row]
-            seen.append(rules.probe(one) if isinstance(one, str) else _seen(one))
-        except Exception:  # it is reported when it is decoded
+            headers.append(rules.probe(one) if isinstance(one, str) else _header(one))
+        except Exception:  # reported when the image is decoded
             continue
-    return seen
+    return headers
 
 
-def _seen(image: Any) -> tuple[int, int, bool]:
+def _header(image: Any) -> Header:
     return image.size[1], image.size[0], image.mode not in ("1", "L", "LA", "I", "F")
 
 
-def _usual_size(seen: list[tuple[int, int, bool]]) -> tuple[int, int]:
-    sizes = [(height, width) for height, width, _ in seen]
+def _default_size(headers: list[Header]) -> tuple[int, int]:
+    sizes = [(height, width) for height, width, _ in headers]
     if len(set(sizes)) == 1 and max(sizes[0]) <= _LARGEST:
         return sizes[0]
     side = min(_LARGEST, round(median(min(size) for size in sizes)))
     return side, side
-
-
-def _sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if size is None:
-        return None
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    if len(sides) != 2 or not all(isinstance(side, int) and 4 <= side <= 4096 for side in sides):
-        raise UsageError(f"image_size must be one side or (height, width), each from 4 to 4096, got {size!r}.")
-    return sides

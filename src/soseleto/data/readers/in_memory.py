@@ -1,4 +1,4 @@
-"""What is already in memory becomes Examples: pairs of arrays or tensors, and map-style Datasets."""
+"""Data already in memory: pairs of arrays or tensors, and map-style Datasets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _CHANNELS = (1, 3, 4)
 
 
 def inputs_of(values: Any, *, name: str) -> Tensor:
-    """Inputs as a tensor: bytes stay bytes, floats become float32, whole numbers int64.
+    """Inputs as a tensor: uint8 is kept, floats become float32, other integers int64.
 
-    NumPy images (N, H, W, C) become (N, C, H, W), and bytes (N, H, W) become (N, 1, H, W); tensors keep
-    their shape.
+    NumPy images (N, H, W, C) become (N, C, H, W), and uint8 (N, H, W) becomes (N, 1, H, W); tensors keep their shape.
     """
     if isinstance(values, Tensor):
         return _narrow(values, name=name)
@@ -38,7 +37,7 @@ def inputs_of(values: Any, *, name: str) -> Tensor:
 
 
 def labels_of(values: Any, *, name: str) -> Tensor | Names:
-    """Whole numbers are class indices already, floats are regression targets, text is class names."""
+    """Labels in memory: integers are class indices, floats are regression targets, text is class names."""
     if isinstance(values, Tensor):
         labels = values.detach()
     else:
@@ -56,7 +55,7 @@ def labels_of(values: Any, *, name: str) -> Tensor | Names:
 
 
 def stack_dataset(dataset: Any, *, name: str) -> tuple[Any, Any]:
-    """Inputs and labels of a map-style Dataset of (input, label), stacked."""
+    """Stacked inputs and labels of a map-style Dataset of (input, label)."""
     tensors = getattr(dataset, "tensors", None)
     if isinstance(tensors, tuple) and len(tensors) == 2:  # a TensorDataset: nothing to stack
         return tensors
@@ -78,7 +77,7 @@ def stack_dataset(dataset: Any, *, name: str) -> tuple[Any, Any]:
 def _item(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    array = np.asarray(value)  # arrays, numbers, and PIL images too
+    array = np.asarray(value)  # arrays, numbers and PIL images
     return torch.from_numpy(_writable(array))
 
 
@@ -111,6 +110,6 @@ def _narrow(values: Tensor, *, name: str) -> Tensor:
 
 
 def _writable(array: Any) -> Any:
-    """torch warns about arrays that cannot be written, and refuses negative strides."""
+    """A copy if needed: torch warns about read-only arrays and refuses negative strides."""
     fine = array.flags.writeable and all(stride >= 0 for stride in array.strides)
     return array if fine else array.copy()

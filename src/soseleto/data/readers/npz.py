@@ -1,4 +1,4 @@
-"""``.npz`` files with arrays x and y, and optionally id and truth; no pickles, no bombs."""
+"""``.npz`` files with arrays x and y, and optionally id and truth; no pickles, no decompression bombs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS = ("x", "y", "id", "truth")
 
 
 def read_npz(path: Path, *, name: str) -> Raw:
-    """x is inputs, y labels (the label rule applies), id names the examples, truth the right labels."""
+    """Read x as inputs, y as labels (numbered as in ``labels``), id as ids and truth as correct labels."""
     arrays = _load(path)
     for field in ("x", "y"):
         if field not in arrays:
@@ -31,9 +31,9 @@ def read_npz(path: Path, *, name: str) -> Raw:
     count = len(arrays["x"]) if arrays["x"].ndim else 0
     for field, array in arrays.items():
         if array.ndim == 0 or len(array) != count:
-            raise DataError(f"{path} has {count} inputs in x but shape {array.shape} in {field}: give one each.")
+            raise DataError(f"{path} has {count} inputs in x but shape {array.shape} in {field}: give one for each.")
     if "id" in arrays and arrays["id"].ndim != 1:
-        raise DataError(f"id in {path} has shape {arrays['id'].shape}: give one name an example.")
+        raise DataError(f"id in {path} has shape {arrays['id'].shape}: give one name per example.")
     labels = arrays["y"]
     return Raw(
         name,
@@ -46,7 +46,7 @@ def read_npz(path: Path, *, name: str) -> Raw:
 
 
 def read_npz_inputs(path: Path) -> Tensor:
-    """x alone."""
+    """Only the array x."""
     arrays = _load(path)
     if "x" not in arrays:
         raise DataError(f"{path} has no array 'x': save it with np.savez(path, x=inputs).")
@@ -65,11 +65,11 @@ def _load(path: Path) -> dict[str, Any]:
     except _DAMAGED_ARCHIVE as error:
         if isinstance(error, FileNotFoundError):
             raise DataError(f"{path} is missing: check the path.") from error
-        raise DataError(f"{path} is not a whole .npz file ({error}): save it again with np.savez.") from error
+        raise DataError(f"{path} is not a complete .npz file ({error}): save it again with np.savez.") from error
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Any:
-    """One member, its declared shape checked against its size before memory is spent."""
+    """One array; its declared shape is checked against its size before memory is allocated."""
     what = f"{info.filename} in {path}"
     check_expansion(info.compress_size, info.file_size, what=what)
     with archive.open(info) as file:
@@ -89,16 +89,16 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Any:
             raise DataError(f"{what} declares shape {shape} but holds {info.file_size} bytes: save it again.")
         content = file.read(size)
     if len(content) != size:
-        raise DataError(f"{what} is cut off: save it again.")
+        raise DataError(f"{what} is truncated: save it again.")
     flat = np.frombuffer(bytearray(content), dtype=dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
-# What Python's reader of archives lets through; names that are no text and places before the file are ValueErrors.
+# What zipfile raises; undecodable names and negative offsets are ValueErrors.
 _DAMAGED_ARCHIVE = (
     zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError, struct.error
 )  # fmt: skip
-# What NumPy lets through when a header is no literal: it is parsed, and where that fails filtered as tokens.
+# What NumPy raises for a header that is not a literal: it parses it and, if that fails, filters its tokens.
 _DAMAGED_HEADER = (ValueError, TypeError, KeyError, SyntaxError, TokenError, RecursionError, MemoryError)
 
 

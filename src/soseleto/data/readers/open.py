@@ -1,4 +1,4 @@
-"""Whatever the user hands over, as a Raw data set: one dispatch, by what the thing is."""
+"""Any accepted form of data as a Raw data set: dispatch by type."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from soseleto.data.examples import Examples
-from soseleto.data.optional import need
 from soseleto.data.readers import huggingface, image_folder, npz, tables
 from soseleto.data.readers.in_memory import inputs_of, labels_of, stack_dataset
-from soseleto.data.readers.raw import Raw, Reading
-from soseleto.errors import DataError, UsageError, did_you_mean
+from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.reading import Reading
+from soseleto.errors import DataError, UsageError, did_you_mean, need
 
 _FORMS = (
     "a path (image folder, .csv, .tsv, .parquet, .jsonl, .npz), a pair (inputs, labels), "
@@ -23,7 +23,7 @@ _FORMS = (
 
 
 def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
-    """Any accepted form; labels are not yet numbered and images not yet decoded."""
+    """Read any accepted form; labels are not yet numbered and images not yet decoded."""
     if isinstance(data, Examples):
         return _from_examples(data, name)
     if isinstance(data, str | os.PathLike):
@@ -38,7 +38,7 @@ def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
         return _from_pair(*stack_dataset(data, name=name), name)
     if hasattr(data, "__iter__") and not isinstance(data, Tensor | dict):
         raise UsageError(
-            f"the {name} can only be iterated, and weights belong to fixed examples: give a map-style "
+            f"the {name} can only be iterated, but every weight belongs to one example: give a map-style "
             "Dataset with __len__ and __getitem__."
         )
     raise UsageError(f"the {name} is a {type(data).__name__}: give {_FORMS}.")
@@ -71,12 +71,12 @@ def _from_frame(data: Any, *, name: str, reading: Reading) -> Raw:
 
 def _from_path(path: Path, *, name: str, reading: Reading) -> Raw:
     if path.is_dir():
-        return image_folder.read_folder(path, name=name, reading=_only_folder(reading, path))
+        return image_folder.read_folder(path, name=name, reading=_folder_options(reading, path))
     suffix = path.suffix.lower()
     if suffix not in (*tables.SUFFIXES, ".npz"):
         known = f"an image folder, or a file ending in {', '.join(tables.SUFFIXES)} or .npz"
-        here = "is not there" if not path.exists() else "is of no known kind"
-        raise UsageError(f"the {name} {str(path)!r} {here}{_close(path)}: give {known}.")
+        problem = "has an unknown ending" if path.exists() else "is not there"
+        raise UsageError(f"the {name} {str(path)!r} {problem}{_close(path)}: give {known}.")
     if not path.is_file():
         raise UsageError(f"the {name} {str(path)!r} is not there{_close(path)}: check the path.")
     if suffix == ".npz":
@@ -84,8 +84,8 @@ def _from_path(path: Path, *, name: str, reading: Reading) -> Raw:
     return tables.read_table(path, name=name, reading=reading)
 
 
-def _only_folder(reading: Reading, path: Path) -> Reading:
-    """Column options have no effect on a folder: say so."""
+def _folder_options(reading: Reading, path: Path) -> Reading:
+    """Refuse options for tables, which have no effect on an image folder."""
     for option in ("path_column", "id_column", "truth_column", "root"):
         if getattr(reading, option) is not None:
             raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")

@@ -1,4 +1,4 @@
-"""Problems found before training: all of them in one list, each with the examples it concerns."""
+"""Problems found before training, each with the affected examples."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with one of the data sets.
+    """One problem of one data set.
 
     where: "source", "target" or "test"
-    kind: a short word for machines, such as "unreadable" or "duplicate"
-    text: one sentence for people
-    ids: the examples to leave out, which skip_bad does
-    stops: whether training should not start with it
+    kind: a short keyword, such as "unreadable" or "duplicate"
+    text: one sentence for the user
+    ids: the examples to leave out, as skip_bad does
+    stops: whether it prevents training
     """
 
     where: str
@@ -32,7 +32,7 @@ class Problem:
         return f"{self.where}: {self.text}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the run folder."""
+        """JSON-compatible values, for the run folder."""
         return {
             "where": self.where,
             "kind": self.kind,
@@ -43,7 +43,7 @@ class Problem:
 
 
 class ProblemsError(DataError):
-    """The data have problems that should be seen to first; ``problems`` lists them all."""
+    """The data have problems that prevent training; ``problems`` lists all of them."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -51,12 +51,12 @@ class ProblemsError(DataError):
         count = f"{len(stopping)} problem{'s' if len(stopping) != 1 else ''}"
         lines = "".join(f"\n  - {problem}" for problem in stopping)
         super().__init__(
-            f"the data have {count}: mend them, or go on without these examples with skip_bad=True (--skip-bad).{lines}"
+            f"the data have {count}: fix them, or leave these examples out with skip_bad=True (--skip-bad).{lines}"
         )
 
 
 def some(items: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
+    """The first few items, and the number of the others."""
     shown = ", ".join(items[:_SHOWN])
     more = len(items) - _SHOWN
     return f"{shown} and {more} more" if more > 0 else shown

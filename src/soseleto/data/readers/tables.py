@@ -1,7 +1,7 @@
-"""CSV, TSV, Parquet and JSON-lines tables, and data frames: a row is an example.
+"""CSV, TSV, Parquet and JSON-lines tables, and data frames: one example per row.
 
-With a path column the rows are images; else every column that is not label, id or truth is a feature, and must
-hold numbers. Columns are found by name when they are not given: the first of the usual names, in any case.
+With a path column the rows are images; else every column other than label, id and truth is a feature and must hold
+numbers. Columns that are not given are found by their usual names, ignoring case.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from soseleto.data.limits import check_size
-from soseleto.data.optional import need
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import Names, is_regression, names_of
 from soseleto.data.readers.problems import Problem, some
-from soseleto.data.readers.raw import Raw, Reading
-from soseleto.errors import DataError, UsageError, did_you_mean
+from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.reading import Reading
+from soseleto.errors import DataError, UsageError, did_you_mean, need
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 LABELS = ("label", "class", "target", "y", "category")
@@ -35,22 +35,23 @@ def read_table(path: Path, *, name: str, reading: Reading) -> Raw:
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> Tensor:
-    """These columns of a table as (N, D) float32; others are not looked at."""
+    """These columns of a table as (N, D) float32; others are ignored."""
     table = load(path, "")
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         hint = did_you_mean(missing[0], table.column_names)
-        raise DataError(f"{path} has no column {some(missing)}{hint}: give the columns of the training.")
+        raise DataError(f"{path} has no column {some(missing)}{hint}: give all columns that the model was trained on.")
     read = _with_features(Raw("", Names(())), table, list(columns), str(path)).inputs
     assert read is not None
     bad = (~read.isfinite()).any(1).nonzero().flatten().tolist()
     if bad:
-        raise DataError(f"{len(bad)} rows of {path} have missing or infinite values ({some([str(r) for r in bad])}).")
+        rows = some([str(row) for row in bad])
+        raise DataError(f"{len(bad)} rows of {path} have missing or infinite values ({rows}): remove them.")
     return read
 
 
 def read_paths(path: Path) -> list[str]:
-    """The image files of a table with a path column; relative ones start from the table's folder."""
+    """The image files of a table with a path column; relative paths start from the table's folder."""
     table = load(path, "")
     column = _column(table, None, PATHS, "path_column", str(path), text_only=True)
     if column is None:
@@ -62,13 +63,13 @@ def read_paths(path: Path) -> list[str]:
 
 
 def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, what: str) -> Raw:
-    """A pyarrow table as a data set; ``folder`` is where its relative paths start."""
+    """A pyarrow table as a data set; relative paths start from ``folder``."""
     if table.num_rows == 0:
         raise DataError(f"{what} has no rows: give the {name} at least one example.")
     if len(set(table.column_names)) != len(table.column_names):
         raise DataError(f"{what} has two columns of one name: rename one of {some(table.column_names)}.")
     if name != "source" and reading.truth_column not in table.column_names:
-        reading = replace(reading, truth_column=None)  # what is trusted needs no right labels beside its own
+        reading = replace(reading, truth_column=None)  # only the source needs correct labels beside its own
     found = columns_of(table, reading, what=what)
     label, path, identity, truth = found.label, found.path, found.identity, found.truth
     used = [c for c in (label, path, identity, truth) if c is not None]
@@ -86,7 +87,7 @@ def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is what; the others are features."""
+    """The columns with a role; the others are features."""
 
     label: str
     path: str | None
@@ -95,24 +96,25 @@ class Columns:
 
 
 def columns_of(table: Any, reading: Reading, *, what: str) -> Columns:
-    """By the names given, else by the usual ones."""
+    """Find the columns by the given names, else by the usual ones."""
     label = _column(table, reading.label_column, LABELS, "label_column", what)
     if label is None:
         raise DataError(
-            f"{what} has no label column among {some(table.column_names)}: say label_column=... (--label-column)."
+            f"{what} has no label column among {some(table.column_names)}: "
+            "type reading=Reading(label_column=...), or --label-column."
         )
     path = _column(table, reading.path_column, PATHS, "path_column", what, text_only=True)
     identity = _column(table, reading.id_column, IDS, "id_column", what)
     truth = _column(table, reading.truth_column, (), "truth_column", what)
     used = [c for c in (label, path, identity, truth) if c is not None]
     if len(set(used)) != len(used):
-        raise UsageError(f"{what}: one column is asked to be two things among {some(used)}.")
+        raise UsageError(f"{what}: one column is named for two roles among {some(used)}: name another.")
     return Columns(label, path, identity, truth)
 
 
 def labels_from(values: Any, *, name: str) -> Names | Tensor:
-    """Numbers that are not all whole are regression targets; everything else is a class name."""
-    if isinstance(values, np.ndarray):  # more than one number an example
+    """Labels of a file: numbers that are not all integers are regression targets, all else is a class name."""
+    if isinstance(values, np.ndarray):  # more than one number per example
         if values.dtype.kind not in "buif":
             raise DataError(f"{name} labels have shape {values.shape} and type {values.dtype}: give one name each.")
         return torch.from_numpy(values.astype(np.float32))
@@ -122,20 +124,20 @@ def labels_from(values: Any, *, name: str) -> Names | Tensor:
 
 
 def load(path: Path, name: str) -> Any:
-    """The file as a pyarrow table; what is wrong with it is one sentence."""
+    """Read the file as a pyarrow table; any error becomes a DataError."""
     need("pyarrow", to=f"reading the table {path}")
     try:
         table = _parsed(path)
-        table.validate(full=True)  # text that is not UTF-8, offsets that lead nowhere
+        table.validate(full=True)  # text that is not UTF-8, offsets out of range
         str(table.column_names)
         return table
     except DataError:
         raise
     except FileNotFoundError as error:
         raise DataError(f"the {name} table {path} is missing: check the path.") from error
-    except Exception as error:  # Arrow's errors, and the OSErrors and ValueErrors it lets through
-        words = " ".join(str(error).split())[:300]
-        raise DataError(f"the {name} table {path} cannot be read ({words}): mend it or save it again.") from error
+    except Exception as error:  # Arrow's errors, and OSErrors and ValueErrors from within it
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"the {name} table {path} cannot be read ({reason}): fix it or save it again.") from error
 
 
 def _parsed(path: Path) -> Any:
@@ -158,7 +160,7 @@ def _load_csv(path: Path, delimiter: str) -> Any:
 def _load_parquet(path: Path) -> Any:
     parquet = need("pyarrow.parquet", to="reading Parquet")
     with parquet.ParquetFile(str(path)) as file:
-        # A few bytes of run lengths can stand for billions of rows: look before reading.
+        # A few bytes of run lengths can encode billions of rows: check the size before reading.
         check_size(8 * file.metadata.num_rows * max(1, file.metadata.num_columns), what=str(path))
         return file.read()
 
@@ -173,7 +175,7 @@ def _column(
             raise UsageError(f"{what} has no column {given!r} for {option}{hint}.")
         return given
     lower = {column.lower(): column for column in reversed(columns)}
-    found = next((lower[word] for word in usual if word in lower), None)
+    found = next((lower[candidate] for candidate in usual if candidate in lower), None)
     if found is not None and text_only and not _is_text(table[found].type):
         return None
     return found
@@ -198,21 +200,21 @@ def _with_images(made: Raw, paths: list[Any], reading: Reading, folder: Path | N
     left = [] if reading.allow_outside else outside(root, relative)
     problems = [
         *_rows(made, "missing", sorted(missing), "have no path: give them one, or leave them out"),
-        *_rows(made, "outside", left, f"lead outside {root}: say root=... or allow_outside=True if meant"),
+        *_rows(made, "outside", left, f"lead outside {root}: type reading=Reading(allow_outside=True), or root=..."),
     ]
-    never = missing.union(left)  # an empty name is never opened
-    files = tuple("" if row in never else os.path.join(root, path) for row, path in enumerate(relative))
+    unread = missing.union(left)  # an empty name is never opened
+    files = tuple("" if row in unread else os.path.join(root, path) for row, path in enumerate(relative))
     return replace(made, files=files, paths=files, problems=tuple(problems))
 
 
-def _rows(made: Raw, kind: str, rows: list[int], words: str) -> list[Problem]:
+def _rows(made: Raw, kind: str, rows: list[int], what: str) -> list[Problem]:
     ids = tuple(made.id_of(row) for row in rows)
-    return [Problem(made.name, kind, f"{len(ids)} rows {words} ({some(ids)}).", ids)] if ids else []
+    return [Problem(made.name, kind, f"{len(ids)} rows {what} ({some(ids)}).", ids)] if ids else []
 
 
 def _with_features(made: Raw, table: Any, columns: list[str], what: str) -> Raw:
     if not columns:
-        raise DataError(f"{what} has a label but no features: add feature columns, or say path_column=...")
+        raise DataError(f"{what} has a label but no features: add feature columns, or name the path_column.")
     check_size(4 * table.num_rows * len(columns), what=what)
     inputs = torch.empty(table.num_rows, len(columns))
     for at, column in enumerate(columns):
@@ -221,7 +223,7 @@ def _with_features(made: Raw, table: Any, columns: list[str], what: str) -> Raw:
 
 
 def _numbers(column: Any, name: str, what: str) -> Any:
-    """A column as float32, NaN where a value is missing."""
+    """A column as float32, with NaN for missing values."""
     types = need("pyarrow", to="reading tables").types
     kind = column.type
     if types.is_null(kind):
@@ -235,5 +237,5 @@ def _numbers(column: Any, name: str, what: str) -> Any:
         values = np.asarray([np.nan if value is None else float(value) for value in column.to_pylist()])
     else:
         values = column.to_numpy()
-    with np.errstate(over="ignore"):  # a number too large for float32 is infinite, which is looked for later
+    with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is checked later
         return values.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Inputs to predict, which have no labels: images, folders of images, tables and ``.npz`` files."""
+"""Unlabelled inputs for prediction: images, folders of images, tables and ``.npz`` files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from soseleto.errors import DataError, UsageError
 
 
 class Inputs(NamedTuple):
-    names: tuple[str, ...]  # where each row came from
-    values: Tensor  # (N, ...) as the training's reader would have given them
+    names: tuple[str, ...]  # FILE or FILE:ROW of each input
+    values: Tensor  # (N, ...) as read for training
 
 
 def read_inputs(
     paths: Sequence[str | os.PathLike[str]], *, shape: tuple[int, ...], columns: Sequence[str] | None = None
 ) -> Inputs:
-    """Every input below ``paths``, in the shape the model was trained on; one that cannot be read raises."""
+    """All inputs in ``paths``, in the shape the model was trained on; an unreadable input raises."""
     read = [_one(Path(path).expanduser(), shape, columns) for path in paths]
     if not read:
         raise UsageError("nothing to predict: name image files, folders, tables or .npz files.")
@@ -44,16 +44,19 @@ def _one(path: Path, shape: tuple[int, ...], columns: Sequence[str] | None) -> I
     if suffix in IMAGES:
         return _images([str(path)], shape)
     if suffix in TABLES and columns is not None:
-        values = read_columns(path, columns)
-        return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values)
+        return _rows(path, read_columns(path, columns))
     if suffix in TABLES:
         return _images(read_paths(path), shape)
     if suffix == ".npz":
         values = read_npz_inputs(path)
         if tuple(values.shape[1:]) != shape:
-            raise DataError(f"{path} holds inputs of shape {tuple(values.shape[1:])}, and the model takes {shape}.")
-        return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values)
-    raise UsageError(f"{path} is of no known kind: name images, folders, {', '.join(TABLES)} or .npz files.")
+            raise DataError(f"{path} holds inputs of shape {tuple(values.shape[1:])}: the model needs {shape}.")
+        return _rows(path, values)
+    raise UsageError(f"{path} has an unknown ending: name images, folders, {', '.join(TABLES)} or .npz files.")
+
+
+def _rows(path: Path, values: Tensor) -> Inputs:
+    return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values)
 
 
 def _below(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which examples make up each batch: every one once, equally often, and the same again after a resume."""
+"""Batch indices: every source example once per epoch, targets equally often, the same after a resume."""
 
 import pytest
 import torch

@@ -1,0 +1,64 @@
+"""The options of the file readers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from soseleto.errors import UsageError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How files are read; an option that is None is chosen from the data.
+
+    image_size: side of every image in pixels, or (height, width); default: the size of the source images, at most 224
+    channels: 1 for grey, 3 for RGB; default: grey if all source images are grey
+    label_column, path_column, id_column: columns of a table; default: found by their usual names
+    truth_column: column of a table with the correct labels, where they are known
+    root: folder that relative paths in a table start from; default: the table's own folder
+    allow_outside: follow paths and links that lead out of that folder
+    cache: folder for decoded images; default: SOSELETO_CACHE, else ~/.cache/soseleto/images
+    workers: number of decoding processes, 0 for none; default: one per core if there are many images
+    """
+
+    image_size: int | tuple[int, int] | None = None
+    channels: int | None = None
+    path_column: str | None = None
+    label_column: str | None = None
+    id_column: str | None = None
+    truth_column: str | None = None
+    root: str | Path | None = None
+    allow_outside: bool = False
+    cache: str | Path | None = None
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        sides = self.sides
+        if sides is not None and not (len(sides) == 2 and all(isinstance(s, int) and 4 <= s <= 4096 for s in sides)):
+            raise UsageError(
+                f"image_size must be one side or (height, width), each from 4 to 4096, got {self.image_size!r}."
+            )
+        if self.channels not in (None, 1, 3):
+            raise UsageError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}.")
+        if self.workers is not None and self.workers < 0:
+            raise UsageError(f"workers must be 0 or more, got {self.workers}.")
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """(height, width) of every image, if given."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+
+def refuse_keywords(keywords: Mapping[str, object], *, function: str) -> None:
+    """Raise for keywords that ``function`` does not take; a field of ``Reading`` gets the line to type."""
+    if not keywords:
+        return
+    options = [field.name for field in fields(Reading)]
+    unknown = next((name for name in keywords if name not in options), None)
+    if unknown is not None:
+        hint = did_you_mean(unknown, ["reading", *options])
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}{hint}")
+    inside = ", ".join(f"{name}={value!r}" for name, value in keywords.items())
+    raise UsageError(f"{inside} goes into reading: type {function}(..., reading=soseleto.data.Reading({inside})).")
