@@ -1,4 +1,4 @@
-"""Errors a user can cause: one sentence that says what is wrong, with which value, and what to type."""
+"""Errors that a user can cause. Each message is one sentence: what is wrong, with which value, what to type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class SoseletoError(Exception):
 
 
 class UsageError(SoseletoError, ValueError):
-    """An argument or a word on the command line is off (exit code 2)."""
+    """An argument, or an option of the command line, is wrong (exit code 2)."""
 
 
 class DataError(SoseletoError, ValueError):
@@ -23,19 +23,19 @@ class EngineError(SoseletoError, RuntimeError):
 
 
 class TrainingError(SoseletoError, RuntimeError):
-    """Training cannot go on; what was written so far is intact."""
+    """Training had to stop; what was written before is intact."""
 
 
 class OutOfMemory(TrainingError):
-    """A step needs more memory than there is; the sentence says what would fit."""
+    """A step needs more memory than there is; the message says what would fit."""
 
 
 class RankLost(TrainingError):
-    """Another rank of this training has died or hangs."""
+    """Another rank of this training has died or does not respond."""
 
 
 class RankStopped(TrainingError):
-    """The first rank could not go on, and has said why."""
+    """Rank 0 failed; the message is that of its error."""
 
 
 class DiskError(SoseletoError, OSError):
@@ -43,11 +43,11 @@ class DiskError(SoseletoError, OSError):
 
 
 class CannotSave(SoseletoError, TypeError):
-    """A part of a training's state is of a kind that no checkpoint can hold."""
+    """A part of the training state has a type that a checkpoint cannot hold."""
 
 
 class Interrupted(SoseletoError):
-    """A signal ended the training between two steps; the message says how to go on."""
+    """A signal ended the training between two steps; the message says how to resume."""
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
@@ -58,3 +58,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``" (did you mean 'forward'?)"``, or nothing when no known word is close."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, at most 160 characters, to be quoted inside another message."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:160].rstrip(". ")

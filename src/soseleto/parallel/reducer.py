@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from soseleto.errors import RankLost, RankStopped, UsageError
+from soseleto.errors import RankLost, RankStopped, UsageError, first_line
 
 ANSWER = timedelta(seconds=50)  # within which every rank must come to the same step
 PATIENCE = timedelta(hours=1)  # for the first rank to read data, to write a checkpoint, a ranking or a model
@@ -198,7 +198,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            why = str(error).strip().splitlines()[0][:160].rstrip(". ")
+            why = first_line(error)
             raise RankLost(
                 f"rank {self.rank} of {self.ranks} stops, since another rank has died or does not answer ({why}): "
                 "mend that one and run the same again, to go on from the last checkpoint."
