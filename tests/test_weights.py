@@ -88,7 +88,7 @@ def test_weights_of_another_source_are_refused() -> None:
     [
         (torch.tensor([0, 7]), "source index 7 is out of range for 5"),
         (torch.tensor([-1, 2]), "source index -1 is out of range"),
-        (torch.tensor([1, 3, 1]), "source index 1 stands twice"),
+        (torch.tensor([1, 3, 1]), "source index 1 occurs twice"),
         (torch.tensor([0.5]), "int64"),
         (torch.tensor([], dtype=torch.int64), "no source index"),
     ],

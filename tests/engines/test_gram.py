@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from soseleto.data.batch import Batch
 from soseleto.engines import Passes, make_engine
+from soseleto.engines.contract import Step
 from soseleto.engines.layerwise import per_example
 from zoo import CLASSES, PROBLEMS, Problem, cross_entropy, head
 
@@ -49,7 +50,7 @@ def doubled(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: 2 * g for name, g in found.items()}
 
 
-class Step:
+class Trial:
     """One step's passes on the examples of ``inputs``, of which the last are the target's."""
 
     def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, targets: int, loss: Any = cross_entropy):
@@ -59,14 +60,8 @@ class Step:
         self.target = Batch(torch.arange(targets), inputs[n:], labels[n:])
 
     def __call__(self, engine: Any, to_direction: ToDirection = itself) -> Passes:
-        return engine.passes(
-            self.model,
-            self.losses,
-            self.source,
-            self.target,
-            to_direction=to_direction,
-            coefficients=KNOWN[: len(self.source)],
-        )
+        coefficients = KNOWN[: len(self.source)]
+        return engine.passes(Step(self.model, self.losses, self.source, self.target, to_direction, coefficients))
 
     def equals_loop(self) -> None:
         found, right = self(make_engine("layerwise")), self(make_engine("loop"))
@@ -82,12 +77,12 @@ class Step:
         return counter.get_total_flops()
 
 
-def wide(*between: int) -> Step:
+def wide(*between: int) -> Trial:
     """A wide layer over so many places, and a narrow one."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, HIGH), nn.Tanh(), *head(HIGH * math.prod(between))).double()
     n = SOURCE + TARGET
-    return Step(model, torch.randn(n, *between, WIDTH, dtype=torch.float64), torch.randint(CLASSES, (n,)), TARGET)
+    return Trial(model, torch.randn(n, *between, WIDTH, dtype=torch.float64), torch.randint(CLASSES, (n,)), TARGET)
 
 
 @pytest.mark.parametrize("between", [(), (2,), (1, 3)], ids=["vectors", "sequences", "planes"])
@@ -138,7 +133,7 @@ class Tied(nn.Module):
 def test_a_layer_used_over_many_places_and_over_one_equals_loop() -> None:
     torch.manual_seed(0)
     n = SOURCE + TARGET
-    Step(Tied().double(), torch.randn(n, 70, 6, dtype=torch.float64), torch.randint(6, (n,)), TARGET).equals_loop()
+    Trial(Tied().double(), torch.randn(n, 70, 6, dtype=torch.float64), torch.randint(6, (n,)), TARGET).equals_loop()
 
 
 RUNS = [p for p in PROBLEMS if not {"loop", "layerwise"} & set(p.declines) and "dropout" not in p.name]
@@ -151,7 +146,7 @@ def test_a_step_with_one_target_example_equals_loop(problem: Problem) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # the oracle's forwards are others, and would drop others
-    Step(model, inputs, labels, 1, problem.loss).equals_loop()
+    Trial(model, inputs, labels, 1, problem.loss).equals_loop()
 
 
 class Products(TorchDispatchMode):
