@@ -1,4 +1,4 @@
-"""Linear layers by the form of least work: Gram matrices with the target batch, per-example gradients, the adjoint."""
+"""Linear layers use the cheapest form: Gram matrices with the target batch, per-example gradients, or the adjoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ToDirection = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 class OneLoss:
-    """The loss of a problem of the zoo, as a training step asks for it."""
+    """The loss of a problem of the zoo, with the interface of a training step."""
 
     def __init__(self, loss: Callable[[nn.Module, Any], Tensor]) -> None:
         self.loss = loss
@@ -71,14 +71,14 @@ class Trial:
 
     def operations(self, to_direction: ToDirection) -> int:
         engine = make_engine("layerwise")
-        self(engine, to_direction)  # the proof of exactness is paid once
+        self(engine, to_direction)  # exactness is checked in the first call
         with FlopCounterMode(display=False) as counter:
             self(engine, to_direction)
         return counter.get_total_flops()
 
 
 def wide(*between: int) -> Trial:
-    """A wide layer over so many places, and a narrow one."""
+    """A wide layer on inputs of shape (*between, WIDTH), and a narrow one."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, HIGH), nn.Tanh(), *head(HIGH * math.prod(between))).double()
     n = SOURCE + TARGET
@@ -108,15 +108,15 @@ def test_long_sequences_are_treated_directly() -> None:
 def test_long_examples_pay_for_alignment_and_gradient_once(
     between: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The product with G is saved, and G meets each example's gradient instead."""
+    """The product with G is not needed: the inner product with each example's gradient replaces it."""
     monkeypatch.setattr(per_example, "AT_ONCE", at_once)
     step = wide(*between)
     step.equals_loop()
     together = step.operations(doubled)
     monkeypatch.setattr(per_example, "POSITIONS", math.inf)
     direct = 2 * SOURCE * math.prod(between) * WIDTH * HIGH
-    meets = 2 * 2 * SOURCE * WIDTH * HIGH  # not counted as products of matrices by every version of torch
-    assert 0 <= together - (step.operations(doubled) - direct) <= meets
+    inner = 2 * 2 * SOURCE * WIDTH * HIGH  # not counted as products of matrices by every version of torch
+    assert 0 <= together - (step.operations(doubled) - direct) <= inner
 
 
 class Tied(nn.Module):
@@ -145,7 +145,7 @@ def test_a_step_with_one_target_example_equals_loop(problem: Problem) -> None:
     model, (inputs, labels) = problem.build()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
-            module.p = 0.0  # the oracle's forwards are others, and would drop others
+            module.p = 0.0  # loop runs other forward passes, which would draw other masks
     Trial(model, inputs, labels, 1, problem.loss).equals_loop()
 
 
@@ -164,7 +164,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("width", "high"), [(4, 50), (50, 4)])
-def test_what_stands_between_has_the_smaller_side_of_the_layer(width: int, high: int) -> None:
+def test_the_intermediate_has_the_smaller_side_of_the_layer(width: int, high: int) -> None:
     torch.manual_seed(0)
     model = nn.Linear(width, high).double()
     batch = torch.randn(SOURCE, width, dtype=torch.float64), torch.randint(high, (SOURCE,))
