@@ -34,6 +34,7 @@ from common import Case, arguments, as_graph, images, interleaved, show, tokens,
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
+from soseleto.engines.contract import Step
 from soseleto.models.architectures import mlp, quick
 from soseleto.task.losses import NoisyLosses
 
@@ -152,7 +153,7 @@ def joint_passes(problem: Problem, weighted: bool) -> Callable[[], Answer]:
     engine = make_engine("layerwise")
 
     def run() -> Answer:
-        passes = engine.passes(
+        step = Step(
             problem.model,
             LOSSES,
             problem.source,
@@ -160,6 +161,7 @@ def joint_passes(problem: Problem, weighted: bool) -> Callable[[], Answer]:
             to_direction=lambda found: found,
             coefficients=problem.coefficients,
         )
+        passes = engine.passes(step)
         return Answer(passes.alignment, passes.source_gradient)
 
     return run

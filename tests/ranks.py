@@ -1,4 +1,4 @@
-"""Several real processes on one machine, joined by gloo: what the tests of ranks start."""
+"""Start several processes on one machine, connected by gloo, for the tests of ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SECONDS = 240  # within which every rank must have ended
 
 
 def together(ranks: int, work: Callable[..., Any], *arguments: Any, answer: float = 200.0) -> list[Any]:
-    """What ``work(reducer, *arguments)`` gives on each of so many ranks; an exception is given, not raised.
+    """The results of ``work(reducer, *arguments)`` on each rank; exceptions are returned, not raised.
 
     answer: seconds that a rank waits for another.
 
-    A rank that did not answer (it was killed, say) gives None; one that hangs fails the test.
+    A rank that was killed returns None; one that hangs fails the test.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "soseleto.training.fit", "soseleto.methods"])

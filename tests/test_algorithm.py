@@ -358,7 +358,7 @@ def test_non_finite_losses_stop_before_the_parameters_move(side: str, settings: 
     assert torch.all(state.weights.values == 1.0)
 
 
-@pytest.mark.parametrize(("index", "words"), [([0, 1, 1], "stands twice"), ([0, 1, N], "out of range")])
+@pytest.mark.parametrize(("index", "words"), [([0, 1, 1], "occurs twice"), ([0, 1, N], "out of range")])
 def test_bad_source_indices_stop_before_anything_moves(index: list[int], words: str) -> None:
     model = net()
     before = copy.deepcopy(model.state_dict())

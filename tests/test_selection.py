@@ -219,6 +219,22 @@ def test_backward_adds_what_an_ordinary_backward_would() -> None:
     assert float(torch.cat([p.grad.flatten() for p in ours.parameters()]).norm()) == pytest.approx(0.1, rel=1e-4)
 
 
+def test_the_engine_is_chosen_and_proved_once() -> None:
+    """From the second call on the losses are computed once for the source and once for the target."""
+    calls: list[int] = []
+
+    def counted(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        calls.append(len(batch[1]))
+        return cross_entropy(model, batch)
+
+    selection = Selection(net(), n_source=N, loss=counted)
+    for step, (index, source, target) in enumerate(batches(4)):
+        calls.clear()
+        selection.backward(source, target, index=index)
+        assert step == 0 or sorted(calls) == [6, 8]
+    assert selection.engine == "layerwise"
+
+
 def test_nothing_but_gradients_is_left_on_the_model() -> None:
     model = net()
     before, attributes = copy.deepcopy(model.state_dict()), {id(m): set(vars(m)) for m in model.modules()}

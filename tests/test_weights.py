@@ -34,7 +34,7 @@ def test_twelve_bytes_an_example() -> None:
     assert sum(t.nbytes for t in Weights(1000).state().values()) == 12_000
 
 
-def test_summary_counts_where_the_weights_sit() -> None:
+def test_summary_of_the_distribution_of_weights() -> None:
     weights = Weights(8)
     weights.values.copy_(torch.tensor([0, 0, 0.049, 0.051, 0.5, 0.999, 1, 1]))
     summary = weights.summary()
@@ -88,7 +88,7 @@ def test_weights_of_another_source_are_refused() -> None:
     [
         (torch.tensor([0, 7]), "source index 7 is out of range for 5"),
         (torch.tensor([-1, 2]), "source index -1 is out of range"),
-        (torch.tensor([1, 3, 1]), "source index 1 stands twice"),
+        (torch.tensor([1, 3, 1]), "source index 1 occurs twice"),
         (torch.tensor([0.5]), "int64"),
         (torch.tensor([], dtype=torch.int64), "no source index"),
     ],
@@ -99,6 +99,6 @@ def test_bad_indices(index: torch.Tensor, words: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "initial", "words"), [(0, 1.0, "at least one"), (3, 1.5, r"\[0, 1\], got 1.5")])
-def test_bad_beginnings(n: int, initial: float, words: str) -> None:
+def test_bad_arguments(n: int, initial: float, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Weights(n, initial=initial)

@@ -1,4 +1,4 @@
-"""The models every engine is run through, and which engines decline which of them."""
+"""The models that every engine is tested on, and which engines decline which of them."""
 
 # ruff: noqa: E501
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Checkpointed(nn.Module):
 
 
 class Mixing(nn.Module):
-    """Examples act on each other, in a way no rule can see."""
+    """Examples act on each other through an operation that has no rule."""
 
     def __init__(self) -> None:
         super().__init__()

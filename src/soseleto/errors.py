@@ -1,4 +1,4 @@
-"""Errors a user can cause: one sentence that says what is wrong, with which value, and what to type."""
+"""Errors that a user can cause. Each message is one sentence: what is wrong, with which value, what to type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SoseletoError(Exception):
 
 
 class UsageError(SoseletoError, ValueError):
-    """An argument or a word on the command line is off (exit code 2)."""
+    """An argument, or an option of the command line, is wrong (exit code 2)."""
 
 
 class DataError(SoseletoError, ValueError):
@@ -25,19 +25,19 @@ class EngineError(SoseletoError, RuntimeError):
 
 
 class TrainingError(SoseletoError, RuntimeError):
-    """Training cannot go on; what was written so far is intact."""
+    """Training had to stop; what was written before is intact."""
 
 
 class OutOfMemory(TrainingError):
-    """A step needs more memory than there is; the sentence says what would fit."""
+    """A step needs more memory than there is; the message says what would fit."""
 
 
 class RankLost(TrainingError):
-    """Another rank of this training has died or hangs."""
+    """Another rank of this training has died or does not respond."""
 
 
 class RankStopped(TrainingError):
-    """The first rank could not go on, and has said why."""
+    """Rank 0 failed; the message is that of its error."""
 
 
 class DiskError(SoseletoError, OSError):
@@ -45,11 +45,11 @@ class DiskError(SoseletoError, OSError):
 
 
 class CannotSave(SoseletoError, TypeError):
-    """A part of a training's state is of a kind that no checkpoint can hold."""
+    """A part of the training state has a type that a checkpoint cannot hold."""
 
 
 class Interrupted(SoseletoError):
-    """A signal ended the training between two steps; the message says how to go on."""
+    """A signal ended the training between two steps; the message says how to resume."""
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
@@ -78,3 +78,9 @@ def need(module: str, *, to: str) -> Any:
         package = {"PIL": "pillow"}.get(top, top)
         install = _INSTALL.get(top, package)
         raise DataError(f"{to} needs {package}, which is not installed: type pip install '{install}'.") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, at most 160 characters, to be quoted inside another message."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:160].rstrip(". ")

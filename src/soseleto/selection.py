@@ -29,7 +29,7 @@ from soseleto.errors import UsageError
 from soseleto.parallel.fsdp import sharing_of
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Reducer, Single
-from soseleto.parallel.scaled_losses import ScaledSharing
+from soseleto.parallel.scaled_losses import Unscaled
 from soseleto.task.loop_losses import LoopBatch, LoopLosses, PerExampleLoss, batch_length
 from soseleto.task.settings import to_data
 from soseleto.task.state import Evaluated
@@ -143,10 +143,10 @@ class Selection:
         state, device = self._state, self._state.task.device
         places = torch.as_tensor(index, dtype=torch.int64).to(device)
         factor = None if scaler is None else scaler.scale(torch.ones((), device=device))
-        state.task = replace(state.task, sharing=ScaledSharing(self._sharing, factor))  # type: ignore[arg-type]
+        state.task = replace(state.task, sharing=Unscaled(self._sharing, factor))  # type: ignore[arg-type]
         source = self._batch(places, batch)
         target = self._batch(torch.zeros(batch_length(target_batch), dtype=torch.int64, device=device), target_batch)
-        with self._losses.under_autocast(device), _kept_gradients(state.task.model):
+        with self._losses.inside(device, factor), _kept_gradients(state.task.model):
             found = self._method.evaluate(state, source, target, look=state.kind)
         _add_gradients(state.task.model, found.gradients, scale if factor is None else scale * factor)
         if found.moved is None:

@@ -1,4 +1,4 @@
-"""A weight, a score and a count of visits for every source example: 12 bytes each."""
+"""A weight, a score and a number of visits for every source example: 12 bytes per example."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from soseleto.errors import DataError, UsageError
 
 BINS = 20
-_CHUNK = 1 << 24  # examples summarised at a time, so that 10⁸ of them need little more memory than they hold
+_CHUNK = 1 << 24  # examples summarised at a time, to need little temporary memory for 10⁸ of them
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Where the weights sit. ``effective`` is (Σα)²/Σα², the effective number of source examples."""
+    """The distribution of the weights. ``effective`` is (Σα)²/Σα², the effective number of source examples."""
 
     mean: float
     effective: float
@@ -29,10 +29,10 @@ class Summary:
 
 
 class Weights:
-    """α, the running score and the visits of n source examples, in the data set's own order.
+    """α, the score and the visits of n source examples, in the order of the data set.
 
-    The weight moves and is clipped to [0, 1]; the score is the running mean of an example's alignments and is never
-    clipped, so it still ranks examples whose weights tie at 0 or 1.
+    The weight is clipped to [0, 1]. The score is the running mean of an example's alignments and is never clipped, so
+    that it still ranks examples whose weights tie at 0 or 1.
     """
 
     def __init__(self, n: int, *, initial: float = 1.0, device: torch.device | str = "cpu") -> None:
@@ -44,7 +44,7 @@ class Weights:
         self.values.fill_(initial)
 
     def _hold(self, table: Tensor) -> None:
-        """All numbers stand in one table, so that a step reads and writes them at once."""
+        """Keep everything in one table, so that a step reads and writes it in one operation each."""
         self._table = table
         self.values, self.scores, self._visits = table
 
@@ -57,13 +57,13 @@ class Weights:
         return self._visits.to(torch.int32)
 
     def take(self, index: Tensor) -> Tensor:
-        """The weights at these places, (B,)."""
+        """The weights of these examples, (B,)."""
         return self.rows(index)[0]
 
     def step(self, index: Tensor, change: Tensor, alignment: Tensor, rows: Tensor | None = None) -> Tensor:
-        """α ← CLIP(α + change) at these places; the alignment joins the running score. The new α, (B,).
+        """α ← CLIP(α + change) for these examples, and the alignment enters their scores. Returns the new α, (B,).
 
-        ``rows``: what ``rows`` gave for them, where that is at hand; it is changed in place.
+        rows: the result of ``rows(index)``, if it was read before; it is changed in place.
         """
         rows = self.rows(index) if rows is None else rows
         moved, scores, visits = rows
@@ -74,22 +74,22 @@ class Weights:
         return moved
 
     def rows(self, index: Tensor) -> Tensor:
-        """All that is known of these places, (3, B): weights, scores, visits; each place at most once (checked where
-        that needs no wait for a device)."""
+        """Weights, scores and visits of these examples, (3, B); no index may occur twice (not checked on a GPU, which
+        would have to synchronise)."""
         if not index.is_cuda and len(index):  # a rank's part of a batch may be empty
             self.check(index)
         return self._table.index_select(1, index)
 
     def put(self, index: Tensor, rows: Tensor) -> None:
-        """Put back what ``rows`` gave."""
+        """Write back what ``rows`` returned."""
         self._table.index_copy_(1, index, rows)
 
     def check(self, index: Tensor) -> None:
-        """Raise unless ``index`` holds places of this source, each once."""
+        """Raise unless ``index`` holds indices of this source, each at most once."""
         if index.dtype != torch.int64 or index.ndim != 1:
             raise UsageError(f"source indices must be a vector of int64, got {index.dtype} {tuple(index.shape)}.")
         if len(index) == 0:
-            raise UsageError("the batch holds no source index: give at least one.")
+            raise UsageError("the batch has no source index: give at least one.")
         low, high = int(index.min()), int(index.max())
         if low < 0 or high >= len(self):
             raise UsageError(
@@ -99,18 +99,18 @@ class Weights:
         places, counts = index.unique(return_counts=True)
         if len(places) != len(index):
             raise UsageError(
-                f"source index {int(places[counts.argmax()])} stands twice in one batch: "
+                f"source index {int(places[counts.argmax()])} occurs twice in one batch: "
                 "draw batches without replacement."
             )
 
     def first(self, n: int) -> Weights:
-        """The first n examples alone, in the same memory."""
+        """The weights of the first n examples, in the same memory."""
         part = copy.copy(self)
         part._hold(self._table[:, :n])
         return part
 
     def summary(self, over_ranks: Callable[[Tensor], Tensor] = lambda sums: sums) -> Summary:
-        """``over_ranks`` adds up what other processes have, where the source examples are shared out."""
+        """The distribution of the weights; ``over_ranks`` sums over the processes that own the source examples."""
         sums = torch.zeros(5 + BINS, dtype=torch.float64)  # n, Σα, Σα², at zero, at one, histogram
         for piece in self.values.split(_CHUNK):
             numbers = [len(piece), piece.sum(dtype=torch.float64), piece.square().sum(dtype=torch.float64)]
@@ -127,7 +127,7 @@ class Weights:
         )
 
     def order(self) -> Tensor:
-        """Places from the best example to the worst: by score, then by weight, then in the source's order."""
+        """Indices from the best example to the worst: by score, then by weight, then in the source's order."""
         by_weight = torch.sort(self.values, descending=True, stable=True).indices
         return by_weight[torch.sort(self.scores[by_weight], descending=True, stable=True).indices]
 

@@ -1,4 +1,4 @@
-"""Every engine on every model of the zoo, against the one-by-one oracle, in float64."""
+"""Every engine on every model of the zoo, compared with ``loop``, in float64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def direction_for(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
 
 
 def run(problem: Problem, engine: str, direction: dict[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-    """A fresh model each time, so that no engine profits from another's forward; one random state for all."""
+    """With a new model each time, so that engines cannot affect each other, and the same random state."""
     model, batch = problem.build()
     with torch.random.fork_rng():
         torch.manual_seed(5)
@@ -81,7 +81,7 @@ def test_loop_equals_finite_differences(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_reentrant_checkpointing_is_named(engine: str) -> None:
+def test_reentrant_checkpointing_is_refused(engine: str) -> None:
     problem = BY_NAME["checkpointed_reentrant"]
     with pytest.raises(EngineError, match=problem.declines[engine]):
         run(problem, engine)
@@ -158,7 +158,7 @@ def test_mixed_precision_is_close(engine: str) -> None:
 @pytest.mark.parametrize("name", ["attention_fused", "tied_language_model"])
 @pytest.mark.parametrize("engine", ["double_backward", "forward", "layerwise"])
 def test_nothing_is_left_for_the_garbage_collector(name: str, engine: str) -> None:
-    """Reference cycles would hold a step's activations until the collector happens to run."""
+    """Reference cycles would keep a step's activations until the collector runs."""
     problem = BY_NAME[name]
     model, batch = problem.build()
     direction, reused = direction_for(model), make_engine(engine)
@@ -194,7 +194,7 @@ def test_bad_directions(engine: str, direction: dict[str, Tensor], words: str) -
         soseleto.alignment(model, cross_entropy, batch, direction, engine=engine)
 
 
-def test_a_frozen_parameter_in_the_direction_is_named() -> None:
+def test_a_frozen_parameter_in_the_direction_is_refused() -> None:
     model, batch = BY_NAME["frozen_parameters"].build()
     direction = {name: torch.ones_like(p) for name, p in model.named_parameters()}
     with pytest.raises(UsageError, match=r"'0.weight', which is frozen"):

@@ -1,4 +1,4 @@
-"""Forward mode by hand: exact where it follows, PyTorch's own where it cannot, and no tangent kept."""
+"""Our own forward mode: exact where it is used, PyTorch's forward mode elsewhere, and no tangent is kept."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_batch_norm_with_directions_for_some_of_its_parameters(affine: tuple[str
 
 
 class Doubled(torch.autograd.Function):
-    """A user's own function, which tangents cannot see through."""
+    """A user's own function, which has no forward-mode rule."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class WithOwnFunction(nn.Module):
         return self.two(Doubled.apply(self.one(x)))  # type: ignore[no-untyped-call]
 
 
-def test_a_function_of_the_users_own_is_never_passed_over() -> None:
+def test_a_users_own_function_is_refused() -> None:
     model = WithOwnFunction().double()
     batch = torch.randn(4, 7, dtype=torch.float64), torch.randint(CLASSES, (4,))
     with pytest.raises(EngineError, match="no rule"):
@@ -94,7 +94,7 @@ def test_a_function_of_the_users_own_is_never_passed_over() -> None:
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes that lived at once, of all that was made inside."""
+    """The peak memory of the tensors created inside, in bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Peak(TorchDispatchMode):
 
 
 def test_no_tangent_is_kept() -> None:
-    """Memory is that of an ordinary step: a tenth more at most, where PyTorch's forward mode needs several times it."""
+    """At most a tenth more memory than an ordinary step; PyTorch's forward mode needs more than twice as much."""
     model = resnet18(width=4, norm=nn.BatchNorm2d).train()
     batch = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
     direction, parameters = random_direction(model), trainable(model)

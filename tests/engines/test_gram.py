@@ -1,4 +1,4 @@
-"""Linear layers by the form of least work: Gram matrices with the target batch, per-example gradients, the adjoint."""
+"""Linear layers use the cheapest form: Gram matrices with the target batch, per-example gradients, or the adjoint."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from soseleto.data.batch import Batch
 from soseleto.engines import Passes, make_engine
+from soseleto.engines.contract import Step
 from soseleto.engines.layerwise import per_example
 from zoo import CLASSES, PROBLEMS, Problem, cross_entropy, head
 
@@ -23,7 +24,7 @@ ToDirection = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 class OneLoss:
-    """The loss of a problem of the zoo, as a training step asks for it."""
+    """The loss of a problem of the zoo, with the interface of a training step."""
 
     def __init__(self, loss: Callable[[nn.Module, Any], Tensor]) -> None:
         self.loss = loss
@@ -49,7 +50,7 @@ def doubled(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: 2 * g for name, g in found.items()}
 
 
-class Step:
+class Trial:
     """One step's passes on the examples of ``inputs``, of which the last are the target's."""
 
     def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, targets: int, loss: Any = cross_entropy):
@@ -59,14 +60,8 @@ class Step:
         self.target = Batch(torch.arange(targets), inputs[n:], labels[n:])
 
     def __call__(self, engine: Any, to_direction: ToDirection = itself) -> Passes:
-        return engine.passes(
-            self.model,
-            self.losses,
-            self.source,
-            self.target,
-            to_direction=to_direction,
-            coefficients=KNOWN[: len(self.source)],
-        )
+        coefficients = KNOWN[: len(self.source)]
+        return engine.passes(Step(self.model, self.losses, self.source, self.target, to_direction, coefficients))
 
     def equals_loop(self) -> None:
         found, right = self(make_engine("layerwise")), self(make_engine("loop"))
@@ -76,18 +71,18 @@ class Step:
 
     def operations(self, to_direction: ToDirection) -> int:
         engine = make_engine("layerwise")
-        self(engine, to_direction)  # the proof of exactness is paid once
+        self(engine, to_direction)  # exactness is checked in the first call
         with FlopCounterMode(display=False) as counter:
             self(engine, to_direction)
         return counter.get_total_flops()
 
 
-def wide(*between: int) -> Step:
-    """A wide layer over so many places, and a narrow one."""
+def wide(*between: int) -> Trial:
+    """A wide layer on inputs of shape (*between, WIDTH), and a narrow one."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, HIGH), nn.Tanh(), *head(HIGH * math.prod(between))).double()
     n = SOURCE + TARGET
-    return Step(model, torch.randn(n, *between, WIDTH, dtype=torch.float64), torch.randint(CLASSES, (n,)), TARGET)
+    return Trial(model, torch.randn(n, *between, WIDTH, dtype=torch.float64), torch.randint(CLASSES, (n,)), TARGET)
 
 
 @pytest.mark.parametrize("between", [(), (2,), (1, 3)], ids=["vectors", "sequences", "planes"])
@@ -113,15 +108,15 @@ def test_long_sequences_are_treated_directly() -> None:
 def test_long_examples_pay_for_alignment_and_gradient_once(
     between: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The product with G is saved, and G meets each example's gradient instead."""
+    """The product with G is not needed: the inner product with each example's gradient replaces it."""
     monkeypatch.setattr(per_example, "AT_ONCE", at_once)
     step = wide(*between)
     step.equals_loop()
     together = step.operations(doubled)
     monkeypatch.setattr(per_example, "POSITIONS", math.inf)
     direct = 2 * SOURCE * math.prod(between) * WIDTH * HIGH
-    meets = 2 * 2 * SOURCE * WIDTH * HIGH  # not counted as products of matrices by every version of torch
-    assert 0 <= together - (step.operations(doubled) - direct) <= meets
+    inner = 2 * 2 * SOURCE * WIDTH * HIGH  # not counted as products of matrices by every version of torch
+    assert 0 <= together - (step.operations(doubled) - direct) <= inner
 
 
 class Tied(nn.Module):
@@ -138,7 +133,7 @@ class Tied(nn.Module):
 def test_a_layer_used_over_many_places_and_over_one_equals_loop() -> None:
     torch.manual_seed(0)
     n = SOURCE + TARGET
-    Step(Tied().double(), torch.randn(n, 70, 6, dtype=torch.float64), torch.randint(6, (n,)), TARGET).equals_loop()
+    Trial(Tied().double(), torch.randn(n, 70, 6, dtype=torch.float64), torch.randint(6, (n,)), TARGET).equals_loop()
 
 
 RUNS = [p for p in PROBLEMS if not {"loop", "layerwise"} & set(p.declines) and "dropout" not in p.name]
@@ -150,8 +145,8 @@ def test_a_step_with_one_target_example_equals_loop(problem: Problem) -> None:
     model, (inputs, labels) = problem.build()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
-            module.p = 0.0  # the oracle's forwards are others, and would drop others
-    Step(model, inputs, labels, 1, problem.loss).equals_loop()
+            module.p = 0.0  # loop runs other forward passes, which would draw other masks
+    Trial(model, inputs, labels, 1, problem.loss).equals_loop()
 
 
 class Products(TorchDispatchMode):
@@ -169,7 +164,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("width", "high"), [(4, 50), (50, 4)])
-def test_what_stands_between_has_the_smaller_side_of_the_layer(width: int, high: int) -> None:
+def test_the_intermediate_has_the_smaller_side_of_the_layer(width: int, high: int) -> None:
     torch.manual_seed(0)
     model = nn.Linear(width, high).double()
     batch = torch.randn(SOURCE, width, dtype=torch.float64), torch.randint(high, (SOURCE,))

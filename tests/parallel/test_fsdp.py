@@ -1,4 +1,4 @@
-"""Models split over ranks by fully_shard: they train what a plain model trains in one process."""
+"""Models split over ranks by fully_shard train to the same result as a plain model in one process."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Mixing(nn.Module):
 
 
 def net(*more: nn.Module) -> nn.Sequential:
-    """Of sizes that two ranks cannot share evenly."""
+    """With sizes that do not divide evenly over two ranks."""
     torch.manual_seed(0)
     first = nn.Sequential(nn.Linear(4, 7), nn.LayerNorm(7), nn.Tanh())
     return nn.Sequential(first, Reshaped(), nn.Linear(7, 5), *more, nn.Tanh(), nn.Linear(5, 3)).double()
 
 
 def shard(model: nn.Sequential, ranks: int) -> nn.Sequential:
-    """Three groups of parameters: the first block, the middle layer, and the rest."""
+    """Three groups of parameters: the first block, the middle layer, and the others."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = torch.distributed.init_device_mesh("cpu", (ranks,))
@@ -78,7 +78,7 @@ def train_all(reducer: Reducer | None) -> dict[str, Any]:
     return {name: train_sharded(reducer, **case) for name, case in CASES.items()}
 
 
-def test_a_sharded_model_trains_what_a_plain_one_does() -> None:
+def test_a_sharded_model_trains_as_a_plain_one() -> None:
     """32 steps with the layerwise engine and 8 in the other cases, or 200 and 40; some parts of a batch are empty."""
     alone = train_all(None)
     for answer in together(2, train_all):
@@ -88,7 +88,7 @@ def test_a_sharded_model_trains_what_a_plain_one_does() -> None:
 
 
 def in_shards(reducer: Reducer) -> set[tuple[int, ...]]:
-    """Of everything that is kept between steps and is as large as the model: the share that this rank holds."""
+    """(Whole length, length on this rank) of every tensor of a parameter's size that is kept between steps."""
     states: list[Any] = []
 
     class Seen(soseleto.Soseleto):
@@ -117,7 +117,7 @@ def stopped_after(reducer: Reducer | None, out: str, mode: str, steps: int) -> A
 
 
 @pytest.mark.parametrize("mode", ["noisy", "transfer"])
-def test_a_sharded_run_goes_on(mode: str, tmp_path: Path) -> None:
+def test_a_sharded_run_resumes(mode: str, tmp_path: Path) -> None:
     whole, out = train_sharded(None, mode=mode, epochs=2, optimizer=ask_at(0, terminate)), str(tmp_path / "run")
     for answer in together(2, stopped_after, out, mode, 5):
         assert answer[0] == "Interrupted", answer
@@ -148,7 +148,7 @@ def refused(reducer: Reducer) -> list[str]:
     return said
 
 
-def test_what_cannot_be_done_with_a_sharded_model_is_said() -> None:
+def test_unsupported_settings_of_a_sharded_model_are_refused() -> None:
     for answer in together(2, refused):
         for sentence, words in zip(
             answer,

@@ -1,4 +1,4 @@
-"""Ranks: several processes train what one would, each with its own source examples, and none waits for a dead one."""
+"""Ranks: several processes train the same model as one, and stop when one of them is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are starte
 
 
 class Reshaped(nn.Module):
-    """Refuses batches without examples, as many models do."""
+    """Raises for an empty batch, as many models do."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], -1)
@@ -47,7 +47,7 @@ def net(mode: str = "noisy") -> nn.Module:
 
 
 def train(reducer: Reducer | None, **changes: Any) -> dict[str, Any]:
-    """200 steps by default, 8 an epoch; the last batch of an epoch has 2 examples, the target's 3: some get none."""
+    """200 steps by default, 8 per epoch; the last batch has 2 source and 3 target examples, so some ranks get none."""
     given: dict[str, Any] = {
         "source": points(58, 0), "target": points(20, 1), "test": points(9, 2), "epochs": 25, "batch_size": 8,
         "target_batch_size": 3, "lr": 0.05, "device": "cpu", "reducer": reducer,
@@ -104,8 +104,8 @@ def test_ranks_train_what_one_process_does(ranks: int) -> None:
             require_close(alone[name], answer[name])
 
 
-def test_ranks_see_the_very_images_one_process_sees() -> None:
-    """Augmentation included, and bit for bit the same parameters on every rank."""
+def test_ranks_use_the_same_images_as_one_process() -> None:
+    """With augmentation; the parameters are bit-identical on every rank."""
     changes = {
         "source": (torch.rand(40, 1, 5, 5, generator=torch.Generator().manual_seed(0)).double(), torch.arange(40) % 3),
         "target": (torch.rand(12, 1, 5, 5, generator=torch.Generator().manual_seed(1)).double(), torch.arange(12) % 3),
@@ -127,7 +127,7 @@ def images(reducer: Reducer | None, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask_at(step: int, then: Callable[[], None]) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """An optimizer whose so-manieth step ends with ``then``."""
+    """An optimizer that calls ``then`` at the end of its given step."""
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         made = torch.optim.SGD(list(parameters), lr=0.05, momentum=0.9)
@@ -149,12 +149,12 @@ def terminate() -> None:
 
 
 def stopped_after(reducer: Reducer | None, out: str, steps: int) -> Any:
-    """Train into ``out``; the second rank (or the only one) is asked to stop after so many steps of this sitting."""
+    """Train into ``out``; rank 1 (or the only process) receives SIGTERM after this many steps."""
     asked = reducer is None or reducer.rank == 1
     return train(reducer, epochs=5, out=out, optimizer=ask_at(steps if asked else 0, terminate))
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+def test_a_run_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
     whole = train(None, epochs=5, optimizer=ask_at(0, terminate))
     out = str(tmp_path / "run")
     answers = together(2, stopped_after, out, 11)
@@ -193,7 +193,7 @@ def test_no_rank_waits_for_one_that_is_lost(accident: str) -> None:
 
 
 def broken(reducer: Reducer, out: str) -> list[str]:
-    """What is said of each thing that is wrong on one rank, or on all."""
+    """The messages of trainings with an error on one rank, or on all."""
     x, y = points(58, 0)
     bad = x.clone()
     bad[33] = torch.nan  # which belongs to rank 1 of 2

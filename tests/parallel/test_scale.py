@@ -1,4 +1,4 @@
-"""Micro-batches, steps that are skipped, memory that runs out, loggers, and clocks that jump."""
+"""Micro-batches, skipped steps, out of memory, loggers, and clocks that jump."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from soseleto.training import loggers
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("size", [1, 3])
-def test_micro_batches_train_what_whole_batches_do(case: str, size: int) -> None:
+def test_micro_batches_train_as_whole_batches(case: str, size: int) -> None:
     changes = {**CASES[case], "epochs": 2}
     require_close(train(None, **changes), train(None, **changes, micro_batch_size=size), 1e-9)
 
@@ -37,7 +37,7 @@ def test_micro_batches_train_what_whole_batches_do(case: str, size: int) -> None
         ({"non_finite": "ignore"}, "non_finite must be 'stop' or 'skip', got 'ignore'"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_settings_without_micro_batches_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         train(None, epochs=1, **changes)
 
@@ -58,7 +58,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("name", ["soseleto", "ordinary", "mixed", "reweight", "meta_weight_net"])
 @pytest.mark.parametrize("optimizer", [None, adam])
 def test_a_skipped_step_leaves_no_trace(name: str, optimizer: Any) -> None:
-    """With one bad example, all is as if the schedule had gone on and the step not been taken."""
+    """One bad example: the schedule advances, and everything else is as if the step had not been taken."""
 
     def run(source: tuple[Tensor, Tensor], **more: Any) -> tuple[soseleto.Result, dict[str, Tensor]]:
         torch.manual_seed(0)
@@ -105,7 +105,7 @@ def test_a_training_without_any_finite_step_stops() -> None:
 
 
 class Greedy(nn.Linear):
-    """Has memory for so many examples at a time."""
+    """Runs out of memory above ``room`` examples per forward pass."""
 
     room = 3
 
@@ -115,7 +115,7 @@ class Greedy(nn.Linear):
         return super().forward(x)
 
 
-def test_memory_that_runs_out_is_told_with_a_size_that_fits(tmp_path: Path) -> None:
+def test_out_of_memory_names_a_size_that_fits(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 8), Greedy(8, 3)).double()
     with pytest.raises(OutOfMemory, match=r"memory on cpu for 8 examples at a time: add micro_batch_size=2 \("):
         train(None, model=model, epochs=1, out=tmp_path / "run")
@@ -160,7 +160,7 @@ def test_a_failed_training_closes_its_loggers() -> None:
 
 
 def test_weights_and_biases_and_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against stand-ins with the calls of the true packages."""
+    """With stand-ins that have the same calls as the packages."""
     calls: list[Any] = []
     run = types.SimpleNamespace(
         log=lambda data, step: calls.append((step, data)), finish=lambda: calls.append("finished")
@@ -232,7 +232,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, name: str) 
 
 
 def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Years forth and back at every look; checkpoints are timed by a clock that nobody can set."""
+    """Years back and forth at every call; checkpoints use the monotonic clock."""
     plain = train(None, epochs=2)
     jumps = iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: 1.8e9 + (-1) ** next(jumps) * 1e8)

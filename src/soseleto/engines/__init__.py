@@ -1,4 +1,4 @@
-"""Alignments of source examples with the target gradient, by several exact engines behind one contract."""
+"""Alignments of source examples with the target gradient: several exact engines with one interface."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from soseleto.engines.auto import FASTEST_FIRST, make_engine
+from soseleto.engines.auto import FASTEST_FIRST, AutoEngine, make_engine
 from soseleto.engines.check_gradients import EngineReport, check_gradients
 from soseleto.engines.contract import Direction, Engine, Losses, Passes, PerExampleLoss, trainable
 
@@ -24,6 +24,8 @@ __all__ = [
     "trainable",
 ]
 
+_AUTO = AutoEngine()  # keeps its choices while the models exist
+
 
 def alignment(
     model: nn.Module,
@@ -32,17 +34,18 @@ def alignment(
     direction: Direction,
     engine: str | Engine = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """How each example's gradient aligns with ``direction``.
+    """The inner product of each example's gradient with ``direction``.
 
     q_j = Σ_p ⟨∂ℓ_j/∂p, direction[p]⟩ over the parameters named in ``direction``.
 
     Args:
         model: any module; it is neither wrapped nor changed.
         per_example_loss: ``per_example_loss(model, batch) -> (B,)``, one loss per example.
-        batch: whatever ``per_example_loss`` understands.
+        batch: passed to ``per_example_loss`` as it is.
         direction: parameter name -> tensor of that parameter's shape, such as a gradient of the target loss.
-        engine: ``"auto"``, ``"layerwise"``, ``"forward"``, ``"double_backward"``, ``"loop"``, or an engine object
-            (reusing one spares later calls the search for the fastest).
+        engine: ``"auto"``, ``"layerwise"``, ``"forward"``, ``"double_backward"``, ``"loop"``, or an engine object.
+            ``"auto"`` tries the engines on the first call, and again when the loss function, the modules' training
+            flags or the set of trainable parameters changes.
 
     Returns:
         losses and alignments, both of shape (B,) and detached.
@@ -57,4 +60,5 @@ def alignment(
         >>> q.shape
         torch.Size([4])
     """
-    return make_engine(engine)(model, per_example_loss, batch, direction)
+    chosen = _AUTO if engine == "auto" else make_engine(engine)
+    return chosen(model, per_example_loss, batch, direction)

@@ -1,11 +1,13 @@
-"""The fastest exact engine for the model at hand, found by trying, and said aloud."""
+"""The fastest exact engine for a model, chosen by trial and logged."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from types import MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod, ref
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +17,15 @@ from soseleto.engines.contract import (
     Coefficients,
     Direction,
     Engine,
-    Losses,
     Passes,
     PerExampleLoss,
     SourcePass,
-    ToDirection,
+    SourceStep,
+    Step,
 )
 from soseleto.engines.forward import Forward
 from soseleto.engines.layerwise.engine import LayerwiseEngine
+from soseleto.engines.tangents import CannotFollow
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, UsageError, did_you_mean
 
@@ -39,7 +42,7 @@ FASTEST_FIRST = ("layerwise", "forward", "double_backward", "loop")
 
 
 def make_engine(engine: str | Engine) -> Engine:
-    """An engine by its name; an engine is returned as it is."""
+    """A new engine by its name; an engine object is returned unchanged."""
     if not isinstance(engine, str):
         return engine
     if engine not in MAKERS:
@@ -48,55 +51,50 @@ def make_engine(engine: str | Engine) -> Engine:
 
 
 class AutoEngine:
-    """Tries the engines from the fastest on, once for each model, and stays with the first that is exact."""
+    """Tries the engines from the fastest on, and keeps the first that is exact.
+
+    The choice is kept for the model and the loss (both referenced weakly) while the model's modules, their training
+    flags and the trainable parameters stay the same. When one of these changes, the engines are tried again.
+    ``name`` is the engine used last.
+    """
 
     def __init__(self) -> None:
-        self._chosen: WeakKeyDictionary[nn.Module, Engine] = WeakKeyDictionary()
+        self._choices: WeakKeyDictionary[nn.Module, list[_Choice]] = WeakKeyDictionary()
         self.name = "auto"
 
     def __call__(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
-        engine = self.choose(model, lambda candidate: candidate(model, per_example_loss, batch, direction))
+        known = self._known(model, per_example_loss)
+        if known is not None:
+            try:
+                return known.engine(model, per_example_loss, batch, direction)
+            except (EngineError, CannotFollow):  # the batch takes another path through the model than the one tried
+                self._choices[model].remove(known)
+        engine = self.choose(
+            model, per_example_loss, lambda candidate: candidate(model, per_example_loss, batch, direction)
+        )
         return engine(model, per_example_loss, batch, direction)
 
-    def passes(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        source: Any,
-        target: Any,
-        *,
-        to_direction: ToDirection,
-        coefficients: Coefficients,
-    ) -> Passes:
+    def passes(self, step: Step) -> Passes:
         def trial(candidate: Engine) -> object:
-            neutral = torch.ones_like if callable(coefficients) else coefficients
             return candidate.passes(
-                model, losses, source, target, to_direction=lambda found: found, coefficients=neutral
+                replace(step, to_direction=lambda found: found, coefficients=_without_state(step.coefficients))
             )
 
-        engine = self.choose(model, trial)
-        return engine.passes(model, losses, source, target, to_direction=to_direction, coefficients=coefficients)
+        return self.choose(step.model, step.losses.source, trial).passes(step)
 
-    def source_pass(
-        self,
-        model: nn.Module,
-        per_example_loss: PerExampleLoss,
-        batch: Any,
-        direction: Direction,
-        coefficients: Coefficients,
-    ) -> SourcePass:
-        neutral = torch.ones_like if callable(coefficients) else coefficients
-        engine = self.choose(
-            model, lambda candidate: candidate.source_pass(model, per_example_loss, batch, direction, neutral)
-        )
-        return engine.source_pass(model, per_example_loss, batch, direction, coefficients)
+    def source_pass(self, step: SourceStep) -> SourcePass:
+        def trial(candidate: Engine) -> object:
+            return candidate.source_pass(replace(step, coefficients=_without_state(step.coefficients)))
 
-    def choose(self, model: nn.Module, trial: Callable[[Engine], object]) -> Engine:
-        """The engine for this model; trials leave buffers and random states as they were."""
-        if model in self._chosen:
-            return self._chosen[model]
+        return self.choose(step.model, step.loss, trial).source_pass(step)
+
+    def choose(self, model: nn.Module, loss: PerExampleLoss, trial: Callable[[Engine], object]) -> Engine:
+        """The engine for this model and loss; trials restore the model's buffers and the random states."""
+        known = self._known(model, loss)
+        if known is not None:
+            return known.engine
         reasons = []
         for name in FASTEST_FIRST:
             candidate = make_engine(name)
@@ -106,14 +104,65 @@ class AutoEngine:
             except EngineError as error:
                 reasons.append(str(error))
                 continue
-            self._chosen[model] = candidate
+            self._keep(model, _Choice(_settings(model), _weak(loss), candidate))
             self.name = name
-            _say(name, reasons)
+            _log_choice(name, reasons)
             return candidate
         raise EngineError("no engine can treat this model; " + " ".join(reasons))
 
+    def _known(self, model: nn.Module, loss: PerExampleLoss) -> _Choice | None:
+        choices = self._choices.get(model)
+        if not choices:
+            return None
+        settings = _settings(model)
+        for choice in choices:
+            if choice.settings == settings and _is_same(choice.loss(), loss):
+                self.name = choice.engine.name
+                return choice
+        return None
 
-def _say(name: str, reasons: list[str]) -> None:
+    def _keep(self, model: nn.Module, choice: _Choice) -> None:
+        """Add a choice, and drop those whose loss no longer exists."""
+        alive = [old for old in self._choices.get(model, []) if old.loss() is not None]
+        self._choices[model] = [*alive, choice]
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """An engine, and the conditions under which it was found to be exact."""
+
+    settings: Hashable
+    loss: Callable[[], PerExampleLoss | None]  # a weak reference: a loss may refer to the model
+    engine: Engine
+
+
+def _settings(model: nn.Module) -> Hashable:
+    """Each module's class, training flag, and the names of its own trainable parameters."""
+
+    def own(module: nn.Module) -> tuple[str, ...]:
+        return tuple(name for name, p in module._parameters.items() if p is not None and p.requires_grad)
+
+    return tuple((type(module), module.training, own(module)) for module in model.modules())
+
+
+def _weak(loss: PerExampleLoss) -> Callable[[], PerExampleLoss | None]:
+    try:
+        return WeakMethod(loss) if isinstance(loss, MethodType) else ref(loss)
+    except TypeError:  # an object without weak references
+        return lambda: loss
+
+
+def _is_same(one: PerExampleLoss | None, other: PerExampleLoss) -> bool:
+    """Identity; a bound method is a new object at every access, and equal for the same object and function."""
+    return one is other or (isinstance(one, MethodType) and one == other)
+
+
+def _without_state(coefficients: Coefficients) -> Coefficients:
+    """Coefficients for a trial: a function of the alignment may change the method's state, so it is replaced."""
+    return torch.ones_like if callable(coefficients) else coefficients
+
+
+def _log_choice(name: str, reasons: list[str]) -> None:
     if reasons:
         logger.warning("alignments by the slower %s engine, because %s", name, reasons[0])
     else:

@@ -1,11 +1,11 @@
-"""Engines that lean on autograd alone: exact for whatever autograd can differentiate, BatchNorm included.
+"""Engines that use autograd alone: exact for everything autograd can differentiate, including BatchNorm.
 
 Each is one function that returns the batch's losses, still attached to their graph, and the alignments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from soseleto.engines.contract import (
-    Coefficients,
     Direction,
-    Losses,
     Passes,
     PerExampleLoss,
     SourcePass,
-    ToDirection,
+    SourceStep,
+    Step,
     as_loss_vector,
     inner,
     named_in,
@@ -31,15 +30,15 @@ from soseleto.engines.contract import (
     trainable,
 )
 from soseleto.engines.shards import is_shard, sharded_modules
-from soseleto.errors import EngineError
+from soseleto.errors import EngineError, first_line
 
 Linearize = Callable[[nn.Module, PerExampleLoss, Any, Direction], tuple[Tensor, Tensor]]
 
 
 def loop(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction) -> tuple[Tensor, Tensor]:
-    """One backward per example. Obviously right, slow: the oracle of every test.
+    """One backward per example: q_j = ⟨∂ℓ_j/∂θ, direction⟩, computed as written.
 
-    q_j = ⟨∂ℓ_j/∂θ, direction⟩ is computed exactly as it is written.
+    Obviously correct, but slow: the reference of every test.
     """
     parameters = named_in(direction, model)
     losses = as_loss_vector(per_example_loss(model, batch))
@@ -56,7 +55,7 @@ def double_backward(
     """Differentiate the gradient of Σ_j v_j ℓ_j in v.
 
     With g(v) = Σ_j v_j ∂ℓ_j/∂θ, linear in v, q = ∂⟨g(v), direction⟩/∂v at any v. Works with every operator that
-    has a double backward; attention runs on its plain (unfused) kernel, which has one.
+    has a double backward; attention uses its unfused kernel, which has one.
     """
     parameters = named_in(direction, model)
     with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=cudnn_allowed(model)):
@@ -66,20 +65,20 @@ def double_backward(
             losses, list(parameters.values()), grad_outputs=v, create_graph=True, allow_unused=True
         )
         total = inner(dict(zip(parameters, gradients, strict=True)), direction)
-        if not total.requires_grad:  # no named parameter has anything to do with the losses
+        if not total.requires_grad:  # the losses depend on none of the named parameters
             return losses, torch.zeros_like(losses, dtype=reductions_dtype(losses.dtype)).detach()
         (alignment,) = torch.autograd.grad(total, v, retain_graph=True)
     return losses, alignment.to(reductions_dtype(alignment.dtype)).detach()
 
 
 def cudnn_allowed(model: nn.Module) -> bool:
-    """cuDNN's fused recurrent layers have neither a forward rule nor a double backward; PyTorch's own have."""
+    """False for recurrent models: cuDNN's fused layers have no forward-mode rule and no double backward."""
     return torch.backends.cudnn.enabled and not any(isinstance(m, nn.RNNBase) for m in model.modules())
 
 
 @dataclass(frozen=True)
 class AutogradEngine:
-    """Turns one of the functions above into an engine."""
+    """An engine from one of the functions above."""
 
     name: str
     linearize: Linearize
@@ -90,38 +89,13 @@ class AutogradEngine:
         losses, alignment = self._linearize(model, per_example_loss, batch, direction)
         return losses.detach(), alignment
 
-    def passes(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        source: Any,
-        target: Any,
-        *,
-        to_direction: ToDirection,
-        coefficients: Coefficients,
-    ) -> Passes:
-        target_losses = as_loss_vector(losses.target(model, target))
-        target_gradient = gradient(target_losses.mean(), trainable(model))
-        found = self.source_pass(model, losses.source, source, to_direction(target_gradient), coefficients)
-        return Passes(
-            source_losses=found.losses,
-            target_losses=target_losses.detach(),
-            alignment=found.alignment,
-            source_gradient=found.gradient,
-            target_gradient=target_gradient,
-        )
+    def passes(self, step: Step) -> Passes:
+        return target_first(step, self.source_pass)
 
-    def source_pass(
-        self,
-        model: nn.Module,
-        per_example_loss: PerExampleLoss,
-        batch: Any,
-        direction: Direction,
-        coefficients: Coefficients,
-    ) -> SourcePass:
-        losses, alignment = self._linearize(model, per_example_loss, batch, direction)
-        c = coefficients(alignment) if callable(coefficients) else coefficients
-        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(model), c.to(losses.dtype)))
+    def source_pass(self, step: SourceStep) -> SourcePass:
+        losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction)
+        c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
+        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c.to(losses.dtype)))
 
     def _linearize(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
@@ -136,28 +110,53 @@ class AutogradEngine:
                 raise reentrant from error
             if self.name != "loop" and _no_rule(error):
                 raise EngineError(
-                    f"the {self.name} engine has no rule for an operator of this model ({_first_line(error)}): "
+                    f"the {self.name} engine has no rule for an operator of this model ({first_line(error)}): "
                     f"use engine={'double_backward' if self.name == 'forward' else 'loop'!r}."
                 ) from error
             raise
 
 
+def target_first(step: Step, source_pass: Callable[[SourceStep], SourcePass]) -> Passes:
+    """The passes of a step in two parts: the gradient of the mean target loss, then the source."""
+    target_losses = as_loss_vector(step.losses.target(step.model, step.target))
+    target_gradient = gradient(target_losses.mean(), trainable(step.model))
+    found = source_pass(step.source_step(step.to_direction(target_gradient)))
+    return Passes(found.losses, target_losses.detach(), found.alignment, found.gradient, target_gradient)
+
+
 def gradient(
-    losses: Tensor, parameters: dict[str, nn.Parameter], coefficients: Tensor | None = None
+    losses: Tensor,
+    parameters: dict[str, nn.Parameter],
+    coefficients: Tensor | None = None,
+    *,
+    retain_graph: bool = False,
 ) -> dict[str, Tensor]:
-    """Σ_j c_j ∂ℓ_j/∂p by name; a parameter the losses do not use is left out."""
+    """Σ_j c_j ∂ℓ_j/∂p by name; parameters that the losses do not use are left out."""
     refuse_sharded(any(is_shard(p) for p in parameters.values()), "plain autograd")
     try:
-        gradients = torch.autograd.grad(losses, list(parameters.values()), grad_outputs=coefficients, allow_unused=True)
+        gradients = torch.autograd.grad(
+            losses,
+            list(parameters.values()),
+            grad_outputs=coefficients,
+            retain_graph=retain_graph,
+            allow_unused=True,
+        )
     except RuntimeError as error:
         raise no_reentrant_checkpoint(error) or error from error
     return {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
 
 
+def add_gradients(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    """Add ``more`` to ``total``, parameter by parameter."""
+    for name, g in more.items():
+        total[name] = total[name] + g if name in total else g
+
+
 def _no_rule(error: RuntimeError) -> bool:
-    words = str(error)
+    """Whether PyTorch's error says that an operator lacks a derivative."""
+    message = str(error)
     return isinstance(error, NotImplementedError) or any(
-        sign in words
+        sign in message
         for sign in (
             "forward AD",
             "is not implemented",
@@ -166,7 +165,3 @@ def _no_rule(error: RuntimeError) -> bool:
             "once_diff",
         )
     )
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).strip().splitlines()[0][:160].rstrip(". ")

@@ -1,4 +1,4 @@
-"""Compare the engines on a user's own model and batch: errors against the oracle, and times."""
+"""Compare the engines on a user's model and batch: errors relative to ``loop``, and times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from soseleto.errors import EngineError
 
 @dataclass(frozen=True)
 class EngineReport:
-    """One engine on one batch. ``error`` is ‖q − q_loop‖/‖q_loop‖, ``ratio`` its time over an ordinary step's."""
+    """One engine on one batch: ``error`` is ‖q − q_loop‖/‖q_loop‖, ``ratio`` its time over that of an ordinary step."""
 
     engine: str
     error: float | None
@@ -36,14 +36,14 @@ def check_gradients(
     engines: Sequence[str] = FASTEST_FIRST,
     repeats: int = 3,
 ) -> list[EngineReport]:
-    """Each engine's alignments of ``batch`` against the one-by-one oracle, along the batch's own mean gradient.
+    """Each engine's alignments of ``batch`` compared with those of ``loop``, along the batch's own mean gradient.
 
-    The time compared with is one forward and backward of the same batch. Random layers draw the same numbers in
-    every engine. The model comes out unchanged.
+    Times are compared with one forward and backward pass of the same batch. Random layers draw the same numbers in
+    every engine. The model is not changed.
     """
     with unchanged(model):
         direction = gradient(as_loss_vector(per_example_loss(model, batch)).mean(), trainable(model))
-    oracle, _ = _timed(model, lambda: make_engine("loop")(model, per_example_loss, batch, direction)[1], 1)
+    reference, _ = _timed(model, lambda: make_engine("loop")(model, per_example_loss, batch, direction)[1], 1)
     ordinary = _ordinary_seconds(model, per_example_loss, batch, repeats)
     reports = []
     for name in engines:
@@ -53,8 +53,8 @@ def check_gradients(
         except EngineError as error:
             reports.append(EngineReport(name, None, None, None, str(error)))
             continue
-        wrong = float((q.double() - oracle.double()).norm() / oracle.double().norm().clamp_min(1e-300))
-        reports.append(EngineReport(name, wrong, seconds, seconds / ordinary))
+        difference = (q.double() - reference.double()).norm() / reference.double().norm().clamp_min(1e-300)
+        reports.append(EngineReport(name, float(difference), seconds, seconds / ordinary))
     return reports
 
 
@@ -72,12 +72,12 @@ def _ordinary_seconds(model: nn.Module, per_example_loss: PerExampleLoss, batch:
 
 
 def _timed(model: nn.Module, run: Any, repeats: int) -> tuple[Tensor, float]:
-    """The result, and the best time of several runs after one to warm up (where there is more than one)."""
+    """The result, and the shortest time of ``repeats`` runs (after one warm-up run if there is more than one)."""
     times = []
     result = None
     for _ in range(repeats + (repeats > 1)):
         with unchanged(model):
-            torch.manual_seed(0)  # inside a fork: the same dropout for every engine, the user's state untouched
+            torch.manual_seed(0)  # the same dropout for every engine; ``unchanged`` restores the user's state
             start = time.perf_counter()
             result = run()
             if result.is_cuda:

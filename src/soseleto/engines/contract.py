@@ -1,12 +1,12 @@
-"""What an engine is given, what it gives back, and the checks every engine shares.
+"""The engines' interface: arguments, results, and the checks that all engines share.
 
 An engine computes, for a batch of source examples,
 
     q_j = Σ_p ⟨∂ℓ_j/∂p, direction[p]⟩          (the paper's Qᵀ ∂L_t/∂θ, without its factor 1/nˢ)
 
 where ℓ_j is entry j of the batch's loss vector and p runs over the parameters named in ``direction``.
-Nothing stays behind on the model: no wrapper, no hook, no attribute, no changed gradient, and no buffer
-changed beyond what one ordinary forward changes.
+An engine leaves nothing on the model: no wrapper, no hook, no attribute, no changed gradient, and no buffer
+changed beyond what one ordinary forward pass changes.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ Direction = Mapping[str, Tensor]
 
 
 class Losses(Protocol):
-    """The two losses of a problem, never reduced over examples."""
+    """The per-example losses of both sides of a problem."""
 
     def source(self, model: nn.Module, batch: Any) -> Tensor: ...
 
     def target(self, model: nn.Module, batch: Any) -> Tensor: ...
 
     def can_join(self, source: Any, target: Any) -> bool:
-        """Whether the two batches fit into one forward."""
+        """Whether the two batches can share one forward pass."""
         ...
 
     def joint(self, model: nn.Module, source: Any, target: Any) -> Tensor:
-        """Source losses followed by target losses, from one forward."""
+        """Source losses followed by target losses, from one forward pass."""
         ...
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Everything Algorithm 1 needs from one source and one target batch, all evaluated at the same θ."""
+    """What Algorithm 1 needs from one source and one target batch, all evaluated at the same θ."""
 
     source_losses: Tensor  # (B,)
     target_losses: Tensor  # (T,)
@@ -53,23 +53,50 @@ class Passes:
 
 @dataclass(frozen=True)
 class SourcePass:
-    """The source's half of a step, for a direction that is known."""
+    """The source part of a step, for a given direction."""
 
     losses: Tensor  # (B,)
     alignment: Tensor  # (B,), at least float32
     gradient: dict[str, Tensor]  # Σ_j c_j ∂ℓ_j/∂p
 
     def without_target(self) -> Passes:
-        """A step's worth in which the target had no part."""
+        """As the passes of a step that did not evaluate the target."""
         return Passes(self.losses, self.losses[:0], self.alignment, self.gradient, {})
 
 
-# From the raw gradient of the target loss to the direction source examples are compared with (it may average
-# over steps). It may be called for some of the parameters at a time, each exactly once a step. It changes no tensor
-# that it is given: one that it hands back is known to be the target gradient itself.
+# Maps the gradient of the target loss to the direction that source examples are compared with (it may average over
+# steps). An engine may call it for some of the parameters at a time, for each parameter exactly once a step. It must
+# not change its arguments: if it returns one of them, the engine takes that direction to be the target gradient itself.
 ToDirection = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-# The coefficients c_j of the source gradient: known beforehand, or a function of the alignment.
+# The coefficients c_j of the source gradient: given, or a function of the alignment.
 Coefficients = Tensor | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class SourceStep:
+    """The arguments of ``Engine.source_pass``."""
+
+    model: nn.Module
+    loss: PerExampleLoss
+    batch: Any
+    direction: Direction
+    coefficients: Coefficients
+
+
+@dataclass(frozen=True)
+class Step:
+    """The arguments of ``Engine.passes``."""
+
+    model: nn.Module
+    losses: Losses
+    source: Any
+    target: Any
+    to_direction: ToDirection
+    coefficients: Coefficients
+
+    def source_step(self, direction: Direction) -> SourceStep:
+        """The source part of this step, once the direction is known."""
+        return SourceStep(self.model, self.losses.source, self.source, direction, self.coefficients)
 
 
 class Engine(Protocol):
@@ -84,58 +111,42 @@ class Engine(Protocol):
         """Losses and alignments of the batch, both (B,) and detached."""
         ...
 
-    def passes(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        source: Any,
-        target: Any,
-        *,
-        to_direction: ToDirection,
-        coefficients: Coefficients,
-    ) -> Passes:
-        """One training step's worth: target gradient, alignments, and the weighted source gradient."""
+    def passes(self, step: Step) -> Passes:
+        """The passes of one training step: target gradient, alignments, and the weighted source gradient."""
         ...
 
-    def source_pass(
-        self,
-        model: nn.Module,
-        per_example_loss: PerExampleLoss,
-        batch: Any,
-        direction: Direction,
-        coefficients: Coefficients,
-    ) -> SourcePass:
-        """The source's half of ``passes``, where the direction was found before."""
+    def source_pass(self, step: SourceStep) -> SourcePass:
+        """The source part of ``passes``, for a direction that was computed before."""
         ...
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that learn, by name; a tied parameter appears once, under its first name."""
+    """The trainable parameters by name; a tied parameter appears once, under its first name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def refuse_sharded(is_sharded: bool, who: str) -> None:
-    """Raise for a model that was split over processes: autograd never sees the parameters that it names."""
+def refuse_sharded(is_sharded: bool, what: str) -> None:
+    """Raise for a sharded model: the parameters that it names are not the tensors that autograd differentiates."""
     if is_sharded:
         raise EngineError(
-            f"the model is sharded (fully_shard), where {who} cannot work: train it by fit(..., engine='layerwise', "
+            f"the model is sharded (fully_shard), where {what} cannot work: train it by fit(..., engine='layerwise', "
             "reducer=...), or give every rank the plain model."
         )
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Raise for a model of torch.compile: what it compiles has one backward, which runs once for the whole batch."""
+    """Raise for a model of torch.compile, whose compiled backward runs once for the whole batch."""
     if any(hasattr(module, "_orig_mod") for module in model.modules()):
         raise EngineError(
             "the model is compiled, and a compiled backward gives no per-example gradients: "
-            "give the model as it was before torch.compile."
+            "pass the model as it was before torch.compile."
         )
 
 
 def named_in(direction: Direction, model: nn.Module) -> dict[str, nn.Parameter]:
-    """The model's parameters that ``direction`` names, checked: known, trainable, of the same shape."""
+    """The model's parameters that ``direction`` names; raises unless all exist, are trainable and of that shape."""
     if not direction:
-        raise UsageError("direction is empty: pass a dict of parameter name -> tensor, as a target gradient is.")
+        raise UsageError("direction is empty: pass a dict of parameter name -> tensor, such as a target gradient.")
     known = dict(model.named_parameters())
     for name, tensor in direction.items():
         if name not in known:
@@ -153,36 +164,45 @@ def named_in(direction: Direction, model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: known[name] for name in direction}
 
 
-def as_loss_vector(losses: object) -> Tensor:
-    """``losses`` if it is a vector with one entry per example, else an error with the line to type."""
+def as_loss_vector(losses: object, *, differentiable: bool = True) -> Tensor:
+    """``losses`` if it is a vector with one entry per example, else an error with the line to type.
+
+    differentiable: whether the losses must have a gradient; not needed for an evaluation.
+    """
     if not isinstance(losses, Tensor):
         raise UsageError(
-            f"per_example_loss returned {type(losses).__name__}: return a tensor of shape (B,), one loss per example."
+            f"the loss returned {type(losses).__name__}: return a tensor of shape (B,), one loss per example."
         )
     if losses.ndim == 0:
         raise UsageError(
-            "per_example_loss returned a scalar, but each example's own loss is needed: "
-            "write reduction='none', as in F.cross_entropy(model(x), y, reduction='none')."
+            "the loss returned a scalar, but one number per example is needed: "
+            "write reduction='none', as in F.cross_entropy(outputs, labels, reduction='none')."
         )
     if losses.ndim > 1:
         raise UsageError(
-            f"per_example_loss returned shape {tuple(losses.shape)}, but one number per example is needed: "
+            f"the loss returned shape {tuple(losses.shape)}, but one number per example is needed: "
             "write losses.flatten(1).mean(1)."
         )
-    if not losses.requires_grad:
+    if differentiable and not losses.requires_grad:
         raise UsageError(
-            "per_example_loss returned losses without a gradient: compute them with the model, outside torch.no_grad()."
+            "the loss returned losses without a gradient: compute them with the model, outside torch.no_grad()."
         )
     return losses
 
 
+def is_differentiable(out: object) -> bool:
+    """Whether a function's result, a tensor or a list or tuple, has a part that requires a gradient."""
+    values = out if isinstance(out, (list, tuple)) else (out,)
+    return any(isinstance(v, Tensor) and v.requires_grad for v in values)
+
+
 def reductions_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Alignments are summed in float32, or in float64 where the model is."""
+    """Alignments are summed in float32, or in float64 for a float64 model."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def inner(gradients: Mapping[str, Tensor | None], direction: Direction) -> Tensor:
-    """Σ_p ⟨gradients[p], direction[p]⟩; a parameter that got no gradient counts as zero."""
+    """Σ_p ⟨gradients[p], direction[p]⟩; a parameter without a gradient counts as zero."""
     total: Tensor | None = None
     for name, gradient in gradients.items():
         if gradient is not None:
@@ -196,7 +216,7 @@ def inner(gradients: Mapping[str, Tensor | None], direction: Direction) -> Tenso
 
 
 def no_reentrant_checkpoint(error: RuntimeError) -> EngineError | None:
-    """PyTorch's own words about reentrant checkpointing, in ours; None for any other error."""
+    """The EngineError for PyTorch's error about reentrant checkpointing; None for any other error."""
     if "use_reentrant" not in str(error) and "Checkpointing is not compatible with .grad()" not in str(error):
         return None
     return EngineError(

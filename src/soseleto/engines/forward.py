@@ -1,10 +1,10 @@
-"""Forward mode: one directional derivative of the whole loss vector, exact with BatchNorm too.
+"""Forward mode: one directional derivative of the whole loss vector, exact for BatchNorm too.
 
-    q = d/dε ℓ(θ + ε·direction) at ε = 0, carried through the forward beside the losses.
+    q = d/dε ℓ(θ + ε·direction) at ε = 0, computed together with the losses.
 
-In units of one forward F of the source batch: the forward, its tangents (each layer twice, with da and with dW) and the
-backward are 5F, where an ordinary step is 3F. Where the model allows it the tangents are made by hand (``tangents``);
-that this is right is proved the first time a model is seen, else PyTorch's forward mode does the same more slowly.
+In units of one forward pass F of the source batch: the forward, its tangents (each layer twice, with da and with dW)
+and the backward cost 5F, an ordinary step 3F. Tangents are computed by our own rules (``tangents``) where a check on
+the first batch of a model shows that they are right, else by PyTorch's forward mode, which is slower.
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ from soseleto.engines.contract import (
     trainable,
 )
 from soseleto.engines.tangents import CannotFollow, Dual, Tangents
+from soseleto.engines.tolerance import Tolerance
 from soseleto.engines.unchanged import unchanged
+from soseleto.errors import first_line
 
 logger = logging.getLogger("soseleto")
 
+TOLERANCE = Tolerance(half=5e-2, tf32=1e-2, single=1e-3, double=1e-8)
+
 
 class Forward:
-    """By hand where that was proved right for the model, else by PyTorch's forward mode."""
+    """Tangents by our own rules where they were checked for the model, else by PyTorch's forward mode."""
 
     def __init__(self) -> None:
         self._by_hand: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
@@ -48,14 +52,14 @@ class Forward:
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
         named_in(direction, model)
-        way = (tuple(direction), tuple(module.training for module in model.modules()))
+        case = (tuple(direction), tuple(module.training for module in model.modules()))
         known = self._by_hand.setdefault(model, {})
-        if way not in known:
-            why_not = _disproved(model, per_example_loss, batch, direction)
-            known[way] = why_not is None
+        if case not in known:
+            why_not = _why_not_by_hand(model, per_example_loss, batch, direction)
+            known[case] = why_not is None
             if why_not is not None:
-                logger.info("tangents by PyTorch itself, more slowly, because %s", why_not)
-        return (by_hand if known[way] else by_autograd)(model, per_example_loss, batch, direction)
+                logger.info("tangents by PyTorch's slower forward mode, because %s", why_not)
+        return (by_hand if known[case] else by_autograd)(model, per_example_loss, batch, direction)
 
 
 def by_hand(
@@ -69,7 +73,7 @@ def by_hand(
 def _follow(
     model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
 ) -> tuple[Dual, set[torch.dtype]]:
-    """The losses, and in which precisions activations were computed."""
+    """The losses with their tangents, and the dtypes of the activations."""
     parameters = named_in(direction, model)
     mode = Tangents({id(p): direction[name].to(p.dtype) for name, p in parameters.items()})
     with mode:
@@ -79,9 +83,13 @@ def _follow(
     return losses, mode.dtypes
 
 
-def _disproved(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, named: Iterable[str]) -> str | None:
-    """None if, for random c, autograd and what is done by hand agree: in the gradient g = Σ c_j ∂ℓ_j/∂θ itself, and in
-    Σ c_j q_j = ⟨g, d⟩ for d_p = g_p/‖g_p‖ + noise of the same length, in which no parameter is small. Else why not.
+def _why_not_by_hand(
+    model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, named: Iterable[str]
+) -> str | None:
+    """Why our own tangents cannot be used for this model, or None if they agree with autograd.
+
+    Compared are, for random c, the gradient g = Σ c_j ∂ℓ_j/∂θ itself, and Σ c_j q_j with ⟨g, d⟩, where
+    d_p = g_p/‖g_p‖ + noise of norm 1, so that every parameter counts.
     """
     parameters = trainable(model)
     with unchanged(model):
@@ -91,7 +99,7 @@ def _disproved(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, n
         right = gradient(losses, parameters, c)
     norms = {name: right[name].norm() for name in named if name in right}
     if not norms:
-        return "no named parameter acts on the losses"
+        return "the losses depend on none of the named parameters"
     noise = {name: torch.randn(right[name].shape, generator=seeded).to(right[name]) for name in norms}
     along = {
         name: right[name] / norm.clamp_min(1e-30) + noise[name] / noise[name].norm() for name, norm in norms.items()
@@ -100,12 +108,8 @@ def _disproved(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, n
         with unchanged(model):
             dual, dtypes = _follow(model, per_example_loss, batch, along)
             mine = gradient(dual.primal, parameters, c)
-    except (
-        RuntimeError,
-        TypeError,
-        AttributeError,
-    ) as error:  # PyTorch's forward mode will do it, or say what is wrong
-        return str(error).strip().split("\n", 1)[0]
+    except (RuntimeError, TypeError, AttributeError) as error:  # PyTorch's forward mode works, or raises its own error
+        return first_line(error)
     if mine.keys() != right.keys():
         return "the graph of the losses is not the ordinary one"
     length = torch.stack(list(norms.values())).sum()
@@ -113,30 +117,19 @@ def _disproved(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, n
     off = (torch.dot(dual.tangent.to(c.dtype), c) - wanted).abs() / length
     apart = max(float((mine[name] - g).norm() / (g.norm() + 1e-2 * length)) for name, g in right.items())
     worst = max(float(off), apart)
-    return None if worst <= _tolerance(dtypes, losses) else f"those by hand are off by {worst:.1e}"
-
-
-def _tolerance(dtypes: set[torch.dtype], losses: Tensor) -> float:
-    if dtypes & {torch.bfloat16, torch.float16}:
-        return 5e-2
-    if torch.float32 in dtypes:
-        return 1e-2 if losses.is_cuda else 1e-3  # TF32 keeps ten bits
-    return 1e-8
+    return None if worst <= TOLERANCE.of(dtypes, is_cuda=losses.is_cuda) else f"our own are off by {worst:.1e}"
 
 
 def by_autograd(
     model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
 ) -> tuple[Tensor, Tensor]:
-    """PyTorch's forward mode: one directional derivative of the whole loss vector along ``direction``.
-
-    q = d/dε ℓ(θ + ε·direction) at ε = 0, carried through the forward beside the losses.
-    """
+    """Losses and alignments by PyTorch's forward mode."""
     parameters = named_in(direction, model)
     with (
         forward_ad.dual_level(),
         sdpa_kernel(SDPBackend.MATH),
         torch.backends.cudnn.flags(enabled=cudnn_allowed(model)),
-        _PaddingStands(),
+        _PaddingWithoutTangent(),
     ):
         duals = {
             f"model.{name}": forward_ad.make_dual(p, direction[name].to(p.dtype)) for name, p in parameters.items()
@@ -149,7 +142,7 @@ def by_autograd(
 
 
 class _LossModule(nn.Module):
-    """Gives functional_call something to swap parameters in: the user's model, held, never changed."""
+    """Holds the user's model, so that functional_call can replace its parameters for one call."""
 
     def __init__(self, model: nn.Module, per_example_loss: PerExampleLoss) -> None:
         super().__init__()
@@ -161,8 +154,8 @@ class _LossModule(nn.Module):
         return self.per_example_loss(self.model, batch)
 
 
-class _PaddingStands(TorchFunctionMode):
-    """An embedding's padding row has no gradient by PyTorch's convention; forward mode alone would not know."""
+class _PaddingWithoutTangent(TorchFunctionMode):
+    """Removes the tangent of an embedding's padding row, which has no gradient by PyTorch's convention."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -172,5 +165,5 @@ class _PaddingStands(TorchFunctionMode):
         if given.get("padding_idx") is None:
             return out
         padding = given["padding_idx"] % given["weight"].shape[0]
-        still = forward_ad.unpack_dual(out).primal
-        return torch.where((given["input"] == padding).unsqueeze(-1), still, out)
+        primal = forward_ad.unpack_dual(out).primal
+        return torch.where((given["input"] == padding).unsqueeze(-1), primal, out)

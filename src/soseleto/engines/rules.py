@@ -1,4 +1,4 @@
-"""One short rule per function through which parameters act: what layerwise knows about layers.
+"""One short rule per torch function that takes parameters: what the layerwise engine knows about layers.
 
 Every function here is linear in its parameters P: y = f(a; P). So for a direction G
 
@@ -6,8 +6,8 @@ Every function here is linear in its parameters P: y = f(a; P). So for a directi
     gradient    Σ_j c_j ∂ℓ_j/∂P = f(a; ·)ᵀ (c δ)       the ordinary weight gradient, from scaled δ
 
 with a the layer's input and δ_j the gradient of ℓ_j at its output. Neither forms a per-example gradient. Parameters
-that are small beside the activations (biases, a norm's weight) take the other road: their per-example gradients are
-sums over δ that cost one pass, and alignment and gradient follow from them by a product.
+that are small compared with the activations (biases, a norm's weight) are treated differently: their per-example
+gradients are sums over δ and cheap, and alignment and gradient follow from them by one product each.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """How one function acts.
+    """How one function uses its parameters.
 
-    ``arguments`` are its argument names in order. ``large`` is the parameter treated by ``tangent`` (a and G to
-    f(a; G)) and ``gradient`` (a, δ and coefficients to the parameter's gradient); ``adjoint`` (δ and G to f(·; G)ᵀδ, of
-    a's shape) stands in for ``tangent`` where a is smaller than δ. ``per_example`` gives the gradients of the small
-    ones, one row per example, in float32 or better. ``spread`` calls the function with one copy of the
-    small ones per example, so that its ordinary backward gives those gradients. ``lowered``: autocast runs it in the
-    lower precision. ``refuse`` says in words why a call with these arguments cannot be treated example by example, or
-    None.
+    arguments: the function's argument names, in order
+    large: the parameter treated by ``tangent``, ``adjoint`` and ``gradient``
+    small: the parameters treated by ``per_example`` and ``spread``
+    refuse: the reason why a call with these arguments cannot be treated example by example, or None
+    tangent: a and G to f(a; G)
+    adjoint: δ and G to f(·; G)ᵀδ, of a's shape; used instead of ``tangent`` where a is smaller than δ
+    gradient: a, δ and the coefficients to the gradient of the large parameter
+    per_example: the gradients of the small parameters, one row per example, in float32 or better
+    spread: calls the function with one copy of the small parameters per example, so that its ordinary backward gives
+        their per-example gradients
+    lowered: whether autocast runs the function in the lower precision
     """
 
     arguments: tuple[str, ...]
@@ -66,7 +70,7 @@ def scale(rows: Tensor, coefficients: Tensor | None) -> Tensor:
 
 
 def _scale_one(a: Tensor, delta: Tensor, coefficients: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A weight gradient is bilinear in a and δ: scale whichever is smaller."""
+    """A weight gradient is bilinear in a and δ: scale the smaller one."""
     if a.numel() < delta.numel():
         return scale(a, coefficients), delta
     return a, scale(delta, coefficients)
@@ -119,7 +123,7 @@ def _convolution(call: Callable[..., Tensor], dims: int, *, transposed: bool) ->
         weight = arguments["weight"]
         a, delta = _scale_one(a, delta, coefficients)
         padding = _padding(arguments, weight, dims)
-        if padding is None:  # 'same' with an even kernel pads one side more: let autograd do it
+        if padding is None:  # 'same' with an even kernel pads asymmetrically: use autograd
             return _weight_gradient(call, settings(arguments), a, weight, delta)
         return torch.ops.aten.convolution_backward(
             delta,
@@ -186,7 +190,7 @@ def _embedding_tangent(arguments: Arguments, a: Tensor, direction: Tensor) -> Te
 
 
 def _not_padding(arguments: Arguments, index: Tensor, rows: Tensor) -> Tensor:
-    """The padding row gets no gradient, so it has no part in the alignment either."""
+    """Zero for the padding row, which has no gradient and hence no part in the alignment."""
     padding = arguments.get("padding_idx")
     if padding is None:
         return rows
@@ -249,7 +253,7 @@ def _rms_hat(arguments: Arguments, a: Tensor) -> Tensor:
 
 
 def _group_norm_spread(arguments: Arguments, x: Tensor, copies: dict[str, Tensor]) -> Tensor:
-    """The batch as one image of n·C channels in n·G groups; told by numbers: in-place layers dislike views."""
+    """The batch as one image of n·C channels in n·G groups, by sizes rather than views (in-place layers follow)."""
     n, c = x.shape[:2]
     if x.is_cuda and torch.is_autocast_enabled("cuda"):
         x = x.float()  # as autocast does for group_norm
@@ -264,7 +268,7 @@ def _group_hat(arguments: Arguments, a: Tensor) -> Tensor:
 
 def _instance_hat(arguments: Arguments, a: Tensor) -> Tensor:
     eps = arguments.get("eps", 1e-5)
-    if arguments.get("use_input_stats", True):  # never hand over the running statistics: they were updated already
+    if arguments.get("use_input_stats", True):  # without the running statistics, which would be updated again
         return F.instance_norm(a, eps=eps)
     return _running_hat(arguments, a, eps)
 
@@ -320,10 +324,10 @@ def _refuse_broadcast(arguments: Arguments) -> str | None:
     if set(arguments) - {"input", "other"}:
         return f"{', '.join(sorted(set(arguments) - {'input', 'other'}))} is not supported there"
     if not isinstance(arguments["input"], Tensor) or arguments["input"].ndim == 0:
-        return "the parameter does not meet a batch there"
+        return "the parameter is not combined with a batch there"
     shape, parameter = arguments["input"].shape, arguments["other"].shape
     if len(parameter) > len(shape) or (len(parameter) == len(shape) and parameter[0] != 1):
-        return "the parameter has an entry of its own for each place in the batch"
+        return "the parameter has a separate entry for each example of the batch"
     return None
 
 

@@ -1,7 +1,7 @@
-"""Models that ``fully_shard`` (FSDP2) has split over ranks, as far as anybody here must know them.
+"""Models that ``fully_shard`` (FSDP2) has split over ranks.
 
-At rest every parameter is a DTensor, of which each rank holds a part. For its forward, and again for its backward, a
-sharded module is given whole, plain parameters under the same names.
+Between passes every parameter is a DTensor, of which each rank holds a part. For its forward and again for its backward
+a sharded module has whole, plain parameters under the same names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 def sharded_modules(model: nn.Module) -> list[Any]:
     """The modules that fully_shard was called on."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # nobody has called it before it was imported
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: fully_shard cannot have been called
     return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
 
@@ -23,12 +23,12 @@ def is_shard(value: object) -> bool:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor of which this rank may hold a part; then every rank must ask for it."""
+    """The whole tensor; for a shard this is a collective that every rank must call."""
     found: Tensor = tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
     return found
 
 
 def rest(model: nn.Module) -> None:
-    """Let go of whole parameters that were kept for a backward which never came."""
+    """Free whole parameters that FSDP keeps for a backward that does not follow."""
     for module in sharded_modules(model):
         module.reshard()

@@ -1,10 +1,10 @@
-"""Forward mode by hand: every activation with its tangent, made without a graph and dropped as soon as it is used.
+"""Our own forward mode: every activation carries its tangent, which is computed without a graph and soon freed.
 
-PyTorch's forward mode records tangents like everything else, and keeps them with what is saved for the backward. Only
-the losses' tangents are wanted here, so a tangent lives no longer than the activation's last use, and the layers that
-cost most have short rules. A function without a rule is run once more under PyTorch's own forward mode, alone.
+PyTorch's forward mode keeps tangents with what is saved for the backward. Only the tangents of the losses are needed
+here, so a tangent is freed after the last use of its activation. The most expensive layers have short rules; a function
+without a rule is evaluated a second time, alone, under PyTorch's forward mode.
 
-The tangent of BatchNorm in training mode, y = γx̂ + β, is its own backward, a symmetric map, applied to dx:
+The tangent of BatchNorm in training mode, y = γx̂ + β, is its backward, a symmetric map, applied to dx:
 
     dy = γ/σ·(dx − mean(dx) − x̂·mean(x̂·dx)) + dγ·x̂ + dβ
 """
@@ -22,14 +22,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from soseleto.engines import rules
+from soseleto.engines.contract import is_differentiable
 
 
 class CannotFollow(RuntimeError):
-    """The model does something that tangents by hand cannot follow."""
+    """The model does something that these tangents do not support."""
 
 
 class Dual(Tensor):
-    """An activation and its tangent, in the place of the activation. Whoever looks at it from outside raises."""
+    """An activation with its tangent, used in place of the activation. Direct access raises."""
 
     primal: Tensor
     tangent: Tensor
@@ -43,11 +44,11 @@ class Dual(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise CannotFollow(f"{func} was called behind the model's functions")
+        raise CannotFollow(f"{func} was called without a torch function")
 
 
 class Tangents(TorchFunctionMode):
-    """While it is open, parameters carry their directions, and what is computed from them becomes a ``Dual``."""
+    """While it is open, the tangents of parameters are their directions, and results become ``Dual`` tensors."""
 
     def __init__(self, directions: Mapping[int, Tensor]) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Tangents(TorchFunctionMode):
         if not given:
             return func(*args, **kwargs)
         if not torch.is_grad_enabled():
-            raise CannotFollow("an activation is used without a gradient")
+            raise CannotFollow("an activation is used under torch.no_grad()")
         out, tangent = self._both(func, args, kwargs, given)
         if isinstance(out, Tensor):
             self.dtypes.add(out.dtype)
@@ -83,7 +84,7 @@ class Tangents(TorchFunctionMode):
             if found is not None:
                 return found
         out = func(*args, **kwargs)
-        if not _differentiable(out):
+        if not is_differentiable(out):
             return out, None
         if any(out is value for value in (*args, *kwargs.values())):
             raise CannotFollow(f"{func} works in place")
@@ -94,7 +95,7 @@ def _paired(out: Any, tangent: Any, duals: dict[int, Dual]) -> Any:
     if tangent is None or (isinstance(out, Tensor) and not out.requires_grad):
         return out
     if isinstance(out, Tensor):
-        if id(out) in duals:  # changed in place: the same object goes on
+        if id(out) in duals:  # changed in place: keep the same object
             duals[id(out)].tangent = tangent
             return duals[id(out)]
         return Dual(out, tangent)
@@ -102,7 +103,7 @@ def _paired(out: Any, tangent: Any, duals: dict[int, Dual]) -> Any:
 
 
 def _by_autograd(func: Any, args: Any, kwargs: Any, given: dict[int, Tensor]) -> Any:
-    """The tangents of one function's results, by PyTorch's own forward mode, without a graph."""
+    """The tangents of one function's results by PyTorch's forward mode, without a graph."""
 
     def dual(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -124,11 +125,6 @@ def _map(change: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _map(change, v) for k, v in value.items()}
     return change(value)
-
-
-def _differentiable(out: Any) -> bool:
-    values = out if isinstance(out, (list, tuple)) else (out,)
-    return any(isinstance(v, Tensor) and v.requires_grad for v in values)
 
 
 # --- rules: (function, arguments) -> (result, tangent), or None to leave it to PyTorch ---------------------------

@@ -1,4 +1,4 @@
-"""A trial that leaves nothing behind."""
+"""Passes through a model that have no side effects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Whatever happens inside, buffers and random states come out as they went in."""
+    """Restore the model's buffers and the random states at the end of the block."""
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     devices = sorted({p.device for p in model.parameters() if p.is_cuda}, key=str)
     try:

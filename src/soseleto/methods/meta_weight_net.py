@@ -90,7 +90,9 @@ class MetaWeightNet:
             state.meta_step(self.meta_gradient(state, before, alignment), self.meta_lr)
             return self.coefficients(state.weigh(losses)).detach()
 
-        found = state.engine.source_pass(task.model, task.losses.source, source, direction, with_new_weights)
+        found = task.sharing.source_pass(
+            state.engine, task.model, task.losses.source, source, direction, with_new_weights
+        )
         state.take(self._with_target(task, found.gradient, target))
         with torch.no_grad():
             state.report(source.index, state.weigh(losses))

@@ -41,7 +41,8 @@ class Reweight:
 
     def step(self, state: ReweightState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         task = state.task
-        passes = state.engine.passes(
+        passes = task.sharing.passes(
+            state.engine,
             task.model,
             task.losses,
             source,

@@ -1,4 +1,4 @@
-"""The networks of the paper's experiments and a few more; any other torch module serves as well."""
+"""The networks of the paper's experiments and a few more; any other torch module can be used as well."""
 
 from soseleto.models.architectures import (
     group_norm,

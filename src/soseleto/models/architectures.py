@@ -1,4 +1,4 @@
-"""Trunk and heads, and the networks of the paper's experiments."""
+"""The networks of the paper's experiments, with and without their classifiers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def resnet18(
     width: int = 64,
     norm: Callable[[int], nn.Module] = group_norm,
 ) -> nn.Sequential:
-    """ResNet-18 for small images (3x3 stem, no early pooling), with GroupNorm, which keeps examples apart."""
+    """ResNet-18 for small images (3x3 stem, no early pooling), with GroupNorm, which does not mix examples."""
     trunk = resnet18_trunk(channels=channels, width=width, norm=norm)
     return nn.Sequential(*trunk, nn.Linear(8 * width, classes))
 

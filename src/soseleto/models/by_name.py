@@ -1,4 +1,4 @@
-"""A model from words: by name, or by a function of the user's own file; and the function itself."""
+"""Build a model from a name or ``file.py:function``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.models.architectures import lenet, mlp, quick, resnet18
 
-SMALL = 32  # the longest side of grey images that LeNet serves as well as Quick, at a third of the price
+SMALL = 32  # the largest size of grey images on which LeNet is as accurate as Quick, at a third of the cost
 
 
 def default_name(shape: tuple[int, ...]) -> str:
@@ -43,12 +43,12 @@ def _own_model(name: str, classes: int, shape: tuple[int, ...]) -> nn.Module:
 
 
 def is_file(name: str) -> bool:
-    """Whether the words are FILE.py:FUNCTION rather than a name."""
+    """Whether ``name`` is FILE.py:FUNCTION."""
     return ".py:" in name or name.endswith(".py")
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """``path/to/file.py:function`` as the function; the file's own folder can be imported from."""
+    """Load a function from ``path/to/file.py:function``; the file may import from its own folder."""
     file, _, function = name.rpartition(":")
     path = Path(file)
     if not function or not file:
@@ -69,7 +69,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def by_name(name: str, *, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """A whole classifier by its name, for inputs of ``shape`` (without the batch)."""
+    """A whole classifier by its name, for inputs of ``shape`` (without the batch dimension)."""
     names = ("quick", "lenet", "resnet18", "mlp")
     if name not in names:
         raise UsageError(f"unknown model {name!r}{did_you_mean(name, names)}: choose one of {', '.join(names)}.")

@@ -1,4 +1,4 @@
-"""One trunk with a head for each side, as transfer mode trains it."""
+"""The model of transfer mode: one trunk, a source head and a target head."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.errors import UsageError
+from soseleto.models.evaluation import evaluation_mode
 
 
 class TrunkAndHeads(nn.Module):
-    """θ, φˢ and φᵗ: a representation with a classifier for each side. Called, it answers for the target."""
+    """θ, φˢ and φᵗ: a representation and two classifiers. ``forward`` uses the target head."""
 
     def __init__(self, trunk: nn.Module, source_head: nn.Module, target_head: nn.Module) -> None:
         super().__init__()
@@ -22,15 +23,9 @@ class TrunkAndHeads(nn.Module):
 
 
 def feature_width(trunk: nn.Module, inputs: Tensor) -> int:
-    """The number of features the trunk gives, found by one forward that leaves the trunk as it was."""
-    was = {name: module.training for name, module in trunk.named_modules()}
-    trunk.eval()
-    try:
-        with torch.no_grad():
-            features = trunk(inputs[:1])
-    finally:
-        for name, module in trunk.named_modules():
-            module.training = was[name]
+    """The number of features that the trunk returns, found by one forward pass in evaluation mode."""
+    with evaluation_mode(trunk), torch.no_grad():
+        features = trunk(inputs[:1])
     if not isinstance(features, Tensor) or features.ndim != 2:
         got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
         raise UsageError(f"in transfer mode the model is the trunk and must return (B, features), got {got}.")

@@ -1,1 +1,1 @@
-"""One step over several processes, micro-batches or shards, and the device it runs on."""
+"""One step divided over processes, micro-batches or shards, and the device that it runs on."""

@@ -1,21 +1,30 @@
-"""How the work of one step is shared: over ranks, and over micro-batches that follow one another.
+"""The work of one step, divided over ranks and over micro-batches.
 
-A step's result is that of the whole batch: losses and alignments belong to single examples, and gradients are sums
-over examples. The target comes first, since every source example is compared with the whole target's gradient.
+A step's result is that of the whole batch: losses and alignments belong to single examples, and gradients are sums over
+examples. The target comes first, because every source example is compared with the gradient of the whole target batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from soseleto.data.batch import Batch
 from soseleto.engines import Engine, Losses, Passes, trainable
-from soseleto.engines.autograd import gradient
-from soseleto.engines.contract import Coefficients, Direction, SourcePass, ToDirection, reductions_dtype
+from soseleto.engines.autograd import add_gradients, gradient
+from soseleto.engines.contract import (
+    Coefficients,
+    Direction,
+    SourcePass,
+    SourceStep,
+    Step,
+    ToDirection,
+    reductions_dtype,
+)
+from soseleto.engines.shards import rest
 from soseleto.errors import UsageError
 from soseleto.parallel.reducer import Reducer, Single
 
@@ -24,14 +33,18 @@ LossOf = Callable[[nn.Module, Batch], Tensor]
 
 @dataclass(frozen=True)
 class Sharing:
-    """Who else works on a step (``reducer``), and how many examples go through the model at a time."""
+    """How a step is divided.
+
+    reducer: the ranks that take part
+    micro_batch_size: maximum examples per forward pass; None for whole batches
+    """
 
     reducer: Reducer = field(default_factory=Single)
     micro_batch_size: int | None = None
 
     @property
     def nothing(self) -> bool:
-        """One process, whole batches."""
+        """Whether nothing is divided: one process, whole batches."""
         return isinstance(self.reducer, Single) and self.micro_batch_size is None
 
     def sum(self, value: Tensor) -> Tensor:
@@ -45,26 +58,22 @@ class Sharing:
     def mean_loss(self, model: nn.Module, loss: LossOf, batch: Batch) -> Tensor:
         """The mean loss, without a graph."""
         with torch.no_grad():
-            parts = [loss(model, part) for part in self._parts(batch)]
-        return self.mean(torch.cat(parts) if parts else _none(model), batch)
+            losses = [loss(model, part)[:count] for part, count in self._parts(batch)]
+        rest(model)
+        return self.mean(_joined(losses, model), batch)
 
     def gradient(
         self, model: nn.Module, loss: LossOf, batch: Batch, side: str, coefficients: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """This rank's losses, and the gradient of Σ c_j ℓ_j over all ranks; c = 1/total where none are given."""
+        """This rank's losses, and the gradient of Σ c_j ℓ_j over all ranks; c = 1/total by default."""
         parameters = trainable(model)
-        if coefficients is None:
-            coefficients = torch.full((len(batch),), 1.0 / batch.total, dtype=torch.float64, device=batch.index.device)
         losses: list[Tensor] = []
-        found: dict[str, Tensor] = {}
-        for part, c in zip(self._parts(batch), self._split(coefficients), strict=True):
-            of_part = loss(model, part)
-            _add(found, gradient(of_part, parameters, c.to(of_part.dtype)))
-            losses.append(of_part.detach())
-        return (
-            torch.cat(losses) if losses else _none(model),
-            self.reducer.sum_gradients(found, parameters, side),
-        )
+        total: dict[str, Tensor] = {}
+        for part, c in self._weighted(batch, coefficients):
+            found = loss(model, part)
+            add_gradients(total, gradient(found, parameters, c.to(found.dtype)))
+            losses.append(found.detach())
+        return _joined(losses, model), self.reducer.sum_gradients(total, parameters, side)
 
     def passes(
         self,
@@ -77,9 +86,9 @@ class Sharing:
         to_direction: ToDirection,
         coefficients: Coefficients,
     ) -> Passes:
-        """What ``engine.passes`` gives for the whole batch; losses and alignments are those of this rank's part."""
+        """``engine.passes`` of the whole batch; losses and alignments are those of this rank's part."""
         if self.nothing:
-            return engine.passes(model, losses, source, target, to_direction=to_direction, coefficients=coefficients)
+            return engine.passes(Step(model, losses, source, target, to_direction, coefficients))
         target_losses, target_gradient = self.gradient(model, losses.target, target, "target")
         direction = to_direction(target_gradient)
         found = self.source_pass(engine, model, losses.source, source, direction, coefficients)
@@ -94,50 +103,55 @@ class Sharing:
         direction: Direction,
         coefficients: Coefficients,
     ) -> SourcePass:
-        """What ``engine.source_pass`` gives for the whole batch."""
+        """``engine.source_pass`` of the whole batch; losses and alignments are those of this rank's part."""
+        step = SourceStep(model, loss, source, direction, coefficients)
         if self.nothing:
-            return engine.source_pass(model, loss, source, direction, coefficients)
+            return engine.source_pass(step)
         if callable(coefficients):
-            return self._two_sweeps(engine, model, loss, source, direction, coefficients)
+            return self._two_sweeps(engine, step)
         parts = [
-            engine.source_pass(model, loss, part, direction, c)
-            for part, c in zip(self._parts(source), self._split(coefficients), strict=True)
+            engine.source_pass(replace(step, batch=part, coefficients=c))
+            for part, c in self._weighted(source, coefficients)
         ]
-        found: dict[str, Tensor] = {}
+        total: dict[str, Tensor] = {}
         for part in parts:
-            _add(found, part.gradient)
+            add_gradients(total, part.gradient)
         return SourcePass(
-            torch.cat([part.losses for part in parts]) if parts else _none(model),
-            torch.cat([part.alignment for part in parts]) if parts else _none(model),
-            self.reducer.sum_gradients(found, trainable(model), "source"),
+            _joined([part.losses for part in parts], model),
+            _joined([part.alignment for part in parts], model),
+            self.reducer.sum_gradients(total, trainable(model), "source"),
         )
 
-    def _two_sweeps(
-        self,
-        engine: Engine,
-        model: nn.Module,
-        loss: LossOf,
-        source: Batch,
-        direction: Direction,
-        coefficients: Callable[[Tensor], Tensor],
-    ) -> SourcePass:
-        """Where the coefficients follow from all alignments, those come first and the model runs once more."""
-        found = [engine(model, loss, part, direction)[1] for part in self._parts(source)]
-        alignment = torch.cat(found) if found else _none(model)
-        losses, of_parameters = self.gradient(model, loss, source, "source", coefficients(alignment))
-        return SourcePass(losses, alignment, of_parameters)
+    def _two_sweeps(self, engine: Engine, step: SourceStep) -> SourcePass:
+        """The alignments of all parts first, then the gradient, whose coefficients may depend on them."""
+        alignment = self._alignment(engine, step)
+        c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
+        losses, total = self.gradient(step.model, step.loss, step.batch, "source", c)
+        return SourcePass(losses, alignment, total)
 
-    def _parts(self, batch: Batch) -> list[Batch]:
-        return batch.split(self.micro_batch_size or len(batch)) if len(batch) else []
+    def _alignment(self, engine: Engine, step: SourceStep) -> Tensor:
+        parts = self._parts(step.batch)
+        found = [engine(step.model, step.loss, part, step.direction)[1][:count] for part, count in parts]
+        return _joined(found, step.model)
 
-    def _split(self, coefficients: Tensor) -> list[Tensor]:
-        if not len(coefficients):
-            return []
-        return list(coefficients.split(self.micro_batch_size or len(coefficients)))
+    def _parts(self, batch: Batch) -> Iterator[tuple[Batch, int]]:
+        """The micro-batches, each with the number of its rows that are examples of the batch."""
+        for part in batch.split(self.micro_batch_size or len(batch)) if len(batch) else []:
+            yield part, len(part)
+
+    def _weighted(self, batch: Batch, coefficients: Tensor | None) -> Iterator[tuple[Batch, Tensor]]:
+        """The micro-batches with their coefficients: 1/total by default, 0 for rows that are no examples."""
+        if coefficients is None:
+            coefficients = torch.full((len(batch),), 1.0 / batch.total, dtype=torch.float64, device=batch.index.device)
+        begin = 0
+        for part, count in self._parts(batch):
+            c = coefficients[begin : begin + count]
+            yield part, c if count == len(part) else torch.cat([c, c.new_zeros(len(part) - count)])
+            begin += count
 
 
 def require_sharing(method: object, name: str) -> None:
-    """Raise for a method whose step cannot be shared."""
+    """Raise for a method whose step cannot be divided."""
     if not getattr(method, "shares_work", False):
         raise UsageError(
             f"the method {name!r} trains in one process and on whole batches with these settings: leave out "
@@ -146,22 +160,19 @@ def require_sharing(method: object, name: str) -> None:
 
 
 def require_independent(model: nn.Module) -> None:
-    """Raise where a layer mixes the examples of a batch: its parts would not give what the whole gives."""
+    """Raise if a layer mixes the examples of a batch: the parts would not give the result of the whole batch."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             raise UsageError(
-                f"{type(module).__name__} {name!r} mixes the examples of a batch, so that ranks and micro-batches "
-                "would train another model than the whole batch does: use GroupNorm, or keep that layer in "
-                "evaluation mode with a train() of your own."
+                f"{type(module).__name__} {name!r} mixes the examples of a batch, so that training with "
+                "ranks or micro-batches would differ from training with whole batches: use GroupNorm, or keep that "
+                "layer in evaluation mode by overriding train()."
             )
 
 
-def _none(model: nn.Module) -> Tensor:
-    """No numbers, of the type losses and alignments have."""
+def _joined(parts: Sequence[Tensor], model: nn.Module) -> Tensor:
+    """The parts' losses or alignments in one vector; for a rank without examples an empty one of the same type."""
+    if parts:
+        return torch.cat(list(parts))
     parameter = next(model.parameters())
     return torch.zeros(0, dtype=reductions_dtype(parameter.dtype), device=parameter.device)
-
-
-def _add(into: dict[str, Tensor], found: dict[str, Tensor]) -> None:
-    for name, g in found.items():
-        into[name] = into[name] + g if name in into else g

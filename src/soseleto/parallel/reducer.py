@@ -1,10 +1,10 @@
-"""One training on several processes, its ranks: what they add up, agree on and gather, passed in as a value.
+"""One training on several processes (ranks): the collectives it uses, as an object that is passed in.
 
-Source example i belongs to rank i mod ranks for good, so that its weight, score and visits live there and no message
-about them is sent while training. Every rank knows the whole batch of a step and takes the part that it owns; parts
-may be uneven or empty, since sums are exchanged and never means.
+Source example i always belongs to rank i mod ranks, which holds its weight, score and visits, so that training sends no
+messages about them. Every rank knows the whole batch of a step and takes the part that it owns. Parts may be uneven or
+empty, because ranks exchange sums and never means.
 
-Nothing else in the library asks which rank it is: it is handed a ``Reducer``, by default ``Single``.
+The library never queries the process group: it is given a ``Reducer``, by default ``Single``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from soseleto.errors import RankLost, RankStopped, UsageError
+from soseleto.errors import RankLost, RankStopped, UsageError, first_line
 
-ANSWER = timedelta(seconds=50)  # within which every rank must come to the same step
-PATIENCE = timedelta(hours=1)  # for the first rank to read data, to write a checkpoint, a ranking or a model
-_BUCKET = 1 << 25  # numbers sent at a time
+ANSWER = timedelta(seconds=50)  # timeout of the collectives of a step
+PATIENCE = timedelta(hours=1)  # timeout while rank 0 reads data, or writes a checkpoint, a ranking or a model
+_BUCKET = 1 << 25  # maximum numbers per message
 
 T = TypeVar("T")
 
 
 class Reducer(Protocol):
-    """What the ranks of a training do together. Every rank makes the same calls in the same order."""
+    """The collectives of a training. Every rank must make the same calls in the same order."""
 
     @property
     def rank(self) -> int: ...
@@ -39,7 +39,7 @@ class Reducer(Protocol):
 
     @property
     def device(self) -> torch.device | None:
-        """The device of this rank; None leaves the choice to the user."""
+        """The device of this rank; None: the device that the user chose."""
         ...
 
     def sum(self, value: Tensor) -> Tensor:
@@ -47,32 +47,32 @@ class Reducer(Protocol):
         ...
 
     def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> dict[str, Tensor]:
-        """Σ over ranks of gradients by name; ``found`` is empty on a rank that had no examples of this side."""
+        """Σ over ranks of gradients by name; ``found`` is empty on a rank without examples of this side."""
         ...
 
     def gather(self, mine: Tensor, n: int) -> Tensor:
-        """The n numbers of all source examples in the source's order, from those that each rank owns."""
+        """The n values of all source examples in the source's order, from those that each rank owns."""
         ...
 
     def every(self, value: T) -> list[T]:
-        """What each rank has, by rank."""
+        """Each rank's value, by rank."""
         ...
 
     def largest(self, number: int) -> int:
-        """Over ranks."""
+        """The maximum over ranks."""
         ...
 
     def first(self, action: Callable[[], T]) -> T:
-        """What ``action`` gives on the first rank, where alone it is done; its error stops all."""
+        """Run ``action`` on rank 0 only, and return its result on every rank; its error stops all ranks."""
         ...
 
     def alike(self, tensors: Iterable[Tensor]) -> None:
-        """Give all ranks the first one's values, in place."""
+        """Copy the values of rank 0 to all ranks, in place."""
         ...
 
 
 class Single:
-    """One process: there is nobody to talk to."""
+    """Single process: collectives are no-ops."""
 
     rank, ranks, device = 0, 1, None
 
@@ -104,8 +104,8 @@ class Single:
 class Ranks:
     """The ranks of a ``torch.distributed`` process group; ``ranks()`` makes one.
 
-    Tensors travel as the process group sends them (gloo on a CPU, NCCL on a GPU); what the hosts agree on goes over
-    gloo, where a process that has died is noticed at once and one that hangs within ``answer``.
+    Tensors use the process group's backend (gloo on a CPU, NCCL on a GPU). Host-side values use gloo, which notices a
+    process that has died at once, and one that hangs after ``answer``.
     """
 
     def __init__(self, device: torch.device, *, answer: timedelta = ANSWER) -> None:
@@ -138,20 +138,20 @@ class Ranks:
         return dict(zip(names, summed, strict=True))
 
     def _agreed(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> tuple[str, ...]:
-        """The parameters that this side's loss uses, found once: a rank without examples would not know."""
+        """The parameters that this side's loss uses, agreed on once: a rank without examples cannot know them."""
         model = (side, *like)
         if model not in self._used:
             used = {name for names in self.every(list(found)) for name in names}
             self._used[model] = tuple(sorted(used))
         if late := sorted(found.keys() - set(self._used[model])):
             raise UsageError(
-                f"the {side} loss uses the parameter {late[0]!r} in some steps only, which ranks cannot follow: "
+                f"the {side} loss uses the parameter {late[0]!r} in some steps only, which ranks do not support: "
                 "train in one process, or use every parameter in every step."
             )
         return self._used[model]
 
     def gather(self, mine: Tensor, n: int) -> Tensor:
-        length = -(-n // self.ranks)  # of the longest part
+        length = -(-n // self.ranks)  # of the longest part, rounded up
         padded = torch.zeros(length, dtype=mine.dtype)
         padded[: len(mine)] = mine.cpu()
         parts = [torch.empty_like(padded) for _ in range(self.ranks)]
@@ -172,7 +172,7 @@ class Ranks:
         return int(mine)
 
     def first(self, action: Callable[[], T]) -> T:
-        answer: list[Any] = [None, None]  # value, and what went wrong
+        answer: list[Any] = [None, None]  # the result, and the error's message
         error: Exception | None = None
         if self.rank == 0:
             try:
@@ -194,40 +194,40 @@ class Ranks:
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """Inside, a rank that does not answer gives one sentence."""
+        """Turn a failed collective into one sentence."""
         try:
             yield
         except RuntimeError as error:
-            why = str(error).strip().splitlines()[0][:160].rstrip(". ")
+            why = first_line(error)
             raise RankLost(
                 f"rank {self.rank} of {self.ranks} stops, since another rank has died or does not answer ({why}): "
-                "mend that one and run the same again, to go on from the last checkpoint."
+                "fix that rank and run the same command again, to resume from the last checkpoint."
             ) from error
 
 
 @contextlib.contextmanager
 def ranks(device: str = "auto", *, answer: timedelta = ANSWER) -> Iterator[Reducer]:
-    """The reducer of the process group this process was launched into (by torchrun, say), or ``Single()``.
+    """The reducer of the process group that this process was launched into (e.g. by torchrun), or ``Single()``.
 
-    A process group that was made before (Ray Train does that) is used and left alone; another one is closed at the end.
+    An existing process group (Ray Train makes one) is used and not closed; otherwise one is made and closed at the end.
 
-    answer: how long the others wait in a step for a rank that hangs; one whose process has ended is noticed at once.
+    answer: how long the ranks of a step wait for one that hangs; a process that has ended is noticed at once.
 
     Example:
         >>> with ranks() as reducer:  # and then fit(..., reducer=reducer)
         ...     reducer
         Single()
     """
-    theirs = dist.is_available() and dist.is_initialized()
-    if not theirs and "WORLD_SIZE" not in os.environ:
+    exists = dist.is_available() and dist.is_initialized()
+    if not exists and "WORLD_SIZE" not in os.environ:
         yield Single()
         return
     where = _device(device)
-    if not theirs:
+    if not exists:
         backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=answer)
     yield Ranks(where, answer=answer)
-    if not theirs:  # after an error the others may be gone, and closing would wait for them
+    if not exists:  # not after an error: the other ranks may be gone, and closing would wait for them
         dist.destroy_process_group()
 
 
@@ -237,7 +237,7 @@ def owned(n: int, reducer: Reducer) -> int:
 
 
 def my_rows(side: str, reducer: Reducer) -> Callable[[Tensor], Tensor] | None:
-    """Which rows of a batch of indices are this rank's: source examples by owner, target examples in turn."""
+    """Selects this rank's rows of a batch of indices: source examples by owner, target examples round-robin."""
     if isinstance(reducer, Single):
         return None
     if side == "source":
@@ -246,14 +246,14 @@ def my_rows(side: str, reducer: Reducer) -> Callable[[Tensor], Tensor] | None:
 
 
 def first_reads(reducer: Reducer, read: Callable[[], T]) -> T:
-    """``read`` on every rank, but the first goes ahead: it fills the caches that the others find."""
+    """``read`` on every rank, on rank 0 before the others, so that they find its caches filled."""
     here: list[T] = []
     reducer.first(lambda: here.append(read()))
     return here[0] if here else read()
 
 
 def _device(device: str) -> torch.device:
-    """A GPU of its own for every rank on this machine, unless a CPU was asked for."""
+    """One GPU per rank of this machine, or the CPU."""
     if device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -262,7 +262,7 @@ def _device(device: str) -> torch.device:
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one type, so many numbers at a time."""
+    """Consecutive gradients of one dtype, at most _BUCKET numbers together."""
     bucket: list[Tensor] = []
     for g in gradients:
         if bucket and (bucket[0].dtype != g.dtype or sum(b.numel() for b in bucket) + g.numel() > _BUCKET):

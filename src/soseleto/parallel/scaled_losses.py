@@ -8,7 +8,6 @@ as they are. Nothing here synchronises with a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +20,8 @@ from soseleto.parallel.micro_batches import LossOf, Sharing
 
 
 @dataclass(frozen=True)
-class ScaledSharing:
-    """``inner`` with every loss multiplied by ``factor`` (None: as it is) while gradients are computed."""
+class Unscaled:
+    """``inner`` for losses that come multiplied by ``factor`` (None: as they are): what leaves is divided by it."""
 
     inner: Sharing
     factor: Tensor | None = None
@@ -33,7 +32,7 @@ class ScaledSharing:
     def gradient(
         self, model: nn.Module, loss: LossOf, batch: Any, side: str, coefficients: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        losses, found = self.inner.gradient(model, self._scaled(loss), batch, side, coefficients)
+        losses, found = self.inner.gradient(model, loss, batch, side, coefficients)
         return self._down(losses), self._all_down(found)
 
     def passes(
@@ -50,7 +49,7 @@ class ScaledSharing:
         found = self.inner.passes(
             engine,
             model,
-            _Scaled(losses, self._scaled),
+            losses,
             source,
             target,
             to_direction=lambda raw: to_direction(_zero_unless_finite(self._all_down(raw))),
@@ -73,20 +72,13 @@ class ScaledSharing:
         direction: Direction,
         coefficients: Coefficients,
     ) -> SourcePass:
-        c = self._coefficients(coefficients)
-        found = self.inner.source_pass(engine, model, self._scaled(loss), source, direction, c)
+        found = self.inner.source_pass(engine, model, loss, source, direction, self._coefficients(coefficients))
         return replace(
             found,
             losses=self._down(found.losses),
             alignment=self._alignment(found.alignment),
             gradient=self._all_down(found.gradient),
         )
-
-    def _scaled(self, loss: LossOf) -> LossOf:
-        if self.factor is None:
-            return loss
-        factor = self.factor
-        return lambda model, batch: loss(model, batch) * factor
 
     def _coefficients(self, coefficients: Coefficients) -> Coefficients:
         return (lambda q: coefficients(self._alignment(q))) if callable(coefficients) else coefficients
@@ -100,26 +92,6 @@ class ScaledSharing:
     def _alignment(self, q: Tensor) -> Tensor:
         q = self._down(q)
         return torch.where(q.isfinite(), q, torch.zeros_like(q))
-
-
-@dataclass(frozen=True)
-class _Scaled:
-    """Losses with every entry scaled."""
-
-    losses: Losses
-    scale: Callable[[LossOf], LossOf]
-
-    def source(self, model: nn.Module, batch: Any) -> Tensor:
-        return self.scale(self.losses.source)(model, batch)
-
-    def target(self, model: nn.Module, batch: Any) -> Tensor:
-        return self.scale(self.losses.target)(model, batch)
-
-    def can_join(self, source: Any, target: Any) -> bool:
-        return self.losses.can_join(source, target)
-
-    def joint(self, model: nn.Module, source: Any, target: Any) -> Tensor:
-        return self.scale(lambda model, batch: self.losses.joint(model, batch, target))(model, source)
 
 
 def _zero_unless_finite(found: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.errors import UsageError
+from soseleto.models.evaluation import evaluation_mode
 from soseleto.prediction.temperature import fit_temperature
 from soseleto.task.losses import Loss, cross_entropy
 
@@ -39,13 +40,8 @@ class Predictor:
     def _outputs(self, model: nn.Module, inputs: Tensor | np.ndarray) -> Tensor:
         """Outputs of ``model``, which is ``self.model`` or a part of it."""
         given = torch.as_tensor(inputs)
-        was = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                pieces = [model(self.prepare(piece.to(self.device))).cpu() for piece in given.split(EVALUATION_BATCH)]
-        finally:
-            self.model.train(was)
+        with evaluation_mode(self.model), torch.no_grad():
+            pieces = [model(self.prepare(piece.to(self.device))).cpu() for piece in given.split(EVALUATION_BATCH)]
         return torch.cat(pieces)
 
     def predict(self, inputs: Tensor | np.ndarray) -> Tensor:

@@ -1,1 +1,1 @@
-"""What a method is given to train, the losses of the two modes, and guards against non-finite losses."""
+"""The task that a method trains, the losses of the two modes, and guards against non-finite losses."""

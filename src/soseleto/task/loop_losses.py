@@ -28,15 +28,15 @@ class LoopBatch(Batch):
 
 @dataclass
 class LoopLosses:
-    """The user's two losses, computed under autocast where the loop is."""
+    """The user's two losses, under autocast and multiplied by a factor where the loop asks for that."""
 
     source_loss: PerExampleLoss
     target_loss: PerExampleLoss
     forward: Callable[[], Any] = field(default=nullcontext)
+    factor: Tensor | None = None
 
     def source(self, model: nn.Module, batch: Batch) -> Tensor:
-        with self.forward():
-            losses = as_loss_vector(self.source_loss(model, batch.inputs))
+        losses = self._of(self.source_loss, model, batch)
         if len(losses) != len(batch):
             raise UsageError(
                 f"loss returned {len(losses)} losses for {len(batch)} indices: give one index per example of the batch."
@@ -44,8 +44,7 @@ class LoopLosses:
         return losses
 
     def target(self, model: nn.Module, batch: Batch) -> Tensor:
-        with self.forward():
-            return as_loss_vector(self.target_loss(model, batch.inputs))
+        return self._of(self.target_loss, model, batch)
 
     def can_join(self, source: Batch, target: Batch) -> bool:
         return False  # nothing is known about the structure of the user's batches
@@ -53,20 +52,25 @@ class LoopLosses:
     def joint(self, model: nn.Module, source: Batch, target: Batch) -> Tensor:
         raise AssertionError("batches of the user's own are not joined")
 
+    def _of(self, loss: PerExampleLoss, model: nn.Module, batch: Batch) -> Tensor:
+        with self.forward():
+            losses = as_loss_vector(loss(model, batch.inputs))
+        return losses if self.factor is None else losses * self.factor
+
     @contextmanager
-    def under_autocast(self, device: torch.device) -> Iterator[None]:
-        """Inside, autocast is on in the forward passes only, if it was on outside."""
-        if not torch.is_autocast_enabled(device.type):
-            yield
-            return
-        dtype = torch.get_autocast_dtype(device.type)
-        # The outer autocast would keep cast weights, and with them a graph that the target's backward has freed.
-        self.forward = lambda: torch.autocast(device.type, dtype, cache_enabled=False)
+    def inside(self, device: torch.device, factor: Tensor | None) -> Iterator[None]:
+        """Inside, losses carry the factor, and autocast is on in the forward passes only, if it was on outside."""
+        cast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if cast else None
+        self.factor = factor
+        if cast:
+            # The outer autocast would keep cast weights, and with them a graph that the target's backward has freed.
+            self.forward = lambda: torch.autocast(device.type, dtype, cache_enabled=False)
         try:
-            with torch.autocast(device.type, enabled=False):
+            with torch.autocast(device.type, enabled=False) if cast else nullcontext():
                 yield
         finally:
-            self.forward = nullcontext
+            self.forward, self.factor = nullcontext, None
 
 
 def batch_length(batch: Any) -> int:

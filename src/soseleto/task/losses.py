@@ -1,9 +1,10 @@
-"""A batch, and the losses of the two modes on it."""
+"""The losses of the two modes, on a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto.data.batch import Batch
-from soseleto.errors import UsageError
+from soseleto.engines.contract import as_loss_vector
 
 # loss(outputs, labels) -> (B,)
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -30,7 +31,7 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Precision:
-    """In which precision the model runs: as it is, or under autocast. Losses are computed in float32 or better."""
+    """The precision in which the model runs: its own, or autocast's. Losses are computed in float32 or better."""
 
     autocast: torch.dtype | None = None
 
@@ -38,7 +39,7 @@ class Precision:
         if self.autocast is None:
             return module(inputs)
         if inputs.is_floating_point():
-            inputs = inputs.to(self.autocast)  # once, instead of at every use
+            inputs = inputs.to(self.autocast)  # cast once instead of at every use
         with torch.autocast(inputs.device.type, self.autocast):
             outputs = module(inputs)
         return outputs.float() if isinstance(outputs, Tensor) and outputs.dtype == self.autocast else outputs
@@ -61,7 +62,7 @@ class NoisyLosses:
         return self.source(model, batch)
 
     def can_join(self, source: Batch, target: Batch) -> bool:
-        return _alike(source.inputs, target.inputs) and _alike(source.labels, target.labels)
+        return _can_concatenate(source.inputs, target.inputs) and _can_concatenate(source.labels, target.labels)
 
     def joint(self, model: nn.Module, source: Batch, target: Batch) -> Tensor:
         labels = torch.cat([source.labels, target.labels])
@@ -77,16 +78,16 @@ class TransferLosses:
     precision: Precision = FULL
 
     def source(self, model: Any, batch: Batch) -> Tensor:
-        return _vector(self.source_loss(self.precision(_then(model, "source_head"), batch.inputs), batch.labels))
+        return _vector(self.source_loss(self.precision(_with_head(model, "source_head"), batch.inputs), batch.labels))
 
     def target(self, model: Any, batch: Batch) -> Tensor:
-        return _vector(self.target_loss(self.precision(_then(model, "target_head"), batch.inputs), batch.labels))
+        return _vector(self.target_loss(self.precision(_with_head(model, "target_head"), batch.inputs), batch.labels))
 
     def can_join(self, source: Batch, target: Batch) -> bool:
-        return _alike(source.inputs, target.inputs)
+        return _can_concatenate(source.inputs, target.inputs)
 
     def joint(self, model: Any, source: Batch, target: Batch) -> Tensor:
-        # Both heads see every row, so that each layer's rows are the whole batch; a head costs next to nothing.
+        # Both heads run on every row, so that every layer has the rows of the whole batch; a head is cheap.
         features = self.precision(model.trunk, torch.cat([source.inputs, target.inputs]))
         n = len(source)
         of_source = _vector(self.source_loss(self.precision(model.source_head, features)[:n], source.labels))
@@ -94,19 +95,12 @@ class TransferLosses:
         return torch.cat([of_source, of_target])
 
 
-def _then(model: Any, head: str) -> Callable[[Tensor], Tensor]:
+def _with_head(model: Any, head: str) -> Callable[[Tensor], Tensor]:
     return lambda inputs: getattr(model, head)(model.trunk(inputs))
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
+def _can_concatenate(one: Tensor, other: Tensor) -> bool:
     return one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
 
 
-def _vector(losses: Tensor) -> Tensor:
-    if not isinstance(losses, Tensor) or losses.ndim != 1:
-        got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
-        raise UsageError(
-            f"the loss returned {got}, but one number per example is needed: write reduction='none', as in "
-            "loss=lambda outputs, labels: F.cross_entropy(outputs, labels, reduction='none')."
-        )
-    return losses
+_vector = partial(as_loss_vector, differentiable=False)  # evaluations have no gradient

@@ -1,4 +1,4 @@
-"""What a method is given to train, and what it must offer: two calls, ``init`` and ``step``."""
+"""The task that a method trains, and the interface of a method: ``init`` and ``step``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MakeSchedule = Callable[[Optimizer, int], LRScheduler]
 
 @dataclass(frozen=True)
 class Task:
-    """A model to be trained on a source for the sake of a target.
+    """A model, its losses and the settings of a training.
 
-    Every trainable parameter is in one of three parts: those in ``shared`` are θ; those in ``target_head`` are φᵗ;
-    the others are φˢ. In noisy-label mode all are shared. ``n_source`` counts the source examples of this process,
-    and ``sharing`` is how the work of a step is shared with others, and done in parts.
+    Every trainable parameter belongs to one of three parts: θ (named in ``shared``), φᵗ (named in ``target_head``) or
+    φˢ (the others). In noisy-label mode all are shared. ``n_source`` counts the source examples of this process;
+    ``sharing`` divides the work of a step over ranks and micro-batches.
     """
 
     model: nn.Module
@@ -42,12 +42,12 @@ class Task:
     make_schedule: MakeSchedule | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     guard: Guard = field(default_factory=lambda: require_finite)
-    classes: int | None = None  # of the source, where its labels are class indices
+    classes: int | None = None  # of the source; None if its labels are not class indices
     sharing: Sharing = field(default_factory=Sharing)
 
 
 class MethodState(Protocol):
-    """What a method carries from step to step. The training loop steps the schedule, after every step."""
+    """What a method keeps from step to step. The training loop steps the schedule after every step."""
 
     @property
     def optimizer(self) -> Optimizer: ...
@@ -60,7 +60,7 @@ class MethodState(Protocol):
 
 
 class Method(Protocol):
-    """Anything that can be trained and compared."""
+    """A training method: SOSELETO or one that it is compared with."""
 
     @property
     def name(self) -> str: ...
@@ -68,12 +68,12 @@ class Method(Protocol):
     def init(self, task: Task) -> Any: ...
 
     def step(self, state: Any, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        """One update. The numbers come back as 0-d tensors, so that a GPU need not be waited for."""
+        """One update. Returns its metrics as 0-d tensors, without synchronising with a GPU."""
         ...
 
 
 def take_step(task: Task, state: MethodState, gradients: dict[str, Tensor], *, max_norm: float | None = None) -> None:
-    """Hand the gradients to the optimizer, let it step, and leave no gradient on the model."""
+    """One step of the optimizer with these gradients; none are left on the model."""
     for name, parameter in task.model.named_parameters():
         parameter.grad = gradients.get(name)
     if max_norm is not None:
@@ -90,7 +90,7 @@ def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
 
 
 def state_of(state: Any) -> dict[str, Any]:
-    """What a method carries beside model, optimizer and schedule; raises for a method that does not say."""
+    """A method's state besides model, optimizer and schedule; raises if it has no state() and load_state()."""
     if not hasattr(state, "state") or not hasattr(state, "load_state"):
         raise CannotSave(f"{type(state).__name__} has no state() and load_state()")
     return state.state()

@@ -11,12 +11,12 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from soseleto.data.batch import Batch
+from soseleto.errors import first_line
 from soseleto.task.task import Method, MethodState
 
 WARM_UP = 3  # ordinary steps first: lazily made buffers and the choice of kernels must not be recorded
@@ -94,7 +94,8 @@ class CapturedStep:
         except RuntimeError as error:  # the model or the optimizer waits for the device somewhere
             torch.cuda.synchronize()
             self._possible = False
-            self._tell(f"steps run one kernel at a time, since they cannot be captured as a CUDA graph ({_why(error)})")
+            why = first_line(error)
+            self._tell(f"steps run one kernel at a time, since they cannot be captured as a CUDA graph ({why})")
             return False
         self._advance(-1)  # recording takes no step
         self._recorded[kind] = _Recorded(graph, source, target, rates, numbers)
@@ -132,7 +133,3 @@ def _fill(static: Batch, batch: Batch) -> None:
     static.index.copy_(batch.index)
     static.inputs.copy_(batch.inputs)
     static.labels.copy_(batch.labels)
-
-
-def _why(error: Any) -> str:
-    return str(error).strip().splitlines()[0][:160].rstrip(". ")

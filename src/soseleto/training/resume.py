@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.engines.shards import rest, sharded_modules
-from soseleto.errors import CannotSave, DataError, Interrupted, UsageError
+from soseleto.errors import CannotSave, DataError, Interrupted, UsageError, first_line
 from soseleto.parallel.fsdp import gathered, in_parts
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.files import as_json
@@ -136,7 +136,7 @@ class Keeper:
         except (KeyError, ValueError, RuntimeError, TypeError) as error:
             raise DataError(
                 f"the checkpoint of step {step} does not fit this model, optimizer or method "
-                f"({str(error).splitlines()[0]}): give the same ones again, or another folder."
+                f"({first_line(error)}): give the same ones again, or another folder."
             ) from error
         for text in [*damage, f"resumed after step {step}"]:
             self._records.message(text)

@@ -13,6 +13,7 @@ from soseleto.data import Examples, as_examples, check_mode, read_pair
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare
 from soseleto.errors import DataError, UsageError
+from soseleto.models.evaluation import evaluation_mode
 from soseleto.models.trunk_and_heads import TrunkAndHeads, feature_width
 from soseleto.suspects.probes import Probes, Share, plant
 from soseleto.task.losses import Loss, NoisyLosses, TransferLosses, cross_entropy
@@ -129,15 +130,9 @@ def check_fit(model: nn.Module, losses: NoisyLosses | TransferLosses, data: Data
                 f"source inputs have shape {tuple(shape)} and {side} inputs {tuple(examples.inputs.shape[1:])}: "
                 "bring them to one shape."
             )
-    was = {name: module.training for name, module in model.named_modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            for side, examples in (("source", data.source), ("target", data.target)):
-                _check_side(model, losses, side, examples, prepare)
-    finally:
-        for name, module in model.named_modules():
-            module.training = was[name]
+    with evaluation_mode(model), torch.no_grad():
+        for side, examples in (("source", data.source), ("target", data.target)):
+            _check_side(model, losses, side, examples, prepare)
 
 
 def _check_side(

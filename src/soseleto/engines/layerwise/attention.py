@@ -1,7 +1,7 @@
-"""torch.nn.MultiheadAttention taken apart, so that its projections are seen as the linear layers they are.
+"""torch.nn.MultiheadAttention written with separate linear layers, which have rules.
 
-PyTorch hides both projections inside one function, and the batch in the second dimension. This is the same
-computation, batch first, for self-attention without returned attention weights: what transformer encoders use.
+PyTorch computes both projections inside one function, with the batch in the second dimension. This is the same
+computation, batch first, for self-attention without returned attention weights, as transformer encoders use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 
 
 def refuse_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Why this call of multi_head_attention_forward cannot be taken apart, or None."""
+    """Why ``self_attention`` cannot replace this call of multi_head_attention_forward, or None."""
     a = _SIGNATURE.bind(*args, **kwargs).arguments
     if not (a["query"] is a["key"] is a["value"]):
         return "only self-attention has a rule (query, key and value the same tensor)"
@@ -32,7 +32,7 @@ def refuse_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | 
 
 
 def self_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    """multi_head_attention_forward for what ``refuse_attention`` lets through; same arguments, same result."""
+    """multi_head_attention_forward for calls that ``refuse_attention`` accepts; same arguments, same result."""
     a = _SIGNATURE.bind(*args, **kwargs)
     a.apply_defaults()
     given = a.arguments
@@ -48,7 +48,7 @@ def self_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
 
 
 def _mask(given: Mapping[str, Any], n: int, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
-    """One additive mask from the two PyTorch takes, and whether the causal hint stands."""
+    """One additive mask from PyTorch's two masks, and whether to use the kernel's own causal mask instead."""
     mask, padding = given["attn_mask"], given["key_padding_mask"]
     if given["is_causal"] and padding is None:
         return None, True

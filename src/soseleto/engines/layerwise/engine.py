@@ -1,15 +1,15 @@
-"""Layer by layer: alignments for the price of one more forward, with no per-example gradient ever formed.
+"""Layer by layer: alignments at the cost of one more forward pass, without forming per-example gradients.
 
 For a layer y = f(a; P), linear in its parameters, with δ_j the gradient of ℓ_j at y_j and G the direction for P,
 
     q_j = Σ over layers of ⟨δ_j, f(a_j; G)⟩.
 
-One forward and one backward of source and target together give every a and δ. As the backward passes a layer, its
-target gradient is formed, turned into the direction, compared with the source rows, and the weighted source
-gradient is taken from the same δ; then δ is dropped, so memory stays that of an ordinary step.
+One forward and one backward pass of source and target together give every a and δ. When the backward reaches a layer,
+its target gradient is computed and mapped to the direction; the source rows' alignments and the weighted source
+gradient follow from the same δ. Then δ is freed, so that peak memory is that of an ordinary step.
 
-This is exact if no example's loss depends on another example. The first time a model is seen, that is proved:
-for random coefficients c, Σ c_j ∂ℓ_j/∂P from the layers must equal autograd's own gradient of Σ c_j ℓ_j.
+This is exact if no example's loss depends on another example, which is checked on the first batch of each model: for
+random coefficients c, Σ c_j ∂ℓ_j/∂P from the layers must equal autograd's gradient of Σ c_j ℓ_j.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from soseleto.engines.autograd import gradient
+from soseleto.engines.autograd import add_gradients, gradient, target_first
 from soseleto.engines.contract import (
     Coefficients,
     Direction,
-    Losses,
     Passes,
     PerExampleLoss,
     SourcePass,
+    SourceStep,
+    Step,
     ToDirection,
     as_loss_vector,
     named_in,
@@ -40,18 +41,20 @@ from soseleto.engines.contract import (
 )
 from soseleto.engines.layerwise.small_parameters import SmallGradients
 from soseleto.engines.layerwise.tape import OTHER_ENGINES, Call, Tape
+from soseleto.engines.tolerance import Tolerance
 from soseleto.errors import EngineError
 
-EVERY_ROW = slice(None)
+ALL_ROWS = slice(None)
+TOLERANCE = Tolerance(half=0.1, tf32=2e-2, single=1e-3, double=1e-7)
 
 
 class LayerwiseEngine:
-    """The engine; it remembers which models it has proved itself exact on."""
+    """The engine; it records the models on which it was checked to be exact."""
 
     name = "layerwise"
 
     def __init__(self) -> None:
-        self._proved: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
+        self._checked: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
 
     def __call__(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
@@ -62,33 +65,21 @@ class LayerwiseEngine:
 
         def finish(calls: list[Call]) -> None:
             for call in calls:
-                parts.add(call.alignment(direction, EVERY_ROW))
+                parts.add(call.alignment(direction, ALL_ROWS))
                 small.add(call)
                 call.close()
 
         tape.backward(losses, finish)
-        parts.add(small.alignment(direction, EVERY_ROW))
+        parts.add(small.alignment(direction, ALL_ROWS))
         return losses.detach(), parts.total()
 
-    def passes(
-        self,
-        model: nn.Module,
-        losses: Losses,
-        source: Any,
-        target: Any,
-        *,
-        to_direction: ToDirection,
-        coefficients: Coefficients,
-    ) -> Passes:
-        """Source and target in one forward and backward where they can share it, else the target first."""
-        if not losses.can_join(source, target):
-            target_losses = as_loss_vector(losses.target(model, target))
-            target_gradient = gradient(target_losses.mean(), trainable(model))
-            found = self.source_pass(model, losses.source, source, to_direction(target_gradient), coefficients)
-            return Passes(found.losses, target_losses.detach(), found.alignment, found.gradient, target_gradient)
-        tape, joint = self._forward(model, lambda: losses.joint(model, source, target))
-        n_source = len(source)
-        sweep = _Sweep(to_direction, coefficients)
+    def passes(self, step: Step) -> Passes:
+        """Source and target in one forward and backward where the batches can be joined, else the target first."""
+        if not step.losses.can_join(step.source, step.target):
+            return target_first(step, self.source_pass)
+        tape, joint = self._forward(step.model, lambda: step.losses.joint(step.model, step.source, step.target))
+        n_source = len(step.source)
+        sweep = _Sweep(step.to_direction, step.coefficients)
         sweep.run(tape, joint, n_source)
         return Passes(
             source_losses=joint[:n_source].detach(),
@@ -98,16 +89,9 @@ class LayerwiseEngine:
             target_gradient=sweep.target_gradient,
         )
 
-    def source_pass(
-        self,
-        model: nn.Module,
-        per_example_loss: PerExampleLoss,
-        batch: Any,
-        direction: Direction,
-        coefficients: Coefficients,
-    ) -> SourcePass:
-        tape, losses = self._forward(model, lambda: per_example_loss(model, batch))
-        sweep = _Sweep(lambda _: {}, coefficients, direction)
+    def source_pass(self, step: SourceStep) -> SourcePass:
+        tape, losses = self._forward(step.model, lambda: step.loss(step.model, step.batch))
+        sweep = _Sweep(lambda _: {}, step.coefficients, step.direction)
         sweep.run(tape, losses, len(losses))
         return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
@@ -117,19 +101,20 @@ class LayerwiseEngine:
         with torch.enable_grad(), tape:
             losses = as_loss_vector(run())
         tape.check_rows(len(losses))
-        self._prove(model, tape, losses)
+        self._check(model, tape, losses)
         return tape, losses
 
-    def _prove(self, model: nn.Module, tape: Tape, losses: Tensor) -> None:
-        """Once for each way the model runs: the layers' gradient against autograd's, for random coefficients."""
-        if tape.sharded:  # where no rank could hold a whole gradient; ``sharded`` has a proof of its own
+    def _check(self, model: nn.Module, tape: Tape, losses: Tensor) -> None:
+        """Compare the layers' gradient with autograd's, for random coefficients; once for each path of calls."""
+        if tape.sharded:  # no rank can hold a whole gradient; ``parallel.fsdp`` has its own check
             return
-        way = (
+        path = (
             tuple((id(call.rule), *call.names.values()) for call in tape.calls),
             tuple(module.training for module in model.modules()),
+            len(losses) > 1,  # a single example cannot show that examples depend on each other
         )
-        proved = self._proved.setdefault(model, set())
-        if way in proved:
+        checked = self._checked.setdefault(model, set())
+        if path in checked:
             return
         seeded = torch.Generator().manual_seed(len(losses))
         c = (torch.rand(len(losses), generator=seeded, dtype=torch.float64) + 0.5).to(losses.device)
@@ -138,40 +123,37 @@ class LayerwiseEngine:
 
         def finish(calls: list[Call]) -> None:
             for call in calls:
-                _add(mine, call.gradient(c, EVERY_ROW))
+                add_gradients(mine, call.gradient(c, ALL_ROWS))
                 small.add(call)
                 call.close()
 
         try:
-            tape.backward(losses, finish, again=True)
-            right = _gradient_keeping_graph(losses, trainable(model), c)
+            tape.backward(losses, finish, retain_graph=True)
+            right = gradient(losses, trainable(model), c.to(losses.dtype), retain_graph=True)
         except RuntimeError as error:
             raise no_reentrant_checkpoint(error) or error from error
-        _compare(
-            mine | small.gradient(c, EVERY_ROW),
-            right,
-            tolerance({call.dtype for call in tape.calls} | {losses.dtype}, losses.is_cuda),
-        )
-        proved.add(way)
+        dtypes = {call.dtype for call in tape.calls} | {losses.dtype}
+        _compare(mine | small.gradient(c, ALL_ROWS), right, TOLERANCE.of(dtypes, is_cuda=losses.is_cuda))
+        checked.add(path)
 
 
 class _Sweep:
-    """What is gathered while the backward passes the layers, each group of calls once."""
+    """Collects gradients and alignments during one backward pass; each group of calls is finished once."""
 
     def __init__(
         self, to_direction: ToDirection, coefficients: Coefficients, direction: Direction | None = None
     ) -> None:
         self.to_direction = to_direction
         self.coefficients = coefficients
-        self.direction = direction  # given when the target had a pass of its own
+        self.direction = direction  # None: computed from the target rows of the same pass
         self.target_gradient: dict[str, Tensor] = {}
         self.source_gradient: dict[str, Tensor] = {}
         self._small = SmallGradients()
         self._cast: dict[torch.dtype, Tensor] = {}
-        self._late: list[tuple[Call, Tensor]] = []  # when the coefficients depend on the alignment
+        self._late: list[tuple[Call, Tensor]] = []  # calls whose coefficients depend on the alignment
 
     def run(self, tape: Tape, losses: Tensor, n_source: int) -> None:
-        """Back-propagate: source losses first in ``losses``, then those of the target where it has no own pass."""
+        """Back-propagate ``losses``: n_source source losses, then the target's if they share this pass."""
         refuse_sharded(tape.sharded, "a source gradient in the same pass")
         self._split(losses, n_source)
         tape.backward(losses, self.finish, scales=self.scales)
@@ -179,7 +161,7 @@ class _Sweep:
 
     def _split(self, losses: Tensor, n_source: int) -> None:
         self._source, self._target = slice(0, n_source), slice(n_source, None)
-        self.scales = torch.ones_like(losses)  # the target's part of the sum of losses is their mean
+        self.scales = torch.ones_like(losses)  # source losses are summed, target losses averaged
         if n_source < len(losses):
             self.scales[n_source:] = 1.0 / (len(losses) - n_source)
         self._parts = _Parts(losses[:n_source])
@@ -198,31 +180,31 @@ class _Sweep:
             call.close()
 
     def _now(self, call: Call, direction: Direction, coefficients: Tensor, *, alone: bool) -> None:
-        """Alignment and weighted gradient of a call whose coefficients are known."""
+        """Alignment and weighted gradient of a call, for coefficients that are known."""
         both = call.both(direction, coefficients, self._source)
         if both is None:
             self._parts.add(self._alignment(call, direction, alone=alone))
-            _add(self.source_gradient, call.gradient(coefficients, self._source))
+            add_gradients(self.source_gradient, call.gradient(coefficients, self._source))
         else:
             self._parts.add(both[0])
-            _add(self.source_gradient, both[1])
+            add_gradients(self.source_gradient, both[1])
 
     def _direction(self, calls: list[Call]) -> Direction:
         found: dict[str, Tensor] = {}
         for call in calls:
-            _add(found, call.gradient(None, self._target))
+            add_gradients(found, call.gradient(None, self._target))
         self.target_gradient.update(found)
         return self.to_direction(found) if found else {}
 
     def _alignment(self, call: Call, direction: Direction, *, alone: bool) -> Tensor | None:
-        """A direction that is this one call's own target gradient, unchanged, need not be multiplied with."""
+        """The call's alignments; by Gram matrices if the direction is the call's own target gradient, unchanged."""
         name, found = call.large, None
         if alone and name is not None and name in direction and direction[name] is self.target_gradient.get(name):
             found = call.alignment_with(self._target, self._source)
         return call.alignment(direction, self._source) if found is None else found
 
     def _close(self) -> None:
-        """The small parameters' part, and what waited for the alignment."""
+        """The small parameters, and the gradients whose coefficients depend on the alignment."""
         direction = self.direction
         if direction is None:
             found = self._small.gradient(None, self._target)
@@ -232,20 +214,20 @@ class _Sweep:
         self.alignment = self._parts.total()
         c = self.coefficients(self.alignment) if callable(self.coefficients) else self.coefficients
         for call, delta in self._late:
-            call.hear(delta)
-            _add(self.source_gradient, call.gradient(self._coefficients(c, call), self._source))
+            call.delta = delta
+            add_gradients(self.source_gradient, call.gradient(self._coefficients(c, call), self._source))
             call.close()
         self.source_gradient.update(self._small.gradient(c, self._source))
 
     def _coefficients(self, c: Tensor, call: Call) -> Tensor:
-        """c in the precision of a call, cast once for all calls."""
+        """c in the call's precision; cast once per precision."""
         if call.dtype not in self._cast:
             self._cast[call.dtype] = c.to(call.dtype)
         return self._cast[call.dtype]
 
 
 class _Parts:
-    """What each layer adds to the alignments, summed at the end by one call."""
+    """The layers' parts of the alignments, summed at the end in one operation."""
 
     def __init__(self, losses: Tensor) -> None:
         self._losses = losses
@@ -261,45 +243,20 @@ class _Parts:
         return torch.stack(self._found).sum(0)
 
 
-def _gradient_keeping_graph(losses: Tensor, parameters: dict[str, nn.Parameter], c: Tensor) -> dict[str, Tensor]:
-    found = torch.autograd.grad(
-        losses,
-        list(parameters.values()),
-        grad_outputs=c.to(losses.dtype),
-        retain_graph=True,
-        allow_unused=True,
-    )
-    return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
-
-
 def _compare(mine: dict[str, Tensor], right: dict[str, Tensor], tolerance: float) -> None:
     if not right:
         return
     norms = torch.stack([g.double().norm() for g in right.values()])
-    floor = 1e-2 * norms.norm()  # a gradient that cancels to nothing has only rounding left to compare
+    floor = 1e-2 * norms.norm()  # a gradient that cancels to zero consists of rounding errors only
     errors = torch.stack([_distance(mine.get(name), g) for name, g in right.items()])
     off = (errors > tolerance * (norms + floor)).nonzero().flatten().tolist()
     if off:
         name = list(right)[off[0]]
         raise EngineError(
-            f"the layerwise engine is not exact for this model (first seen at parameter {name!r}): examples of a batch "
-            f"act on each other, or the parameter is used out of sight; {OTHER_ENGINES}."
+            f"the layerwise engine is not exact for this model (first found at parameter {name!r}): examples of a "
+            f"batch act on each other, or the parameter is used where the engine cannot see it; {OTHER_ENGINES}."
         )
 
 
 def _distance(mine: Tensor | None, right: Tensor) -> Tensor:
     return right.double().norm() if mine is None else (mine.double() - right.double()).norm()
-
-
-def tolerance(kinds: set[torch.dtype], is_cuda: bool) -> float:
-    """How far two ways to the same gradient may differ by rounding, as a share of it."""
-    if kinds & {torch.bfloat16, torch.float16}:
-        return 0.1
-    if torch.float32 in kinds:
-        return 2e-2 if is_cuda else 1e-3  # TF32 keeps ten bits
-    return 1e-7
-
-
-def _add(into: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    for name, g in more.items():
-        into[name] = into[name] + g if name in into else g

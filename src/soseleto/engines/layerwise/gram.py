@@ -1,10 +1,10 @@
-"""A linear layer compared with the target batch itself, from two Gram matrices.
+"""Alignments of a linear layer with the target batch's own gradient, from two Gram matrices.
 
-Where the direction is the gradient of the target batch at hand, G = Σ_t δ_t a_tᵀ, and a source position j has
+If the direction is the gradient of the current target batch, G = Σ_t δ_t a_tᵀ, and a source position j has
 
     ⟨δ_j, G a_j⟩ = Σ_t (δ_j·δ_t)(a_j·a_t),
 
-which is T·(in + out) multiplications instead of in·out. A position is an example, or one place of its sequence.
+which is T·(in + out) multiplications instead of in·out. A position is an example, or one element of its sequence.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from soseleto.engines.contract import reductions_dtype
 
-SAVING = 2  # two products are started where the direct form starts one: they must cost half as much at most
+SAVING = 2  # the Gram form launches two products and the direct form one: its work must be at most half
 
 
 def gram_pays(a: Tensor, delta: Tensor, targets: int) -> bool:
-    """Counted work: whether Gram matrices with so many target rows are cheaper than the product with G."""
+    """Whether Gram matrices with ``targets`` target rows take fewer multiplications than the product with G."""
     positions = targets * math.prod(a.shape[1:-1])
     wide, high = a.shape[-1], delta.shape[-1]
     return SAVING * positions * (wide + high) <= wide * high

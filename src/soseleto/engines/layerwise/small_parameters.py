@@ -1,7 +1,7 @@
-"""Biases and the affine parts of norms: their per-example gradients, from all layers, used at once.
+"""Per-example gradients of biases and of the affine parameters of norms, for all layers together.
 
-Each is a few numbers per example, so the layers' own are gathered side by side in one matrix S of a row per example;
-then one product gives alignments, S g, and one gives gradients, Sᵀ c, where every layer would ask for several.
+Each layer has few of these, so they are concatenated into one matrix S with a row per example. One product then gives
+the alignments, S g, and one the gradients, Sᵀ c, instead of several operations per layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from soseleto.engines.shards import whole
 
 
 class SmallGradients:
-    """Gathered while the backward passes the layers; ``gradient`` and ``alignment`` are asked at its end."""
+    """``add`` is called during the backward, ``gradient`` and ``alignment`` at its end."""
 
     def __init__(self) -> None:
         self._columns: dict[str, Tensor] = {}  # (rows, ...) each
@@ -29,10 +29,10 @@ class SmallGradients:
         self._dtypes |= {name: call.arguments[k].dtype for k, name in call.names.items()}
 
     def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
-        """Σ_j c_j ∂ℓ_j/∂P over the chosen rows, by parameter name; c = 1 where none are given."""
+        """Σ_j c_j ∂ℓ_j/∂P over the chosen rows, by parameter name; c = 1 by default."""
         if not self._columns:
             return {}
-        chosen = self._whole()[rows]
+        chosen = self._all()[rows]
         total = chosen.sum(0) if coefficients is None else torch.mv(chosen.T, coefficients.to(chosen.dtype))
         parts = total.split([each[0].numel() for each in self._columns.values()])
         return {
@@ -41,10 +41,10 @@ class SmallGradients:
         }
 
     def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
-        """⟨∂ℓ_j/∂P, direction⟩ of the chosen rows, over the parameters the direction names; None if it names none."""
+        """⟨∂ℓ_j/∂P, direction⟩ of the chosen rows, over the parameters in ``direction``; None if it has none."""
         if not self._columns.keys() & direction.keys():
             return None
-        matrix = self._whole()
+        matrix = self._all()
         along = [
             whole(direction[name]).flatten().to(matrix.dtype)
             if name in direction
@@ -53,7 +53,8 @@ class SmallGradients:
         ]
         return torch.mv(matrix[rows], torch.cat(along))
 
-    def _whole(self) -> Tensor:
+    def _all(self) -> Tensor:
+        """S, built at the first use."""
         if self._matrix is None:
             self._matrix = torch.cat([each.flatten(1) for each in self._columns.values()], 1)
         return self._matrix

@@ -1,8 +1,8 @@
-"""The tape of one forward: every call through which a parameter acted, and the gradient at its output.
+"""The tape of one forward pass: every call that uses a parameter, and the gradient at its output.
 
-While it is open, the tape sees each torch function the model calls. A call that takes a parameter is looked up in
-the rules; its input a is kept, and a tap on its output will hear δ during the backward. A call without a rule
-raises: no parameter can act unseen. Nothing is hung on the model.
+While it is open, the tape intercepts each torch function that the model calls. A call that takes a parameter is looked
+up in the rules; its input a is kept, and an identity operation after its output records δ during the backward. A call
+without a rule raises, so that no use of a parameter is missed. Nothing is attached to the model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from soseleto.engines.contract import reductions_dtype
+from soseleto.engines.contract import is_differentiable, reductions_dtype
 from soseleto.engines.layerwise.attention import refuse_attention, self_attention
 from soseleto.engines.layerwise.gram import gram_alignment, gram_pays
 from soseleto.engines.layerwise.per_example import each_example, each_pays
@@ -44,25 +44,23 @@ class Call:
 
     @property
     def large(self) -> str | None:
-        """The name of the parameter treated by tangents, if it learns."""
+        """The name of the rule's large parameter, if it is trainable."""
         return None if self.rule.large is None else self.names.get(self.rule.large)
 
     @property
-    def heard(self) -> bool:
+    def is_reached(self) -> bool:
+        """Whether the backward has reached this call."""
         return self.delta is not None or self.small is not None
 
-    def hear(self, delta: Tensor) -> None:
-        self.delta = delta
-
-    def hear_small(self, gradients: Iterable[Tensor]) -> None:
-        """Per-example gradients of the small parameters, from a backward that makes them anyway."""
+    def set_small(self, gradients: Iterable[Tensor]) -> None:
+        """Per-example gradients of the small parameters, computed by the backward itself."""
         self.small = {
             name: g.view(self.rows, *self.arguments[k].shape).to(reductions_dtype(g.dtype))
             for (k, name), g in zip(self.names.items(), gradients, strict=True)
         }
 
     def close(self) -> None:
-        """Everything that was needed of δ is done."""
+        """Free δ and what was computed from it."""
         self.delta = self.small = None
 
     def small_gradients(self) -> dict[str, Tensor]:
@@ -77,18 +75,19 @@ class Call:
         return self.small
 
     def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
-        """⟨δ_j, f(a_j; direction)⟩ of the chosen rows, for the large parameter; None if the direction has it not."""
+        """⟨δ_j, f(a_j; direction)⟩ of the chosen rows, for the large parameter; None if ``direction`` lacks it."""
         if self.large is None or self.large not in direction:
             return None
         assert self.rule.tangent is not None
         delta, a = self._data(rows)
         along = whole(direction[self.large]).to(self.dtype)
-        if self.rule.adjoint is not None and a.numel() < delta.numel():  # ⟨δ, f(a; G)⟩ = ⟨f(·; G)ᵀδ, a⟩: as much work,
-            return row_dot(a, self.rule.adjoint(delta, along))  # and less in between (a vocabulary's δ is large)
+        if self.rule.adjoint is not None and a.numel() < delta.numel():
+            # ⟨δ, f(a; G)⟩ = ⟨f(·; G)ᵀδ, a⟩: the same work with a smaller intermediate (δ of a vocabulary is large)
+            return row_dot(a, self.rule.adjoint(delta, along))
         return row_dot(delta, self.rule.tangent(self.arguments, a, along))
 
     def alignment_with(self, target: slice, rows: slice) -> Tensor | None:
-        """``alignment`` of the chosen rows with the target rows' own gradient; None where G itself is less work."""
+        """``alignment`` of the chosen rows with the target rows' gradient; None if the product with G is less work."""
         if self.rule is not LINEAR:
             return None
         (delta, a), (target_delta, target_a) = self._data(rows), self._data(target)
@@ -99,7 +98,7 @@ class Call:
     def both(
         self, direction: Mapping[str, Tensor], coefficients: Tensor, rows: slice
     ) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """``alignment`` and ``gradient`` of the chosen rows where one product gives both for less work, else None."""
+        """``alignment`` and ``gradient`` of the chosen rows if one product gives both for less work, else None."""
         if self.rule is not LINEAR or self.large is None or self.large not in direction:
             return None
         delta, a = self._data(rows)
@@ -110,7 +109,7 @@ class Call:
         return alignment.to(reductions_dtype(self.dtype)), {self.large: found}
 
     def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
-        """Σ_j c_j ∂ℓ_j/∂P over the chosen rows for the large parameter, by its name; c = 1 where none are given."""
+        """Σ_j c_j ∂ℓ_j/∂P over the chosen rows for the large parameter, by its name; c = 1 by default."""
         if self.large is None:
             return {}
         assert self.rule.large is not None
@@ -127,14 +126,14 @@ class Call:
         if self.a._version != self.version:
             raise EngineError(
                 f"the input of {next(iter(self.names.values()))!r} was changed in place after its use, which the "
-                f"layerwise engine cannot follow: {OTHER_ENGINES}."
+                f"layerwise engine does not support: {OTHER_ENGINES}."
             )
         a = self.a[rows]
         return self.delta[rows], a.to(self.dtype) if a.is_floating_point() else a
 
 
 def row_dot(delta: Tensor, tangent: Tensor) -> Tensor:
-    """Σ over all but the first dimension of delta·tangent, summed in float32 or better; spends the tangent."""
+    """Σ over all but the first dimension of delta·tangent, in float32 or better; overwrites the tangent."""
     if tangent.shape != delta.shape:
         tangent = tangent.expand_as(delta).clone()
     return tangent.mul_(delta).sum(list(range(1, delta.ndim)), dtype=reductions_dtype(delta.dtype))
@@ -142,7 +141,7 @@ def row_dot(delta: Tensor, tangent: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Group:
-    """Calls that share parameters: a tied weight's gradient is whole only when all of them have been heard."""
+    """Calls that share parameters: the gradient of a tied weight is complete when the backward has reached them all."""
 
     calls: list[Call]
     waiting: int = 0
@@ -152,12 +151,12 @@ Finish = Callable[[list[Call]], None]
 
 
 @dataclass
-class _Ear:
-    """Where taps report; set anew for every backward."""
+class _Listener:
+    """Counts the calls that the backward has reached; ``finish`` is set for the time of our own backward."""
 
     finish: Finish | None = None
 
-    def heard(self, call: Call) -> None:
+    def reached(self, call: Call) -> None:
         assert self.finish is not None
         assert call.group is not None
         call.group.waiting -= 1
@@ -166,44 +165,44 @@ class _Ear:
 
 
 class _Tap(torch.autograd.Function):
-    """The identity, except that its backward is heard. ``anchor`` is what the backward is asked to reach."""
+    """The identity; its backward records δ. ``anchor`` is the input that our backward differentiates to."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, anchor: Tensor, call: Call, ear: _Ear) -> Tensor:
-        ctx.call, ctx.ear = call, ear
+    def forward(ctx: Any, y: Tensor, anchor: Tensor, call: Call, listener: _Listener) -> Tensor:
+        ctx.call, ctx.listener = call, listener
         return y.detach()  # shares memory and version with y; in-place operations may follow
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None, None, None]:
-        call, ear = ctx.call, ctx.ear
-        if ear.finish is None:  # somebody else's backward
+        call, listener = ctx.call, ctx.listener
+        if listener.finish is None:  # a backward that the tape did not start
             return delta, None, None, None
-        call.hear(delta)
-        ear.heard(call)
+        call.delta = delta
+        listener.reached(call)
         return delta, None, None, None
 
 
 class _Spread(torch.autograd.Function):
-    """A copy of each parameter for every example: the backward of whoever uses them gives per-example gradients."""
+    """A copy of each parameter for every example, so that the layer's own backward gives per-example gradients."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, call: Call, ear: _Ear, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.call, ctx.ear = call, ear
+    def forward(ctx: Any, anchor: Tensor, call: Call, listener: _Listener, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.listener = call, listener
         return tuple(p.detach().repeat(call.rows) for p in parameters)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        call, ear = ctx.call, ctx.ear
-        if ear.finish is None:  # somebody else's backward
+        call, listener = ctx.call, ctx.listener
+        if listener.finish is None:  # a backward that the tape did not start
             return (None, None, None, *(g.view(call.rows, -1).sum(0) for g in gradients))
-        call.hear_small(gradients)
-        ear.heard(call)
+        call.set_small(gradients)
+        listener.reached(call)
         return (None,) * (3 + len(gradients))
 
 
 @dataclass
 class Tape(TorchFunctionMode):
-    """Records the calls of one forward of ``model``."""
+    """Records the calls of one forward pass of ``model``."""
 
     model: nn.Module
     calls: list[Call] = field(default_factory=list)
@@ -211,9 +210,9 @@ class Tape(TorchFunctionMode):
     def __post_init__(self) -> None:
         super().__init__()
         self._names: dict[int, str] = {}
-        self._look()
+        self._read_names()
         self.sharded = bool(sharded_modules(self.model))
-        self._ear = _Ear()
+        self._listener = _Listener()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self._anchor = torch.zeros((), device=device, requires_grad=True)
 
@@ -228,13 +227,13 @@ class Tape(TorchFunctionMode):
             return self._attention(args, kwargs)
         rule = RULES.get(func)
         if rule is not None and rule.lowered:
-            args = _lower(args)
-        if rule is not None and rule.spread is not None and torch.is_grad_enabled() and not _saved_elsewhere():
+            args = _cast_data(args)
+        if rule is not None and rule.spread is not None and torch.is_grad_enabled() and not _has_saved_tensor_hooks():
             return self._spread(rule, rule.bind(args, kwargs))
         out = func(*args, **kwargs)
-        return self._record(func, args, kwargs, mine, out) if _differentiable(out) else out
+        return self._record(func, args, kwargs, mine, out) if is_differentiable(out) else out
 
-    def _look(self) -> None:
+    def _read_names(self) -> None:
         self._names |= {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
 
     def _mine(self, values: Iterable[Any]) -> list[str]:
@@ -243,7 +242,7 @@ class Tape(TorchFunctionMode):
         for value in values:
             if isinstance(value, Tensor):
                 if self.sharded and value.requires_grad and value.is_leaf and id(value) not in self._names:
-                    self._look()  # a module was given its whole parameters since
+                    self._read_names()  # a module has gathered its whole parameters since
                 name = self._names.get(id(value))
                 if name is not None:
                     names.append(name)
@@ -256,7 +255,7 @@ class Tape(TorchFunctionMode):
         if rule is None or not isinstance(out, Tensor):
             raise self._no_rule(mine[0], f"no rule for {resolve_name(func) or func}")
         if (rule is ADD or rule is MULTIPLY) and len(args) == 2 and id(args[0]) in self._names:
-            args = (args[1], args[0])  # the parameter stands first: p + x
+            args = (args[1], args[0])  # the parameter comes first: p + x
         arguments = rule.bind(args, kwargs)
         if why := rule.refuse(arguments):
             raise self._no_rule(mine[0], why)
@@ -275,23 +274,23 @@ class Tape(TorchFunctionMode):
             out.dtype,
         )
         self.calls.append(call)
-        return _Tap.apply(out, self._anchor, call, self._ear)  # type: ignore[no-untyped-call]
+        return _Tap.apply(out, self._anchor, call, self._listener)  # type: ignore[no-untyped-call]
 
     def _spread(self, rule: Rule, arguments: Arguments) -> Tensor:
-        """A call whose own backward gives per-example gradients, once every example has its copy of the parameters."""
+        """Call the function with a copy of its parameters for every example."""
         assert rule.spread is not None
         data = arguments.pop("input")
         names = {k: self._names[id(arguments[k])] for k in rule.parameters if id(arguments.get(k)) in self._names}
         call = Call(rule, arguments, names, None, 0, len(data), data.dtype)
         self.calls.append(call)
-        copies = _Spread.apply(self._anchor, call, self._ear, *(arguments[k] for k in names))  # type: ignore[no-untyped-call]
+        copies = _Spread.apply(self._anchor, call, self._listener, *(arguments[k] for k in names))  # type: ignore[no-untyped-call]
         frozen = {k: p.repeat(len(data)) for k in rule.small if (p := arguments.get(k)) is not None and k not in names}
         return rule.spread(arguments, data, frozen | dict(zip(names, copies, strict=True)))
 
     def _attention(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if why := refuse_attention(args, kwargs):
             raise self._no_rule(self._mine((*args, *kwargs.values()))[0], why)
-        with self:  # the projections inside are seen as the linear layers they are
+        with self:  # the projections inside are recorded as linear layers
             return self_attention(*args, **kwargs)
 
     def _no_rule(self, parameter: str, why: str) -> EngineError:
@@ -303,7 +302,7 @@ class Tape(TorchFunctionMode):
         )
 
     def check_rows(self, rows: int) -> None:
-        """Every recorded output must carry the examples in its first dimension."""
+        """Raise unless the first dimension of every recorded output is the batch."""
         for call in self.calls:
             if call.rows != rows:
                 raise self._no_rule(
@@ -311,33 +310,35 @@ class Tape(TorchFunctionMode):
                     f"its output has {call.rows} rows where the batch has {rows} losses (is the batch not first?)",
                 )
 
-    def backward(self, losses: Tensor, finish: Finish, *, scales: Tensor | None = None, again: bool = False) -> None:
-        """Back-propagate the losses; ``finish`` hears each group of calls once its δ are complete.
+    def backward(
+        self, losses: Tensor, finish: Finish, *, scales: Tensor | None = None, retain_graph: bool = False
+    ) -> None:
+        """Back-propagate the losses; ``finish`` is called with each group of calls once its δ are complete.
 
-        Source losses are never weighted here, so that an example of weight 0 still has a δ and can come back.
-        ``scales`` multiplies each example's δ; it serves to make a mean of the target's losses.
+        Source losses are not weighted here, so that an example of weight 0 still has an alignment and can recover.
+        ``scales`` multiplies each example's δ; it turns the sum of the target losses into a mean.
         """
         groups = _group(self.calls)
-        self._ear.finish = finish
+        self._listener.finish = finish
         torch.autograd.grad(
             losses,
             [self._anchor],
             grad_outputs=torch.ones_like(losses) if scales is None else scales,
-            retain_graph=again,
+            retain_graph=retain_graph,
             allow_unused=True,
         )
-        for group in groups:  # calls whose output never reached the losses are never heard
-            heard = [call for call in group.calls if call.heard]
-            if group.waiting and heard:
-                finish(heard)
-        self._ear.finish = None
+        for group in groups:  # the backward does not reach calls whose output is not used by the losses
+            reached = [call for call in group.calls if call.is_reached]
+            if group.waiting and reached:
+                finish(reached)
+        self._listener.finish = None
         for call in self.calls:
             call.close()
             call.group = None
 
 
-def _lower(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The data as autocast is about to cast it: what the tape keeps is then what autograd keeps, and cast once."""
+def _cast_data(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Cast the data as autocast is about to, so that the tape keeps the same tensor that autograd saves."""
     data = args[0] if args else None
     if not isinstance(data, Tensor) or not data.is_floating_point() or data.dtype == torch.float64:
         return args
@@ -346,18 +347,13 @@ def _lower(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return data.to(torch.get_autocast_dtype(data.device.type)), *args[1:]
 
 
-def _saved_elsewhere() -> bool:
-    """Whether somebody, such as torch.utils.checkpoint, keeps what is saved for the backward and counts its shapes."""
+def _has_saved_tensor_hooks() -> bool:
+    """Whether hooks on saved tensors are active; those of torch.utils.checkpoint compare shapes with a second run."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def _differentiable(out: Any) -> bool:
-    values = out if isinstance(out, (list, tuple)) else (out,)
-    return any(isinstance(v, Tensor) and v.requires_grad for v in values)
-
-
 def _group(calls: list[Call]) -> list[Group]:
-    """Calls connected through a shared parameter, together."""
+    """Groups of calls that are connected through shared parameters."""
     owner: dict[str, Group] = {}
     for call in calls:
         merged = Group([call])

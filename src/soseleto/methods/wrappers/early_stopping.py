@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
+from soseleto.models.evaluation import evaluation_mode
 from soseleto.task.task import Method, Task, state_of
 from soseleto.weights import Weights
 
@@ -116,12 +117,6 @@ class EarlyStoppingState:
 
 def accuracy(model: nn.Module, batch: Batch) -> float:
     """The share of right answers, with the model in evaluation mode and left as it was."""
-    was = {name: module.training for name, module in model.named_modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            answers = torch.cat([model(piece).argmax(1) for piece in batch.inputs.split(_ROWS)])
-    finally:
-        for name, module in model.named_modules():
-            module.training = was[name]
+    with evaluation_mode(model), torch.no_grad():
+        answers = torch.cat([model(piece).argmax(1) for piece in batch.inputs.split(_ROWS)])
     return float((answers == batch.labels).double().mean())

@@ -1,0 +1,149 @@
+"""Choices of ``engine="auto"``: kept between calls, and made again when they may no longer hold."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import soseleto
+from soseleto.data.batch import Batch
+from soseleto.engines import auto, make_engine, trainable
+from soseleto.engines.contract import Step
+from soseleto.task.losses import NoisyLosses
+from zoo import BY_NAME, CLASSES, Mixing, cross_entropy
+
+
+def direction_for(model: nn.Module) -> dict[str, Tensor]:
+    seeded = torch.Generator().manual_seed(1)
+    return {n: torch.randn(p.shape, dtype=p.dtype, generator=seeded) for n, p in trainable(model).items()}
+
+
+def require_exact(model: nn.Module, batch: Any, loss: Any = cross_entropy) -> None:
+    """``auto`` against ``loop``."""
+    direction = direction_for(model)
+    _, right = soseleto.alignment(model, loss, batch, direction, engine="loop")
+    _, found = soseleto.alignment(model, loss, batch, direction)
+    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-12)
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the engines that were tried."""
+    tried: list[str] = []
+
+    def counting(name: str) -> Any:
+        tried.append(name)
+        return make_engine(name)
+
+    monkeypatch.setattr(auto, "make_engine", counting)
+    return tried
+
+
+def test_the_second_call_does_no_search(trials: list[str]) -> None:
+    model, batch = BY_NAME["mlp"].build()
+    for _ in range(3):
+        require_exact(model, batch)
+    assert trials == ["layerwise"]
+
+
+class Owner:
+    """A loss that is a method: a new object at every access."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy(model, batch)
+
+
+def test_a_method_as_loss_is_recognised(trials: list[str]) -> None:
+    model, batch = BY_NAME["mlp"].build()
+    owner = Owner()
+    for _ in range(2):
+        require_exact(model, batch, owner.loss)
+    assert trials == ["layerwise"]
+
+
+def aligned_once() -> weakref.ref[nn.Module]:
+    """A weak reference to a model after one call, with a loss that refers to the model."""
+    model, batch = BY_NAME["mlp"].build()
+    attributes = set(vars(model))
+    require_exact(model, batch, lambda _, batch: cross_entropy(model, batch))
+    assert set(vars(model)) == attributes
+    return weakref.ref(model)
+
+
+def test_the_model_can_be_collected() -> None:
+    reference = aligned_once()
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_switch_from_eval_to_train_is_noticed(trials: list[str]) -> None:
+    model, batch = BY_NAME["batchnorm_mlp_eval"].build()
+    require_exact(model, batch)
+    assert trials == ["layerwise"]
+    require_exact(model.train(), batch)
+    assert trials[1:] == ["layerwise", "forward"]
+    require_exact(model.eval(), batch)  # the first choice holds again
+    require_exact(model.train(), batch)
+    assert len(trials) == 3
+
+
+def test_a_training_step_notices_a_switch_from_eval_to_train() -> None:
+    model, (inputs, labels) = BY_NAME["batchnorm_mlp_eval"].build()
+    batch = Batch(torch.arange(len(labels)), inputs, labels)
+    coefficients = torch.full((len(labels),), 0.2, dtype=torch.float64)
+    step = Step(model, NoisyLosses(), batch, batch, lambda found: found, coefficients)
+    engine = make_engine("auto")
+    for training, name in ((False, "layerwise"), (True, "forward"), (False, "layerwise")):
+        model.train(training)
+        found, right = engine.passes(step), make_engine("loop").passes(step)
+        assert engine.name == name
+        torch.testing.assert_close(found.alignment, right.alignment, rtol=1e-9, atol=1e-12)
+
+
+def test_other_trainable_parameters_are_tried_again(trials: list[str]) -> None:
+    model, batch = BY_NAME["bias_used_again"].build()
+    require_exact(model, batch)
+    assert trials == ["layerwise", "forward"]
+    model.layer.bias.requires_grad_(False)  # which only forward could treat
+    require_exact(model, batch)
+    assert trials[2:] == ["layerwise"]
+
+
+def test_another_module_is_tried_again() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, CLASSES)).double()
+    batch = torch.randn(5, 7, dtype=torch.float64), torch.randint(CLASSES, (5,))
+    require_exact(model, batch)
+    model[1] = Centred()
+    require_exact(model, batch)
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def mixed(model: nn.Module, batch: Any) -> Tensor:
+    losses = cross_entropy(model, batch)
+    return losses * losses.mean()
+
+
+def test_another_loss_is_tried_again() -> None:
+    """The second loss mixes the examples, so that layerwise is not exact for it."""
+    model, batch = BY_NAME["mlp"].build()
+    require_exact(model, batch)
+    require_exact(model, batch, mixed)
+
+
+def test_a_choice_made_on_one_example_is_checked_on_more() -> None:
+    """A single example cannot show that examples act on each other."""
+    torch.manual_seed(0)
+    model = Mixing().double()
+    inputs, labels = torch.randn(5, 7, dtype=torch.float64), torch.randint(CLASSES, (5,))
+    require_exact(model, (inputs[:1], labels[:1]))
+    require_exact(model, (inputs, labels))

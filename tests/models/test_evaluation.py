@@ -1,0 +1,49 @@
+"""Evaluation mode that gives every module its own training flag back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from soseleto.models.evaluation import evaluation_mode
+from soseleto.prediction.predictor import Predictor
+
+
+def with_frozen_norm() -> nn.Sequential:
+    """In training mode, with a BatchNorm that its user keeps in evaluation mode."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3)).train()
+    model[1].eval()
+    return model
+
+
+def flags(model: nn.Module) -> list[bool]:
+    return [module.training for module in model.modules()]
+
+
+def test_every_module_gets_its_own_flag_back() -> None:
+    model = with_frozen_norm()
+    before = flags(model)
+    with evaluation_mode(model):
+        assert not any(flags(model))
+    assert flags(model) == before == [True, True, False, True, True]
+
+
+def test_flags_are_restored_after_an_error() -> None:
+    model = with_frozen_norm()
+    before = flags(model)
+    with pytest.raises(ZeroDivisionError), evaluation_mode(model):
+        raise ZeroDivisionError
+    assert flags(model) == before
+
+
+def test_a_prediction_leaves_a_frozen_norm_in_evaluation_mode() -> None:
+    model = with_frozen_norm()
+    before = flags(model)
+
+    def as_float(inputs: Tensor) -> Tensor:
+        return inputs.float()
+
+    Predictor(model=model, prepare=as_float, device=torch.device("cpu")).outputs(np.zeros((5, 4), np.float32))
+    assert flags(model) == before
