@@ -32,14 +32,13 @@ from soseleto.experiments.results import Row
 from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct_only, corrected
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.device import choose_device
-from soseleto.task.task import MakeSchedule, Method
-from soseleto.training.optimizers import cosine, linear
+from soseleto.task.task import Method
+from soseleto.training.optimizers import SCHEDULES
 from soseleto.training.result import Result
 
 NAME = "cifar10-noise"
 ASKED = (0.8, 0.9, 0.95)  # precisions of suspects
 NOISE: tuple[float | str, ...] = (0.3, 0.4, 0.5, "worse_label", "aggre_label")
-SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})
 LABELS: Mapping[str, Callable[[Examples], Examples]] = MappingProxyType(
     {"noisy": lambda source: source, "corrected": corrected, "correct_only": correct_only}
 )

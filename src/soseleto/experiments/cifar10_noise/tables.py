@@ -10,8 +10,9 @@ from typing import Any
 from soseleto.errors import UsageError
 from soseleto.experiments import arguments as common
 from soseleto.experiments.arguments import setting
-from soseleto.experiments.cifar10_noise.experiment import LINES, NOISE, SCHEDULES, Config, configuration, run_all
+from soseleto.experiments.cifar10_noise.experiment import LINES, NOISE, Config, configuration, run_all
 from soseleto.experiments.results import Row, Spread, load, put_between, table
+from soseleto.training.optimizers import SCHEDULES
 
 SETTINGS = {
     "30 %": 0.3,

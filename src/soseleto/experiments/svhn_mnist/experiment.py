@@ -30,13 +30,12 @@ from soseleto.experiments.svhn_mnist.data import NAME, SIDE, SOURCES, TARGET_CLA
 from soseleto.methods import Attention, Luo, by_name
 from soseleto.models.architectures import lenet_trunk
 from soseleto.run_folder.folder import REPORT
-from soseleto.task.task import MakeSchedule, Method, Task
-from soseleto.training.optimizers import cosine, linear, sgd
+from soseleto.task.task import Method, Task
+from soseleto.training.optimizers import SCHEDULES, sgd
 from soseleto.training.pseudo_labels import Unlabelled
 from soseleto.training.result import Result
 from soseleto.weights import Weights
 
-SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})
 CLASSIFIERS = ("last", "connected")
 ALIGNED = ("all", "convolutions", "first")
 USEFUL = 0.8  # the appendix counts examples whose weight is above this
