@@ -15,7 +15,7 @@ from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.losses import FULL
-from soseleto.task.task import Task, optimizer_and_schedule, take_step
+from soseleto.task.task import Task, lr_left, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 
 
@@ -45,8 +45,8 @@ class State:
 
     @property
     def lr_left(self) -> Tensor | float:
-        """The learning rate now, as a share of the first: whatever else is learned follows the schedule."""
-        return self.lr / self.first_lr if self.first_lr else 1.0
+        """The current learning rate as a share of the first; step sizes besides the optimizer's are scaled by it."""
+        return lr_left(self.optimizer, self.first_lr)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside model, optimizer and schedule; a method with fields of its own adds them."""
