@@ -15,6 +15,7 @@ from torch.func import functional_call
 from soseleto.algorithm import Soseleto
 from soseleto.data import Examples
 from soseleto.data.batch import Batch
+from soseleto.data.label_margin import label_margin
 from soseleto.engines import trainable
 from soseleto.errors import DataError, UsageError
 from soseleto.methods import (
@@ -42,7 +43,6 @@ from soseleto.methods.matching import episode
 from soseleto.methods.noise_matrix import from_confusions, project
 from soseleto.methods.reweight import normalized
 from soseleto.methods.sukhbaatar import noisy_losses
-from soseleto.methods.wrappers.record_signals import margins
 from soseleto.methods.xiao import likelihoods, noise_network
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.finite import NonFiniteLoss
@@ -506,7 +506,7 @@ def test_recording_follows_loss_and_margin_without_an_extra_forward() -> None:
         with torch.no_grad():
             scores = task.model(source.inputs)
         expected_loss += F.cross_entropy(scores, source.labels, reduction="none") / 3
-        expected_margin += margins(scores, source) / 3
+        expected_margin += label_margin(scores, source.labels) / 3
         method.step(state, source, target)
     assert signals.extra_forwards == 0
     assert torch.allclose(signals.loss.double(), expected_loss, atol=1e-5)

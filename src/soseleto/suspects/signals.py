@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto.data import Examples, generator
+from soseleto.data.label_margin import label_margin
 from soseleto.suspects.probes import Probes
 
 NEIGHBOURS = 20
@@ -75,7 +76,7 @@ def gather(
     scores, agreement, neighbours = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     signals = {
         **recorded,
-        "final_margin": _margin(scores, labels),
+        "final_margin": label_margin(scores, labels),
         "agreement": _of_label(agreement, labels),
         "neighbours": _of_label(neighbours, labels),
     }
@@ -148,9 +149,3 @@ class Electorate:
 
 def _of_label(values: Tensor, labels: Tensor) -> Tensor:
     return values.gather(1, labels[:, None]).squeeze(1)
-
-
-def _margin(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The label's output minus the largest other one."""
-    others = outputs.scatter(1, labels[:, None], float("-inf")).amax(1)
-    return _of_label(outputs, labels) - others
