@@ -243,7 +243,7 @@ def test_results_round_trip_and_merge(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="device"):
         merge_files([a, b], tmp_path / "c.json")
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(DataError, match="no results file"):
+    with pytest.raises(DataError, match="not a results file"):
         load(tmp_path / "bad.json")
 
 
