@@ -6,7 +6,6 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
+from soseleto.experiments.results import commit
 from soseleto.models.architectures import quick, resnet18
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task
@@ -172,6 +172,19 @@ def _seconds(run: Callable[[], object], calls: int, device: torch.device) -> flo
     return (time.perf_counter() - start) / calls
 
 
+def peak_mib(run: Callable[[], object], device: torch.device) -> float | None:
+    """Peak memory of a call in MiB, above what was allocated before it (GPU only)."""
+    if device.type != "cuda":
+        return None
+    run()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - held) / 2**20
+
+
 def machine(device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     return {
@@ -180,11 +193,6 @@ def machine(device: torch.device) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "commit": commit(),
     }
-
-
-def commit() -> str | None:
-    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else None
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

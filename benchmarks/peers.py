@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from common import Case, arguments, as_graph, images, interleaved, show, tokens, write
+from common import Case, arguments, as_graph, images, interleaved, peak_mib, show, tokens, write
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
@@ -421,7 +421,7 @@ def measure(case: Case, job: str, device: torch.device, *, rounds: int, calls: i
     problem = Problem.of(case, device)
     runs = _runs(problem, job)
     seconds = _seconds(problem, job, runs, device, rounds=rounds, calls=calls)
-    peaks = {name: _peak(run, device) for name, run in runs.items()}
+    peaks = {name: peak_mib(run, device) for name, run in runs.items()}
     graphs = _captured(runs, device)
     as_graphs = interleaved(graphs, device, rounds=rounds, calls=calls) if graphs else {}
     best = {name: min(s, as_graphs.get(name, s)) for name, s in seconds.items()}
@@ -460,18 +460,6 @@ def _captured(runs: Mapping[str, Callable[[], Answer]], device: torch.device) ->
             torch.cuda.synchronize()
             print(f"{name} cannot be captured as a CUDA graph: {str(error).splitlines()[0][:120]}", file=sys.stderr)
     return found
-
-
-def _peak(run: Callable[[], object], device: torch.device) -> float | None:
-    """MiB above what was held before (GPU only)."""
-    if device.type != "cuda":
-        return None
-    torch.cuda.synchronize()
-    held = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - held) / 2**20
 
 
 def shortfalls(rows: Sequence[Mapping[str, Any]], device: torch.device) -> list[str]:

@@ -19,7 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common import Case, Encoder, arguments, as_graph, images, interleaved, ordinary_step, show, task_for, tokens, write
+from common import (
+    Case,
+    Encoder,
+    arguments,
+    as_graph,
+    images,
+    interleaved,
+    ordinary_step,
+    peak_mib,
+    show,
+    task_for,
+    tokens,
+    write,
+)
 from soseleto.algorithm import Soseleto
 from soseleto.models.architectures import quick, resnet18
 from soseleto.weights import Weights
@@ -144,7 +157,7 @@ def sweeps(sizes: Sizes) -> dict[str, dict[int, Case]]:
 def step_row(size: int, case: Case, device: torch.device, sizes: Sizes) -> dict[str, Any]:
     ours, plain, engine = steps(case, device)
     both = plain_step(case, device, case.source + case.target)
-    peaks = peak(ours, device), peak(both, device)
+    peaks = peak_mib(ours, device), peak_mib(both, device)
     seconds = interleaved(
         {"ours": as_graph(ours, device), "ordinary": as_graph(plain, device)},
         device,
@@ -178,19 +191,6 @@ def steps(case: Case, device: torch.device) -> tuple[Callable[[], object], Calla
 def plain_step(case: Case, device: torch.device, n: int) -> Callable[[], object]:
     step, batch = ordinary_step(case, case.make().to(device).train()), case.batch(n, device)
     return lambda: step(batch)
-
-
-def peak(run: Callable[[], object], device: torch.device) -> float | None:
-    """MiB of a step above what was held before (GPU only)."""
-    if device.type != "cuda":
-        return None
-    run()
-    torch.cuda.synchronize()
-    held = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - held) / 2**20
 
 
 def update_rows(device: torch.device, sizes: Sizes) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from common import Case, arguments, as_graph, cases, interleaved, layout, ordinary_step, show, task_for, write
+from common import Case, arguments, as_graph, cases, interleaved, layout, ordinary_step, peak_mib, show, task_for, write
 from soseleto.algorithm import Soseleto
 
 AT_MOST = {
@@ -96,19 +96,9 @@ def measure(case: Case, device: torch.device, memory_format: torch.memory_format
 
 
 def memory(ours: Any, ordinary: Any, device: torch.device) -> float | None:
-    """Peak memory of our step over the ordinary step's, both above what was held before (GPU only)."""
-    if device.type != "cuda":
-        return None
-    peaks = []
-    for run in (ours, ordinary):
-        run()
-        torch.cuda.synchronize()
-        held = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        run()
-        torch.cuda.synchronize()
-        peaks.append(torch.cuda.max_memory_allocated() - held)
-    return peaks[0] / peaks[1]
+    """Peak memory of our step over the ordinary step's, both above what was allocated before (GPU only)."""
+    of_ours, of_ordinary = peak_mib(ours, device), peak_mib(ordinary, device)
+    return None if of_ours is None or of_ordinary is None else of_ours / of_ordinary
 
 
 if __name__ == "__main__":
