@@ -186,7 +186,7 @@ class ShuffledWeights(Soseleto):
 
 
 class _Shuffled(Weights):
-    """Weights that are read through a fixed permutation, and updated in place."""
+    """Weights that are read through a fixed permutation, but updated under their own index."""
 
     def __init__(self, n: int, *, initial: float = 1.0, device: torch.device | str = "cpu") -> None:
         super().__init__(n, initial=initial, device=device)
