@@ -133,7 +133,7 @@ def test_probes_can_carry_the_labels_from_before_a_check() -> None:
         ({"probes": 1.5}, "between 0 and 1, or 'auto', got 1.5"),
         ({"probes": "some"}, "between 0 and 1, or 'auto', got 'some'"),
         ({"probes": 0.01}, "are 2 probes: at least 10"),
-        ({"target": quadrants(12, 1)}, "12 target and 1500 source examples"),
+        ({"target": quadrants(12, 1)}, "got 12 target and 1500 source examples"),
         ({"mode": "transfer"}, "say mode='noisy', or probes=0"),
         ({"probes": 0.0, "labels_before": torch.zeros(200)}, "no effect without probes"),
         ({"loss": soseleto.squared_error, "source": (torch.rand(99, 2), torch.rand(99)),
