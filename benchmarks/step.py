@@ -3,9 +3,9 @@
     python benchmarks/step.py [--device cpu|cuda] [--channels-last] [--only MODEL ...] [--out FILE] [--check]
 
 An ordinary step is forward, backward and SGD on the source batch of B examples. Ours adds a target batch of T, the
-target gradient and its running mean, B exact alignments, and the update of weights and scores. The floor is the counted
-work, (4B+3T)/(3B), or (5B+3T)/(3B) by the forward engine. On a GPU both are CUDA graphs; on a CPU it takes ten minutes.
-Memory is the peak of a step over that of an ordinary step on B+T examples.
+target gradient and its running mean, B exact alignments, and the update of weights and scores. The floor is the ratio
+of the counted work, (4B+3T)/(3B), or (5B+3T)/(3B) with the forward engine. On a GPU both are CUDA graphs; on a CPU the
+benchmark takes ten minutes. Memory is the peak of a step over that of an ordinary step on B+T examples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AT_MOST = {
     "ResNet-18 GroupNorm, equal batches": 2.5,
 }
 AT_MOST_CPU = 1.6
-WORK = {"forward": 5}  # forwards of the source batch's work; by the others 4
+WORK = {"forward": 5}  # work on the source batch, in forward passes; 4 for the other engines
 AT_MOST_MEMORY = 1.25
 
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def shortfalls(rows: list[dict[str, Any]]) -> list[str]:
-    """What --check complains about."""
+    """What --check reports."""
     found = []
     for row in rows:
         name = f"{row['model']}, {row['precision']}"
@@ -61,7 +61,7 @@ def measure(case: Case, device: torch.device, memory_format: torch.memory_format
     state = method.init(task_for(case, ours, case.source, device))
     source, target = case.batch(case.source, device), case.batch(case.target, device)
     step = ordinary_step(case, plain)
-    for _ in range(2):  # the engine is chosen and proved in the first step
+    for _ in range(2):  # the engine is chosen and verified in the first step
         method.step(state, source, target)
     seconds = interleaved(
         {
@@ -69,7 +69,7 @@ def measure(case: Case, device: torch.device, memory_format: torch.memory_format
             "ours": as_graph(lambda: method.step(state, source, target), device),
         },
         device,
-        **({"rounds": 5, "calls": 1, "warm_up": 1} if device.type == "cpu" else {}),  # seconds a step there
+        **({"rounds": 5, "calls": 1, "warm_up": 1} if device.type == "cpu" else {}),  # a step takes seconds there
     )
     both = case.batch(case.source + case.target, device)
     b, t = case.source, case.target
