@@ -3,7 +3,7 @@
     python benchmarks/overhead.py [--out FILE] [--check]
 
 ``operations`` is the total time inside PyTorch's operators according to its profiler; the step is timed without the
-profiler, alternating with profiled steps. ``overhead`` is the remaining time of the step over ``operations``. It runs on
+profiler, alternating with profiled steps. ``overhead`` is the remaining time of the step over ``operations``. It uses
 one thread.
 """
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = measure(
         Case("Quick", quick, *((8, 2) if options.tiny else (256, 32)), images), device, 1 if options.tiny else 7
     )
-    show("Python beside the tensor operations of an eager step", rows)
+    show("Python overhead of an eager step", rows)
     write(options.out, "overhead", device, rows)
     if options.check and rows[0]["overhead %"] > AT_MOST_PERCENT:
         raise SystemExit(f"Python adds {rows[0]['overhead %']:.1f} %, more than {AT_MOST_PERCENT:g} %")

@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--small", action="store_true", help="smaller models and batches: minutes on a CPU")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, to test that it runs")
-    parser.add_argument("--only", nargs="+", default=[], help="these tables only, by the first words of their titles")
+    parser.add_argument("--only", nargs="+", default=[], help="these tables only, by the beginning of their titles")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
     sizes = TINY if options.tiny else SMALL if options.small else FULL

@@ -2,7 +2,7 @@
 
     θ ← θ − λ_p · mean_j ∂ℓ_j/∂θ
 
-The target is not used. The learning rate is constant or falls as the schedule says; for early stopping wrap it:
+The target is not used. The learning rate follows the schedule; for early stopping wrap it:
 ``EarlyStopping(method=Ordinary(), ...)``.
 """
 

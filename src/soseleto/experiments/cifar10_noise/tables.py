@@ -72,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 def accuracy_table(rows: Sequence[Row]) -> str:
     """Accuracy of every method after the last epoch, with the paper's numbers on top."""
     titles = {name: title for name, (title, _) in LINES.items() if not title.startswith(VARIANT)}
-    there = {row["setting"]["noise"] for row in rows}
+    noises = {row["setting"]["noise"] for row in rows}
     symmetric = [n for n in SETTINGS.values() if isinstance(n, float)]
-    blank = [""] * sum(n in there for n in SETTINGS.values() if isinstance(n, str))
-    paper = [[line[0], *(line[1 + i] for i, n in enumerate(symmetric) if n in there), *blank] for line in PAPER]
+    blank = [""] * sum(n in noises for n in SETTINGS.values() if isinstance(n, str))
+    paper = [[line[0], *(line[1 + i] for i, n in enumerate(symmetric) if n in noises), *blank] for line in PAPER]
     return _accuracies(_at_every_noise(rows), titles, paper)
 
 
@@ -97,9 +97,9 @@ def _accuracies(rows: Sequence[Row], titles: Mapping[str, str], paper: Sequence[
 
 def _at_every_noise(rows: Sequence[Row]) -> list[Row]:
     """Copy the runs of lines that see no noisy label to every noise, where they would be the same."""
-    there = dict.fromkeys(row["setting"]["noise"] for row in rows)
+    noises = dict.fromkeys(row["setting"]["noise"] for row in rows)
     found = {(row["method"], row["seed"]): row for row in rows if row["method"] in UNAWARE}
-    same = [{**row, "setting": {"noise": noise}} for row in found.values() for noise in there]
+    same = [{**row, "setting": {"noise": noise}} for row in found.values() for noise in noises]
     return [row for row in rows if row["method"] not in UNAWARE] + same
 
 
@@ -150,7 +150,7 @@ def suspects_table(rows: Sequence[Row]) -> str:
                 value, truth = found[rate]["value"], found[rate]["truth"]
                 errors.append(abs(value - truth))
                 for kind, number in (("estimate", value), ("truth", truth), ("error", errors[-1])):
-                    title = f"asked {found['asked']:.0f} %: {rate}, {kind}"
+                    title = f"requested {found['asked']:.0f} %: {rate}, {kind}"
                     titles[title] = title
                     values.append({**row, "method": title, "value": number})
         if errors:

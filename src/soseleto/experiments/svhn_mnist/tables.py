@@ -85,8 +85,8 @@ def accuracy_table(rows: Sequence[Row]) -> str:
     """SVHN 0-4: accuracy by the number of labelled images, with augmentation and in the paper's plain setting."""
     columns = {**IMAGES, "20, plain": (20, "plain"), "25, plain": (25, "plain")}
     mine = [_at(row, _column(row)) for row in rows if row["setting"]["source"] == "0-4"]
-    there = [title for title, at in columns.items() if any(row["setting"] == {"at": at} for row in mine)]
-    paper = [[line[0], *(line[1 + n] if n < 2 else "" for n, _ in enumerate(there))] for line in PAPER]
+    shown = [title for title, at in columns.items() if any(row["setting"] == {"at": at} for row in mine)]
+    paper = [[line[0], *(line[1 + n] if n < 2 else "" for n, _ in enumerate(shown))] for line in PAPER]
     return _table(mine, TITLES, columns, more=paper)
 
 
