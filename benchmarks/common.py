@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: the models, fair timing, and a table with the machine's name on it."""
+"""Shared by the benchmarks: models, interleaved timing, and result files that name the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
+from soseleto.experiments.results import commit
 from soseleto.models.architectures import quick, resnet18
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task
@@ -26,7 +26,7 @@ from soseleto.training.optimizers import sgd
 
 
 class Encoder(nn.Module):
-    """A transformer encoder of the ordinary kind, classifying sequences of tokens."""
+    """A standard transformer encoder that classifies sequences of tokens."""
 
     def __init__(self, layers: int = 6, width: int = 512, vocabulary: int = 1000, classes: int = 10) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def tokens(length: int) -> Callable[[int], Tensor]:
 
 
 def cases(device: torch.device, *, full: bool = False) -> list[Case]:
-    """Full size on a GPU and where asked for; else on a CPU the same networks, made to fit into seconds."""
+    """Full size on a GPU and with ``full``; otherwise smaller versions of the networks, for seconds on a CPU."""
     gpu = device.type == "cuda"
     full = full or gpu
     width = 64 if full else 16
@@ -108,7 +108,7 @@ def task_for(case: Case, model: nn.Module, n_source: int, device: torch.device) 
 
 
 def ordinary_step(case: Case, model: nn.Module) -> Callable[[Batch], None]:
-    """What a PyTorch user writes."""
+    """A plain PyTorch training step."""
     optimizer = sgd(1e-4, 5e-4)(model.parameters())
     precision = Precision(case.precision)
 
@@ -121,7 +121,7 @@ def ordinary_step(case: Case, model: nn.Module) -> Callable[[Batch], None]:
 
 
 def as_graph(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """The step as a CUDA graph on a GPU, as it is elsewhere."""
+    """The step captured as a CUDA graph on a GPU, unchanged on other devices."""
     if device.type != "cuda":
         return step
     side = torch.cuda.Stream()
@@ -144,9 +144,9 @@ def interleaved(
     calls: int | None = None,
     warm_up: int = 3,
 ) -> dict[str, float]:
-    """Median seconds a call, the contenders taking turns, so that a noisy machine is noisy for all of them.
+    """Median seconds per call; contenders are timed in turns, so that other load affects all of them.
 
-    Without ``calls`` a turn takes about a fifth of a second, at least three calls.
+    Without ``calls`` a turn takes about a fifth of a second, and at least three calls.
     """
     for run in runs.values():
         for _ in range(warm_up):
@@ -172,6 +172,19 @@ def _seconds(run: Callable[[], object], calls: int, device: torch.device) -> flo
     return (time.perf_counter() - start) / calls
 
 
+def peak_mib(run: Callable[[], object], device: torch.device) -> float | None:
+    """Peak memory of a call in MiB, above what was allocated before it (GPU only)."""
+    if device.type != "cuda":
+        return None
+    run()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - held) / 2**20
+
+
 def machine(device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     return {
@@ -182,19 +195,12 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def commit() -> str | None:
-    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else None
-
-
 def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
-    parser.add_argument(
-        "--channels-last", action="store_true", help="models with channels-last weights, ours and plain"
-    )
-    parser.add_argument("--check", action="store_true", help="fail where a threshold is missed")
+    parser.add_argument("--channels-last", action="store_true", help="channels-last weights in all models")
+    parser.add_argument("--check", action="store_true", help="fail if a threshold is missed")
     return parser
 
 

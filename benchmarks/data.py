@@ -1,11 +1,11 @@
-"""How fast batches are made, against a plain torch DataLoader and against decoding alone, in the same run.
+"""Throughput of batch preparation, against a plain torch DataLoader and against decoding alone, in the same run.
 
     python benchmarks/data.py [--jpegs 20000] [--out FILE] [--check]
 
 Thresholds that --check asserts: CIFAR-10 batches of 256 with crop and flip at least 10x a plain DataLoader on the CPU
-(as it comes, without workers; with a worker a core it is shown too); on a GPU, making a batch at most 5 % of a training
-step of Quick; a folder of JPEGs, first epoch at most 1.2x decoding alone on all cores, later epochs at the speed of an
-array in memory (1.2x).
+(with its default of no workers; one worker per core is shown too); on a GPU, making a batch at most 5 % of a training
+step of Quick; for a folder of JPEGs, the first epoch at most 1.2x decoding alone on all cores, later epochs at most
+1.2x an array in memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 
 
 class Plain(Dataset[Any]):
-    """What people write: one example at a time, padded, cut, flipped, standardised."""
+    """The usual Dataset: one example at a time, padded, cropped, flipped, standardised."""
 
     def __init__(self, examples: Examples, preprocess: Preprocess) -> None:
         self.images, self.labels = examples.inputs, examples.labels
@@ -58,7 +58,7 @@ class Plain(Dataset[Any]):
 
 
 def cifar_like(root: str | None) -> Examples:
-    """CIFAR-10 where it is, else random bytes of its shape: the work is the same."""
+    """CIFAR-10 if it is there, otherwise random bytes of its shape: the work is the same."""
     try:
         return load("cifar10", "train", root)
     except ValueError:
@@ -67,7 +67,7 @@ def cifar_like(root: str | None) -> Examples:
 
 
 def batches_per_second(batches: Iterable[Any], count: int, *, skip: int = 3) -> float:
-    """Whole batches a second, after the first few."""
+    """Batches per second, without the first ``skip``."""
     stream = iter(batches)
     for _ in range(skip):
         next(stream)
@@ -109,7 +109,7 @@ def seconds_per(step: Callable[[], Any], count: int) -> float:
 
 
 def on_gpu(examples: Examples, preprocess: Preprocess) -> list[dict[str, Any]]:
-    """A plain training step (forward, backward, SGD with momentum), which is less than any method's step."""
+    """Against a plain training step (forward, backward, SGD with momentum), which is cheaper than any method's."""
     from soseleto.models.architectures import quick
 
     torch.backends.cudnn.benchmark = True
@@ -149,13 +149,13 @@ def train_next(train: Callable[..., None], stream: Any) -> None:
 
 
 def make_jpegs(folder: Path, count: int) -> None:
-    """Pictures of 320 x 240 with detail in them, ten classes; 400 motifs, and no two files with the same bytes."""
+    """Images of 320 x 240 with fine detail, ten classes; 400 different images, but no two files with the same bytes."""
     for c in range(10):
         (folder / f"class{c}").mkdir(parents=True)
     with multiprocessing.get_context("fork").Pool(CORES) as pool:
-        motifs = pool.map(make_jpeg, range(min(count, 400)))
+        images = pool.map(make_jpeg, range(min(count, 400)))
     for at in range(count):
-        content = motifs[at % len(motifs)] + at.to_bytes(4, "big")  # behind the end of the image
+        content = images[at % len(images)] + at.to_bytes(4, "big")  # after the end of the image
         (folder / f"class{at % 10}" / f"{at:06d}.jpg").write_bytes(content)
 
 
@@ -200,8 +200,8 @@ def jpeg_folder(count: int, work: Path) -> list[dict[str, Any]]:
         run_epoch(read, statistics, 0)
         return read, statistics
 
-    timed(alone)  # files into the page cache for both
-    tries = [(timed(alone)[0], *timed(lambda at=at: first(at))) for at in range(3)]  # in turn: other load hits both
+    timed(alone)  # brings the files into the page cache for both
+    tries = [(timed(alone)[0], *timed(lambda at=at: first(at))) for at in range(3)]  # in turns: other load affects both
     bare, first_epoch = min(one[0] for one in tries), min(one[1] for one in tries)
     examples, preprocess = tries[0][2]
     in_memory = Examples(examples.inputs.clone(), examples.labels)
@@ -252,9 +252,9 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jpegs", type=int, default=20000, help="images in the folder; 0 leaves that part out")
-    parser.add_argument("--data-root", help="where CIFAR-10 is; else random bytes of its shape")
+    parser.add_argument("--data-root", help="folder of CIFAR-10; otherwise random bytes of its shape")
     parser.add_argument("--out", type=Path, help="write the numbers to this JSON file")
-    parser.add_argument("--check", action="store_true", help="fail when a threshold is missed")
+    parser.add_argument("--check", action="store_true", help="fail if a threshold is missed")
     options = parser.parse_args()
     examples = cifar_like(options.data_root)
     preprocess = Preprocess.of(examples.inputs)

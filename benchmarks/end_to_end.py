@@ -1,14 +1,14 @@
-"""A whole training on CIFAR-10 through ``soseleto.fit``, against ordinary training written plainly in PyTorch.
+"""A whole training on CIFAR-10 through ``soseleto.fit``, against ordinary training in plain PyTorch.
 
     python benchmarks/end_to_end.py [--epochs 60] [--limit N] [--only NAME ...] [--out FILE] [--check]
 
 Quick, 5,000 clean target images, the other 45,000 with 40 % of their labels flipped as the source, batches of 256 and
-32, SGD with momentum and a rate that falls linearly. All four see the source in the same sizes of batch for the same
-number of steps; only SOSELETO reads the target, aligns and weighs. ``ratio`` is seconds over those of the plain loop on
-tensors that lie on the device. Reading the images from disk is not timed; everything from there to the trained model
-is, and the test accuracy afterwards shows that it was a training. SOSELETO_DATA names the folder with the data;
-``--made-up`` takes as many random images instead: the work is the same, the accuracy means nothing.
-``--check``: on a GPU, all of the data, 60 epochs of SOSELETO in at most 15 s.
+32, SGD with momentum and a linearly falling learning rate. All four trainings use the same source batch size and number
+of steps; only SOSELETO reads the target and computes alignments and weights. ``ratio`` is seconds over those of the
+plain loop on tensors on the device. Reading the images from disk is not timed; everything after it is, and the test
+accuracy shows that the model was trained. SOSELETO_DATA is the data folder; ``--made-up`` uses as many random images
+instead: the work is the same, the accuracy is meaningless.
+``--check``: on a GPU, with all of the data, 60 epochs of SOSELETO take at most 15 s.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sides:
 
 
 def cifar10(limit: int | None) -> Sides:
-    """A tenth of the images is the clean target, as 5,000 of 50,000 are."""
+    """CIFAR-10; a tenth of the training images is the clean target."""
     train, test = load("cifar10", "train"), load("cifar10", "test")
     if limit is not None:
         train, test = train.subset(range(min(limit, len(train)))), test.subset(range(min(limit, len(test))))
@@ -55,7 +55,7 @@ def cifar10(limit: int | None) -> Sides:
 
 
 def made_up(n: int) -> Sides:
-    """Random bytes of CIFAR-10's shape: the work is the same, the accuracy means nothing."""
+    """Random bytes of CIFAR-10's shape: the work is the same, the accuracy is meaningless."""
     images, labels = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (n,))
     return split(Examples(images, labels), Examples(images, labels))
 
@@ -69,7 +69,7 @@ def split(train: Examples, test: Examples) -> Sides:
 
 @dataclass(frozen=True)
 class Form:
-    """How the network runs, ours and plain alike."""
+    """Precision and memory format of the network, the same in all trainings."""
 
     precision: torch.dtype | None = None
     memory_format: torch.memory_format = torch.contiguous_format
@@ -102,7 +102,7 @@ def through_fit(sides: Sides, epochs: int, device: torch.device, method: Any, fo
 
 
 def with_loader(sides: Sides, epochs: int, device: torch.device, form: Form) -> nn.Module:
-    """What most people write."""
+    """Plain PyTorch with a DataLoader."""
     inputs = Preprocess.of(sides.source.inputs)(sides.source.inputs)
     loader = DataLoader(
         TensorDataset(inputs, sides.source.labels), BATCH, shuffle=True, pin_memory=device.type == "cuda"
@@ -116,7 +116,7 @@ def with_loader(sides: Sides, epochs: int, device: torch.device, form: Form) -> 
 
 
 def with_tensors(sides: Sides, epochs: int, device: torch.device, form: Form) -> nn.Module:
-    """What careful people write: everything on the device from the start."""
+    """Plain PyTorch with all data on the device from the start."""
     inputs = Preprocess.of(sides.source.inputs)(sides.source.inputs.to(device))
     labels = sides.source.labels.to(device)
 
@@ -156,7 +156,7 @@ def contenders(sides: Sides, epochs: int, device: torch.device, form: Form) -> d
 
 
 def warm_up(sides: Sides, device: torch.device, form: Form) -> None:
-    """A few steps of each, unseen: the device wakes up and kernels are loaded, for all alike."""
+    """A few untimed steps of each training, to initialise the device and load kernels."""
     few = split(*(side.subset(range(min(2 * BATCH, len(side)))) for side in (sides.source, sides.test)))
     for run in contenders(few, 4, device, form).values():
         run()
@@ -202,16 +202,16 @@ def accuracy(net: nn.Module, sides: Sides, device: torch.device) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--limit", type=int, help="only so many images of CIFAR-10")
-    parser.add_argument("--tiny", action="store_true", help="a few made-up images: whether it runs, not how fast")
-    parser.add_argument("--made-up", action="store_true", help="50,000 random images in the place of CIFAR-10's")
-    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16, ours and plain")
+    parser.add_argument("--limit", type=int, help="maximum number of CIFAR-10 images")
+    parser.add_argument("--tiny", action="store_true", help="a few random images, to test that it runs")
+    parser.add_argument("--made-up", action="store_true", help="50,000 random images instead of CIFAR-10")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16 in all trainings")
     parser.add_argument("--only", nargs="+", default=[], help="these trainings only, by their names in the table")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
     whole = device.type == "cuda" and options.epochs == EPOCHS and options.limit is None and not options.tiny
     if options.check and not whole:
-        parser.error(f"--check is about the whole run on a GPU: leave out --limit and --tiny, and --epochs is {EPOCHS}")
+        parser.error(f"--check needs the whole run on a GPU: leave out --limit and --tiny, and say --epochs {EPOCHS}")
     torch.manual_seed(0)
     form = Form(torch.bfloat16 if options.bf16 else None, layout(options.channels_last))
     if options.tiny or options.made_up:

@@ -3,7 +3,7 @@
     python benchmarks/engines.py [--device cpu|cuda] [--out FILE] [--check]
 
 ``times`` is seconds for losses and alignments of the source batch over seconds for an ordinary step on it
-(forward, backward, SGD). The oracle, one backward per example, is timed on eight examples and scaled.
+(forward, backward, SGD). The loop, one backward per example, is timed on eight examples and scaled.
 """
 
 from __future__ import annotations

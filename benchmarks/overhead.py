@@ -1,9 +1,10 @@
-"""How much of our eager step on a CPU is Python, and not tensor operations.
+"""How much of our eager step on a CPU is Python and not tensor operations.
 
     python benchmarks/overhead.py [--out FILE] [--check]
 
-``operations`` is the sum of the time spent inside PyTorch's operators, as its profiler counts it; the step is timed
-without the profiler, in turns with it. ``overhead`` is the rest of the step, over the operations. One thread.
+``operations`` is the total time inside PyTorch's operators according to its profiler; the step is timed without the
+profiler, alternating with profiled steps. ``overhead`` is the remaining time of the step over ``operations``. It uses
+one thread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ AT_MOST_PERCENT = 5.0
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes: whether it runs, not how fast")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes, to test that it runs")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = measure(
         Case("Quick", quick, *((8, 2) if options.tiny else (256, 32)), images), device, 1 if options.tiny else 7
     )
-    show("Python beside the tensor operations of an eager step", rows)
+    show("Python overhead of an eager step", rows)
     write(options.out, "overhead", device, rows)
     if options.check and rows[0]["overhead %"] > AT_MOST_PERCENT:
         raise SystemExit(f"Python adds {rows[0]['overhead %']:.1f} %, more than {AT_MOST_PERCENT:g} %")

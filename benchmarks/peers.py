@@ -1,17 +1,17 @@
-"""Alignments of a source batch with a target gradient: ours against every other way people compute them.
+"""Alignments of a source batch with a target gradient: our engines against other implementations.
 
     python benchmarks/peers.py [--device cpu|cuda] [--out FILE] [--check]
 
-Every contender is given the same model, source batch, target batch and coefficients, and two jobs:
+Every contender gets the same model, source batch, target batch and coefficients, and two jobs:
 
-    alignments   q_j = ⟨∂ℓ_j/∂θ, ∂L_t/∂θ⟩, the target gradient included
+    alignments   q_j = ⟨∂ℓ_j/∂θ, ∂L_t/∂θ⟩, including the target gradient
     step         the same, and the weighted source gradient Σ c_j ∂ℓ_j/∂θ that a training step then applies
 
-``error`` is the largest relative error against one example at a time, found before anything is timed, in float32
-without TF32. On a GPU a contender that can be captured as a CUDA graph is timed so as well, and its better time counts;
-the two loops are timed as their users run them. On a CPU the notebook's, a minute a batch, is timed on its first
-examples and extrapolated. ``times ours`` is its time over the best of ours in the same job; ``peak MiB`` is
-memory above what was held before. higher, TorchOpt and Opacus take part where they are installed.
+``error`` is the largest relative error against the loop over single examples, measured before the timing, in float32
+without TF32. On a GPU a contender that can be captured as a CUDA graph is timed with and without, and the better time
+counts; the two loops are timed without. On a CPU the notebook's loop, a minute per batch, is timed on its first
+examples and extrapolated. ``times ours`` is the time over our best in the same job; ``peak MiB`` is the peak memory
+above what was allocated before. higher, TorchOpt and Opacus are included if they are installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from common import Case, arguments, as_graph, images, interleaved, show, tokens, write
+from common import Case, arguments, as_graph, images, interleaved, peak_mib, show, tokens, write
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
@@ -45,11 +45,11 @@ AT_LEAST_LOOP = 50.0  # on a GPU
 TOLERANCE = 1e-3  # relative, float32
 NOTEBOOK = "loop of the notebook"
 ORACLE = "loop, one example at a time"
-LOOPED_ON_CPU = 9  # examples of the notebook's loop that are run on a CPU, where a whole batch takes a minute
+LOOPED_ON_CPU = 9  # examples on which the notebook's loop is timed on a CPU, where a whole batch takes a minute
 
 
 class Block(nn.Module):
-    """Self-attention and two linear layers, from operators that every contender can treat."""
+    """Self-attention and two linear layers, built from operators that every contender supports."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 class Mean(nn.Module):
-    """Over the tokens."""
+    """The mean over the tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1)
@@ -81,7 +81,7 @@ def transformer(layers: int, width: int) -> nn.Module:
 
 
 def peer_cases(device: torch.device, *, tiny: bool = False) -> list[Case]:
-    """Full size on a GPU; on a CPU made to fit into seconds, ``tiny`` into less than one."""
+    """Full size on a GPU; smaller on a CPU, to take seconds; ``tiny`` takes less than one."""
     if tiny:
         return [
             Case("Quick", lambda: quick(size=16), 3, 2, lambda n: torch.randn(n, 3, 16, 16)),
@@ -103,7 +103,7 @@ def peer_cases(device: torch.device, *, tiny: bool = False) -> list[Case]:
 
 @dataclass(frozen=True)
 class Problem:
-    """What every contender is given."""
+    """The inputs of every contender."""
 
     model: nn.Module
     source: Batch
@@ -127,13 +127,13 @@ def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
 
 @dataclass(frozen=True)
 class Answer:
-    """Alignments (B,), and the weighted source gradient where the job asks for it."""
+    """Alignments (B,), and the weighted source gradient if the job includes it."""
 
     alignment: Tensor
     gradient: dict[str, Tensor]
 
 
-# A contender prepares itself for a problem, whether the job wants the weighted gradient too, and gives what is timed.
+# From a problem, and whether the job includes the weighted gradient, a contender makes the function that is timed.
 Contender = Callable[[Problem, bool], Callable[[], Answer]]
 
 
@@ -149,7 +149,7 @@ def layerwise(problem: Problem, weighted: bool) -> Callable[[], Answer]:
 
 
 def joint_passes(problem: Problem, weighted: bool) -> Callable[[], Answer]:
-    """Ours, as a training step does it: both batches in one forward, the weighted gradient always among the results."""
+    """Ours, as in a training step: both batches in one forward pass, which always gives the weighted gradient too."""
     engine = make_engine("layerwise")
 
     def run() -> Answer:
@@ -168,7 +168,7 @@ def joint_passes(problem: Problem, weighted: bool) -> Callable[[], Answer]:
 
 
 def one_at_a_time(problem: Problem, weighted: bool) -> Callable[[], Answer]:
-    """One forward and one backward per example, each on its own. Obviously right."""
+    """One forward and one backward per example: the reference that is obviously correct."""
     source = problem.source
 
     def gradient_of(j: int) -> dict[str, Tensor]:
@@ -179,9 +179,9 @@ def one_at_a_time(problem: Problem, weighted: bool) -> Callable[[], Answer]:
 
 
 def notebook_loop(problem: Problem, weighted: bool, examples: int | None = None) -> Callable[[], Answer]:
-    """What the authors' notebook does: one forward of the batch, then a backward per example through all of it.
+    """The authors' notebook: one forward of the batch, then a backward through the whole batch per example.
 
-    ``examples`` stops after so many.
+    examples: stop after this many
     """
     parameters = trainable(problem.model)
 
@@ -207,7 +207,7 @@ def _one_by_one(gradients: Iterable[dict[str, Tensor]], problem: Problem, weight
 
 
 def vmap_of_grad(problem: Problem, weighted: bool) -> Callable[[], Answer]:
-    """torch.func: all per-example gradients at once, then a product with the target gradient."""
+    """torch.func: all per-example gradients at once, then their product with the target gradient."""
 
     def loss(parameters: dict[str, Tensor], inputs: Tensor, label: Tensor) -> Tensor:
         outputs = functional_call(problem.model, parameters, (inputs.unsqueeze(0),))
@@ -228,7 +228,7 @@ def vmap_of_grad(problem: Problem, weighted: bool) -> Callable[[], Answer]:
 def _contract(
     gradients: Mapping[str, Tensor], direction: Mapping[str, Tensor], problem: Problem, weighted: bool
 ) -> Answer:
-    """Qᵀg, and Qc where it is wanted, from the matrix Q of per-example gradients."""
+    """Qᵀg, and Qc if ``weighted``, from the matrix Q of per-example gradients."""
     q = sum(rows.flatten(1) @ direction[name].flatten() for name, rows in gradients.items())
     assert isinstance(q, Tensor)
     if not weighted:
@@ -249,7 +249,7 @@ def _after_virtual_step(
 
 
 def learning_to_reweight(problem: Problem, weighted: bool) -> Callable[[], Answer]:
-    """Plain double backward through a virtual step, without a package."""
+    """Double backward through a virtual step, in plain PyTorch."""
     model, parameters = problem.model, trainable(problem.model)
 
     def run() -> Answer:
@@ -265,7 +265,7 @@ def learning_to_reweight(problem: Problem, weighted: bool) -> Callable[[], Answe
 
 
 def with_higher(problem: Problem, weighted: bool) -> Callable[[], Answer]:
-    """The same virtual step by higher's differentiable SGD."""
+    """The same virtual step with higher's differentiable SGD."""
     higher = importlib.import_module("higher")
     model = problem.model
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -283,7 +283,7 @@ def with_higher(problem: Problem, weighted: bool) -> Callable[[], Answer]:
 
 
 def with_torchopt(problem: Problem, weighted: bool) -> Callable[[], Answer]:
-    """The same virtual step by TorchOpt's differentiable SGD, on a copy, since it puts new tensors into the module."""
+    """The same virtual step with TorchOpt's differentiable SGD; on a copy, since it replaces the module's tensors."""
     torchopt = importlib.import_module("torchopt")
     model = copy.deepcopy(problem.model)
     parameters = trainable(model)
@@ -314,7 +314,7 @@ def with_opacus(problem: Problem, weighted: bool) -> Callable[[], Answer]:
         for p in parameters.values():
             p.grad = p.grad_sample = None  # type: ignore[attr-defined]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its hooks see inputs that need no gradient
+            warnings.simplefilter("ignore")  # its hooks warn about inputs without gradient
             LOSSES.source(wrapped, problem.source).sum().backward()
         gradients = {name: p.grad_sample for name, p in parameters.items()}  # type: ignore[attr-defined]
         return _contract(gradients, direction, problem, weighted)
@@ -338,28 +338,28 @@ NEEDS: Mapping[str, str] = MappingProxyType({"higher": "higher", "TorchOpt": "to
 
 
 def missing() -> dict[str, str]:
-    """The peers that cannot take part, and why."""
+    """The peers that are not installed, and why."""
     found = {}
     for name, module in NEEDS.items():
         try:
             importlib.import_module(module)
         except ImportError as error:
-            alone = isinstance(error, ModuleNotFoundError) and error.name == module
-            found[name] = "not installed" if alone else f"not installed completely ({error})"
+            absent = isinstance(error, ModuleNotFoundError) and error.name == module
+            found[name] = "not installed" if absent else f"not installed completely ({error})"
     return found
 
 
 def contenders(job: str) -> dict[str, Contender]:
-    """Ours and everybody present; ours alone has no use for the layerwise call where the gradient is wanted too."""
+    """Ours and the installed peers; for the job "step" our joint pass replaces the layerwise call."""
     ours = OURS if job == "alignments" else {"ours, joint": joint_passes}
     absent = missing()
     return {**ours, **{name: peer for name, peer in PEERS.items() if name not in absent}}
 
 
 def relative_error(answer: Answer, oracle: Answer) -> float:
-    """The largest of the relative errors of alignments and, where both have it, of the weighted gradient.
+    """The largest of the relative errors of alignments and, if both have one, of the weighted gradient.
 
-    An answer about the first few examples is compared in those, and its gradient, a part of the sum, not at all.
+    An answer for the first few examples is compared on these; its gradient is only a part of the sum and not compared.
     """
     n = len(answer.alignment)
     errors = [_distance(answer.alignment, oracle.alignment[:n])]
@@ -378,7 +378,7 @@ def _flat(gradients: Mapping[str, Tensor], order: Mapping[str, Tensor]) -> Tenso
 
 
 def compare(case: Case, job: str, device: torch.device, dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """Every contender's error against the loop, on a fresh problem, without TF32."""
+    """Every contender's error against the loop over single examples, on a new problem, without TF32."""
     found, runs = {}, _runs(Problem.of(case, device, dtype), job)
     matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -403,8 +403,8 @@ def _cut(problem: Problem) -> bool:
 
 
 def _seconds(problem: Problem, job: str, runs: Mapping[str, Any], device: torch.device, **how: int) -> dict[str, float]:
-    """Seconds a call; those of a cut loop from a straight line through one example and several."""
-    if device.type == "cuda":  # the loops take half a second a call: once is enough
+    """Seconds per call; those of a shortened loop are extrapolated linearly from one and from several examples."""
+    if device.type == "cuda":  # the loops take half a second per call: one call is enough
         loops = {name: run for name, run in runs.items() if name in (NOTEBOOK, ORACLE)}
         others = {name: run for name, run in runs.items() if name not in loops}
         return interleaved(others, device, **how) | interleaved(loops, device, rounds=1, calls=1, warm_up=1)
@@ -423,7 +423,7 @@ def measure(case: Case, job: str, device: torch.device, *, rounds: int, calls: i
     problem = Problem.of(case, device)
     runs = _runs(problem, job)
     seconds = _seconds(problem, job, runs, device, rounds=rounds, calls=calls)
-    peaks = {name: _peak(run, device) for name, run in runs.items()}
+    peaks = {name: peak_mib(run, device) for name, run in runs.items()}
     graphs = _captured(runs, device)
     as_graphs = interleaved(graphs, device, rounds=rounds, calls=calls) if graphs else {}
     best = {name: min(s, as_graphs.get(name, s)) for name, s in seconds.items()}
@@ -449,7 +449,7 @@ def measure(case: Case, job: str, device: torch.device, *, rounds: int, calls: i
 
 
 def _captured(runs: Mapping[str, Callable[[], Answer]], device: torch.device) -> dict[str, Callable[[], object]]:
-    """Those that can be captured as a CUDA graph; the loops are left as their users run them."""
+    """The contenders that can be captured as a CUDA graph, without the loops."""
     if device.type != "cuda":
         return {}
     found = {}
@@ -464,20 +464,8 @@ def _captured(runs: Mapping[str, Callable[[], Answer]], device: torch.device) ->
     return found
 
 
-def _peak(run: Callable[[], object], device: torch.device) -> float | None:
-    """MiB above what was held before (GPU only)."""
-    if device.type != "cuda":
-        return None
-    torch.cuda.synchronize()
-    held = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - held) / 2**20
-
-
 def shortfalls(rows: Sequence[Mapping[str, Any]], device: torch.device) -> list[str]:
-    """What --check complains about: an answer that is not exact, or a peer that is too close."""
+    """What --check reports: answers that are not exact, and peers that are faster than allowed."""
     found = []
     for row in rows:
         where = f"{row['contender']}, {row['model']}, {row['job']}"
@@ -487,13 +475,13 @@ def shortfalls(rows: Sequence[Mapping[str, Any]], device: torch.device) -> list[
             found.append(f"{where}: off by {row['error']:.2g}")
         least = AT_LEAST_LOOP if row["contender"] == NOTEBOOK and device.type == "cuda" else AT_LEAST
         if row["contender"] in PEERS and row["times ours"] < least:
-            found.append(f"{where}: ours is {row['times ours']:.2f}x faster, {least:g}x is wanted")
+            found.append(f"{where}: ours is {row['times ours']:.2f}x faster, {least:g}x is required")
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes: whether it runs, not how fast")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes, to test that it runs")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
     torch.manual_seed(0)
@@ -504,7 +492,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for case in peer_cases(device, tiny=options.tiny):
         for job in JOBS:
             rows += measure(case, job, device, rounds=rounds, calls=calls)
-            write(options.out, "peers", device, rows)  # what is measured stays, should the rest be cut short
+            write(options.out, "peers", device, rows)  # after every case, in case the run is interrupted
     show("Ours against its peers", rows)
     if options.check and (found := shortfalls(rows, device)):
         raise SystemExit("\n".join(found))

@@ -1,13 +1,13 @@
-"""How a step grows with the batch, the model's width, the sequence's length and the number of source examples.
+"""How a step scales with batch size, model width, sequence length and the number of source examples.
 
     python benchmarks/scaling.py [--device cpu|cuda] [--small] [--only TABLE ...] [--out FILE] [--check]
 
-The first three tables time our step and an ordinary step on the source batch (both as CUDA graphs on a GPU), and give
-on a GPU the peak memory of our step and of an ordinary step on as many examples, source and target together. The last
-one times what alone depends on the number n of source examples: reading and moving the weights and scores of a batch of
-256 (``Weights.rows`` and ``Weights.step``), each time at other places spread over the whole source, and the summary,
-which is made once an epoch and so is spread over the n/256 steps of one. ``--check``: at the largest n, 10⁸ unless the
-run is tiny, the two together take at most 1 % of a Quick step of ours.
+The first three tables time our step and an ordinary step on the source batch (both as CUDA graphs on a GPU), and on a
+GPU give the peak memory of our step and of an ordinary step on source and target examples together. The last one times
+the only parts that depend on the number n of source examples: reading and updating the weights and scores of a batch of
+256 (``Weights.rows`` and ``Weights.step``), each time at other indices across the whole source, and the summary, which
+is computed once per epoch and therefore divided by its n/256 steps. ``--check``: at the largest n, 10⁸ unless the run
+is tiny, both together take at most 1 % of our Quick step.
 """
 
 from __future__ import annotations
@@ -19,19 +19,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common import Case, Encoder, arguments, as_graph, images, interleaved, ordinary_step, show, task_for, tokens, write
+from common import (
+    Case,
+    Encoder,
+    arguments,
+    as_graph,
+    images,
+    interleaved,
+    ordinary_step,
+    peak_mib,
+    show,
+    task_for,
+    tokens,
+    write,
+)
 from soseleto.algorithm import Soseleto
 from soseleto.models.architectures import quick, resnet18
 from soseleto.weights import Weights
 
 AT_MOST_PERCENT = 1.0
 UPDATE = "source examples"
-PLACES = 64  # batches of places, so that no update finds its numbers still in a cache
+PLACES = 64  # batches of indices, so that no update finds its weights in a cache
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is swept, and how patiently it is timed."""
+    """The values of each sweep, and the number of timings."""
 
     batches: tuple[int, ...]
     widths: tuple[int, ...]
@@ -43,7 +56,7 @@ class Sizes:
     examples: tuple[int, ...]
     update_batch: int
     rounds: int
-    calls: int | None  # a turn; None: a fifth of a second
+    calls: int | None  # per turn; None: as many as fit in a fifth of a second
     images: Callable[[int], Tensor] = images
 
 
@@ -92,8 +105,8 @@ TINY = Sizes(
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--small", action="store_true", help="smaller models and batches: minutes on a CPU")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes: whether it runs, not how fast")
-    parser.add_argument("--only", nargs="+", default=[], help="these tables only, by the first words of their titles")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes, to test that it runs")
+    parser.add_argument("--only", nargs="+", default=[], help="these tables only, by the beginning of their titles")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
     sizes = TINY if options.tiny else SMALL if options.small else FULL
@@ -106,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         part = [{"against": title, **step_row(size, case, device, sizes)} for size, case in swept.items()]
         show(f"A step against {title}", part)
         rows += part
-        write(options.out, "scaling", device, rows)  # what is measured stays, should the rest be cut short
+        write(options.out, "scaling", device, rows)  # after every table, in case the run is interrupted
     if not UPDATE.startswith(wanted):
         return
     part = [{"against": UPDATE, **row} for row in update_rows(device, sizes)]
@@ -144,7 +157,7 @@ def sweeps(sizes: Sizes) -> dict[str, dict[int, Case]]:
 def step_row(size: int, case: Case, device: torch.device, sizes: Sizes) -> dict[str, Any]:
     ours, plain, engine = steps(case, device)
     both = plain_step(case, device, case.source + case.target)
-    peaks = peak(ours, device), peak(both, device)
+    peaks = peak_mib(ours, device), peak_mib(both, device)
     seconds = interleaved(
         {"ours": as_graph(ours, device), "ordinary": as_graph(plain, device)},
         device,
@@ -166,7 +179,7 @@ def step_row(size: int, case: Case, device: torch.device, sizes: Sizes) -> dict[
 
 
 def steps(case: Case, device: torch.device) -> tuple[Callable[[], object], Callable[[], object], str]:
-    """Our step, an ordinary step, and the engine that ours chose (and proved) in its first steps."""
+    """Our step, an ordinary step, and the engine that ours chose (and verified) in its first steps."""
     method = Soseleto()
     state = method.init(task_for(case, case.make().to(device).train(), case.source, device))
     source, target = case.batch(case.source, device), case.batch(case.target, device)
@@ -180,19 +193,6 @@ def plain_step(case: Case, device: torch.device, n: int) -> Callable[[], object]
     return lambda: step(batch)
 
 
-def peak(run: Callable[[], object], device: torch.device) -> float | None:
-    """MiB of a step above what was held before (GPU only)."""
-    if device.type != "cuda":
-        return None
-    run()
-    torch.cuda.synchronize()
-    held = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - held) / 2**20
-
-
 def update_rows(device: torch.device, sizes: Sizes) -> list[dict[str, Any]]:
     case = Case("Quick", quick, sizes.update_batch, sizes.update_batch // 8, images)
     ours, plain, _ = steps(case, device)
@@ -203,7 +203,7 @@ def update_rows(device: torch.device, sizes: Sizes) -> list[dict[str, Any]]:
 def update_row(
     n: int, contenders: dict[str, Callable[[], object]], device: torch.device, sizes: Sizes
 ) -> dict[str, Any]:
-    """Interleaved with the Quick steps it is compared with."""
+    """Timed in turns with the Quick steps it is compared with."""
     weights = Weights(n, device=device)
     update = as_graph(many_updates(weights, sizes.update_batch, device), device)
     seconds = interleaved({**contenders, "update": update}, device, rounds=sizes.rounds, calls=sizes.calls)
@@ -222,7 +222,7 @@ def update_row(
 
 
 def many_updates(weights: Weights, batch: int, device: torch.device) -> Callable[[], object]:
-    """Reading and moving the weights of many batches, one after the other."""
+    """Reading and updating the weights of PLACES batches, one after the other."""
     batches = [places(len(weights), batch, device) for _ in range(PLACES)]
     change, alignment = torch.randn(2, batch, device=device) * 0.1
 
@@ -234,7 +234,7 @@ def many_updates(weights: Weights, batch: int, device: torch.device) -> Callable
 
 
 def places(n: int, batch: int, device: torch.device) -> Tensor:
-    """A batch of places spread over the whole source, none twice, in no order."""
+    """A batch of distinct indices spread over the whole source, in random order."""
     stride = n // batch
     index = torch.arange(batch) * stride + torch.randint(stride, (batch,))
     return index[torch.randperm(batch)].to(device)

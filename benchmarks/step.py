@@ -3,9 +3,9 @@
     python benchmarks/step.py [--device cpu|cuda] [--channels-last] [--only MODEL ...] [--out FILE] [--check]
 
 An ordinary step is forward, backward and SGD on the source batch of B examples. Ours adds a target batch of T, the
-target gradient and its running mean, B exact alignments, and the update of weights and scores. The floor is the counted
-work, (4B+3T)/(3B), or (5B+3T)/(3B) by the forward engine. On a GPU both are CUDA graphs; on a CPU it takes ten minutes.
-Memory is the peak of a step over that of an ordinary step on B+T examples.
+target gradient and its running mean, B exact alignments, and the update of weights and scores. The floor is the ratio
+of the counted work, (4B+3T)/(3B), or (5B+3T)/(3B) with the forward engine. On a GPU both are CUDA graphs; on a CPU the
+benchmark takes ten minutes. Memory is the peak of a step over that of an ordinary step on B+T examples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from common import Case, arguments, as_graph, cases, interleaved, layout, ordinary_step, show, task_for, write
+from common import Case, arguments, as_graph, cases, interleaved, layout, ordinary_step, peak_mib, show, task_for, write
 from soseleto.algorithm import Soseleto
 
 AT_MOST = {
@@ -25,7 +25,7 @@ AT_MOST = {
     "ResNet-18 GroupNorm, equal batches": 2.5,
 }
 AT_MOST_CPU = 1.6
-WORK = {"forward": 5}  # forwards of the source batch's work; by the others 4
+WORK = {"forward": 5}  # work on the source batch, in forward passes; 4 for the other engines
 AT_MOST_MEMORY = 1.25
 
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def shortfalls(rows: list[dict[str, Any]]) -> list[str]:
-    """What --check complains about."""
+    """What --check reports."""
     found = []
     for row in rows:
         name = f"{row['model']}, {row['precision']}"
@@ -61,7 +61,7 @@ def measure(case: Case, device: torch.device, memory_format: torch.memory_format
     state = method.init(task_for(case, ours, case.source, device))
     source, target = case.batch(case.source, device), case.batch(case.target, device)
     step = ordinary_step(case, plain)
-    for _ in range(2):  # the engine is chosen and proved in the first step
+    for _ in range(2):  # the engine is chosen and verified in the first step
         method.step(state, source, target)
     seconds = interleaved(
         {
@@ -69,7 +69,7 @@ def measure(case: Case, device: torch.device, memory_format: torch.memory_format
             "ours": as_graph(lambda: method.step(state, source, target), device),
         },
         device,
-        **({"rounds": 5, "calls": 1, "warm_up": 1} if device.type == "cpu" else {}),  # seconds a step there
+        **({"rounds": 5, "calls": 1, "warm_up": 1} if device.type == "cpu" else {}),  # a step takes seconds there
     )
     both = case.batch(case.source + case.target, device)
     b, t = case.source, case.target
@@ -96,19 +96,9 @@ def measure(case: Case, device: torch.device, memory_format: torch.memory_format
 
 
 def memory(ours: Any, ordinary: Any, device: torch.device) -> float | None:
-    """Peak memory of our step over the ordinary step's, both above what was held before (GPU only)."""
-    if device.type != "cuda":
-        return None
-    peaks = []
-    for run in (ours, ordinary):
-        run()
-        torch.cuda.synchronize()
-        held = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        run()
-        torch.cuda.synchronize()
-        peaks.append(torch.cuda.max_memory_allocated() - held)
-    return peaks[0] / peaks[1]
+    """Peak memory of our step over the ordinary step's, both above what was allocated before (GPU only)."""
+    of_ours, of_ordinary = peak_mib(ours, device), peak_mib(ordinary, device)
+    return None if of_ours is None or of_ordinary is None else of_ours / of_ordinary
 
 
 if __name__ == "__main__":

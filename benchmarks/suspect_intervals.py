@@ -1,11 +1,11 @@
-"""How often the 95 % intervals of suspects hold the truth: trainings on CIFAR-10, and probes drawn again and again.
+"""Coverage of the 95 % intervals of suspects: trainings on CIFAR-10, and probes drawn repeatedly.
 
     python benchmarks/suspect_intervals.py [--noise 0.4 worse_label] [--draws 100] [--out FILE]
 
-Each training gives every source example its signals. Since the truth of the source is known, any of its examples can
-stand as probes: some are drawn, the rest is the source, and what they tell of it is held against what is true of it.
-So the assumption under which the intervals are promised (wrong probes are like wrong source labels) holds by
-construction, and only the intervals are measured. *Regressions alone* are intervals without what is counted on probes.
+Each training gives every source example its signals. Since the true labels of the source are known, any of its examples
+can serve as probes: some are drawn, the others are the source, and the estimates are compared with the true rates. So
+the assumption behind the intervals (wrong probes are like wrong source labels) holds by construction, and only the
+intervals are tested. *Regressions alone* are intervals without the rates counted on probes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Array = np.ndarray
 
 
 def trained(noise: float | str, epochs: int, device: str) -> tuple[Evidence, Array]:
-    """The evidence of one training at half the images' size, and which source labels are wrong."""
+    """The evidence of one training on images of half the size, and which source labels are wrong."""
     config = configuration("soseleto_probes", noise=noise, size=16)
     data = prepare_data(config)
     augment = Augment(crop=2, flip=True)
@@ -47,7 +47,7 @@ def trained(noise: float | str, epochs: int, device: str) -> tuple[Evidence, Arr
 
 
 def tiny() -> tuple[Evidence, Array]:
-    """A training in the plane that takes a second."""
+    """A training on points in the plane, which takes a second."""
     points = torch.randn(1200, 2, generator=torch.Generator().manual_seed(0))
     truth = (points[:, 0] > 0).long() + 2 * (points[:, 1] > 0).long()
     source = Examples(points[:1000], symmetric(truth[:1000], 0.3, classes=4, seed=0).labels, truth=truth[:1000])
@@ -63,7 +63,7 @@ def of(result: soseleto.Result) -> tuple[Evidence, Array]:
 
 
 def redrawn(evidence: Evidence, wrong: Array, m: int, human: bool, draw: np.random.Generator) -> tuple[Evidence, Array]:
-    """m source examples as probes of the others, in the numbers that ``fit`` would plant."""
+    """Draw m source examples as probes for the others, with as many wrong ones as ``fit`` would plant."""
     order = draw.permutation(len(wrong))
     checked = None
     pool = order
@@ -73,29 +73,29 @@ def redrawn(evidence: Evidence, wrong: Array, m: int, human: bool, draw: np.rand
     bad, good = pool[wrong[pool]], pool[~wrong[pool]]
     n_bad = how_many_wrong(m, len(bad), len(good)) if human else m // 2
     probes = np.concatenate([bad[:n_bad], good[: m - n_bad]])
-    rest = order[~np.isin(order, pool if human else probes)][:MOST]
-    at = torch.from_numpy(np.concatenate([rest, probes]))
+    others = order[~np.isin(order, pool if human else probes)][:MOST]
+    at = torch.from_numpy(np.concatenate([others, probes]))
     labels = evidence.labels[at]
-    planted = labels[len(rest) :]
+    planted = labels[len(others) :]
     truth = torch.where(torch.from_numpy(wrong[probes]), planted + 1, planted)  # which other class does not matter
     found = Evidence(
-        Probes(len(rest), planted, truth, checked),
+        Probes(len(others), planted, truth, checked),
         labels,
         {name: signal[at] for name, signal in evidence.signals.items()},
         evidence.probabilities[at],
         evidence.support[at],
     )
-    return found, wrong[rest]
+    return found, wrong[others]
 
 
-def told(calibrated: Calibrated, wrong: Array) -> Iterator[tuple[str, Estimate, Array, float]]:
-    """For each rate: its estimate, what the regressions alone say of it, and the truth."""
-    again = calibrated.resampled  # of all, since there are no more than MOST
+def rates(calibrated: Calibrated, wrong: Array) -> Iterator[tuple[str, Estimate, Array, float]]:
+    """For each rate: its estimate, its values by the regressions alone, and the true value."""
+    again = calibrated.resampled  # of all examples, since there are at most MOST
     yield "wrong share", calibrated.wrong_share, again.mean(axis=1), wrong.mean()
     for asked in ASKED:
         found = calibrated.for_precision(asked)
         if len(found) == 0:
-            continue  # no threshold is that precise
+            continue  # no threshold reaches this precision
         chosen = found.is_suspect.numpy()
         hits, right = again[:, chosen].sum(axis=1), (chosen & wrong).sum()
         yield "precision", found.precision, hits / chosen.sum(), right / chosen.sum()
@@ -106,7 +106,7 @@ def measure(evidence: Evidence, wrong: Array, m: int, human: bool, draws: int) -
     seen = defaultdict(list)
     for number in range(draws):
         drawn, truth = redrawn(evidence, wrong, m, human, np.random.default_rng((m, number)))
-        for rate, estimate, alone, true in told(Calibrated.learn(drawn, seed=number), truth):
+        for rate, estimate, alone, true in rates(Calibrated.learn(drawn, seed=number), truth):
             interval = (estimate.low, estimate.high, *np.quantile(alone, [0.025, 0.975]))
             seen[rate].append((estimate.value, *interval, true))
     rows = []
@@ -127,21 +127,21 @@ def measure(evidence: Evidence, wrong: Array, m: int, human: bool, draws: int) -
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    words = arguments(__doc__ or "")
-    words.add_argument("--noise", nargs="+", default=list(NOISE))
-    words.add_argument("--epochs", type=int, default=15)
-    words.add_argument("--draws", type=int, default=100)
-    words.add_argument("--tiny", action="store_true", help="a toy, to see that it runs")
-    given = words.parse_args(argv)
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--noise", nargs="+", default=list(NOISE))
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--draws", type=int, default=100)
+    parser.add_argument("--tiny", action="store_true", help="toy sizes, to test that it runs")
+    options = parser.parse_args(argv)
     rows = []
-    for word in ["toy"] if given.tiny else given.noise:
-        noise = word if str(word).isidentifier() else float(word)
-        evidence, wrong = tiny() if given.tiny else trained(noise, given.epochs, given.device)
-        for m in (60,) if given.tiny else PROBES:
-            found = measure(evidence, wrong, m, str(noise).endswith("_label"), 2 if given.tiny else given.draws)
+    for name in ["toy"] if options.tiny else options.noise:
+        noise = name if str(name).isidentifier() else float(name)
+        evidence, wrong = tiny() if options.tiny else trained(noise, options.epochs, options.device)
+        for m in (60,) if options.tiny else PROBES:
+            found = measure(evidence, wrong, m, str(noise).endswith("_label"), 2 if options.tiny else options.draws)
             rows += [{"noise": noise, "probes": m, **row} for row in found]
-        show(f"intervals of 95 %, {noise}", [row for row in rows if row["noise"] == noise])
-    write(given.out, "suspect_intervals", torch.device(given.device), rows)
+        show(f"95 % intervals, {noise}", [row for row in rows if row["noise"] == noise])
+    write(options.out, "suspect_intervals", torch.device(options.device), rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Draw the figures of docs from the files in results/: run it after a results file has changed.
+"""Draw the figures of docs/ from the files in results/. Run it after a results file has changed.
 
-python scripts/figures.py    # the pictures of SVHN digits are drawn where SOSELETO_DATA has them
+python scripts/figures.py    # the figure of SVHN digits is drawn only if SOSELETO_DATA has them
 """
 
 from __future__ import annotations

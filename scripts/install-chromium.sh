@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs Debian's Chromium when it is missing; the tests that look at the report in a real browser use it.
-# Safe to run again: it does nothing when a Chromium is already there.
+# Installs Debian's Chromium if it is missing; the tests that open the report in a real browser use it.
+# Safe to run again: it does nothing if Chromium is already installed.
 set -euo pipefail
 
 if command -v chromium >/dev/null; then
@@ -8,7 +8,7 @@ if command -v chromium >/dev/null; then
     exit 0
 fi
 if ! command -v apt-get >/dev/null; then
-    echo "apt-get is not here: install Chromium with this system's own package manager." >&2
+    echo "apt-get was not found: install Chromium with this system's package manager." >&2
     exit 1
 fi
 

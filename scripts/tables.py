@@ -1,4 +1,4 @@
-"""Write the tables of README and docs from the files in results/: run it after a results file has changed.
+"""Write the tables of README and docs/ from the files in results/. Run it after a results file has changed.
 
 python scripts/tables.py [--check]
 """
@@ -59,7 +59,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def of_files(columns: Sequence[str], row: Callable[[dict[str, Any]], Sequence[str] | None], *names: str) -> str:
-    """A table with a line for each row of the result files that are there and that ``row`` has words for."""
+    """A table with a line for each row of the existing results files, except rows for which ``row`` returns None."""
     found = [load(name) for name in names if (ROOT / "results" / name).exists()]
     lines = [[*cells, one["device"]] for one in found for r in one["rows"] if (cells := row(r)) is not None]
     return table([*columns, "machine"], lines) if lines else "Not run yet."
@@ -96,7 +96,7 @@ def sweep(row: dict[str, Any]) -> list[str] | None:
 
 
 def training(row: dict[str, Any]) -> list[str]:
-    accuracy = "made-up images" if row["accuracy"] is None else f"{row['accuracy']:.1f}"
+    accuracy = "random images" if row["accuracy"] is None else f"{row['accuracy']:.1f}"
     return [row["training"], row["form"], f"{row['seconds']:.1f}", accuracy]
 
 
@@ -110,7 +110,9 @@ def speed() -> dict[str, str]:
     trainings = ("end_to_end-gpu.json", "end_to_end-bf16-gpu.json")
     return {
         "step": of_files(heads, step, STEPS[0], "step-channels-last-gpu.json", STEPS[1]),
-        "peers": of_files(["model", "job", "by", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"),
+        "peers": of_files(
+            ["model", "job", "implementation", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"
+        ),
         "sweeps": of_files(
             ["against", "size", "ours, ms", "over an ordinary step", "MiB", "MiB, ordinary on B+T"],
             sweep,
@@ -123,7 +125,7 @@ def speed() -> dict[str, str]:
 
 
 def scale() -> str:
-    """What docs/scale.md builds on: a step over an ordinary one, and what grows with the source."""
+    """The table of docs/scale.md: our step over an ordinary one, and the costs that grow with the source."""
     steps, sizes = load("step-gpu.json"), load("scaling-gpu.json")
     lines = [
         [
@@ -145,7 +147,7 @@ def scale() -> str:
 
 
 def intervals() -> str:
-    """How often intervals of suspects held the truth, with and without what is counted on probes."""
+    """Coverage of the intervals of suspects, with and without the rates counted on probes."""
     rates = ("wrong share", "precision", "recall")
     titles = {noise: title for title, noise in cifar10.SETTINGS.items()}
     lines: dict[tuple[str, int], dict[str, str]] = {}

@@ -1,4 +1,4 @@
-"""The benchmarks run, compare equal things, and write numbers that can be read again; how fast is not asked here."""
+"""The benchmarks run, their contenders agree, and their numbers can be read back; speed is not tested here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ALWAYS = (
     "torch.func vmap(grad)",
     "double backward (Learning to Reweight)",
 )
-# The optional packages' own warnings are theirs.
+# The optional packages emit warnings of their own.
 pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _ready() -> Any:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # toy sizes: a second thread would only wait
+    torch.set_num_threads(1)  # toy sizes: a second thread only adds overhead
     sys.path.insert(0, str(BENCHMARKS))
     yield
     sys.path.remove(str(BENCHMARKS))
@@ -77,7 +77,7 @@ def test_comparison_sees_a_wrong_answer() -> None:
 
 def test_a_package_that_is_not_there_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     peers = importlib.import_module("peers")
-    monkeypatch.setattr(peers, "NEEDS", {name: f"{name}_that_nobody_has" for name in peers.NEEDS})
+    monkeypatch.setattr(peers, "NEEDS", {name: f"{name}_not_installed" for name in peers.NEEDS})
     assert peers.missing() == dict.fromkeys(peers.NEEDS, "not installed")
     assert "Opacus" not in peers.contenders("step")
     rows = peers.measure(
@@ -123,7 +123,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     assert len(rows) == 4
     assert rows[-1]["ratio"] == 1.0
     assert all(row["seconds"] > 0 for row in rows)
-    assert all(row["accuracy"] is None for row in rows)  # of made-up images
+    assert all(row["accuracy"] is None for row in rows)  # of random images
 
 
 def test_end_to_end_refuses_to_check_a_part_of_the_run() -> None:
@@ -164,9 +164,9 @@ def test_suspect_intervals_part_the_source(human: bool) -> None:
     probes = drawn.probes
     assert len(probes) == 60
     assert len(truth) == probes.n_source == len(wrong) - (200 if human else 60)
-    told = np.concatenate([truth, probes.wrong.numpy()])
+    is_wrong = np.concatenate([truth, probes.wrong.numpy()])
     signal = drawn.signals["score"].numpy()
     known = evidence.signals["score"][: len(wrong)].numpy()
-    assert all(told[at] in wrong[known == signal[at]] for at in range(len(told)))  # truth goes with its signals
+    assert all(is_wrong[at] in wrong[known == signal[at]] for at in range(len(is_wrong)))  # matched to its signals
     checked = int(truth.sum()) + (probes.checked or (0, int(probes.wrong.sum())))[1]
     assert checked == int(wrong.sum())

@@ -76,7 +76,7 @@ def test_every_line_has_the_same_data_and_budget(tiny: dict[str, Any], noise: fl
             assert torch.equal(data.source.labels, first.source.labels)
         budget = (config.epochs, config.batch_size, config.target_batch_size, config.weight_decay)
         assert budget == (60, 256, 32, 5e-4)
-        assert config.lr == (0.003 if line == "reweight" else 0.03)  # which falls back to chance with a larger one
+        assert config.lr == (0.003 if line == "reweight" else 0.03)  # which drops to chance level with a larger one
         assert make_method(config, data, Signals(len(data.source))).name
 
 
@@ -122,7 +122,7 @@ def test_every_line_runs(tiny: dict[str, Any], line: str) -> None:
     assert 0 <= row["accuracy"] <= 100
     if line == "soseleto_probes":
         assert {"weight", "score", "loss", "margin", "probability"} < set(row["detection"])
-        assert [told["asked"] for told in row["suspects"]] == [80.0, 90.0, 95.0]
+        assert [found["asked"] for found in row["suspects"]] == [80.0, 90.0, 95.0]
         assert row["suspects"][0]["wrong_share"]["truth"] == 40.0
     if line == "soseleto":
         assert set(row["detection"]) == {"weight", "score", "loss", "margin"}
@@ -160,7 +160,7 @@ def test_variants_get_a_name_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("method", "noise"), [("soselto", 0.4), ("soseleto", 40), ("soseleto", "worst_label")])
-def test_bad_words_raise(method: str, noise: Any) -> None:
+def test_bad_arguments_raise(method: str, noise: Any) -> None:
     with pytest.raises(UsageError):
         configuration(method, noise=noise)
 
@@ -179,12 +179,12 @@ def run_fakes(out: Path, seeds: list[int], *, processes: int = 1) -> list[str]:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_cut_job_goes_on_where_it_stopped(tmp_path: Path, processes: int) -> None:
+def test_an_interrupted_job_resumes(tmp_path: Path, processes: int) -> None:
     out = tmp_path / "deep" / "results.json"
     run_fakes(out, [0, 1], processes=processes)
     with pytest.raises(TrainingError, match="lost"):
         run_fakes(out, [0, 1, 2, 3], processes=processes)
-    assert sorted(row["seed"] for row in load(out).rows) == [0, 1, 3]  # the failure took nothing with it
+    assert sorted(row["seed"] for row in load(out).rows) == [0, 1, 3]  # the other runs are kept
     before = out.read_text()
     assert run_fakes(out, [0, 1, 3])[0].startswith("3 of 3 runs")
     assert out.read_text() == before
@@ -243,7 +243,7 @@ def test_results_round_trip_and_merge(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="device"):
         merge_files([a, b], tmp_path / "c.json")
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(DataError, match="no results file"):
+    with pytest.raises(DataError, match="not a results file"):
         load(tmp_path / "bad.json")
 
 
@@ -271,8 +271,8 @@ def test_tables_put_the_signals_of_all_detectors_side_by_side() -> None:
     def row(line: str, seed: int, *names: str) -> Row:
         found = {name: {"auroc": 0.9 + 0.01 * seed, "precision": 0.5} for name in names}
         estimate = {"value": 90.0 + seed, "low": 80.0, "high": 99.0, "truth": 92.0}
-        told = [{"asked": 95.0, "precision": estimate, "recall": estimate}]
-        return {**heading(configuration(line, noise=0.4, seed=seed)), "detection": found, "suspects": told}
+        suspects = [{"asked": 95.0, "precision": estimate, "recall": estimate}]
+        return {**heading(configuration(line, noise=0.4, seed=seed)), "detection": found, "suspects": suspects}
 
     rows = [row("soseleto_probes", 0, "score", "probability"), row("soseleto_probes", 1, "score", "probability")]
     rows += [row("cleanlab", 0, "cleanlab_margin"), row("soseleto", 0, "weight")]
@@ -283,18 +283,18 @@ def test_tables_put_the_signals_of_all_detectors_side_by_side() -> None:
     assert "| cleanlab, normalised margin | 90.0 |" in text
     assert "| **calibrated probability** | 90.5 ± 0.7 |" in text
     assert "| weight |" not in text  # of another run
-    assert "| asked 95 %: recall, error | 1.5 ± 0.7 |" in suspects_table(rows)
+    assert "| requested 95 %: recall, error | 1.5 ± 0.7 |" in suspects_table(rows)
     rows[0]["suspects"][0]["recall"] = {"value": 90.0, "truth": 93.1}
     assert "| estimates of a run within 3 points of the truth | 75.0 ± 35.4 |" in suspects_table(rows)
-    told = knowledge_table([row("soseleto", 2, "score", "loss"), row("target_only", 3, "loss"), rows[0]])
-    assert told.splitlines()[2:] == [  # without the probes' run
+    text = knowledge_table([row("soseleto", 2, "score", "loss"), row("target_only", 3, "loss"), rows[0]])
+    assert text.splitlines()[2:] == [  # without the probes' run
         "| SOSELETO's score | 92.0 |",
         "| loss, trained on the target alone | 93.0 |",
         "| loss, trained by SOSELETO | 92.0 |",
     ]
 
 
-def test_a_page_is_made_anew_between_its_marks() -> None:
+def test_a_page_is_regenerated_between_its_marks() -> None:
     assert put_between("a <!-- t -->old<!-- /t --> b", "t", "new") == "a <!-- t -->\nnew\n<!-- /t --> b"
     with pytest.raises(DataError, match="<!-- t -->"):
         put_between("a", "t", "new")
@@ -303,14 +303,14 @@ def test_a_page_is_made_anew_between_its_marks() -> None:
 def test_the_page_holds_the_tables_of_the_results() -> None:
     results = ROOT / "results" / "cifar10-noise.json"
     if not results.exists():
-        pytest.skip("results/cifar10-noise.json is not there yet")
+        pytest.skip("results/cifar10-noise.json does not exist")
     text = (ROOT / "docs" / "table1.md").read_text("utf-8")
     assert page(text, results) == text
 
 
-def test_words_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--methods soseleto mixed --noise 0.4 worse_label --seeds 0 1 --epochs 3 --flip --crop 4 --out x.json"
-    made = configs(parser().parse_args([*words.split(), "--set", "target_average=0.9"]))[::4]
+def test_arguments_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--methods soseleto mixed --noise 0.4 worse_label --seeds 0 1 --epochs 3 --flip --crop 4 --out x.json"
+    made = configs(parser().parse_args([*options.split(), "--set", "target_average=0.9"]))[::4]
     assert [(c.method, c.noise, c.seed, c.epochs, c.flip, c.crop) for c in made] == [
         ("soseleto[target_average=0.9]", 0.4, 0, 3, True, 4),
         ("soseleto[target_average=0.9]", 0.4, 1, 3, True, 4),
@@ -340,7 +340,7 @@ def test_small_experiment_has_the_right_order(data_root: Path) -> None:
         for line in ("ordinary", "soseleto", "oracle")
     }
     mean = {line: statistics.fmean(row["accuracy"] for row in found) for line, found in rows.items()}
-    # the target's images teach SOSELETO's network too, and the oracle's not: with so few they are worth a lot
+    # SOSELETO also trains on the target's images, the oracle does not: with so little data they help a lot.
     assert mean["ordinary"] + 4.0 < mean["soseleto"] < mean["oracle"]
     for row in rows["soseleto"]:
         assert row["detection"]["weight"]["auroc"] > 0.65
@@ -354,7 +354,7 @@ def test_results_select() -> None:
 
 
 def test_the_kept_rows_are_of_the_lines_as_they_are_now() -> None:
-    """Else started again the experiment would run them anew, and mix two settings in one cell."""
+    """Otherwise the experiment would repeat them, and mix two configurations in one cell."""
     rows = load(ROOT / "results" / "cifar10-noise.json").rows
     assert len(rows) > 50
     for row in rows:
@@ -366,8 +366,8 @@ def test_the_figure_of_the_appendix(tmp_path: Path) -> None:
     rows = load(ROOT / "results" / "cifar10-noise.json").rows
     one, other = (figures.effective_noise(rows, tmp_path / name / "a.svg").read_text() for name in ("one", "other"))
     assert one == other
-    for words in ("30 % noise, by weight", "50 % noise, by score", "better half by weight"):
-        assert words in one
+    for text in ("30 % noise, by weight", "50 % noise, by score", "better half by weight"):
+        assert text in one
     few = figures.effective_noise([row for row in rows if row["seed"] == 0], tmp_path / "few.svg").read_text()
     assert few != one
 
@@ -384,15 +384,15 @@ def test_lines_that_see_no_noisy_label_are_one_run_at_every_noise(line: str, tin
 
 def test_reproduce_leaves_rows_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = load(ROOT / "results" / "cifar10-noise.json")
-    asked: list[experiment.Config] = []
+    configs_run: list[experiment.Config] = []
 
     def instead(configs: list[experiment.Config], out: Path, **_: Any) -> Results:
-        asked.extend(configs)
+        configs_run.extend(configs)
         return kept
 
     monkeypatch.setattr(experiment, "run_all", instead)
-    said: list[str] = []
-    assert experiment.reproduce(tmp_path, seeds=2, report=said.append) == list(kept.rows)
-    assert len(asked) == 2 * len(NOISE) * len(LINES)
+    lines: list[str] = []
+    assert experiment.reproduce(tmp_path, seeds=2, report=lines.append) == list(kept.rows)
+    assert len(configs_run) == 2 * len(NOISE) * len(LINES)
     assert (tmp_path / "effective-noise.svg").exists()
-    assert "effective-noise.svg" in said[-1]
+    assert "effective-noise.svg" in lines[-1]

@@ -59,7 +59,7 @@ def test_a_perfect_and_a_useless_signal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trust", "wrong", "words"),
+    ("trust", "wrong", "message"),
     [
         (torch.zeros(3), torch.zeros(2, dtype=torch.bool), "for each example"),
         (torch.zeros(2), torch.zeros(2), "boolean"),
@@ -67,6 +67,6 @@ def test_a_perfect_and_a_useless_signal() -> None:
         (torch.zeros(2), torch.tensor([True, True]), "right and wrong"),
     ],
 )
-def test_what_cannot_be_ranked_raises(trust: Tensor, wrong: Tensor, words: str) -> None:
-    with pytest.raises(DataError, match=words):
+def test_what_cannot_be_ranked_raises(trust: Tensor, wrong: Tensor, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         auroc(trust, wrong)

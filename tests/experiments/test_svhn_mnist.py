@@ -131,7 +131,7 @@ def test_every_line_has_the_same_data_and_budget(source: str) -> None:
     for line in LINES:
         first = configuration("soseleto_alone" if "alone" in line else "soseleto", source=source)
         other = configuration(line, source=source)
-        own = ("method", "base", "settings", "unlabelled", "aligned", "rounds", "lr")  # each has a rate of its own
+        own = ("method", "base", "settings", "unlabelled", "aligned", "rounds", "lr")  # each has its own learning rate
         assert replace(other, **{name: getattr(first, name) for name in own}) == first
 
 
@@ -230,14 +230,16 @@ def test_choosing_leaves_the_test_set_alone(no_files: None) -> None:
 
 
 @pytest.mark.parametrize("given", [{"method": "soselto"}, {"source": "0-5"}, {"classifier": "first"}])
-def test_bad_words_raise(given: dict[str, Any]) -> None:
+def test_bad_arguments_raise(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         configuration(**{"method": "soseleto", **given})
 
 
-def test_words_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--methods soseleto fine_tuning --n-target 20 25 --source 0-4 shuffled --seeds 0 1 --epochs 3 --out x.json"
-    made = configs(parser().parse_args(words.split()))
+def test_arguments_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "--methods soseleto fine_tuning --n-target 20 25 --source 0-4 shuffled --seeds 0 1 --epochs 3 --out x.json"
+    )
+    made = configs(parser().parse_args(options.split()))
     assert len(made) == 16
     assert {(c.n_target, c.source, c.seed, c.epochs) for c in made[::2]} == {
         (n, source, seed, 3) for n in (20, 25) for source in ("0-4", "shuffled") for seed in (0, 1)
@@ -251,7 +253,7 @@ def test_words_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_rounds_have_settings_of_their_own(no_files: None) -> None:
     config = configuration("soseleto_unlabelled", rounds=(("rounds", 2), ("method.weight_step", 0.7)))
     assert config.method == "soseleto_unlabelled[rounds=2,method.weight_step=0.7]"
-    assert dict(config.rounds)["views"] == 4  # what the line says otherwise stays
+    assert dict(config.rounds)["views"] == 4  # the line's other settings stay
     rounds = experiment.make_rounds(config, digits())
     assert rounds is not None
     assert (rounds.rounds, getattr(rounds.method, "weight_step", None)) == (2, 0.7)
@@ -281,7 +283,7 @@ def test_tables_have_means_and_standard_errors() -> None:
 def test_the_page_holds_the_tables_of_the_results() -> None:
     results = ROOT / "results" / "svhn-mnist.json"
     if not results.exists():
-        pytest.skip("results/svhn-mnist.json is not there yet")
+        pytest.skip("results/svhn-mnist.json does not exist")
     text = (ROOT / "docs" / "table2.md").read_text("utf-8")
     assert page(text, results) == text
 

@@ -89,8 +89,8 @@ def test_the_run_folder_keeps_the_contract(found: tuple[Result, Path]) -> None:
 
 def test_reproduce_writes_one_row_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "EPOCHS", 1)
-    said: list[str] = []
-    path = experiments.reproduce("synthetic", tmp_path / "out", seeds=2, report=said.append)
+    lines: list[str] = []
+    path = experiments.reproduce("synthetic", tmp_path / "out", seeds=2, report=lines.append)
     results = json.loads(path.read_text())
     assert path.name == "synthetic.json"
     assert results.keys() == {"name", "commit", "device", "versions", "rows"}
@@ -100,13 +100,13 @@ def test_reproduce_writes_one_row_a_seed(tmp_path: Path, monkeypatch: pytest.Mon
     ]
     assert all(0 <= row["accuracy"] <= 100 and row["seconds"] > 0 for row in results["rows"])
     assert (path.parent / "seed-300" / "report.html").exists()
-    assert said[-1].startswith("mean of 2: ")
+    assert lines[-1].startswith("mean of 2: ")
 
 
 @pytest.mark.parametrize(
     ("name", "seeds", "sentence"),
     [("sinthetic", 1, "did you mean 'synthetic'"), ("synthetic", 0, "seeds must be at least 1")],
 )
-def test_words_that_are_off(tmp_path: Path, name: str, seeds: int, sentence: str) -> None:
+def test_bad_arguments_raise(tmp_path: Path, name: str, seeds: int, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         experiments.reproduce(name, tmp_path, seeds=seeds, report=print)

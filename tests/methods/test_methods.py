@@ -1,4 +1,4 @@
-"""Every method through one contract, and each against its paper's formula where it has one, in float64."""
+"""Every method through one contract, and against its paper's formula if it has one, in float64."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.func import functional_call
 from soseleto.algorithm import Soseleto
 from soseleto.data import Examples
 from soseleto.data.batch import Batch
+from soseleto.data.label_margin import label_margin
 from soseleto.engines import trainable
 from soseleto.errors import DataError, UsageError
 from soseleto.methods import (
@@ -42,7 +43,6 @@ from soseleto.methods.matching import episode
 from soseleto.methods.noise_matrix import from_confusions, project
 from soseleto.methods.reweight import normalized
 from soseleto.methods.sukhbaatar import noisy_losses
-from soseleto.methods.wrappers.record_signals import margins
 from soseleto.methods.xiao import likelihoods, noise_network
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.finite import NonFiniteLoss
@@ -96,7 +96,7 @@ def wrapped() -> dict[str, Method]:
 
 
 EVERY = [*METHODS, "early stopping", "recording"]
-HEADS: dict[str, Callable[[], nn.Module]] = {  # of methods that compare features, and so know transfer mode only
+HEADS: dict[str, Callable[[], nn.Module]] = {  # of methods that compare features, in transfer mode only
     "matching_networks": lambda: Attention(7, 6, CLASSES),
     "luo": lambda: nn.Linear(6, CLASSES),
 }
@@ -166,19 +166,19 @@ def test_nan_stops_before_it_reaches_the_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ordinary", "sukhbaatar", "xiao", "meta_weight_net", "recording"])
-def test_methods_without_a_target_head_say_so(name: str) -> None:
+def test_methods_without_a_target_head_raise_in_transfer_mode(name: str) -> None:
     with pytest.raises(UsageError, match="mode='noisy'"):
         made(name).init(transfer_task())
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_methods_that_compare_features_say_so(name: str) -> None:
+def test_methods_that_compare_features_raise_in_noisy_mode(name: str) -> None:
     with pytest.raises(UsageError, match="mode='transfer'"):
         made(name).init(make_task())
 
 
 @pytest.mark.parametrize("method", [TargetOnly(), Mixed(), Reweight(), FineTuning(pretrain=0.0)], ids=lambda m: m.name)
-def test_methods_that_know_transfer_train_the_target_head(method: Method) -> None:
+def test_methods_for_transfer_train_the_target_head(method: Method) -> None:
     task = transfer_task()
     before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
     method.step(method.init(task), batch(N, 0), batch(7, 1))
@@ -189,7 +189,7 @@ def test_methods_that_know_transfer_train_the_target_head(method: Method) -> Non
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("name", NOISY)
-def test_a_recorded_step_gives_what_an_ordinary_one_gives(name: str) -> None:
+def test_a_captured_step_equals_an_eager_one(name: str) -> None:
     inputs = torch.randn(60, WIDTH, generator=torch.Generator().manual_seed(0)).double()
     labels = torch.arange(60) % CLASSES
     models = []
@@ -198,11 +198,11 @@ def test_a_recorded_step_gives_what_an_ordinary_one_gives(name: str) -> None:
         given: dict[str, Any] = {"source": (inputs, labels), "target": (inputs[:6], labels[:6]), "method": method}
         models.append(fit(net(), **given, epochs=8, batch_size=5, device="cuda", cuda_graph=graph).model)
     of_both = (dict(model.named_parameters()) for model in models)
-    assert same(*of_both, tolerance=1e-6, smallest=1e-8)  # a recorded step reads its learning rates in float32
+    assert same(*of_both, tolerance=1e-6, smallest=1e-8)  # a captured step reads its learning rates in float32
 
 
-def test_phases_are_recorded_apart() -> None:
-    """And where a phase ends with a look at what it told, that step is not recorded."""
+def test_phases_are_captured_separately() -> None:
+    """And the last step of a phase that ends with an estimate of the noise is not captured."""
     for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2), FineTuning(pretrain=0.2)):
         task = make_task()
         state, kinds, fit_to_record = method.init(task), [], []
@@ -216,7 +216,7 @@ def test_phases_are_recorded_apart() -> None:
         assert state.steps == 6
 
 
-def test_early_stopping_records_the_steps_between_trials() -> None:
+def test_early_stopping_captures_the_steps_between_evaluations() -> None:
     method, task = EarlyStopping(method=Soseleto(), heldout=batch(3, 0), every=3), make_task()
     state, seen = method.init(task), []
     for step in range(4):
@@ -269,7 +269,7 @@ def test_plain_methods_take_the_gradient_they_say() -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "double_backward", "forward", "layerwise", "auto"])
 def test_reweight_is_one_virtual_step_by_double_backward(engine: str) -> None:
-    """Ren et al., Algorithm 1 word for word: ε = 0, a virtual step with a graph, ∂L_t/∂ε, clip, normalise, step."""
+    """Ren et al., Algorithm 1 literally: ε = 0, a virtual step with a graph, ∂L_t/∂ε, clip, normalise, step."""
     source, target, model = batch(N, 0), batch(7, 1), net()
     losses = F.cross_entropy(model(source.inputs), source.labels, reduction="none")
     epsilon = torch.zeros(N, dtype=torch.float64, requires_grad=True)
@@ -300,7 +300,7 @@ def test_meta_weight_net_gradient_by_central_differences(normalize: bool, engine
     found = method.meta_gradient(state, c, state.engine(task.model, task.losses.source, source, direction)[1])
 
     def target_loss() -> float:
-        """L_t after a real step with the weights of now."""
+        """L_t after a real step with the current weights."""
         c = method.coefficients(state.weigh(losses)).detach()
         moves = plain_gradient_of(losses, c, task.model)
         moved = {k: p - 0.1 * moves[k] for k, p in task.model.named_parameters()}
@@ -371,8 +371,8 @@ def test_sukhbaatar_finds_the_noise_from_confusions() -> None:
     assert torch.allclose(from_confusions(5 * clean, clean @ q.T), q, atol=0.01)
 
 
-def test_a_classifier_hardly_better_than_chance_tells_the_noise() -> None:
-    """Answers that tell a few classes from others, not each from each, as after a little training; 40 % noise."""
+def test_a_classifier_hardly_better_than_chance_determines_the_noise() -> None:
+    """Predictions that separate only groups of classes, as after a little training; 40 % noise."""
     seeded = torch.Generator().manual_seed(0)
     identity = torch.eye(10, dtype=torch.float64)
     q = 0.6 * identity + 0.4 * (1.0 - identity) / 9
@@ -386,7 +386,7 @@ def test_a_classifier_hardly_better_than_chance_tells_the_noise() -> None:
     clean, noisy = counted(answers, 20000), counted(answers @ q.T, 200000)
     plainly = project(torch.linalg.lstsq(clean / clean.sum(), noisy / noisy.sum()).solution.T)
     assert float((from_confusions(clean, noisy) - q).abs().sum(0).mean()) < 0.5
-    assert float((plainly - q).abs().sum(0).mean()) > 1.0  # what the pull is for
+    assert float((plainly - q).abs().sum(0).mean()) > 1.0  # what the regularisation is for
 
 
 def test_xiao_starts_with_the_odds_of_the_noise() -> None:
@@ -419,8 +419,8 @@ def test_sukhbaatar_keeps_probabilities_and_learns_the_noise() -> None:
     assert float(state.weights.scores[wrong].mean()) < 0.3 < 0.8 < float(state.weights.scores[~wrong].mean())
 
 
-def test_one_impossible_label_does_not_turn_sukhbaatars_layer_over() -> None:
-    """A sure classifier, labels as it says but for one that Q, the identity still, holds for impossible."""
+def test_one_impossible_label_does_not_dominate_sukhbaatars_layer() -> None:
+    """A confident classifier that predicts all labels but one, whose probability under Q (the identity) is 0."""
     sure = nn.Linear(2, 2, bias=False)
     sure.weight = nn.Parameter(20.0 * torch.eye(2))
     method = Sukhbaatar(pretrain=0.0, noise_decay=0.0)
@@ -482,7 +482,7 @@ def test_xiao_needs_a_last_linear_layer() -> None:
 
 
 def test_early_stopping_leaves_the_best_model() -> None:
-    """The labels turn over half-way, so the best model on the held-out is an early one."""
+    """The labels change half-way, so the best model on the held-out examples is an early one."""
     heldout = batch(60, 5)
     method = EarlyStopping(method=Ordinary(), heldout=heldout, every=1)
     task = make_task(make_schedule=None)
@@ -506,7 +506,7 @@ def test_recording_follows_loss_and_margin_without_an_extra_forward() -> None:
         with torch.no_grad():
             scores = task.model(source.inputs)
         expected_loss += F.cross_entropy(scores, source.labels, reduction="none") / 3
-        expected_margin += margins(scores, source) / 3
+        expected_margin += label_margin(scores, source.labels) / 3
         method.step(state, source, target)
     assert signals.extra_forwards == 0
     assert torch.allclose(signals.loss.double(), expected_loss, atol=1e-5)
@@ -518,7 +518,7 @@ def test_recording_changes_nothing() -> None:
     assert same(one_step(Recording(Mixed(), Signals(N)), source, target), one_step(Mixed(), source, target), 0.0)
     signals = Signals(N)
     one_step(Recording(TargetOnly(), signals), source, target)
-    assert signals.extra_forwards == 1  # the target alone was run
+    assert signals.extra_forwards == 1  # only the target was run
 
 
 def test_fine_tuning_goes_from_the_source_to_the_target() -> None:
@@ -579,7 +579,7 @@ def test_luo_reverses_the_gradient_of_its_discriminators() -> None:
 
 
 def test_luo_entropy_by_hand() -> None:
-    """Two classes, one of them labelled twice: a softmax over two prototypes, however often a class is there."""
+    """Two classes, one with two labelled examples: a softmax over two prototypes, whatever the class counts."""
     labelled = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     features = torch.tensor([[1.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     found = prototype_entropy(features, labelled, torch.tensor([0, 0, 1]), scale=2.0)

@@ -1,4 +1,4 @@
-"""Probes among the source, and what they tell: probabilities, suspects, and how well those are told."""
+"""Probes among the source, calibrated probabilities, and suspects with estimated precision and recall."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def wrong() -> Tensor:
     return source.labels != source.truth
 
 
-def test_probes_leave_the_target_and_stand_behind_the_source() -> None:
+def test_probes_move_from_the_target_to_the_end_of_the_source() -> None:
     source, target = quadrants(500, 0, 0.3), quadrants(200, 1)
     planted = plant(source, target, 0.3, seed=0)
     probes = planted.probes
@@ -90,7 +90,7 @@ def test_no_class_leaves_the_target(share: float) -> None:
     planted = plant(quadrants(500, 0, 0.3), target, share, seed=0)
     assert len(planted.probes) == round(100 * share)
     left = planted.target.labels.bincount(minlength=4)
-    assert left.tolist() == ([63, 3, 3, 1] if share == 0.3 else [1, 1, 1, 0])  # as long as that can be had
+    assert left.tolist() == ([63, 3, 3, 1] if share == 0.3 else [1, 1, 1, 0])  # as long as that is possible
 
 
 def test_names_paths_and_truth_follow() -> None:
@@ -128,20 +128,20 @@ def test_probes_can_carry_the_labels_from_before_a_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"probes": 1.5}, "between 0 and 1, or 'auto', got 1.5"),
         ({"probes": "some"}, "between 0 and 1, or 'auto', got 'some'"),
         ({"probes": 0.01}, "are 2 probes: at least 10"),
-        ({"target": quadrants(12, 1)}, "12 target and 1500 source examples"),
+        ({"target": quadrants(12, 1)}, "got 12 target and 1500 source examples"),
         ({"mode": "transfer"}, "say mode='noisy', or probes=0"),
         ({"probes": 0.0, "labels_before": torch.zeros(200)}, "no effect without probes"),
         ({"loss": soseleto.squared_error, "source": (torch.rand(99, 2), torch.rand(99)),
           "target": (torch.rand(99, 2), torch.rand(99))}, "probes need class labels"),
     ],
 )  # fmt: skip
-def test_words_that_are_off(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_bad_arguments_raise(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         fit(**changes)
 
 
@@ -223,8 +223,8 @@ def test_ranking_and_run_folder_hold_them(result: soseleto.Result) -> None:
     assert "precision" in str(found)
 
 
-def test_labels_before_match_mistakes_that_are_not_drawn(wrong: Tensor) -> None:
-    """Mistakes happen near the border, where nobody can tell: drawn probes are wrong about their number, these not."""
+def test_labels_before_match_real_mistakes(wrong: Tensor) -> None:
+    """Mistakes near the class border are ambiguous: random probes misestimate their number, real mistakes do not."""
 
     def human(examples: Examples, seed: int) -> Tensor:
         near = examples.inputs.abs().amin(1) < 0.35
@@ -265,7 +265,7 @@ def test_a_method_without_weights_has_suspects_too(wrong: Tensor) -> None:
     assert recall > 0.8
 
 
-def test_nobody_votes_on_itself_and_weights_count() -> None:
+def test_no_example_votes_on_itself_and_weights_count() -> None:
     features = torch.tensor([[1.0, 0.1], [1.0, 0.0], [1.0, -0.1], [-1.0, 0.0]])
     labels, places = torch.tensor([0, 1, 1, 0]), torch.arange(4)
     whole = Electorate.of(features, labels, torch.ones(4), 2, places)
@@ -285,7 +285,7 @@ def test_the_ratio_of_two_normal_densities_is_found() -> None:
     assert constant == pytest.approx(0.0, abs=0.1)
 
 
-def test_ratios_that_were_too_sure_are_tempered() -> None:
+def test_overconfident_ratios_are_tempered() -> None:
     draw = np.random.default_rng(0)
     positive = np.arange(400) % 2 == 0
     features = draw.normal(np.where(positive, 1.0, -1.0)[:, None], 1.0, (400, 1))
@@ -329,7 +329,7 @@ def test_a_model_without_a_linear_layer_votes_by_its_outputs() -> None:
 
 
 def two_kinds(n: int, share: float, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Signals, and which labels are wrong: half of these look like the right ones, the others show it clearly."""
+    """Signals, and which labels are wrong: half of the wrong ones look right, the others are clearly wrong."""
     wrong = draw.random(n) < share
     shows = wrong & (draw.random(n) < 0.5)
     return draw.normal(size=n) - 6.0 * shows, wrong
@@ -344,7 +344,7 @@ def evidence_of(source: np.ndarray, known: np.ndarray, wrong: np.ndarray) -> Evi
 
 
 def test_the_intervals_hold_the_truth_where_a_regression_is_off() -> None:
-    """A logarithm of densities that bends: a line through it is wrong everywhere, and sure of itself."""
+    """The log-ratio of the densities is not linear: a linear fit is biased everywhere, and overconfident."""
     covered, alone = [], []
     for seed in range(25):
         draw = np.random.default_rng(seed)
@@ -356,11 +356,11 @@ def test_the_intervals_hold_the_truth_where_a_regression_is_off() -> None:
             chosen = found.is_suspect.numpy()
             hits = (chosen & truth).sum()
             again = calibrated.resampled[:, chosen].sum(axis=1)
-            for estimate, told, true in (
+            for estimate, by_regression, true in (
                 (found.precision, again / chosen.sum(), hits / chosen.sum()),
                 (found.recall, again / calibrated.resampled.sum(axis=1), hits / truth.sum()),
             ):
-                low, high = np.quantile(told, [0.025, 0.975])
+                low, high = np.quantile(by_regression, [0.025, 0.975])
                 covered.append(estimate.low <= true <= estimate.high)
                 alone.append(low <= true <= high)
     assert np.mean(covered) > 0.9
@@ -371,8 +371,8 @@ def test_the_intervals_hold_the_truth_where_a_regression_is_off() -> None:
 def test_counting_corrects_any_probability(checked: tuple[int, int] | None) -> None:
     draw = np.random.default_rng(0)
     signal, wrong = two_kinds(52_000, 0.4, draw)
-    told = calibration.sigmoid(-1.0 - 0.4 * signal)  # off, and badly
-    source, truth, known, of_known = told[:50_000], wrong[:50_000], told[50_000:], wrong[50_000:]
+    p = calibration.sigmoid(-1.0 - 0.4 * signal)  # badly calibrated
+    source, truth, known, of_known = p[:50_000], wrong[:50_000], p[50_000:], wrong[50_000:]
     counted = Rectifier.draw(source, known, of_known, 400, draw, checked)
     chosen = source >= 0.6
     hits = (chosen & truth).sum()
@@ -383,7 +383,7 @@ def test_counting_corrects_any_probability(checked: tuple[int, int] | None) -> N
         assert abs(estimates.mean() - true) < 3 * estimates.std()
 
 
-def test_none_seen_is_not_none() -> None:
+def test_a_count_of_zero_is_not_a_rate_of_zero() -> None:
     """No right probe lies above the threshold; with few of them, right source labels still may."""
     draw = np.random.default_rng(0)
     source = np.where(np.arange(1000) < 30, 0.97, 0.03)

@@ -1,17 +1,14 @@
-"""The paper's experiments by name: what ``soseleto reproduce`` can run. Each is one file, imported when asked for."""
+"""The paper's experiments by name, as ``soseleto reproduce`` runs them. An experiment's module is imported on use."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.run_folder.files import device_name, versions, write_text
+from soseleto.experiments.results import save, started
 
 Report = Callable[[str], None]
 
@@ -59,28 +56,11 @@ def by_name(name: str) -> Experiment:
 
 
 def reproduce(name: str, out: Path, *, seeds: int, report: Report) -> Path:
-    """Run an experiment over ``seeds`` seeds and write ``NAME.json`` and whatever else it leaves into ``out``."""
+    """Run an experiment over ``seeds`` seeds; ``NAME.json`` and the experiment's other files are written to ``out``."""
     experiment = by_name(name)
     if seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {seeds}.")
     out.mkdir(parents=True, exist_ok=True)
     rows = importlib.import_module(experiment.module).reproduce(out, seeds=seeds, report=report)
     path = out / f"{name}.json"
-    return path if experiment.saves else write_results(path, name, rows)
-
-
-def write_results(path: Path, name: str, rows: Sequence[Mapping[str, Any]], *, device: str = "cpu") -> Path:
-    """One row a run, with the commit, device and versions they were made on."""
-    results = {"name": name, "commit": commit(), "device": device_name(device), "versions": versions(), "rows": rows}
-    write_text(path, json.dumps(results, indent=1) + "\n")
-    return path
-
-
-def commit() -> str | None:
-    """The commit of the source tree this package is imported from, or None where it is no git tree."""
-    here = Path(__file__).parent
-    try:
-        done = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
+    return path if experiment.saves else save(path, started(name).merged(rows))

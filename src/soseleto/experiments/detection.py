@@ -1,7 +1,7 @@
-"""How well a signal tells wrong labels from right ones, where the truth is known.
+"""How well a signal separates wrong labels from right ones, where the truth is known.
 
-Every signal is a *trust*: the higher, the more the label is believed (a weight, a score, a margin; a loss with its
-sign turned). Ties are treated exactly: tied examples stand for every order they could be in, equally likely.
+Every signal is a *trust*: the higher, the more probably the label is right (a weight, a score, a margin, a negated
+loss). Ties are treated exactly: every number is the expectation over all orders of the tied examples.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FRACTIONS = tuple(round(0.05 * step, 2) for step in range(1, 21))
 def auroc(trust: Tensor, wrong: Tensor) -> float:
     """The probability that a right label is trusted more than a wrong one; a tie counts half.
 
-    It is the Mann-Whitney statistic by mid-ranks: (R − n(n+1)/2)/(n·m), with R the sum of the ranks of the n right
-    examples among all, and m wrong ones.
+    The Mann-Whitney statistic by mid-ranks: (R − n(n+1)/2)/(n·m) for n right and m wrong labels, with R the sum of the
+    ranks of the right ones.
 
     >>> auroc(torch.tensor([0.9, 0.8, 0.3, 0.3]), torch.tensor([False, False, True, False]))
     0.8333333333333334
@@ -30,7 +30,7 @@ def auroc(trust: Tensor, wrong: Tensor) -> float:
     trust, wrong = _checked(trust, wrong)
     _, place, counts = trust.unique(return_inverse=True, return_counts=True)
     last = counts.cumsum(0)
-    ranks = (last - (counts - 1).double() / 2)[place]  # the middle of the ranks a tied group shares
+    ranks = (last - (counts - 1).double() / 2)[place]  # tied examples share the mean of their ranks
     right = int((~wrong).sum())
     return float((ranks[~wrong].sum() - right * (right + 1) / 2) / (right * (len(wrong) - right)))
 
@@ -51,15 +51,15 @@ def wrong_among_kept(trust: Tensor, wrong: Tensor, fractions: Sequence[float] = 
 
 
 def compare(signals: Mapping[str, Tensor], wrong: Tensor) -> dict[str, dict[str, float]]:
-    """AUROC and precision at the true number of errors, for each signal."""
+    """AUROC and precision at the true number of errors, for each signal, to 4 digits as results files hold them."""
     return {
-        name: {"auroc": auroc(trust, wrong), "precision": precision_at_errors(trust, wrong)}
+        name: {"auroc": round(auroc(trust, wrong), 4), "precision": round(precision_at_errors(trust, wrong), 4)}
         for name, trust in signals.items()
     }
 
 
 def _wrong_among_lowest(trust: Tensor, wrong: Tensor, k: np.ndarray) -> np.ndarray:
-    """The expected number of wrong labels among the k least trusted; linear inside a group of ties."""
+    """The expected number of wrong labels among the k least trusted, which is linear in k within a group of ties."""
     _, place, counts = trust.unique(return_inverse=True, return_counts=True)
     errors = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, place, wrong.double())
     examples = np.concatenate([[0.0], counts.cumsum(0).double().numpy()])
@@ -71,10 +71,10 @@ def _checked(trust: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor]:
     if trust.ndim != 1 or trust.shape != wrong.shape or wrong.dtype != torch.bool:
         raise DataError(
             f"a signal of shape {tuple(trust.shape)} was given with {wrong.dtype} {tuple(wrong.shape)}: "
-            "give one number and one boolean (is the label wrong?) for each example."
+            "give one number and one boolean (whether the label is wrong) for each example."
         )
     if bool(trust.isnan().any()):
         raise DataError(f"{int(trust.isnan().sum())} entries of the signal are NaN: such examples cannot be ranked.")
     if bool(wrong.all()) or not bool(wrong.any()):
-        raise DataError("every label is of one kind: detection needs right and wrong ones.")
+        raise DataError("the labels are all right or all wrong: detection needs right and wrong ones.")
     return trust, wrong

@@ -13,15 +13,17 @@ from matplotlib.figure import Figure
 from soseleto.data import Examples
 from soseleto.experiments.results import Row
 
-COLOURS = {0.3: "#0072b2", 0.4: "#d55e00", 0.5: "#009e73"}  # told apart by the colour-blind too
+COLOURS = {0.3: "#0072b2", 0.4: "#d55e00", 0.5: "#009e73"}  # distinguishable to the colour-blind
 STYLES = {"weight": "-", "score": "--"}
 PAPER = {0.3: 4.0, 0.4: 10.0, 0.5: 20.0}  # percent of wrong labels in the better half, read off its figure
 SHOWN = 10  # best and worst examples of a class
 
 
 def effective_noise(rows: Iterable[Row], path: str | Path) -> Path:
-    """Wrong labels among the kept source examples against how many are kept, by weight and by score: mean over seeds,
-    and a band of one standard deviation."""
+    """The percent of wrong labels among the kept source examples against the percent kept, by weight and by score.
+
+    Lines are means over seeds, bands one standard deviation.
+    """
     rows = [row for row in rows if row["method"] == "soseleto" and "kept" in row]
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot(xlabel="best percent of the source kept", ylabel="percent of wrong labels among them")
@@ -56,7 +58,7 @@ def useful_classes(rows: Iterable[Row], path: str | Path) -> Path:
 
 
 def best_and_worst(classes: Sequence[Mapping[str, Any]], source: Examples, path: str | Path) -> Path:
-    """A line for each class: its best examples by score on the left, its worst on the right."""
+    """A row of images per class: its best examples by score on the left, its worst on the right."""
     places = {source.id_of(i): i for i in range(len(source))}
     figure = Figure(figsize=(8.0, 0.4 * len(classes) + 0.4), layout="constrained")
     for column, (key, title) in enumerate((("best", "the best by score"), ("worst", "the worst"))):
@@ -73,13 +75,13 @@ def best_and_worst(classes: Sequence[Mapping[str, Any]], source: Examples, path:
 
 
 def _strip(source: Examples, line: Sequence[int]) -> np.ndarray:
-    """The images of a line side by side, (height, width, 3)."""
+    """The images of a row side by side, (height, width, 3)."""
     pictures = source.inputs[list(line)].cpu().numpy()
     return np.concatenate([np.broadcast_to(p, (3, *p.shape[1:])).transpose(1, 2, 0) for p in pictures], axis=1)
 
 
 def _save(figure: Figure, path: str | Path, dpi: float = 100) -> Path:
-    """The same bytes from the same rows."""
+    """Save without dates and random ids, so that the same rows give the same bytes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}

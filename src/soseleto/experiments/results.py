@@ -1,4 +1,4 @@
-"""Results files: one row a run, merged as runs finish, and the Markdown tables generated from them.
+"""Results files: one row per run, merged as runs finish, and the Markdown tables generated from them.
 
 ``{"name", "commit", "device", "versions", "rows": [{"method", "setting", "seed", "accuracy", "seconds", ...}]}``
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ class Results:
     rows: tuple[Row, ...] = ()
 
     def merged(self, rows: Sequence[Row]) -> Results:
-        """With these rows; a row for the same method, setting, seed and configuration takes the old one's place."""
+        """With these rows added; a row replaces one of the same method, setting, seed and configuration."""
         by_key = {key(row): row for row in self.rows} | {key(row): row for row in rows}
         return replace(self, rows=tuple(by_key.values()))
 
@@ -39,15 +40,23 @@ class Results:
 
 
 def key(row: Mapping[str, Any]) -> str:
-    """What makes a run the same run."""
+    """Identifies a run: rows with equal keys are of the same run."""
     return json.dumps([row["method"], row["setting"], row["seed"], row.get("config")], sort_keys=True)
 
 
 def started(name: str, *, device: str = "cpu") -> Results:
     """An empty file for runs on this machine and this version of the code."""
-    from soseleto.experiments import commit
-
     return Results(name=name, commit=commit(), device=device_name(device), versions=versions())
+
+
+def commit() -> str | None:
+    """The commit of the source tree this package is imported from, or None outside a git tree."""
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
 
 
 def load(path: str | Path) -> Results:
@@ -59,12 +68,12 @@ def load(path: str | Path) -> Results:
         for row in found.rows:
             key(row)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is no results file ({error}): give one that `soseleto reproduce` wrote.") from error
+        raise DataError(f"{path} is not a results file ({error}): give one that `soseleto reproduce` wrote.") from error
     return found
 
 
 def save(path: str | Path, results: Results) -> Path:
-    """Write the file in one move: a kill at any moment leaves the old one or the new one, whole."""
+    """Write the file atomically: after a kill at any moment either the old or the new file is there, complete."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = ",\n  ".join(json.dumps(row, allow_nan=False) for row in results.rows)
@@ -74,7 +83,7 @@ def save(path: str | Path, results: Results) -> Path:
 
 
 def merge_files(paths: Sequence[str | Path], out: str | Path) -> Results:
-    """Several files of one experiment into one; they must come from the same kind of machine and versions."""
+    """Merge files of one experiment into one; they must be from the same kind of machine and the same versions."""
     found = [load(path) for path in paths]
     for other in found[1:]:
         for name in ("name", "device", "versions"):
@@ -106,19 +115,19 @@ class Spread:
         return f"{self.mean:.1f} ± {self.sd:.1f}" if self.n > 1 else f"{self.mean:.1f}"
 
     def with_error(self) -> str:
-        """Mean and standard error of the mean, instead of the deviation."""
+        """Mean and standard error of the mean, instead of the standard deviation."""
         return str(replace(self, sd=self.sd / self.n**0.5))
 
 
 def spreads(rows: Sequence[Row], value: Callable[[Row], float | None]) -> dict[tuple[str, str], Spread]:
-    """By (method, setting as JSON); runs without the value are left out, runs that cannot be averaged raise."""
+    """By (method, setting as JSON). Runs without the value are left out; runs of different configurations raise."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["method"], json.dumps(row["setting"], sort_keys=True)), []).append(row)
     for (method, setting), group in groups.items():
         configs = {json.dumps({**(row.get("config") or {}), "seed": None}, sort_keys=True) for row in group}
         if len(configs) > 1:
-            raise DataError(f"{method} at {setting} was run with {len(configs)} configurations: keep one of them.")
+            raise DataError(f"{method} at {setting} was run with {len(configs)} configurations: keep the rows of one.")
     found = {place: [v for row in group if (v := value(row)) is not None] for place, group in groups.items()}
     return {place: Spread.of(values) for place, values in found.items() if values}
 
@@ -132,7 +141,7 @@ def table(
     more: Sequence[Sequence[str]] = (),
     show: Callable[[Spread], str] = str,
 ) -> str:
-    """A Markdown table: a line a method (name -> title), a column a setting (title -> setting), the mean and spread.
+    """A Markdown table of means and spreads: lines are methods (name -> title), columns settings (title -> setting).
 
     Methods and settings without a run are left out; ``more`` are lines put on top, such as the paper's numbers.
     """
@@ -148,9 +157,17 @@ def table(
 
 
 def put_between(text: str, mark: str, new: str) -> str:
-    """``text`` with what stands between <!-- mark --> and <!-- /mark --> replaced."""
+    """``text`` with everything between <!-- mark --> and <!-- /mark --> replaced by ``new``."""
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise DataError(f"the page needs {begin} and {end} once each: put them where the table belongs.")
-    before, rest = text.split(begin)
-    return f"{before}{begin}\n{new}\n{end}{rest.split(end)[1]}"
+        raise DataError(f"the page must have {begin} and {end} once each: put them where the table belongs.")
+    before, after = text.split(begin)
+    return f"{before}{begin}\n{new}\n{end}{after.split(end)[1]}"
+
+
+def fill_page(text: str, results: str | Path, tables: Mapping[str, Callable[[Sequence[Row]], str]]) -> str:
+    """A page of the docs with its tables, by their marks, regenerated from a results file."""
+    rows = load(results).rows
+    for mark, make in tables.items():
+        text = put_between(text, mark, make(rows))
+    return text

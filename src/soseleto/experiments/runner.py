@@ -1,6 +1,6 @@
-"""Many runs, one after another or side by side, each row on the disk as soon as its run ends.
+"""Runs the configurations of an experiment, in one process or several, and saves each row as soon as its run ends.
 
-A job that is cut short is started again with the same words and goes on where it stopped.
+An interrupted job resumes when it is started again with the same arguments.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def run_all(
     processes: int = 1,
     report: Callable[[str], None] = print,
 ) -> Results:
-    """Run what ``out`` does not hold yet; ``heading`` gives the entries of a row that are known beforehand.
+    """Run the configurations that ``out`` lacks; ``heading`` gives the entries of a row that are known beforehand.
 
-    ``run`` and the configurations must be picklable where there is more than one process. A run that fails is
-    reported and left out; the others go on, and at the end its failure is raised.
+    With several processes ``run`` and the configurations must be picklable. A run that fails is reported and left
+    out; the others continue, and its error is raised at the end.
     """
     out = Path(out)
     results = load(out) if out.exists() else started(name, device=device)
@@ -46,24 +46,25 @@ def run_all(
     if len(waiting) < len(configs):
         report(f"{len(configs) - len(waiting)} of {len(configs)} runs are in {out} already")
     mine = device_name(device)
-    elsewhere = {} if mine == results.device else {"device": mine}  # a row says so where its machine is another
+    elsewhere = {} if mine == results.device else {"device": mine}  # only rows from another machine name it
     failures: list[Exception] = []
     for config, row in _outcomes(waiting, run, processes):
-        words = ", ".join(f"{name} {value}" for name, value in heading(config).items() if name != "config")
+        what = ", ".join(f"{name} {value}" for name, value in heading(config).items() if name != "config")
         if isinstance(row, Exception):
             failures.append(row)
-            report(f"{words}: failed, {row}")
+            report(f"{what}: failed, {row}")
             continue
-        results = results.merged([{**row, "processes": processes, **elsewhere}])  # "seconds" are of runs side by side
+        # "seconds" can only be compared between rows of as many parallel processes.
+        results = results.merged([{**row, "processes": processes, **elsewhere}])
         save(out, results)
-        report(f"{words}: {_numbers(row)}")
+        report(f"{what}: {_numbers(row)}")
     if failures:
         raise TrainingError(f"{len(failures)} of {len(waiting)} runs failed, first: {failures[0]}") from failures[0]
     return results
 
 
 def bound(name: str, heading: Callable[[C], Row], run_one: Callable[..., Row]) -> Callable[..., Results]:
-    """``run_all`` of one experiment, whose ``run_one`` is told where the data lie and which device to train on."""
+    """``run_all`` of one experiment; its ``run_one`` gets the data's folder and the device as keywords."""
 
     def run_experiment(
         configs: Sequence[C],
@@ -74,7 +75,7 @@ def bound(name: str, heading: Callable[[C], Row], run_one: Callable[..., Row]) -
         processes: int = 1,
         report: Callable[[str], None] = print,
     ) -> Results:
-        """Run what ``out`` does not hold yet; every row is on the disk as soon as its run ends."""
+        """Run the configurations that ``out`` lacks; every row is saved as soon as its run ends."""
         run, place = partial(run_one, root=root, device=device), str(choose_device(device))
         return run_all(configs, out, run, name=name, heading=heading, device=place, processes=processes, report=report)
 
@@ -82,7 +83,7 @@ def bound(name: str, heading: Callable[[C], Row], run_one: Callable[..., Row]) -
 
 
 def _outcomes(configs: Sequence[C], run: Callable[[C], Row], processes: int) -> Iterator[Outcome[C]]:
-    """Each configuration with its row or its failure, in the order they end."""
+    """Each configuration with its row or its exception, in the order in which the runs end."""
     if processes <= 1:
         for config in configs:
             try:
@@ -105,7 +106,7 @@ def _outcomes(configs: Sequence[C], run: Callable[[C], Row], processes: int) -> 
 
 
 def _begin(processes: int) -> None:
-    """A process of several: it has its share of the cores, and ends with the one that started it."""
+    """Initialise a worker: it gets its share of the cores, and exits when its parent process does."""
     import torch
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))

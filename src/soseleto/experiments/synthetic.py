@@ -1,8 +1,8 @@
 """Figure 1 of the paper: points in [-1, 1]², two classes split by the y-axis, a fifth of the labels flipped.
 
-500 source points of which exactly 100 carry the wrong label, 50 clean target points, 100 epochs. The paper shows
-that the clean points keep their weight, that the flipped ones lose it, and that those which are missed lie near
-the separator, where a flipped label does little harm.
+500 source points of which exactly 100 have a wrong label, 50 clean target points, 100 epochs. The paper shows that
+clean points keep their weight, that flipped points lose it, and that the flipped points which are missed lie near the
+separator, where a wrong label does little harm.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ N_SOURCE, N_FLIPPED, N_TARGET, N_TEST = 500, 100, 50, 2000
 CLASSES = ("left", "right")
 THRESHOLD = 0.1
 EPOCHS, BATCH_SIZE, LR = 100, 16, 0.2
-FIRST_SEED = 300  # network and rate were chosen on seeds below 240: what is reported comes from seeds never looked at
+FIRST_SEED = 300  # network and learning rate were chosen on seeds below 240, never on reported seeds
 
 
 def make_data(seed: int = 0) -> tuple[Examples, Examples, Examples]:
-    """Source, target and test; the source carries the truth beside its noisy labels.
+    """Source, target and test; the source has the true labels besides its noisy ones.
 
     >>> source, target, test = make_data(seed=0)
     >>> len(source), int((source.labels != source.truth).sum()), len(target), len(test)
@@ -52,7 +52,7 @@ def _points(count: int, seed: int, purpose: str) -> Examples:
 
 
 def make_model(seed: int = 0) -> nn.Module:
-    """A small fully connected network; the global random state is left as it was."""
+    """A small fully connected network; the global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(seed, "synthetic/model"))
         return mlp(2, 2, hidden=32, layers=2)
@@ -87,9 +87,9 @@ def run(
 
 
 def summary(result: Result, source: Examples) -> dict[str, float]:
-    """The figures of merit: shares told right at the threshold of 0.1, and how near the misses lie.
+    """The shares of clean and flipped points on the right side of the weight threshold, and the test accuracy.
 
-    ``missed_distance`` is the median |x| of the flipped points that were missed (0 where none was).
+    ``missed_distance`` is the median |x| of the flipped points that were missed (0 if none was).
     """
     weight, wrong = result.weights, source.labels != source.truth
     missed = wrong & (weight >= THRESHOLD)
@@ -106,7 +106,7 @@ def _median(values: Tensor) -> float:
 
 
 def describe(found: dict[str, float]) -> list[str]:
-    """The summary in words."""
+    """The summary as lines of text."""
     return [
         f"clean points with a weight of {THRESHOLD} or more   {found['clean_above']:7.1%}",
         f"flipped points with a weight below {THRESHOLD}      {found['flipped_below']:7.1%}",
@@ -116,7 +116,7 @@ def describe(found: dict[str, float]) -> list[str]:
 
 
 def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """One row a seed; the first seed's run folder and report stay in ``out``."""
+    """One row per seed; the first seed's run folder and report are kept in ``out``."""
     from soseleto.report import write_report
     from soseleto.run_folder.folder import RunFolder
 

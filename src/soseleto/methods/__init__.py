@@ -1,4 +1,4 @@
-"""Every rival of the paper's tables, one file each, with the same two calls as SOSELETO: ``init`` and ``step``."""
+"""The baselines of the paper's tables, one file each, with the same two calls as SOSELETO: ``init`` and ``step``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = [
     "corrected",
 ]
 
-# Each makes the method with its default settings.
+# Each entry makes the method with its default settings.
 METHODS: Mapping[str, Callable[[], Method]] = MappingProxyType(
     {
         "soseleto": Soseleto,

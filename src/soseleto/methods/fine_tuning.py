@@ -1,9 +1,9 @@
-"""Fine-tuning: train on the source, then on the target from there.
+"""Fine-tuning: train on the source, then continue on the target.
 
     first  θ, φˢ ← θ, φˢ − λ_p · mean_j ∂ℓ_j/∂(θ, φˢ)
     then   θ, φᵗ ← θ, φᵗ − λ_p · ∂L_t/∂(θ, φᵗ)
 
-In transfer mode the target's own head takes the place of the source's; in noisy mode there is one head for both.
+In transfer mode the second phase trains the target's own head; in noisy mode there is one head for both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from soseleto.task.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """pretrain: the share of all steps that is spent on the source."""
+    """pretrain: the share of all steps that train on the source."""
 
     pretrain: float = 0.5
 

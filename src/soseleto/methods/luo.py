@@ -1,16 +1,16 @@
-"""Label-efficient transfer (Luo et al. 2017): align the domains, and let unlabelled examples choose a class.
+"""Label-efficient transfer (Luo et al. 2017): adversarial domain alignment, and entropy of unlabelled examples.
 
     L = L_s + L_t + λ_d · L_domain + λ_e · L_entropy
-    L_domain:  discriminators tell source from target by the activations of several layers, each hearing the one before
-               it; the trunk takes their gradient reversed
+    L_domain:  discriminators classify source against target from the activations of several layers, each with the
+               output of the one before as a further input; the trunk gets their gradient reversed
     L_entropy: H(softmax_c(scale · cos(f(x), m_c))) of unlabelled target examples x, with m_c the prototypes of the
-               labelled target classes: an example moves to the prototype it is nearest to
+               labelled target classes: an example moves towards its nearest prototype
 
-With ``entropy=0`` it is the paper's "fine-tune + adversarial". The weights λ grow linearly over the training, since
-neither term means much while the features mean nothing.
+With ``entropy=0`` it is the paper's "fine-tune + adversarial". Both λ grow linearly over the training, since neither
+term is informative while the features are random.
 
 Deviations: prototypes are the class means of the step's own labelled batch; the paper's entropy over source classes is
-left out, since no target example belongs to any of them; heads, trunk and discriminators learn at one rate.
+left out, since no target example belongs to any of them; heads, trunk and discriminators share one learning rate.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from soseleto.task.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Luo:
-    """unlabelled: target inputs (N, ...) as the model takes them; augment: random changes of them
-    layers: names of the trunk's layers whose activations are aligned, beside its output
+    """unlabelled: target inputs (N, ...) as the model takes them; augment: their augmentation
+    layers: names of the trunk's layers whose activations are aligned, in addition to its output
     domain, entropy: λ_d and λ_e at the end of the training; scale: of the cosines; batch_size: of unlabelled examples
     """
 
@@ -60,16 +60,16 @@ class Luo:
             raise UsageError(f"batch_size of Luo must be at least 1, got {self.batch_size}.")
 
     def __repr__(self) -> str:
-        there = None if self.unlabelled is None else tuple(self.unlabelled.shape)
+        shape = None if self.unlabelled is None else tuple(self.unlabelled.shape)
         return (
-            f"Luo(unlabelled={there}, augment={self.augment}, layers={self.layers}, domain={self.domain}, "
+            f"Luo(unlabelled={shape}, augment={self.augment}, layers={self.layers}, domain={self.domain}, "
             f"entropy={self.entropy}, scale={self.scale}, batch_size={self.batch_size}, hidden={self.hidden})"
         )
 
     def init(self, task: Task) -> LuoState:
         require_transfer(task, self.name)
         if self.unlabelled is None:
-            raise UsageError("the method 'luo' learns from unlabelled target examples: say Luo(unlabelled=inputs).")
+            raise UsageError("the method 'luo' needs unlabelled target examples: say Luo(unlabelled=inputs).")
         unlabelled = self.unlabelled.to(task.device)
         with torch.no_grad():
             seen = self._activations(task, _as_model_takes(unlabelled[:1], task))
@@ -109,15 +109,15 @@ class Luo:
         }
 
     def _activations(self, task: Task, inputs: Tensor) -> list[Tensor]:
-        """Of the layers named, flattened, and last the trunk's output; each (B, width)."""
+        """The flattened activations of the named layers, and last the trunk's output; each (B, width)."""
         model: Any = task.model
-        with _heard(model.trunk, self.layers) as seen:
+        with _outputs_of(model.trunk, self.layers) as seen:
             features = getattr(task.losses, "precision", FULL)(model.trunk, inputs)
         return [*(activation.flatten(1) for activation in seen), features]
 
 
 class Discriminators(nn.Module):
-    """One a layer, from its activations and the answer of the one before: the log-odds of being target, (B, layers)."""
+    """One per layer, fed its activations and the previous one's output; gives the target's log-odds, (B, layers)."""
 
     def __init__(self, widths: Sequence[int], hidden: int) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Discriminators(nn.Module):
 
 @dataclass(kw_only=True)
 class LuoState(State):
-    """begun: steps so far, on the device, so that a recorded step knows where it is."""
+    """begun: steps so far, on the device, so that a captured step can read it."""
 
     discriminators: Discriminators
     unlabelled: Tensor
@@ -154,7 +154,7 @@ class LuoState(State):
         return inputs if augment is None else augment(inputs, _default_generator(inputs.device))
 
     def progress(self) -> Tensor:
-        """The share of all steps that is behind."""
+        """The share of all steps taken so far."""
         return (self.begun / self.task.steps).clamp_max(1.0)
 
     def state(self) -> dict[str, Any]:
@@ -177,13 +177,13 @@ class _Reverse(torch.autograd.Function):
 
 
 def reverse(values: Tensor) -> Tensor:
-    """The values as they are; whoever made them gets their gradient with its sign turned."""
+    """The identity, whose backward pass negates the gradient (gradient reversal)."""
     reversed_: Tensor = _Reverse.apply(values)  # type: ignore[no-untyped-call]
     return reversed_
 
 
 def domain_loss(answers: Tensor, n_source: int) -> Tensor:
-    """How badly source (first ``n_source`` rows) and target are told apart, the mean over layers and sides."""
+    """Cross-entropy of source (the first ``n_source`` rows) against target, the mean over layers and sides."""
     of_source = F.softplus(answers[:n_source]).mean()
     of_target = F.softplus(-answers[n_source:]).mean()
     return (of_source + of_target) / 2
@@ -193,7 +193,7 @@ def prototype_entropy(features: Tensor, labelled: Tensor, labels: Tensor, scale:
     """The mean entropy of the features' similarity to the prototypes of the labelled examples' classes."""
     same = (labels[:, None] == labels[None, :]).to(labelled.dtype)
     prototypes = (same @ labelled) / same.sum(1, keepdim=True)  # of each labelled example's class
-    # A class counts as often as it is there, so its share of the softmax is divided by that number.
+    # A class has one column per labelled example, so each column's share of the softmax is divided by their number.
     logits = scale * cosines(features, prototypes) - same.sum(1).log()
     by_example = logits.log_softmax(1)
     log_p = by_example + same.sum(1).log()  # of the class
@@ -201,7 +201,7 @@ def prototype_entropy(features: Tensor, labelled: Tensor, labels: Tensor, scale:
 
 
 def _default_generator(device: torch.device) -> torch.Generator:
-    """The one that follows fit's seed, is saved with a checkpoint, and may be used in a recorded step."""
+    """The global generator: it is seeded by fit, saved in checkpoints, and allowed in a captured step."""
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.default_generator
@@ -213,8 +213,8 @@ def _as_model_takes(inputs: Tensor, task: Task) -> Tensor:
 
 
 @contextmanager
-def _heard(trunk: nn.Module, layers: Sequence[str]) -> Iterator[list[Tensor]]:
-    """Inside, the outputs of these layers are gathered; afterwards no hook is left."""
+def _outputs_of(trunk: nn.Module, layers: Sequence[str]) -> Iterator[list[Tensor]]:
+    """Collects the outputs of these layers inside the block; the hooks are removed at its end."""
     seen: list[Tensor] = []
     handles = [
         trunk.get_submodule(name).register_forward_hook(lambda module, given, output: seen.append(output))

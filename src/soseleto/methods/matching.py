@@ -3,11 +3,11 @@
     a(x, x_i) = softmax_i(scale · cos(f(x), f(x_i))),      p(y | x) = Σ_i a(x, x_i) 1[y_i = y]
 
 f is the trunk. Training is by episodes: in each source batch every example is the query once, with the others as its
-labelled set. At the end queries attend to the labelled target, which the target head ``Attention`` remembers. With
+support set. Prediction attends to the labelled target, whose features the target head ``Attention`` stores. With
 ``fine_tune`` the last share of the steps takes its episodes from the target batches instead.
 
-Deviations: no full context embeddings; an episode is a whole batch, so its classes are those that are there; the
-similarities are scaled, since a softmax of cosines alone is nearly flat. The method has no place for unlabelled data.
+Deviations: no full context embeddings; an episode is a whole batch with whatever classes it has; the similarities are
+scaled, since a softmax of bare cosines is nearly flat. The method makes no use of unlabelled data.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from soseleto.methods.state import PhasedState, require_share, require_transfer
 from soseleto.task.losses import FULL
 from soseleto.task.task import Task
 
-_SMALLEST = 1e-6  # probability of a class that no other example of the episode has
+_SMALLEST = 1e-6  # probability of a class without an example in the support set
 
 
 class Attention(nn.Module):
-    """A head without parameters: it remembers the features of ``examples`` labelled ones and attends to them.
+    """A head without parameters: it stores the features of ``examples`` labelled examples and attends to them.
 
-    Its outputs are log-probabilities. A remembered feature is a running mean over visits, so that it follows the trunk
-    and averages over augmentations.
+    Its outputs are log-probabilities. A stored feature is a running mean over visits, so that it follows the trunk and
+    averages over augmentations.
     """
 
     keys: Tensor
@@ -58,7 +58,7 @@ class Attention(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class MatchingNetworks:
-    """fine_tune: the share of all steps, at the end, whose episodes are of the target; scale: of the cosines."""
+    """fine_tune: the last share of all steps, whose episodes are of the target; scale: of the cosines."""
 
     fine_tune: float = 0.0
     scale: float = 10.0
@@ -97,7 +97,7 @@ def _parts(task: Task) -> Any:
 
 
 def episode(features: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """−log p(y | x) of every example (B,), attending to the others of its batch."""
+    """−log p(y | x) of every example (B,), with attention to the other examples of its batch."""
     similar = scale * cosines(features, features)
     similar = similar - torch.diag(torch.full_like(similar[0], torch.inf))
     same = (labels[:, None] == labels[None, :]).to(similar.dtype)
@@ -105,7 +105,7 @@ def episode(features: Tensor, labels: Tensor, scale: float) -> Tensor:
 
 
 def cosines(one: Tensor, other: Tensor) -> Tensor:
-    """(N, M) of (N, width) and (M, width)."""
+    """Cosine similarities (N, M) of features (N, width) and (M, width)."""
     return F.normalize(one, dim=1) @ F.normalize(other, dim=1).T
 
 

@@ -1,21 +1,21 @@
 """Meta-Weight-Net (Shu et al. 2019): a small network maps an example's loss to its weight.
 
     V(ℓ; Θ) = sigmoid(MLP(ℓ)),  one hidden layer of 100 ReLU units
-    θ̂(Θ) = θ − λ_p ∂/∂θ (1/B) Σ_j V(ℓ_j; Θ) ℓ_j            a virtual step; V's input is held constant
+    θ̂(Θ) = θ − λ_p ∂/∂θ (1/B) Σ_j V(ℓ_j; Θ) ℓ_j            a virtual step; V's input is treated as a constant
     Θ ← Θ − λ_Θ ∂L_t(θ̂(Θ))/∂Θ                              the meta-update
     θ ← θ − λ_p ∂/∂θ (1/B) Σ_j V(ℓ_j; Θ) ℓ_j               with the new Θ
 
 θ̂ is linear in the weights, so ∂L_t(θ̂)/∂V_j = −(λ_p/B) ⟨∂ℓ_j/∂θ, ∂L_t/∂θ at θ̂⟩: alignments with the target gradient
-after the virtual step, which an engine gives exactly; no double backward is needed. The source is run twice a step,
-so a model that draws (dropout) draws twice, and one with running means (BatchNorm) counts the batch twice.
+after the virtual step, which an engine computes exactly; no double backward is needed. The source batch is run twice
+per step, so dropout draws two masks, and BatchNorm's running statistics are updated twice.
 
-Θ is trained by Adam, the virtual step is one of plain gradient descent with the current learning rate (no momentum),
-and V starts at PyTorch's own initial values. ``normalize_weights`` divides by ΣV instead of B: with the paper's
-mean(Vℓ) a larger V is also a larger learning rate, and where the learning rate is low V is drawn to 1 for all.
-``target_share`` mixes the target's own gradient into θ's step, as SOSELETO's does; 0 is the paper.
-Deviation: Adam's rate follows the model's schedule down.
+Θ is trained by Adam, the virtual step is plain gradient descent with the current learning rate (no momentum), and V
+has PyTorch's default initial values. ``normalize_weights`` divides by ΣV instead of B: with the paper's mean(Vℓ) a
+larger V is also a larger learning rate, so that a low learning rate drives V to 1 for all examples. ``target_share``
+mixes the target's own gradient into θ's step, as in SOSELETO; 0 is the paper.
+Deviation: Adam's learning rate follows the model's schedule.
 
-``state.weights`` only reports: the value is V at the last visit, the score the running mean of V.
+``state.weights`` is for reports only: the value is V at the last visit, the score the running mean of V.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from soseleto.weights import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class MetaWeightNet:
-    """hidden: units of the weight network; meta_lr, meta_decay: Adam's rate and weight decay for it;
-    normalize_weights: the source loss is ΣVℓ/ΣV instead of the paper's mean(Vℓ); target_share: how much of θ's step is
-    the target's own gradient; engine: how alignments are computed.
+    """hidden: units of the weight network; meta_lr, meta_decay: Adam's learning rate and weight decay for it
+    normalize_weights: the source loss is ΣVℓ/ΣV instead of the paper's mean(Vℓ)
+    target_share: share of the target's own gradient in θ's step; engine: how alignments are computed
     """
 
     hidden: int = 100
@@ -57,7 +57,6 @@ class MetaWeightNet:
     def __post_init__(self) -> None:
         if self.hidden < 1 or self.meta_lr <= 0:
             raise UsageError(f"hidden and meta_lr must be above 0, got {self.hidden} and {self.meta_lr}.")
-
         require_share("target_share", self.target_share)
 
     def init(self, task: Task) -> MetaWeightNetState:
@@ -129,11 +128,11 @@ class MetaWeightNetState(State):
         self.meta_optimizer.load_state_dict(state["meta"])
 
     def weigh(self, losses: Tensor) -> Tensor:
-        """V(ℓ) of each loss, (B,); the losses themselves are constants here."""
+        """V(ℓ) of each loss, (B,); no gradient flows into the losses."""
         return self.net(losses.detach()[:, None]).squeeze(1)
 
     def after(self, moves: Mapping[str, Tensor], target: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """∂L_t/∂θ after the virtual step θ̂ = θ − λ_p·moves, and L_t there; the model itself stays."""
+        """∂L_t/∂θ and L_t after the virtual step θ̂ = θ − λ_p·moves; the model itself is not changed."""
         parameters = trainable(self.task.model)
         virtual = {k: (p.detach() - self.lr * moves[k]).requires_grad_() for k, p in parameters.items() if k in moves}
         losses = functional_call(
@@ -152,7 +151,7 @@ class MetaWeightNetState(State):
 
 
 class _Target(nn.Module):
-    """Gives functional_call something to swap parameters in: the user's model, held, never changed."""
+    """The target loss as a module, so that functional_call can replace the parameters of the user's model."""
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
         super().__init__()

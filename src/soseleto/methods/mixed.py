@@ -1,8 +1,8 @@
 """Noisy and clean mixed: each step trains on the source batch and the target batch together.
 
-    θ ← θ − λ_p ∂/∂θ [ (1 − s)·mean_j ℓ_j + s·L_t ],      s = T/(B + T) unless said otherwise
+    θ ← θ − λ_p ∂/∂θ [ (1 − s)·mean_j ℓ_j + s·L_t ],      s = T/(B + T) by default
 
-With s = T/(B + T) every example of the joint batch counts the same. In transfer mode it trains both heads at once.
+With s = T/(B + T) every example of the joint batch has the same weight. In transfer mode both heads are trained.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from soseleto.task.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed:
-    """target_share: the target's share s of the loss; ``None`` counts every example of the joint batch the same."""
+    """target_share: the target's share s of the loss; ``None`` gives every example of both batches the same weight."""
 
     target_share: float | None = None
 
@@ -42,20 +42,20 @@ class Mixed:
             state.take(gradient(loss, trainable(task.model)))
         else:
             of_source, found = shared_gradient(task, "source", source, 1.0 - share)
-            of_target, beside = shared_gradient(task, "target", target, share)
-            both = found.keys() & beside.keys()
-            state.take(found | beside | {name: found[name] + beside[name] for name in both})
+            of_target, more = shared_gradient(task, "target", target, share)
+            both = found.keys() & more.keys()
+            state.take(found | more | {name: found[name] + more[name] for name in both})
         means = task.sharing.mean(of_source.detach(), source), task.sharing.mean(of_target.detach(), target)
         return dict(zip(("source_loss", "target_loss"), means, strict=True))
 
 
 def share_of_target(given: float | None, source: Batch, target: Batch) -> float:
-    """s: as given, or so that every example of both batches counts the same."""
+    """s as given, or such that every example of both batches has the same weight."""
     return target.total / (source.total + target.total) if given is None else given
 
 
 def _losses(task: Task, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
-    """Source and target losses, from one forward where the batches can share it."""
+    """Source and target losses, from one forward pass if the batches can be joined."""
     if task.losses.can_join(source, target):
         joint = task.losses.joint(task.model, source, target)
         of_source, of_target = joint[: len(source)], joint[len(source) :]

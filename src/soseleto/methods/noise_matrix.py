@@ -1,4 +1,4 @@
-"""Matrices of label noise: Q[j, i] = p(label j | class i), so every column sums to 1."""
+"""Label-noise matrices: Q[j, i] = p(label j | class i), so every column sums to 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def project(matrix: Tensor) -> Tensor:
     ordered = matrix.sort(dim=0, descending=True).values
     ranks = torch.arange(1, n + 1, device=matrix.device, dtype=matrix.dtype)[:, None]
     surplus = (ordered.cumsum(0) - 1.0) / ranks
-    kept = (ordered > surplus).sum(0, keepdim=True).clamp_min(1)  # it is, but for NaN, which is passed on
+    kept = (ordered > surplus).sum(0, keepdim=True).clamp_min(1)  # below 1 only for NaN, which is propagated
     return (matrix - surplus.gather(0, kept - 1)).clamp_min(0.0)
 
 
@@ -28,12 +28,12 @@ def label_counts(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 def from_confusions(clean: Tensor, noisy: Tensor) -> Tensor:
-    """Q from how one and the same classifier answers for clean and for noisy labels.
+    """Q from one classifier's confusion matrices on clean and on noisy labels.
 
-    With C[k, i] = p(answer k, class i) on clean examples and C̃[k, j] = p(answer k, label j) on noisy ones, and labels
-    that depend on the class alone, C̃ = C Qᵀ. A weak classifier leaves many Q that explain its answers about as well,
-    so the solution is drawn a little towards the best one of a single number η, where a share η of every class is
-    spread evenly over the others: even a classifier that is hardly better than chance tells η well.
+    With C[k, i] = p(prediction k, class i) on clean examples and C̃[k, j] = p(prediction k, label j) on noisy ones, and
+    labels that depend on the class alone, C̃ = C Qᵀ. For a weak classifier many Q explain C̃ about equally well, so the
+    least-squares solution is regularised towards the best symmetric noise, in which a share η of every class is spread
+    evenly over the others: even a classifier that is hardly better than chance determines η well.
     """
     clean, noisy = clean.cpu().double() / clean.cpu().sum(), noisy.cpu().double() / noisy.cpu().sum()
     identity = torch.eye(len(clean), dtype=clean.dtype)
@@ -46,4 +46,4 @@ def from_confusions(clean: Tensor, noisy: Tensor) -> Tensor:
     return project(torch.linalg.solve(squares + pull, clean.T @ noisy + pull @ even).T)
 
 
-_PULL = 0.03  # in units of the answers' mean square
+_PULL = 0.03  # strength of the regularisation, in units of the mean square of C

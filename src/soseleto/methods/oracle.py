@@ -1,7 +1,7 @@
-"""The oracle is not a method but a change of the data: whoever knows the truth trains ordinarily on better labels.
+"""Oracles: ordinary training on a source whose labels are repaired by the truth. They change the data, not the method.
 
-``corrected`` gives every source example its right label; ``correct_only`` keeps the examples whose label is right,
-which is the best that any weighing of the source could reach by itself.
+``corrected`` gives every source example its true label; ``correct_only`` keeps the examples whose label is right, the
+upper bound for weighting the source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from soseleto.errors import DataError
 
 
 def corrected(source: Examples) -> Examples:
-    """Every example with its right label."""
+    """Every example with its true label."""
     return replace(source, labels=_truth(source))
 
 
@@ -26,5 +26,5 @@ def correct_only(source: Examples) -> Examples:
 
 def _truth(source: Examples) -> Tensor:
     if source.truth is None:
-        raise DataError("an oracle needs the right labels, and this source has none: give Examples(..., truth=...).")
+        raise DataError("an oracle needs the true labels, and this source has none: give Examples(..., truth=...).")
     return source.truth

@@ -2,8 +2,8 @@
 
     θ ← θ − λ_p · mean_j ∂ℓ_j/∂θ
 
-The target is not looked at. Constant or falling learning rates are the schedule's business; for early stopping wrap
-it: ``EarlyStopping(Ordinary(), ...)``.
+The target is not used. The learning rate follows the schedule; for early stopping wrap it:
+``EarlyStopping(method=Ordinary(), ...)``.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Learning to Reweight Examples (Ren et al. 2018): weights from one virtual step, forgotten after it.
+"""Learning to Reweight Examples (Ren et al. 2018): weights from one virtual step, discarded after the step.
 
     θ̂(ε) = θ − λ_p ∂/∂θ Σ_j ε_j ℓ_j                      a virtual step
     u_j  = −∂L_t(θ̂(ε))/∂ε_j at ε = 0  =  λ_p ⟨∂ℓ_j/∂θ, ∂L_t/∂θ⟩
     w̃_j = max(0, u_j),     w_j = w̃_j / Σ_i w̃_i           (all 0 where the sum is 0)
     θ ← θ − λ_p ∂/∂θ Σ_j w_j ℓ_j
 
-At ε = 0 the virtual step stands still, so u is the alignment times λ_p, and λ_p cancels in w: no double backward is
-needed, and the engines give u exactly. The weight of an example is not carried to its next visit: that is the
-difference from SOSELETO. Nothing deviates from the paper; the step is that of the user's optimizer, as there.
+At ε = 0 the virtual step does not move θ, so u is the alignment times λ_p, and λ_p cancels in w: no double backward is
+needed, and the engines compute u exactly. The weight of an example is not carried to its next visit: that is the
+difference from SOSELETO. There is no deviation from the paper; as there, the step is that of the user's optimizer.
 
-``state.weights`` only reports: the value is w_j as a share of the batch's largest at the last visit, the score the
-running mean of that share.
+``state.weights`` is for reports only: the value is w_j as a share of the batch's largest at the last visit, the score
+the running mean of that share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every rival carries from step to step, and the small checks they share."""
+"""The state that the baselines carry from step to step, and the checks and losses they share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.losses import FULL
-from soseleto.task.task import Task, optimizer_and_schedule, take_step
+from soseleto.task.task import Task, lr_left, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 
 
@@ -40,27 +40,27 @@ class State:
 
     @property
     def lr(self) -> Tensor | float:
-        """The learning rate now."""
+        """The current learning rate."""
         return self.optimizer.param_groups[0]["lr"]
 
     @property
     def lr_left(self) -> Tensor | float:
-        """The learning rate now, as a share of the first: whatever else is learned follows the schedule."""
-        return self.lr / self.first_lr if self.first_lr else 1.0
+        """The current learning rate as a share of the first; step sizes besides the optimizer's are scaled by it."""
+        return lr_left(self.optimizer, self.first_lr)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside model, optimizer and schedule; a method with fields of its own adds them."""
+        """What a checkpoint stores besides model, optimizer and schedule; subclasses add their own fields."""
         return {"steps": self.steps, "weights": None if self.weights is None else self.weights.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` gave."""
+        """Restore what ``state`` returned."""
         self.steps = state["steps"]
         if state["weights"] is not None:
             self.weights = self.weights or Weights(self.task.n_source, device=self.task.device)
             self.weights.load_state(state["weights"])
 
     def report(self, index: Tensor, values: Tensor) -> None:
-        """For methods without memory: the weight becomes ``values``, the score their running mean over visits."""
+        """For methods without persistent weights: store ``values`` as weights, and their running means as scores."""
         if self.weights is None:
             self.weights = Weights(self.task.n_source, device=self.task.device)
         self.weights.step(index, values - self.weights.take(index), values)
@@ -71,13 +71,13 @@ class State:
         self.advance(1)
 
     def advance(self, steps: int) -> None:
-        """Steps were taken, by ``take`` or by replaying a recorded one."""
+        """Count steps that were taken, by ``take`` or by replaying a CUDA graph."""
         self.steps += steps
 
 
 @dataclass(kw_only=True)
 class PhasedState(State):
-    """For methods that do one thing for their first so many steps, and another afterwards."""
+    """For methods with two phases: the first ``first_phase`` steps, and the steps after them."""
 
     first_phase: int
 
@@ -87,18 +87,18 @@ class PhasedState(State):
 
     @property
     def kind(self) -> bool:
-        """The steps of a phase are all alike, so that one can be recorded and replayed."""
+        """Steps of one kind do the same work, so that one captured CUDA graph serves them all."""
         return self.in_first_phase
 
 
 def require_transfer(task: Task, name: str) -> None:
-    """Raise for a method that compares features, and so needs to know which part of the model is the trunk."""
+    """Raise in noisy mode, for a method that compares features and so needs to know the model's trunk."""
     if not isinstance(task.model, TrunkAndHeads):
         raise UsageError(f"the method {name!r} compares the features of a trunk: say mode='transfer'.")
 
 
 def require_noisy(task: Task, name: str) -> None:
-    """Raise for a method that knows only one classifier for both sides."""
+    """Raise in transfer mode, for a method with one classifier for source and target."""
     if task.target_head:
         raise UsageError(f"the method {name!r} has no target head of its own: say mode='noisy', or use another method.")
 
@@ -109,21 +109,21 @@ def require_share(name: str, value: float) -> None:
 
 
 def source_losses(task: Task, batch: Batch) -> Tensor:
-    """The source's losses (B,) with their graph, finite."""
+    """The source's losses (B,) with their graph; raises if one is not finite."""
     losses = task.losses.source(task.model, batch)
     task.guard("source", losses.detach(), batch.index)
     return losses
 
 
 def target_losses(task: Task, batch: Batch) -> Tensor:
-    """The target's losses (T,) with their graph, finite."""
+    """The target's losses (T,) with their graph; raises if one is not finite."""
     losses = task.losses.target(task.model, batch)
     task.guard("target", losses.detach(), batch.index)
     return losses
 
 
 def shared_gradient(task: Task, side: str, batch: Batch, share: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
-    """This process's losses of a side, finite, and the gradient of ``share`` times the whole batch's mean loss."""
+    """This process's losses of one side, checked, and the gradient of ``share`` times the whole batch's mean loss."""
     c = torch.full((len(batch),), share / batch.total, device=task.device, dtype=torch.float64)
     losses, found = task.sharing.gradient(task.model, getattr(task.losses, side), batch, side, c)
     task.guard(side, losses, batch.index)
@@ -131,7 +131,7 @@ def shared_gradient(task: Task, side: str, batch: Batch, share: float = 1.0) -> 
 
 
 def class_scores(task: Task, model: nn.Module, batch: Batch, name: str) -> Tensor:
-    """The model's outputs (B, classes), for a method that reads them as the logits of a softmax."""
+    """The model's outputs (B, classes), for a method that takes them as the logits of a softmax."""
     outputs = getattr(task.losses, "precision", FULL)(model, batch.inputs)
     if outputs.ndim != 2 or batch.labels.is_floating_point():
         raise UsageError(
@@ -142,7 +142,7 @@ def class_scores(task: Task, model: nn.Module, batch: Batch, name: str) -> Tenso
 
 
 def scores_of_both(task: Task, source: Batch, target: Batch, name: str) -> tuple[Tensor, Tensor]:
-    """``class_scores`` of the two batches, from one forward."""
+    """``class_scores`` of the two batches, from one forward pass."""
     whole = Batch(source.index, torch.cat([source.inputs, target.inputs]), source.labels)
     scores = class_scores(task, task.model, whole, name)
     return scores[: len(source)], scores[len(source) :]

@@ -4,15 +4,15 @@
     source loss: −log p(ỹ | x), target loss: −log p(y | x)
     θ, Q ← a gradient step on (1 − s)·mean source + s·mean target; then Q is projected onto probabilities
 
-Q is learned beside θ with weight decay, which spreads it (without, it stays near the identity and θ learns the noise
-itself). The first steps train without it. The noise layer is dropped afterwards: the model itself answers for the
-right label.
+Q is learned together with θ, with weight decay, which makes it more diffuse (without decay it stays near the identity
+and θ fits the noise itself). The first steps train without it. The noise layer is dropped after training: the model
+itself predicts the true label.
 
-Deviations: the clean examples are in the loss from the first step to the last; Q starts at what the first steps tell of
-the noise (``mixed_first``) instead of the identity; the projection is the nearest matrix in least squares; Q's gradient
-is bounded; Q's rate follows the model's schedule down.
+Deviations: the clean examples are in the loss from the first step to the last; Q starts at the noise estimated in the
+first steps (``warm_up``) instead of the identity; the projection is onto the nearest matrix in least squares; the
+entries of Q's gradient are clipped; Q's learning rate follows the model's schedule.
 
-``state.weights`` only reports: p(y = ỹ | x, ỹ) at the last visit, and its running mean as the score.
+``state.weights`` is for reports only: p(y = ỹ | x, ỹ) at the last visit, and its running mean as the score.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from soseleto.weights import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class Sukhbaatar:
-    """pretrain: share of all steps that do without Q; noise_lr, noise_decay: Q's rate and weight decay;
-    target_share: s, or ``None`` to count every example the same."""
+    """pretrain: share of all steps that train without Q; noise_lr, noise_decay: Q's learning rate and weight decay
+    target_share: s, or ``None`` to give every example the same weight
+    """
 
     pretrain: float = 0.1
     noise_lr: float = 0.01
@@ -106,14 +107,14 @@ class SukhbaatarState(MixedFirstState):
         self.q = None if state["q"] is None else state["q"].to(self.task.device)
 
     def matrix(self, scores: Tensor) -> Tensor:
-        """Q without its graph, the identity at first; it is changed in place."""
+        """Q without its graph, at first the identity; the caller updates it in place."""
         if self.q is None:
             self.q = torch.eye(scores.shape[1], dtype=scores.dtype, device=scores.device)
         return self.q.detach()
 
 
-# Of Q's gradient, whose entries are about one over the number of classes. The loss of a label that Q holds for
-# impossible has a gradient without bounds: a single one would turn Q over.
+# Bound on the entries of Q's gradient, which are usually about 1/classes. The loss of a label whose probability under Q
+# is 0 has an unbounded gradient: without the bound a single such label would dominate Q.
 _LARGEST = 1.0
 
 

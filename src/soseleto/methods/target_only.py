@@ -1,4 +1,4 @@
-"""Training on the small trusted target alone: what one has without any source.
+"""Training on the small trusted target alone: the baseline without any source.
 
     θ ← θ − λ_p · ∂L_t/∂θ
 

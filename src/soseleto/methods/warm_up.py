@@ -1,7 +1,7 @@
-"""For methods that begin on noisy and clean examples as they are: those steps, and what they tell of the noise.
+"""Warm-up on noisy and clean examples together, during which the label noise is estimated.
 
-How the answers of one classifier go with right labels on the one side and with noisy labels on the other tells the
-noise (``noise_matrix.from_confusions``), long before it is a good classifier, and before it knows examples by heart.
+The confusion matrices of one classifier on clean and on noisy labels determine the noise
+(``noise_matrix.from_confusions``), long before the classifier is good, and before it has memorised examples.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from soseleto.methods.state import PhasedState, scores_of_both
 
 @dataclass(kw_only=True)
 class MixedFirstState(PhasedState):
-    """clean, noisy: confusion matrices (answer, label), summed over the first phase."""
+    """clean, noisy: confusion matrices (prediction, label), summed over the first phase."""
 
     clean: Tensor = field(default_factory=lambda: torch.zeros(()))
     noisy: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     @property
     def capturable(self) -> bool:
-        return self.steps + 1 != self.first_phase  # the step after which the noise is looked up
+        return self.steps + 1 != self.first_phase  # after that step the noise is estimated, on the CPU
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "clean": self.clean, "noisy": self.noisy}
@@ -41,15 +41,15 @@ class MixedFirstState(PhasedState):
         self.clean, self.noisy = (state[name].to(self.task.device) for name in ("clean", "noisy"))
 
     def mixed_step(self, source: Batch, target: Batch, share: float | None, name: str) -> dict[str, Tensor]:
-        """One step of ``mixed`` training, and a look at its answers."""
+        """One step of ``mixed`` training, whose predictions are added to the confusion matrices."""
         of_source, of_target = scores_of_both(self.task, source, target, name)
         source_loss = F.cross_entropy(of_source, source.labels, reduction="none")
         target_loss = F.cross_entropy(of_target, target.labels, reduction="none")
-        self._look(of_target.detach().softmax(1), target.labels, of_source.detach().softmax(1), source.labels)
+        self._count(of_target.detach().softmax(1), target.labels, of_source.detach().softmax(1), source.labels)
         return self.both_step(source, target, source_loss, target_loss, share)
 
-    def _look(self, on_clean: Tensor, right: Tensor, on_noisy: Tensor, noisy: Tensor) -> None:
-        """Answers join the matrices, in place."""
+    def _count(self, on_clean: Tensor, right: Tensor, on_noisy: Tensor, noisy: Tensor) -> None:
+        """Add predictions to the matrices, in place."""
         if self.clean.ndim == 0:
             self.clean, self.noisy = (on_clean.new_zeros(2 * on_clean.shape[1:]) for _ in range(2))
         self.clean.add_(label_counts(on_clean, right))
@@ -58,7 +58,7 @@ class MixedFirstState(PhasedState):
     def both_step(
         self, source: Batch, target: Batch, source_loss: Tensor, target_loss: Tensor, share: float | None
     ) -> dict[str, Tensor]:
-        """A step on (1 − s)·mean source + s·mean target."""
+        """A step on (1 − s)·mean source loss + s·mean target loss."""
         self.task.guard("source", source_loss.detach(), source.index)
         self.task.guard("target", target_loss.detach(), target.index)
         s = share_of_target(share, source, target)
@@ -67,5 +67,5 @@ class MixedFirstState(PhasedState):
         return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
 
     def noise(self) -> Tensor:
-        """Q, as far as the first phase tells it."""
+        """The estimate of Q from the first phase."""
         return from_confusions(self.clean, self.noisy)

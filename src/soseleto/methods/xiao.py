@@ -2,19 +2,19 @@
 
     p(ỹ | y, z):  z = clean: I[ỹ, y];  z = random: (1 − I)[ỹ, y]/(L − 1);  z = confusing: C[ỹ, y]
     E: p(y, z | ỹ, x) ∝ p(ỹ | y, z) · p(y | x; θ₁) · p(z | x; θ₂)
-    M: θ₁ by the gradient of −Σ_y p(y | ỹ, x) log p(y | x; θ₁),  θ₂ likewise for z
+    M: θ₁ by the gradient of −Σ_y p(y | ỹ, x) log p(y | x; θ₁),  θ₂ in the same way for z
 
 θ₁ is the model; θ₂ is a second network of the same architecture with three outputs. The first steps train θ₁ on clean
-and noisy examples as they are, θ₂ starts as its copy, and clean examples stay in the loss, so that the posterior does
-not drift away.
+and noisy examples with their given labels, θ₂ is then initialised with θ₁'s parameters, and clean examples stay in the
+loss, so that the posterior does not drift.
 
-Deviations: the paper estimates C, and trains θ₂ before the mixture, on images that have both a noisy and a right
-label; here the clean examples have no noisy label, so what the first steps tell of the noise (``mixed_first``) takes
-their place: θ₂ starts with its odds, the wrong labels half random and half confusing, and C with its wrong labels;
-then C follows the posterior's counts (the M-step for C). The first steps of the paper are on clean examples alone.
-One optimizer serves both networks.
+Deviations: the paper estimates C, and trains θ₂ before the mixture, on images that have both a noisy and a true label.
+Here the clean examples have no noisy label, so both start from the noise estimated in the first steps (``warm_up``):
+θ₂'s bias from the share of wrong labels, taken to be half random and half confusing, and C from the off-diagonal
+entries. After that C follows the posterior's counts (the M-step for C). The paper's first steps use clean examples
+alone. One optimizer trains both networks.
 
-``state.weights`` only reports: p(z = clean | ỹ, x) at the last visit, and its running mean as the score.
+``state.weights`` is for reports only: p(z = clean | ỹ, x) at the last visit, and its running mean as the score.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from soseleto.task.task import Task
 from soseleto.weights import Weights
 
 TYPES = ("clean", "random", "confusing")
-_MEMORY = 0.99  # of the counts that C follows
+_MEMORY = 0.99  # decay of the running mean of the counts that C is computed from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Xiao:
-    """pretrain: share of all steps that take every label as it is; target_share: the clean examples' share of the
-    loss, or ``None`` to count every example the same."""
+    """pretrain: share of all steps that take every label as given
+    target_share: the clean examples' share of the loss, or ``None`` to give every example the same weight
+    """
 
     pretrain: float = 0.1
     target_share: float | None = None
@@ -102,12 +103,12 @@ class XiaoState(MixedFirstState):
         self.counts = None if state["counts"] is None else state["counts"].to(self.task.device)
 
     def begin(self, noise: Tensor, batch_size: int) -> None:
-        """θ₂ and C from an estimate of the noise."""
+        """Initialise θ₂ and C from an estimate of the noise."""
         wrong = (1.0 - noise.diagonal().mean()).clamp(0.01, 0.99)
         odds = torch.stack([1.0 - wrong, wrong / 2, wrong / 2]).log()
         with torch.no_grad():
             self.noise_net.get_submodule(last_linear(self.noise_net)).get_parameter("bias").copy_(odds)
-        self.counts = noise * (batch_size * wrong / 2 / len(noise))  # as large as a batch's
+        self.counts = noise * (batch_size * wrong / 2 / len(noise))  # the size of one batch's counts
 
     def count(self, counts: Tensor) -> None:
         if self.counts is None:
@@ -115,7 +116,7 @@ class XiaoState(MixedFirstState):
         self.counts.lerp_(counts.to(self.counts.dtype), 1.0 - _MEMORY)  # in place
 
     def posterior(self, scores: Tensor, types: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The E-step: p(y | ỹ, x) (B, L) and p(z | ỹ, x) (B, 3); its counts join those of C."""
+        """The E-step: p(y | ỹ, x) (B, L) and p(z | ỹ, x) (B, 3); its counts update those of C."""
         p_y, p_z = scores.softmax(1), types.softmax(1)
         joint = p_z[:, :, None] * p_y[:, None, :] * likelihoods(self._confusion(p_y), labels)
         joint = joint / joint.sum((1, 2), keepdim=True).clamp_min(torch.finfo(joint.dtype).tiny)
@@ -123,19 +124,19 @@ class XiaoState(MixedFirstState):
         return joint.sum(1), joint.sum(2)
 
     def _confusion(self, like: Tensor) -> Tensor:
-        """C: no class is confused with itself."""
+        """C, whose diagonal is 0."""
         classes = like.shape[1]
         off = 1.0 - torch.eye(classes, dtype=like.dtype, device=like.device)
         counts = off if self.counts is None else self.counts.to(like.dtype) * off + 1e-6
         return counts * off / (counts * off).sum(0, keepdim=True)
 
     def give_gradient(self, loss: Tensor) -> None:
-        """The M-step of θ₂, which the optimizer takes together with that of θ₁."""
+        """The M-step's gradient of θ₂; the optimizer steps θ₁ and θ₂ together."""
         loss.backward(inputs=list(self.noise_net.parameters()))
 
 
 def likelihoods(confusion: Tensor, labels: Tensor) -> Tensor:
-    """p(ỹ | y, z) of the labels that are there, (B, 3, L)."""
+    """p(ỹ | y, z) of the given labels, (B, 3, L)."""
     identity = torch.eye(len(confusion), dtype=confusion.dtype, device=confusion.device)
     random = (1.0 - identity) / (len(confusion) - 1)
     return torch.stack([identity[labels], random[labels], confusion[labels]], dim=1)
@@ -158,12 +159,13 @@ def last_linear(model: nn.Module) -> str:
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name]
     if not names:
         raise UsageError(
-            "the method 'xiao' puts a noise type in place of the last linear layer: give a model with one."
+            "the method 'xiao' copies the model and replaces its last linear layer, and this model has none: "
+            "give a model with a linear layer."
         )
     return names[-1]
 
 
 def copy_shared(model: nn.Module, into: nn.Module) -> None:
-    """Whatever has the same name and shape, which is all but the last layer."""
+    """Copy every parameter and buffer of the same name and shape: all but the last layer."""
     mine = into.state_dict()
     into.load_state_dict(mine | {k: v for k, v in model.state_dict().items() if k in mine and mine[k].shape == v.shape})

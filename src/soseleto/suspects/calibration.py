@@ -1,23 +1,23 @@
-"""A probability from signals, learned on a few examples of known kind: logistic regression and a change of prior.
+"""Calibrated probabilities from signals: logistic regression on a few examples of known kind, and a change of prior.
 
-NumPy in double precision; everything here is a function of its arguments.
+NumPy in double precision; all functions are pure.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-RIDGE, PULL = 0.3, 25.0
-FAR = 4.0  # standard deviations beyond which a signal says no more
-SMALLEST = 1e-4  # a share is kept this far from 0 and 1
+RIDGE, PULL = 0.3, 25.0  # penalties of the regression and of its tempering
+FAR = 4.0  # signals are clipped at this many standard deviations
+SMALLEST = 1e-4  # shares are clipped to [SMALLEST, 1 − SMALLEST]
 Array = np.ndarray
 
 
 def standardized(signals: Array, reference: int) -> Array:
-    """Columns centred and scaled robustly by their first ``reference`` rows, far values drawn in: (N, d)."""
+    """Columns centred and scaled robustly by their first ``reference`` rows, and clipped at ±FAR: (N, d)."""
     first = signals[:reference]
     middle = np.median(first, axis=0)
-    low, high = np.quantile(first, [0.16, 0.84], axis=0)  # ± one standard deviation, were it normal
+    low, high = np.quantile(first, [0.16, 0.84], axis=0)  # ± one standard deviation of a normal distribution
     spread = np.where(high > low, (high - low) / 2, first.std(axis=0))
     return np.clip((signals - middle) / np.where(spread > 0, spread, 1.0), -FAR, FAR)
 
@@ -25,7 +25,7 @@ def standardized(signals: Array, reference: int) -> Array:
 def log_ratio(features: Array, positive: Array, ridge: float = RIDGE, *, towards: float = 0.0) -> Array:
     """Coefficients (d + 1,), constant last, of log f₊(x)/f₋(x), by logistic regression with penalty ridge·‖β − β₀‖²/2.
 
-    The share of positives among the known examples is taken out of the constant: only the densities are learned.
+    The share of positives among the known examples is removed from the constant: only the densities are learned.
     """
     x = with_one(features)
     y = positive.astype(float)
@@ -33,7 +33,7 @@ def log_ratio(features: Array, positive: Array, ridge: float = RIDGE, *, towards
     penalty[-1] = 1e-6
     centre = np.append(np.full(features.shape[1], towards), 0.0)
     beta = centre.copy()
-    for _ in range(50):  # Newton's method, no step longer than it can trust
+    for _ in range(50):  # Newton's method with bounded steps
         p = sigmoid(x @ beta)
         slope = x.T @ (y - p) - penalty * (beta - centre)
         step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + np.diag(penalty), slope)
@@ -45,15 +45,15 @@ def log_ratio(features: Array, positive: Array, ridge: float = RIDGE, *, towards
 
 
 def tempered(betas: Array, known: Array, positive: Array, unseen: Array) -> Array:
-    """Log-ratios made less sure where they proved too sure of examples they had not seen; ``betas`` is (d + 1, B).
+    """Temper log-ratios that are overconfident on out-of-sample examples; ``betas`` is (d + 1, B).
 
-    unseen: (m, B), whether the b-th regression was made without an example. The mean log-ratio z of those that had not
-    seen it is regressed on once more, log f₊/f₋ = a·z + c, with a pulled towards 1 by PULL; where a is 1 or more, the
-    log-ratios were not too sure, and stay.
+    unseen: (m, B), whether the b-th regression was made without an example. An example's mean log-ratio z over the
+    regressions made without it is regressed on once more, log f₊/f₋ = a·z + c, with a pulled towards 1 by PULL. If a is
+    1 or more, the log-ratios were not overconfident and are returned unchanged.
     """
-    there = unseen.any(axis=1)
-    z = ((with_one(known) @ betas) * unseen).sum(axis=1)[there] / unseen.sum(axis=1)[there]
-    a, c = log_ratio(z[:, None], positive[there], PULL, towards=1.0)
+    left_out = unseen.any(axis=1)
+    z = ((with_one(known) @ betas) * unseen).sum(axis=1)[left_out] / unseen.sum(axis=1)[left_out]
+    a, c = log_ratio(z[:, None], positive[left_out], PULL, towards=1.0)
     if a >= 1.0:
         return betas
     cooler = betas * a
@@ -62,9 +62,9 @@ def tempered(betas: Array, known: Array, positive: Array, unseen: Array) -> Arra
 
 
 def share_of(ratio: Array) -> float:
-    """The share π of positives that makes a mixture most likely: the maximum of Σ log(1 + π(r − 1)), r = f₊/f₋.
+    """The maximum-likelihood share π of positives in a mixture: the maximum of Σ log(1 + π(r − 1)), r = f₊/f₋.
 
-    It is where the mean posterior equals the prior (Saerens et al. 2002). The sum is concave, so its slope is bisected.
+    There the mean posterior equals the prior (Saerens et al. 2002). The sum is concave, so its slope is bisected.
     """
     excess = np.exp(np.clip(ratio, -30.0, 30.0)) - 1.0
     low, high = SMALLEST, 1.0 - SMALLEST

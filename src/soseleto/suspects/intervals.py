@@ -1,8 +1,8 @@
-"""How far a learned probability errs, counted on probes that it was learned without.
+"""Corrects learned probabilities by counting their errors on held-out probes, and gives intervals.
 
-A regression's own spread says nothing of what a regression cannot express. So its probabilities are held against the
-probes, as in prediction-powered inference (Angelopoulos et al. 2023): under the source's mixture of right and wrong
-labels, the mean of wrong − p over the probes is what p is short of, whatever p is.
+Resampling a regression does not show errors of its form. So its probabilities are compared with the probes, as in
+prediction-powered inference (Angelopoulos et al. 2023): under the source's mixture of right and wrong labels, the mean
+of wrong − p over the probes estimates the bias of p, whatever p is.
 
 NumPy in double precision.
 """
@@ -20,15 +20,16 @@ Array = np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Rectifier:
-    """Rates counted B times, each time with weights of the probes drawn anew (the Bayesian bootstrap).
+    """Rates counted in B draws of the probes' weights (the Bayesian bootstrap).
 
-    Behind the probes of a kind stand two halves of one more, above and below any threshold (Jeffreys' prior), so that
-    none seen does not mean that there is none. And the rates are those of this very source, which may have had luck:
-    its labels are so many draws, each wrong with its probability.
+    The probes of each kind are extended by two half probes, one above and one below any threshold (Jeffreys' prior), so
+    that a count of zero does not give a rate of exactly zero. The rates are those of this particular source, so they
+    include finite-sample variation: each label is an independent draw, wrong with its probability.
 
     wrong, right: the probability of each wrong and each right probe
-    wrong_weights, right_weights: (B, wrong + 2) and (B, right + 2); luck: (B, 2), standard normal
-    shares: (B,) of wrong labels in any source like this one
+    wrong_weights, right_weights: (B, wrong + 2) and (B, right + 2)
+    luck: (B, 2), standard normal, the finite-sample variation above and below a threshold
+    shares: (B,) of wrong labels in the population that the source is drawn from
     """
 
     wrong: Array
@@ -48,10 +49,10 @@ class Rectifier:
         draw: np.random.Generator,
         checked: tuple[int, int] | None = None,
     ) -> Rectifier:
-        """From the probabilities of the source and of the probes.
+        """Draw from the probabilities of the source and of the probes.
 
-        checked: of how many examples how many were wrong, where the share was counted. Else the source's mean
-        probability lies somewhere between those of right and wrong probes, and where it lies is the share.
+        checked: the number of checked examples and how many of them were wrong, if the share was counted. Otherwise
+        the share is where the source's mean probability lies between the means of right and of wrong probes.
         """
         wrong, right = known[is_wrong], known[~is_wrong]
         of_wrong, of_right = (_weights(len(kind), times, draw) for kind in (wrong, right))
@@ -65,11 +66,11 @@ class Rectifier:
         return cls(wrong, right, of_wrong, of_right, luck, np.clip(shares, SMALLEST, 1.0 - SMALLEST))
 
     def wrong_shares(self, probability: Array) -> Array:
-        """Of wrong labels in the source, (B,)."""
+        """Shares of wrong labels in the source, (B,)."""
         return np.clip(self.shares + self.luck[:, 0] * _spread(probability, probability), SMALLEST, 1.0 - SMALLEST)
 
     def rates(self, probability: Array, threshold: float) -> tuple[Array, Array]:
-        """Precision and recall of the source examples with this probability or more, of which there must be some."""
+        """Precision and recall, (B,) each, of the source examples at or above the threshold (at least one)."""
         chosen = probability >= threshold
         expected, count = probability[chosen].sum() / len(probability), chosen.mean()
         typical = expected / count
@@ -92,7 +93,7 @@ def _weights(n: int, times: int, draw: np.random.Generator) -> Array:
 
 
 def _mean(weights: Array, values: Array) -> Array:
-    """The values' mean by each row of weights, those of the two halves left aside."""
+    """The values' mean by each row of weights, without the two half probes."""
     own = weights[:, :-2]
     return own @ values / own.sum(axis=1)
 

@@ -1,11 +1,11 @@
-"""Probes: target examples planted among the source, some with their right label and some with a wrong one.
+"""Probes: target examples planted among the source, some with their true label and some with a wrong one.
 
-Nobody knows which source labels are wrong, but of the probes everybody knows; what tells wrong probes from right ones
-while the model trains on both then tells wrong source labels from right ones too, and how well it does is known.
+It is unknown which source labels are wrong, but known for the probes. So the probes calibrate the signals that separate
+wrong from right labels during training, and measure how well they do.
 
-That holds as far as wrong probes are like wrong source labels. Where nothing better is known, a wrong probe gets any
-other class with equal chance. Where somebody remembers which labels the target's examples had before they were
-checked, as when the target was picked from the source, probes get those, and any kind of mistake is matched.
+This assumes that wrong probes are like wrong source labels. By default a wrong probe gets any other class with equal
+probability. If the labels that the target's examples had before they were checked are known, for example because the
+target was picked from the source, probes get these instead, and mistakes of any kind are matched.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from soseleto.errors import UsageError
 
 Share = float | Literal["auto"]
 FEWEST, FEWEST_WRONG = 10, 3
-# "auto": this share of the target, but no more than so many probes, nor than a fifth of the source
+# "auto": this share of the target, but at most AUTO_MOST probes and a fifth of the source
 AUTO_SHARE, AUTO_MOST = 0.3, 1500
 
 
 @dataclass(frozen=True)
 class Probes:
-    """m probes, which stand behind the n source examples: their labels as planted, and their right ones.
+    """m probes, appended to the n source examples: their labels as planted, and their true labels.
 
-    checked: where labels from before a check are known, how many target examples were checked and how many were wrong
+    checked: the number of target examples and of their wrong labels, if their labels from before a check are known
     """
 
     n_source: int
@@ -46,7 +46,7 @@ class Probes:
         return self.labels != self.truth
 
     def without(self, planted: Examples) -> Examples:
-        """The source alone, of a source with these probes behind it; inputs and labels share its memory."""
+        """The source without the appended probes; inputs and labels share the memory of ``planted``."""
         n = self.n_source
         return replace(
             planted,
@@ -60,7 +60,7 @@ class Probes:
 
 @dataclass(frozen=True)
 class Planted:
-    """The two sides after planting: the source with the probes behind it, the target without them."""
+    """Source and target after planting: the probes are appended to the source and removed from the target."""
 
     source: Examples
     target: Examples
@@ -70,11 +70,11 @@ class Planted:
 def plant(
     source: Examples, target: Examples, share: Share, *, seed: int, labels_before: Tensor | None = None
 ) -> Planted:
-    """Take ``share`` of the target, the same of each class, and put it behind the source.
+    """Move ``share`` of the target, the same share of each class, to the end of the source.
 
     Every second probe of a class gets a wrong label. With ``labels_before`` (one for each target example) probes get
-    those: as many wrong ones as right ones, but no more than half of the wrong ones there are, so that the target keeps
-    its kind.
+    these: as many wrong ones as right ones, but at most half of all wrong ones, so that the target keeps examples that
+    were mislabelled.
     """
     classes = _classes(source, target)
     truth = target.labels.cpu()
@@ -105,18 +105,18 @@ def _checked_before(labels: Tensor, truth: Tensor, classes: int) -> Tensor:
     if not 2 * FEWEST_WRONG <= wrong <= len(labels) - 2 * FEWEST_WRONG:
         raise UsageError(
             f"{wrong} of the {len(labels)} labels_before differ from the target's labels: at least {2 * FEWEST_WRONG} "
-            "must differ and as many be the same; leave labels_before out, and wrong labels are drawn."
+            "must differ and as many be equal; leave labels_before out to have wrong labels drawn at random."
         )
     return labels
 
 
 def how_many_wrong(m: int, wrong: int, right: int) -> int:
-    """Of m probes from so many target examples whose labels were wrong and right before they were checked."""
+    """How many of m probes are wrong, given the counts of target labels that were wrong and right before the check."""
     return max(min(m // 2, wrong // 2), m - right)
 
 
 def _some_of_both(wrong: Tensor, truth: Tensor, m: int, classes: int, seed: int) -> Tensor:
-    """m places of the target, wrong and right ones as ``plant`` says."""
+    """m indices of the target, wrong and right ones in the proportion described at ``plant``."""
     kinds = (wrong.nonzero().flatten(), (~wrong).nonzero().flatten())
     n_wrong = how_many_wrong(m, len(kinds[0]), len(kinds[1]))
     numbers = (n_wrong, m - n_wrong)
@@ -125,14 +125,14 @@ def _some_of_both(wrong: Tensor, truth: Tensor, m: int, classes: int, seed: int)
 
 
 def _number(share: Share, n_source: int, n_target: int) -> int:
-    """How many probes."""
+    """The number of probes."""
     if share == "auto":
         m = min(round(AUTO_SHARE * n_target), AUTO_MOST, n_source // 5)
         needed = math.ceil(FEWEST / AUTO_SHARE)
         if m < FEWEST:
             raise UsageError(
-                f"probes='auto' has {n_target} target and {n_source} source examples to work with, which is too few: "
-                f"give at least {needed} and {5 * FEWEST}, or say probes=0."
+                f"probes='auto' needs at least {needed} target and {5 * FEWEST} source examples, got {n_target} target "
+                f"and {n_source} source examples: give more, or say probes=0."
             )
         return m
     if not isinstance(share, float) or not 0.0 < share < 1.0:
@@ -140,17 +140,17 @@ def _number(share: Share, n_source: int, n_target: int) -> int:
     m = round(share * n_target)
     if not FEWEST <= m <= n_target - 1:
         raise UsageError(
-            f"probes={share} of {n_target} target examples are {m} probes: at least {FEWEST} are needed, and some "
-            "target examples must stay; say probes='auto', or probes=0 for none."
+            f"probes={share} of {n_target} target examples are {m} probes: at least {FEWEST} are needed, and at least "
+            "one target example must remain; say probes='auto', or probes=0 for none."
         )
     return m
 
 
 def _classes(source: Examples, target: Examples) -> int:
-    """How many classes the two sides have in common."""
+    """The number of classes of source and target."""
     for side in (source, target):
         if side.labels.is_floating_point() or side.labels.ndim != 1:
-            raise UsageError("probes need class labels, one index an example: say probes=0.")
+            raise UsageError("probes need class labels, one index per example: say probes=0.")
     classes = max(len(side.classes or ()) or int(side.labels.max()) + 1 for side in (source, target))
     if classes < 2:
         raise UsageError("probes need two classes or more, since half of them get a wrong label: say probes=0.")
@@ -158,9 +158,9 @@ def _classes(source: Examples, target: Examples) -> int:
 
 
 def _in_proportion(labels: Tensor, m: int, classes: int, seed: int) -> Tensor:
-    """m places, of each class the share that falls to it; one of each class stays while others can be had.
+    """m indices, drawn from each class in proportion; one example of each class is left as long as that is possible.
 
-    So probes are like the examples they are drawn from, and no class leaves the target.
+    So probes are distributed like the examples they are drawn from, and the target keeps all its classes.
     """
     counts = labels.bincount(minlength=classes)
     due = m * counts.double() / len(labels)
@@ -175,7 +175,7 @@ def _in_proportion(labels: Tensor, m: int, classes: int, seed: int) -> Tensor:
 
 
 def _behind(source: Examples, taken: Examples, probes: Probes) -> Examples:
-    """One data set of source examples and, after them, the probes."""
+    """One data set: the source examples, then the probes."""
     device = source.device
     ids = None
     if source.ids is not None:

@@ -1,8 +1,8 @@
-"""What speaks for and against the label of every source example and probe, once a training has ended.
+"""Per-example label-quality signals of source examples and probes.
 
-Gathered while training: score, weight, running mean loss and running margin. Looked up at the end in one pass over the
-source: the trained model's margin, and how the nearest examples in the model's last features vote, once those of the
-target, which are trusted, and once those of the source, each counted by its learned weight.
+Recorded during training: score, weight, running mean loss and running margin. Computed at the end in one pass over the
+source: the trained model's margin, and the votes of the nearest examples in the model's last features, once of the
+trusted target and once of the source, where a vote counts by the example's learned weight.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto.data import Examples, generator
+from soseleto.data.label_margin import label_margin
 from soseleto.suspects.probes import Probes
 
 NEIGHBOURS = 20
@@ -23,14 +24,14 @@ SHARPNESS = 10.0  # an example votes with exp(SHARPNESS·cosine) times its weigh
 MOST_VOTERS = 10_000  # source examples, drawn at random where there are more
 _CHUNK = 1000
 
-Outputs = Callable[[Tensor], Tensor]  # from inputs as they are stored to the model's outputs (N, classes), on the CPU
+Outputs = Callable[[Tensor], Tensor]  # from inputs as stored to the model's outputs (N, classes), on the CPU
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Signals of n source examples and, behind them, m probes; all on the CPU.
+    """Signals of n source examples followed by m probes; all on the CPU.
 
-    signals: by name (n + m,), each a trust: the higher, the more the label is believed
+    signals: by name (n + m,), each a trust: the higher, the more probably the label is right
     labels: (n + m,) as given; probabilities: (n + m, classes) by the model; support: the mean of these and of the votes
     """
 
@@ -55,27 +56,27 @@ def gather(
     *,
     seed: int = 0,
 ) -> Evidence:
-    """Put what was ``recorded`` while training (trusts) beside what the trained model says.
+    """Combine the signals ``recorded`` during training (trusts) with those computed from the trained model.
 
-    source: the source with its probes; target: without them.
+    source: with its probes; target: without them
     """
     labels = source.labels.cpu()
     weights = recorded.get("weight", torch.ones(len(labels))).cpu()
     voters = torch.randperm(probes.n_source, generator=generator(seed, "probes/voters"))[:MOST_VOTERS]
     with _last_inputs(model) as seen:
-        features, of_target = _look(target.inputs, outputs, seen)
+        features, of_target = _features(target.inputs, outputs, seen)
         classes = of_target.shape[1]
         trusted = Electorate.of(features, target.labels, torch.ones(len(target)), classes)
-        features, _ = _look(source.inputs[voters.to(source.device)], outputs, seen)
+        features, _ = _features(source.inputs[voters.to(source.device)], outputs, seen)
         doubtful = Electorate.of(features, labels[voters], weights[voters], classes, places=voters)
         pieces = []
         for places in torch.arange(len(labels)).split(_CHUNK):
-            features, found = _look(source.inputs[places[0] : places[-1] + 1], outputs, seen)
+            features, found = _features(source.inputs[places[0] : places[-1] + 1], outputs, seen)
             pieces.append((found.float(), trusted.votes(features, places), doubtful.votes(features, places)))
     scores, agreement, neighbours = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     signals = {
         **recorded,
-        "final_margin": _margin(scores, labels),
+        "final_margin": label_margin(scores, labels),
         "agreement": _of_label(agreement, labels),
         "neighbours": _of_label(neighbours, labels),
     }
@@ -89,8 +90,8 @@ def gather(
     )
 
 
-def _look(inputs: Tensor, outputs: Outputs, seen: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Last features and outputs; the outputs stand for features where no linear layer saw these rows."""
+def _features(inputs: Tensor, outputs: Outputs, seen: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Last features and outputs; without a linear layer that takes one row per input the outputs serve as features."""
     seen.clear()
     found = outputs(inputs)
     features = torch.cat(seen).flatten(1) if seen else found
@@ -99,14 +100,14 @@ def _look(inputs: Tensor, outputs: Outputs, seen: list[Tensor]) -> tuple[Tensor,
 
 @contextmanager
 def _last_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Gathers what the model's last linear layer is given; the hook is gone at the end."""
+    """Collects the inputs of the model's last linear layer; the hook is removed at the end."""
     seen: list[Tensor] = []
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
 
-    def see(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+    def keep(module: nn.Module, given: tuple[Tensor, ...]) -> None:
         seen.append(given[0].detach().float())
 
-    handles = [module.register_forward_pre_hook(see) for module in linear[-1:]]
+    handles = [module.register_forward_pre_hook(keep) for module in linear[-1:]]
     try:
         yield seen
     finally:
@@ -116,9 +117,9 @@ def _last_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
 
 @dataclass(frozen=True)
 class Electorate:
-    """Examples that vote on the class of others by their nearness: cosine around their mean feature.
+    """Examples that vote on the class of others by similarity: the cosine of features centred at the voters' mean.
 
-    places: where they stand in the source, so that none votes on itself; None for examples of another set
+    places: the voters' indices in the source, so that none votes on itself; None for voters of another set
     """
 
     features: Tensor
@@ -135,7 +136,7 @@ class Electorate:
         return cls(F.normalize(features - middle), ballots.float(), middle, places)
 
     def votes(self, features: Tensor, places: Tensor) -> Tensor:
-        """Shares (N, classes) of the k nearest, k being half a class but at most NEIGHBOURS; on the CPU."""
+        """Vote shares (N, classes) of the k nearest, k half a class's mean size but at most NEIGHBOURS; on the CPU."""
         n, classes = self.ballots.shape
         k = max(1, min(NEIGHBOURS, n // (2 * classes)))
         cosine = F.normalize(features - self.middle) @ self.features.T
@@ -148,9 +149,3 @@ class Electorate:
 
 def _of_label(values: Tensor, labels: Tensor) -> Tensor:
     return values.gather(1, labels[:, None]).squeeze(1)
-
-
-def _margin(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The label's output minus the largest other one."""
-    others = outputs.scatter(1, labels[:, None], float("-inf")).amax(1)
-    return _of_label(outputs, labels) - others

@@ -1,10 +1,10 @@
-"""Suspects: source examples that are probably mislabelled, with a known error rate.
+"""Suspects: source examples that are probably mislabelled, with an estimated error rate.
 
     result = soseleto.fit(model, source, target, probes="auto")
     found = result.suspects(precision=0.95)
 
-The probes tell right labels from wrong ones by the signals of the training; so each source example gets a calibrated
-probability of being mislabelled, and each threshold on it an estimate of precision and recall.
+A regression on the probes' signals gives each source example a calibrated probability of being mislabelled, and each
+threshold on it an estimate of precision and recall.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Estimate:
 
     @classmethod
     def of(cls, value: float, *resampled: Array) -> Estimate:
-        """The middle 95 % of each of the resampled, and all between."""
+        """The smallest interval that contains the middle 95 % of each of the resampled sets."""
         ends = [float(end) for one in resampled for end in np.quantile(one, [0.025, 0.975])]
         return cls(value, min(*ends, value), max(*ends, value))
 
@@ -54,7 +54,7 @@ class Suspects:
 
     probability: (n,) float32; suggested: (n,) int64, the class most supported among the others for a suspect, and the
         given label for any other example; is_suspect: (n,) bool
-    precision, recall: of the suspects, as the probes tell; wrong_share: of wrong labels in the whole source
+    precision, recall: of the suspects, estimated by the probes; wrong_share: share of wrong labels in the whole source
     """
 
     probability: Tensor
@@ -71,12 +71,12 @@ class Suspects:
         return self.calibrated.at(threshold)
 
     def __len__(self) -> int:
-        """How many suspects there are."""
+        """The number of suspects."""
         return int(self.is_suspect.sum())
 
     @property
     def highest(self) -> float:
-        """The highest probability of any example; no precision above it can be had."""
+        """The highest probability of any example, an upper bound on precision."""
         return float(self.probability.max())
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class Suspects:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary that a run folder keeps, with a curve of threshold, count, precision and recall."""
+        """The summary that a run folder stores, with a curve of threshold, count, precision and recall."""
         curve = [self.at(threshold) for threshold in CURVE]
         return {
             "threshold": self.threshold,
@@ -112,11 +112,11 @@ class Suspects:
 class Calibrated:
     """Probabilities learned on the probes.
 
-    Regressions on probes drawn anew, with replacement, give RESAMPLES probabilities; their mean is the probability and
-    their spread what the probes leave open. What such regressions cannot express is counted on the probes.
+    Regressions on bootstrap samples of the probes give RESAMPLES probabilities per example; their mean is the
+    probability and their spread its uncertainty. Errors of the regression's form are counted on the probes.
 
-    probability: (n,); resampled: (RESAMPLES, k), at ``places`` (k,) of the source; counted: by the regressions that
-        were made without each probe
+    probability: (n,); resampled: (RESAMPLES, k), at the indices ``places`` (k,) of the source
+    counted: rates counted on the probes, each judged by the regressions made without it
     """
 
     evidence: Evidence
@@ -143,7 +143,7 @@ class Calibrated:
         mean = [calibration.posterior(piece @ betas, shares).mean(axis=1) for piece in pieces]
         probability = np.concatenate(mean)
         of_probes = calibration.posterior(calibration.with_one(known) @ betas, shares)
-        without = np.average(of_probes, axis=1, weights=unseen + 1e-12)  # seen by all: by all
+        without = np.average(of_probes, axis=1, weights=unseen + 1e-12)  # a probe in every sample: the mean of all
         counted = Rectifier.draw(probability, without, wrong, RESAMPLES, draw, probes.checked)
         return cls(evidence, probability, calibration.posterior(ratios, shares).T, places, counted)
 
@@ -155,7 +155,7 @@ class Calibrated:
 
     @cached_property
     def suggestion(self) -> Tensor:
-        """The class most supported by the model and the nearest examples among those that are not the label, (n,)."""
+        """The class, other than the label, with the most support by the model and the nearest examples, (n,)."""
         n = self.evidence.n_source
         return self.evidence.support[:n].scatter(1, self.evidence.labels[:n, None], -1.0).argmax(1)
 
@@ -164,30 +164,31 @@ class Calibrated:
             raise UsageError(f"the threshold is a probability between 0 and 1, got {threshold}.")
         n = self.evidence.n_source
         chosen = self.probability >= threshold
-        there = torch.from_numpy(chosen)
+        is_suspect = torch.from_numpy(chosen)
         precision, recall = _rates(self.probability[None], chosen)
-        told = [_rates(self.resampled, chosen[self.places])]
+        resampled = [_rates(self.resampled, chosen[self.places])]
         if chosen.any():
-            told.append(self.counted.rates(self.probability, threshold))
+            resampled.append(self.counted.rates(self.probability, threshold))
         else:
-            told.append((np.repeat([0.0, 1.0], 50), np.zeros(1)))  # of no suspects any share may be wrong
+            resampled.append((np.repeat([0.0, 1.0], 50), np.zeros(1)))  # without suspects, precision is undetermined
         return Suspects(
             probability=torch.from_numpy(self.probability.astype(np.float32)),
-            suggested=torch.where(there, self.suggestion, self.evidence.labels[:n]),
+            suggested=torch.where(is_suspect, self.suggestion, self.evidence.labels[:n]),
             threshold=threshold,
-            is_suspect=there,
-            precision=Estimate.of(float(precision[0]), *(precisions for precisions, _ in told)),
-            recall=Estimate.of(float(recall[0]), *(recalls for _, recalls in told)),
+            is_suspect=is_suspect,
+            precision=Estimate.of(float(precision[0]), *(precisions for precisions, _ in resampled)),
+            recall=Estimate.of(float(recall[0]), *(recalls for _, recalls in resampled)),
             wrong_share=self.wrong_share,
             calibrated=self,
         )
 
     def for_precision(self, precision: float) -> Suspects:
-        """As many suspects as the asked precision allows: the lowest threshold at which the estimate reaches it."""
+        """As many suspects as possible: the lowest threshold at which the estimated precision is the requested one."""
         if not 0.0 < precision < 1.0:
             raise UsageError(f"precision must lie between 0 and 1, got {precision}: for 95 % say 0.95.")
         ordered = np.sort(self.probability)[::-1]
-        reached = np.cumsum(ordered) / np.arange(1, len(ordered) + 1) >= precision  # falls, once from True to False
+        # The mean of the highest probabilities falls with their number, so the entries that reach it come first.
+        reached = np.cumsum(ordered) / np.arange(1, len(ordered) + 1) >= precision
         count = int(reached.sum())
         return self.at(float(ordered[count - 1]) if count else 1.0)
 
@@ -195,8 +196,8 @@ class Calibrated:
 def _shares(ratios: Array, probes: Probes, draw: np.random.Generator) -> Array:
     """The share of wrong labels in the source, (RESAMPLES,).
 
-    Where it was counted on the target, the count is drawn anew; else the source itself tells it, as a mixture of right
-    and wrong probes.
+    If it was counted on the target, the count is resampled; otherwise it is the maximum-likelihood share of the source
+    as a mixture of right and wrong probes.
     """
     if probes.checked is not None:
         of, wrong = probes.checked
@@ -212,6 +213,6 @@ def _rates(probability: Array, chosen: Array) -> tuple[Array, Array]:
 
 
 def _redraw(wrong: Array, draw: np.random.Generator) -> Array:
-    """As many right and as many wrong probes as there are, drawn with replacement."""
+    """A bootstrap sample of the probes: right and wrong ones are each drawn with replacement."""
     kinds = (np.flatnonzero(wrong), np.flatnonzero(~wrong))
     return np.concatenate([draw.choice(kind, len(kind)) for kind in kinds])

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from soseleto.data.batch import Batch
 from soseleto.engines.contract import Coefficients, Engine, Losses, Passes
 from soseleto.task.piece import Alignment, Step
-from soseleto.task.task import Task
+from soseleto.task.task import Task, lr_left
 from soseleto.weights import Weights
 
 
@@ -73,7 +73,7 @@ class SoseletoState:
 
     def lr_left(self) -> Tensor | float:
         """The learning rate now, as a share of the first."""
-        return self.optimizer.param_groups[0]["lr"] / self.first_lr if self.first_lr else 1.0
+        return lr_left(self.optimizer, self.first_lr) if self.first_lr else 1.0
 
     @property
     def kind(self) -> bool:

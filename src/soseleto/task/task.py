@@ -89,6 +89,11 @@ def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
     return optimizer, schedule
 
 
+def lr_left(optimizer: Optimizer, first_lr: float) -> Tensor | float:
+    """The current learning rate as a share of the first, so that other step sizes can follow the schedule."""
+    return optimizer.param_groups[0]["lr"] / first_lr if first_lr else 1.0
+
+
 def state_of(state: Any) -> dict[str, Any]:
     """A method's state besides model, optimizer and schedule; raises if it has no state() and load_state()."""
     if not hasattr(state, "state") or not hasattr(state, "load_state"):

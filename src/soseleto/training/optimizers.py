@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from soseleto.errors import UsageError
-from soseleto.task.task import MakeOptimizer
+from soseleto.task.task import MakeOptimizer, MakeSchedule
 
 
 def sgd(lr: float, weight_decay: float = 0.0, momentum: float = 0.9) -> MakeOptimizer:
@@ -39,3 +40,7 @@ def linear(optimizer: Optimizer, steps: int) -> LRScheduler:
 def cosine(optimizer: Optimizer, steps: int) -> LRScheduler:
     """The learning rate falls along half a cosine."""
     return LambdaLR(optimizer, lambda step: 0.5 * (1.0 + math.cos(math.pi * min(step / steps, 1.0))))
+
+
+# By name, for command lines and experiments; ``None`` keeps the learning rate constant.
+SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})

@@ -1,11 +1,11 @@
-"""The rival of label-error detection: cleanlab, which ranks labels by out-of-sample probabilities.
+"""The baseline for label-error detection: cleanlab, which ranks labels by out-of-sample probabilities.
 
-The probabilities come from k-fold cross-validation of the same network, with as many steps in all as the other methods
-take: each fold trains for epochs/(k − 1) epochs on its share (k − 1)/k of the source. The clean images are mixed in, as
-in the table's line of that name: they are there, and without them the rival would be weaker.
+The probabilities come from k-fold cross-validation of the same network, with as many steps in total as the other
+methods take: each fold trains for epochs/(k − 1) epochs on its share (k − 1)/k of the source. The clean images are
+mixed in, as in the table's line "noisy and clean mixed"; without them the baseline would be weaker.
 
-The rankings are computed here, so that a machine without cleanlab can run the experiment; a test holds them equal to
-the package's own. Each is a trust: the higher, the more the label is believed (Northcutt et al. 2021).
+The rankings are computed here, so that the experiment runs without cleanlab installed; a test compares them with the
+package's own. Each is a trust: the higher, the more probably the label is right (Northcutt et al. 2021).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = np.ndarray
 
 
 def fold_epochs(epochs: int, folds: int) -> int:
-    """Epochs of a fold's training, for a total of ``epochs`` passes over the whole source."""
+    """Epochs of each fold's training, for a total of ``epochs`` passes over the whole source."""
     if folds < 2:
         raise UsageError(f"cross-validation needs at least 2 folds, got {folds}.")
     return max(1, round(epochs / (folds - 1)))
@@ -32,16 +32,16 @@ def fold_epochs(epochs: int, folds: int) -> int:
 def out_of_sample(
     source: Examples, folds: int, seed: int, predict: Callable[[Examples, Tensor, int], Tensor]
 ) -> Tensor:
-    """Probabilities (n, classes), each example's from a model that has not seen it.
+    """Probabilities (n, classes), each example's from a model that was not trained on it.
 
-    ``predict(training, inputs, fold)`` trains on the one and gives the probabilities of the other.
+    ``predict(training, inputs, fold)`` trains on ``training`` and returns the probabilities of ``inputs``.
     """
     order = torch.randperm(len(source), generator=generator(seed, "cleanlab/folds"))
     pieces = order.tensor_split(folds)
     found = []
     for number, held in enumerate(pieces):
-        rest = torch.cat([piece for other, piece in enumerate(pieces) if other != number])
-        found.append(predict(source.subset(rest.sort().values), source.inputs[held], number))
+        others = torch.cat([piece for other, piece in enumerate(pieces) if other != number])
+        found.append(predict(source.subset(others.sort().values), source.inputs[held], number))
     return torch.cat(found)[torch.argsort(order)]
 
 
@@ -57,21 +57,21 @@ def trusts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def confident_thresholds(probabilities: Array, labels: Array) -> Array:
-    """A class's mean probability over the examples that carry its label, (classes,); 2 for a class nobody carries."""
+    """Each class's mean probability over the examples labelled with it, (classes,); 2 for a class without examples."""
     classes = range(probabilities.shape[1])
     means = [probabilities[labels == c, c].mean() if (labels == c).any() else 2.0 for c in classes]
     return np.maximum(means, 2e-6)
 
 
 def adjusted(probabilities: Array, labels: Array) -> Array:
-    """Probabilities relative to the confident thresholds, moved to be positive and to sum to 1."""
+    """Probabilities relative to the confident thresholds, shifted to be positive and normalised to sum to 1."""
     thresholds = confident_thresholds(probabilities, labels)
     moved = probabilities - thresholds + thresholds.max()
     return moved / moved.sum(axis=1, keepdims=True)
 
 
 def normalized_margin(probabilities: Array, labels: Array) -> Array:
-    """The label's probability minus the largest other one, brought to [0, 1]."""
+    """The label's probability minus the largest of another class, scaled to [0, 1]."""
     others = probabilities.copy()
     others[np.arange(len(labels)), labels] = -np.inf
     return (_own(probabilities, labels) - others.max(axis=1) + 1) / 2

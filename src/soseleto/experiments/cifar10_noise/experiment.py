@@ -25,23 +25,23 @@ from torch import Tensor, nn
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, Preprocess, generator, load, seed_for, symmetric
 from soseleto.data.batch import Batch
-from soseleto.errors import UsageError, did_you_mean
+from soseleto.errors import UsageError
 from soseleto.experiments import runner
 from soseleto.experiments.cifar10_noise import cleanlab
 from soseleto.experiments.detection import FRACTIONS, compare, wrong_among_kept
 from soseleto.experiments.flat_settings import soseleto
+from soseleto.experiments.lines import Lines, fields_of
 from soseleto.experiments.results import Row
 from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct_only, corrected
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.device import choose_device
-from soseleto.task.task import MakeSchedule, Method
-from soseleto.training.optimizers import cosine, linear
+from soseleto.task.task import Method
+from soseleto.training.optimizers import SCHEDULES
 from soseleto.training.result import Result
 
 NAME = "cifar10-noise"
-ASKED = (0.8, 0.9, 0.95)  # precisions of suspects
+ASKED = (0.8, 0.9, 0.95)  # precisions that suspects are requested at
 NOISE: tuple[float | str, ...] = (0.3, 0.4, 0.5, "worse_label", "aggre_label")
-SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})
 LABELS: Mapping[str, Callable[[Examples], Examples]] = MappingProxyType(
     {"noisy": lambda source: source, "corrected": corrected, "correct_only": correct_only}
 )
@@ -52,15 +52,16 @@ class Config:
     """One run, complete.
 
     method: the row's name; base, settings: which method that is, and what differs from its defaults
-    noise: the share of flipped labels, or a label set of CIFAR-10N; labels: what an oracle is told about them
-    n_clean: clean images, of which n_heldout are kept out of training; the rest of the train split is the source
-    n_source, n_test: fewer than there are; size: side of the images, 32 or averaged down to 16
-    precision: "bfloat16" runs the network under autocast; micro_batch_size: so many examples go through it at a time
+    noise: the share of flipped labels, or a label set of CIFAR-10N
+    labels: "noisy", or for the oracles "corrected" or "correct_only"
+    n_clean: clean images, of which n_heldout are held out of training; the remaining train split is the source
+    n_source, n_test: maximum number of images; size: side of the images, 32 or averaged down to 16
+    precision: "bfloat16" runs the network under autocast; micro_batch_size: maximum examples per forward pass
     early_stopping: keep the model of the epoch that is best on the held-out images
-    select: measure on the held-out images and leave the test set alone: for choosing settings
-    record: follow the loss and margin of every source example
-    probes: the share of the clean images, or "auto", that is planted among the source to tell suspects by
-    folds: instead of one training, cleanlab's rankings by cross-validation
+    select: evaluate on the held-out images and not on the test set, for choosing settings
+    record: record the running mean loss and margin of every source example
+    probes: the share of the clean images, or "auto", that is planted among the source to calibrate suspects
+    folds: instead of one training, cleanlab's rankings by cross-validation with this many folds
     """
 
     method: str
@@ -96,11 +97,11 @@ class Config:
             raise UsageError(f"n_heldout must lie between 0 and n_clean, got {self.n_heldout}: say n_heldout=1000.")
 
 
-# SOSELETO's one setting that is not the default: 5,000 clean images are too many to be learned by heart, so they may
-# teach θ too. Chosen on held-out target images at 40 %, kept for every noise.
+# SOSELETO's one setting that is not the default: 5,000 clean images are too many to be memorised, so θ may train on
+# them too. Chosen on held-out target images at 40 % noise and used at every noise.
 SHARED: tuple[tuple[str, Any], ...] = (("target_share", 0.3),)
 # The lines of the table: title, and what makes each differ from the common configuration.
-LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+LINES: Lines = MappingProxyType(
     {
         "ordinary_constant": ("ordinary training, constant rate", {"base": "ordinary", "schedule": "constant"}),
         "ordinary": ("ordinary training", {"base": "ordinary"}),
@@ -114,16 +115,16 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "sukhbaatar_10k": ("Sukhbaatar et al. 2014, 10,000 clean", {"base": "sukhbaatar", "n_clean": 10000}),
         "xiao": ("Xiao et al. 2015", {"base": "xiao"}),
         "xiao_10k": ("Xiao et al. 2015, 10,000 clean", {"base": "xiao", "n_clean": 10000}),
-        "reweight": ("Learning to Reweight", {"base": "reweight", "lr": 0.003}),  # at 0.01 it falls back to chance
+        "reweight": ("Learning to Reweight", {"base": "reweight", "lr": 0.003}),  # at 0.01 it drops to chance level
         "meta_weight_net": ("Meta-Weight-Net", {"base": "meta_weight_net"}),
         "meta_weight_net_shared": (
-            "Meta-Weight-Net, weights normalised, clean images in θ too",
+            "Meta-Weight-Net, weights normalised, target gradient in θ's step",
             {"base": "meta_weight_net", "settings": (*SHARED, ("normalize_weights", True))},
         ),
         "soseleto": ("**SOSELETO**", {"base": "soseleto", "settings": SHARED}),
         "soseleto_doubting": (
             "**SOSELETO, labels doubted**",
-            {"base": "soseleto", "settings": (("target_share", 0.2), ("doubt_labels", True))},  # chosen likewise
+            {"base": "soseleto", "settings": (("target_share", 0.2), ("doubt_labels", True))},  # chosen in the same way
         ),
         "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (*SHARED, ("weight_step", None))}),
         "soseleto_paper": ("… no target gradient in θ", {"base": "soseleto"}),
@@ -173,24 +174,19 @@ SMALL: Mapping[str, Any] = MappingProxyType(
 def configuration(
     method: str, *, noise: float | str = 0.4, seed: int = 0, small: bool = False, **changes: Any
 ) -> Config:
-    """The complete configuration of one line of the table; ``small`` is sized for a CPU and minutes."""
-    if method not in LINES:
-        known = ", ".join(LINES)
-        raise UsageError(f"unknown method {method!r}{did_you_mean(method, LINES)}: choose from {known}.")
+    """The complete configuration of one line of the table; ``small`` takes minutes on a CPU."""
+    fields = fields_of(LINES, method, SMALL if small else {}, changes)
     if noise not in NOISE and not (isinstance(noise, float) and 0.0 < noise < 1.0):
         raise UsageError(f"noise must be a share between 0 and 1, 'worse_label' or 'aggre_label', got {noise!r}.")
-    fields = {**LINES[method][1], **(SMALL if small else {}), **changes}
-    if changes.get("settings"):  # a variant gets a name of its own
-        fields["settings"] = tuple({**dict(LINES[method][1].get("settings", ())), **dict(changes["settings"])}.items())
-        method += "[" + ",".join(f"{name}={value}" for name, value in changes["settings"]) + "]"
-    return Config(method=method, noise=noise, seed=seed, **fields)
+    return Config(noise=noise, seed=seed, **fields)
 
 
 @dataclass(frozen=True)
 class Data:
-    """The four sides; the source carries the truth beside its labels.
+    """The data of one run; the source has the true labels besides its noisy ones.
 
-    before: the labels people gave the target's images, for human noise; probes make the same mistakes as the source
+    before: for human noise, the labels that people gave the target's images; probes get these, so that their mistakes
+        are like the source's
     """
 
     source: Examples
@@ -201,14 +197,14 @@ class Data:
 
 
 def prepare_data(config: Config, root: str | Path | None = None) -> Data:
-    """Drawn by the seed: clean images, the noisy rest, and which labels are flipped; the same for every method."""
+    """Draw by the seed the clean images, the noisy source and its flipped labels; the same for every method."""
     human = config.noise if isinstance(config.noise, str) else None
     train, test = _split("train", root, human), _split("test", root, None)
     truth = train.labels if train.truth is None else train.truth
     order = torch.randperm(len(train), generator=generator(config.seed, f"{NAME}/split"))
-    clean, rest = order[: config.n_clean], order[config.n_clean :][: config.n_source]
+    clean, noisy_ones = order[: config.n_clean], order[config.n_clean :][: config.n_source]
     heldout, target = clean[: config.n_heldout], clean[config.n_heldout :]
-    source = replace(train.subset(rest), truth=truth[rest])
+    source = replace(train.subset(noisy_ones), truth=truth[noisy_ones])
     if isinstance(config.noise, float):
         noisy = symmetric(source.labels, config.noise, classes=10, seed=config.seed)
         source = replace(source, labels=noisy.labels)
@@ -237,7 +233,7 @@ def _shrunk(examples: Examples, *, size: int) -> Examples:
 
 
 def make_method(config: Config, data: Data, signals: Signals | None = None) -> Method:
-    """The method with its settings, early stopping around it where asked for, and recording where there are signals."""
+    """The method with its settings, wrapped in early stopping if configured, and in recording if there are signals."""
     settings = dict(config.settings)
     base: Any = by_name(config.base)
     method = soseleto(**settings) if config.base == Soseleto.name else replace(base, **settings)
@@ -250,7 +246,7 @@ def make_method(config: Config, data: Data, signals: Signals | None = None) -> M
 
 
 def make_model(config: Config) -> nn.Module:
-    """The network with initial values drawn by the seed; the global random state is left as it was."""
+    """The network with initial values drawn by the seed; the global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, f"{NAME}/model"))
         return by_model_name(config.model, classes=10, shape=(3, config.size, config.size))
@@ -259,17 +255,14 @@ def make_model(config: Config) -> nn.Module:
 def heading(config: Config) -> Row:
     """The entries of a row that are known before the run."""
     plain = {**dataclasses.asdict(config), "settings": dict(config.settings)}
-    later = (
-        "probes",
-        "folds",
-        "micro_batch_size",
-    )  # left out at their defaults: rows from before them are the same run
+    # Fields newer than some rows: left out at their defaults, so that those rows still count as the same run.
+    later = ("probes", "folds", "micro_batch_size")
     plain = {name: value for name, value in plain.items() if value or name not in later}
     return {"method": config.method, "setting": {"noise": config.noise}, "seed": config.seed, "config": plain}
 
 
 def run_one(config: Config, root: str | Path | None = None, device: str = "auto") -> Row:
-    """Train once and measure: accuracy in percent, seconds of training, and how wrong labels were told from right."""
+    """Train and evaluate once: accuracy in percent, seconds of training, and detection of wrong labels."""
     data = prepare_data(config, root)
     begin = time.perf_counter()
     if config.folds:
@@ -290,7 +283,7 @@ def _train(config: Config, data: Data, method: Method, device: str) -> Result:
 
     model = make_model(config)
     if choose_device(device).type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster there, the same otherwise
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster, same result
     augment = Augment(crop=config.crop, flip=config.flip)
     return fit(
         model,
@@ -306,7 +299,7 @@ def _train(config: Config, data: Data, method: Method, device: str) -> Result:
         method=method,
         augment_source=augment,
         augment_target=augment,
-        probes=config.probes,  # type: ignore[arg-type]  # fit refuses any word but "auto"
+        probes=config.probes,  # type: ignore[arg-type]  # fit accepts no string but "auto"
         labels_before=data.before if config.probes else None,
         precision=None if config.precision is None else getattr(torch, config.precision),
         micro_batch_size=config.micro_batch_size,
@@ -316,7 +309,7 @@ def _train(config: Config, data: Data, method: Method, device: str) -> Result:
 
 
 def _cross_validated(config: Config, data: Data, device: str) -> dict[str, Tensor]:
-    """cleanlab's rankings, from ``folds`` trainings that together take as many steps as one of any other line."""
+    """cleanlab's rankings, from ``folds`` trainings that together take as many steps as one run of any other line."""
     epochs = cleanlab.fold_epochs(config.epochs, config.folds)
 
     def predict(training: Examples, inputs: Tensor, fold: int) -> Tensor:
@@ -329,7 +322,7 @@ def _cross_validated(config: Config, data: Data, device: str) -> dict[str, Tenso
 
 
 def _trusts(result: Result, signals: Signals | None) -> dict[str, Tensor]:
-    """Every signal of a training, and with probes the calibrated probability that all of them give together."""
+    """Every signal of a training, and with probes the calibrated probability computed from all of them."""
     found = {} if result.learned is None else {"weight": result.weights, "score": result.scores}
     if signals is not None and bool((signals.visits > 0).all()):
         found |= {"loss": -signals.loss.cpu(), "margin": signals.margin.cpu()}
@@ -341,7 +334,7 @@ def _trusts(result: Result, signals: Signals | None) -> dict[str, Tensor]:
 
 
 def _suspects(result: Result) -> Row:
-    """For some asked precisions, what the probes estimate (with its 95 % interval) beside the truth, in percent."""
+    """At each requested precision, the probes' estimates (with 95 % intervals) and the true values, in percent."""
     source = result.source
     if result.evidence is None or source.truth is None:
         return {}
@@ -350,40 +343,39 @@ def _suspects(result: Result) -> Row:
     for asked in ASKED:
         found = result.suspects(asked)
         if len(found) == 0:
-            continue  # no threshold is that precise
+            continue  # no threshold reaches this precision
         hits = int((found.is_suspect & wrong).sum())
         truth = {
             "precision": hits / len(found),
             "recall": hits / max(int(wrong.sum()), 1),
             "wrong_share": float(wrong.double().mean()),
         }
-        told = {
+        estimates = {
             name: {**{k: round(100 * v, 2) for k, v in vars(getattr(found, name)).items()}, "truth": round(100 * t, 2)}
             for name, t in truth.items()
         }
-        rows.append({"asked": 100 * asked, "count": len(found), "threshold": round(found.threshold, 4), **told})
+        rows.append({"asked": 100 * asked, "count": len(found), "threshold": round(found.threshold, 4), **estimates})
     return {"suspects": rows}
 
 
 def _detection(source: Examples, trust: Mapping[str, Tensor]) -> Row:
-    """AUROC and precision of every signal, and the appendix's curves at 20 sizes."""
+    """AUROC and precision of every signal, and the appendix's curves at 20 sizes of the kept source."""
     assert source.truth is not None
     wrong = source.labels.cpu() != source.truth.cpu()
     if not trust or not bool(wrong.any()):
         return {}
     kept = {name: [round(100 * share, 2) for share in wrong_among_kept(t, wrong)] for name, t in trust.items()}
-    found = {name: {k: round(v, 4) for k, v in one.items()} for name, one in compare(trust, wrong).items()}
-    return {"detection": found, "kept": {"fraction": list(FRACTIONS), **kept}}
+    return {"detection": compare(trust, wrong), "kept": {"fraction": list(FRACTIONS), **kept}}
 
 
 run_all = runner.bound(NAME, heading, run_one)
 
 
 def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[Row]:
-    """Every line at every noise, as ``soseleto reproduce cifar10-noise`` runs it; started again it goes on."""
-    from soseleto.experiments import figures  # the trainings need torch and numpy alone
+    """Run every line at every noise, as ``soseleto reproduce cifar10-noise`` does; runs that are saved are skipped."""
+    from soseleto.experiments import figures  # needs matplotlib; the trainings need only torch and numpy
 
     todo = [configuration(line, noise=n, seed=seed) for seed in range(seeds) for n in NOISE for line in LINES]
     rows = list(run_all(todo, out / f"{NAME}.json", report=report).rows)
-    report(f"the figure of the appendix is {figures.effective_noise(rows, out / 'effective-noise.svg')}")
+    report(f"the appendix's figure is in {figures.effective_noise(rows, out / 'effective-noise.svg')}")
     return rows

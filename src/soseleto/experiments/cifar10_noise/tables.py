@@ -1,17 +1,15 @@
-"""The words of ``python -m soseleto.experiments.cifar10_noise``, and the tables made from what it wrote."""
+"""Command line of ``python -m soseleto.experiments.cifar10_noise``, and the tables made from its results file."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from soseleto.errors import UsageError
-from soseleto.experiments import arguments as common
-from soseleto.experiments.arguments import setting
-from soseleto.experiments.cifar10_noise.experiment import LINES, NOISE, SCHEDULES, Config, configuration, run_all
-from soseleto.experiments.results import Row, Spread, load, put_between, table
+from soseleto.experiments import arguments
+from soseleto.experiments.cifar10_noise.experiment import LINES, NOISE, Config, configuration, run_all
+from soseleto.experiments.results import Row, Spread, fill_page, table
 
 SETTINGS = {
     "30 %": 0.3,
@@ -26,11 +24,12 @@ PAPER = (
     ("paper: Xiao et al., 10,000 clean", "69.81", "66.76", "63.00"),
     ("paper: SOSELETO", "72.41", "69.98", "66.33"),
 )
-UNAWARE = ("target_only", "oracle")
-VARIANT = "…"  # how the titles of SOSELETO's variants begin
+UNAWARE = ("target_only", "oracle")  # lines that see no noisy label
+VARIANT = "…"  # first character of the titles of SOSELETO's variants
 RUNS = 5  # seeds
-NEAR = 3.0  # points
-# Entries of the configuration that may be changed from outside.
+NEAR = 3.0  # percentage points
+RATES = ("precision", "recall")
+# Configuration fields that have a command-line option.
 NUMBERS = {
     "epochs": int,
     "batch_size": int,
@@ -47,26 +46,19 @@ NUMBERS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    words = common.parser("cifar10_noise", __doc__, lines=LINES, seeds=5, numbers=NUMBERS)
-    words.add_argument("--noise", nargs="+", default=[str(n) for n in NOISE])
-    words.add_argument("--probes", type=_noise, help="share of the clean images planted as probes, or auto")
-    words.add_argument("--flip", action="store_true", default=None)
-    words.add_argument("--no-record", dest="record", action="store_false", default=None)
-    return words
+    made = arguments.parser("cifar10_noise", __doc__, lines=LINES, seeds=5, numbers=NUMBERS)
+    made.add_argument("--noise", nargs="+", default=[str(n) for n in NOISE])
+    made.add_argument("--probes", type=_number_or_name, help="share of the clean images planted as probes, or auto")
+    made.add_argument("--flip", action="store_true", default=None)
+    made.add_argument("--no-record", dest="record", action="store_false", default=None)
+    return made
 
 
 def configs(given: argparse.Namespace) -> list[Config]:
-    """Every combination, the cheap ones of a seed together, so that early rows already cover all methods."""
-    names = (*NUMBERS, "probes", "flip", "record", "select")
-    changes: dict[str, Any] = {name: value for name in names if (value := getattr(given, name)) is not None}
-    if given.select and given.n_heldout is None:
-        changes["n_heldout"] = 1000
-    if given.schedule is not None and given.schedule not in SCHEDULES:
-        raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}, got {given.schedule!r}.")
-    if given.set:
-        changes["settings"] = tuple(setting(word) for word in given.set)
+    """Every combination, ordered by seed, so that the first rows already cover all methods."""
+    changes = arguments.changes(given, (*NUMBERS, "probes", "flip", "record"), n_heldout=1000)
     return [
-        configuration(method, noise=_noise(noise), seed=seed, small=given.small, **changes)
+        configuration(method, noise=_number_or_name(noise), seed=seed, small=given.small, **changes)
         for seed in given.seeds
         for noise in given.noise
         for method in given.methods
@@ -74,48 +66,45 @@ def configs(given: argparse.Namespace) -> list[Config]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    common.run_words(parser(), configs, run_all, argv)
+    arguments.run(parser(), configs, run_all, argv)
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
     """Accuracy of every method after the last epoch, with the paper's numbers on top."""
     titles = {name: title for name, (title, _) in LINES.items() if not title.startswith(VARIANT)}
-    settings = {title: {"noise": noise} for title, noise in SETTINGS.items()}
-    there = {row["setting"]["noise"] for row in rows}
+    noises = {row["setting"]["noise"] for row in rows}
     symmetric = [n for n in SETTINGS.values() if isinstance(n, float)]
-    blank = [""] * sum(n in there for n in SETTINGS.values() if isinstance(n, str))
-    paper = [[line[0], *(line[1 + i] for i, n in enumerate(symmetric) if n in there), *blank] for line in PAPER]
-    return _accuracies(_at_every_noise(rows), titles, settings, paper)
+    blank = [""] * sum(n in noises for n in SETTINGS.values() if isinstance(n, str))
+    paper = [[line[0], *(line[1 + i] for i, n in enumerate(symmetric) if n in noises), *blank] for line in PAPER]
+    return _accuracies(_at_every_noise(rows), titles, paper)
 
 
 def ingredients_table(rows: Sequence[Row]) -> str:
-    """SOSELETO's accuracy with one thing changed."""
+    """SOSELETO's accuracy with one setting changed at a time."""
     titles = {name: title for name, (title, _) in LINES.items() if title.startswith(VARIANT) or name == "soseleto"}
     rows = [row for row in rows if row["method"] in titles]
-    return _accuracies(rows, titles, _columns(), [])
+    return _accuracies(rows, titles)
 
 
-def _accuracies(
-    rows: Sequence[Row], titles: Mapping[str, str], settings: Mapping[str, Any], more: Sequence[Sequence[str]]
-) -> str:
-    """A cell that is of other than five runs says of how many."""
+def _accuracies(rows: Sequence[Row], titles: Mapping[str, str], paper: Sequence[Sequence[str]] = ()) -> str:
+    """Cells with another number of runs than RUNS state it in brackets."""
 
     def show(cell: Spread) -> str:
         return str(cell) if cell.n == RUNS else f"{cell} ({cell.n})"
 
-    return table(rows, lambda row: row.get("accuracy"), methods=titles, settings=settings, more=more, show=show)
+    return table(rows, lambda row: row.get("accuracy"), methods=titles, settings=_columns(), more=paper, show=show)
 
 
 def _at_every_noise(rows: Sequence[Row]) -> list[Row]:
-    """Lines that see no noisy label are the same run at every noise, which need not be run again."""
-    there = dict.fromkeys(row["setting"]["noise"] for row in rows)
+    """Copy the runs of lines that see no noisy label to every noise, where they would be the same."""
+    noises = dict.fromkeys(row["setting"]["noise"] for row in rows)
     found = {(row["method"], row["seed"]): row for row in rows if row["method"] in UNAWARE}
-    same = [{**row, "setting": {"noise": noise}} for row in found.values() for noise in there]
+    same = [{**row, "setting": {"noise": noise}} for row in found.values() for noise in noises]
     return [row for row in rows if row["method"] not in UNAWARE] + same
 
 
 def better_half_table(rows: Sequence[Row]) -> str:
-    """Percent of wrong labels in the better half of SOSELETO's source, by weight, by score, and by the free signals."""
+    """Percent of wrong labels in the better half of SOSELETO's source, by weight, score and the other signals."""
     mine = [row for row in rows if row["method"] == "soseleto"]
     return _signals(mine, lambda row, name: row["kept"][name][row["kept"]["fraction"].index(0.5)])
 
@@ -131,16 +120,15 @@ def precision_table(rows: Sequence[Row]) -> str:
 
 
 def knowledge_table(rows: Sequence[Row]) -> str:
-    """100·AUROC of SOSELETO's score beside that of the running mean loss, by what the loss's network has seen."""
+    """100·AUROC of SOSELETO's score and of the running mean loss, by what the network was trained on."""
     titles = {"score": "SOSELETO's score", **{name: f"loss, {title}" for name, title in LOSS_OF.items()}}
-    scored = [{**row, "method": "score", "signal": "score"} for row in rows if row["method"] == "soseleto"]
-    lost = [{**row, "signal": "loss"} for row in rows if row["method"] in LOSS_OF and "detection" in row]
-    return table(
-        [*scored, *lost],
-        lambda row: 100.0 * row["detection"][row["signal"]]["auroc"],
-        methods=titles,
-        settings=_columns(),
-    )
+    by_score = [(row, "score", "score") for row in rows if row["method"] == "soseleto"]
+    by_loss = [(row, row["method"], "loss") for row in rows if row["method"] in LOSS_OF and "detection" in row]
+    found = [
+        {**row, "method": line, "value": 100.0 * row["detection"][signal]["auroc"]}
+        for row, line, signal in (*by_score, *by_loss)
+    ]
+    return _values(found, titles)
 
 
 LOSS_OF = {
@@ -152,35 +140,27 @@ LOSS_OF = {
 
 
 def suspects_table(rows: Sequence[Row]) -> str:
-    """Precision and recall as the probes estimate them and as they are, and how far these are apart."""
-    spread = [
-        {**row, "method": f"{told['asked']:.0f} {name} {kind}", "value": _told(told[name], kind)}
-        for row in rows
-        for told in row.get("suspects", [])
-        for name in ("precision", "recall")
-        for kind in ("estimate", "truth", "error")
-    ]
-    titles = {
-        f"{asked} {name} {kind}": f"asked {asked} %: {name}, {kind}"
-        for asked in dict.fromkeys(f"{told['asked']:.0f}" for row in rows for told in row.get("suspects", []))
-        for name in ("precision", "recall")
-        for kind in ("estimate", "truth", "error")
-    }
+    """Precision and recall of suspects: the probes' estimates, the true values, and the absolute errors."""
+    values: list[Row] = []
+    titles: dict[str, str] = {}
     for row in rows:
-        errors = [_told(told[name], "error") for told in row.get("suspects", []) for name in ("precision", "recall")]
+        errors = []
+        for found in row.get("suspects", []):
+            for rate in RATES:
+                value, truth = found[rate]["value"], found[rate]["truth"]
+                errors.append(abs(value - truth))
+                for kind, number in (("estimate", value), ("truth", truth), ("error", errors[-1])):
+                    title = f"requested {found['asked']:.0f} %: {rate}, {kind}"
+                    titles[title] = title
+                    values.append({**row, "method": title, "value": number})
         if errors:
-            spread.append({**row, "method": "near", "value": 100 * sum(e <= NEAR for e in errors) / len(errors)})
+            values.append({**row, "method": "near", "value": 100 * sum(e <= NEAR for e in errors) / len(errors)})
     titles["near"] = f"estimates of a run within {NEAR:.0f} points of the truth"
-    return table(spread, lambda row: row["value"], methods=titles, settings=_columns())
-
-
-def _told(estimate: Mapping[str, float], kind: str) -> float:
-    error = abs(estimate["value"] - estimate["truth"])
-    return {"estimate": estimate["value"], "truth": estimate["truth"], "error": error}[kind]
+    return _values(values, titles)
 
 
 def _detecting(rows: Sequence[Row]) -> list[Row]:
-    """The runs whose signals stand side by side: those with probes where there are any, and cleanlab's."""
+    """The runs whose signals are compared: those with probes if there are any, and cleanlab's."""
     probes = any(row["method"] == "soseleto_probes" for row in rows)
     return [row for row in rows if row["method"] in ("soseleto_probes" if probes else "soseleto", "cleanlab")]
 
@@ -201,8 +181,13 @@ SIGNALS = {
 
 
 def _signals(rows: Sequence[Row], value: Any) -> str:
-    spread = [{**row, "method": name, "value": value(row, name)} for row in rows for name in row.get("detection", {})]
-    return table(spread, lambda row: row["value"], methods=SIGNALS, settings=_columns())
+    found = [{**row, "method": name, "value": value(row, name)} for row in rows for name in row.get("detection", {})]
+    return _values(found, SIGNALS)
+
+
+def _values(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
+    """A table of the entry "value"."""
+    return table(rows, lambda row: row["value"], methods=titles, settings=_columns())
 
 
 def _columns() -> dict[str, dict[str, Any]]:
@@ -220,16 +205,12 @@ TABLES = {
 }
 
 
-def page(text: str, results: str | Path) -> str:
-    """A page of docs with its tables made anew from a results file."""
-    rows = load(results).rows
-    for mark, make in TABLES.items():
-        text = put_between(text, mark, make(rows))
-    return text
+page = partial(fill_page, tables=TABLES)
 
 
-def _noise(word: str) -> float | str:
+def _number_or_name(text: str) -> float | str:
+    """0.4 from "0.4", and any other text as it is: a label set's name, or "auto"."""
     try:
-        return float(word)
+        return float(text)
     except ValueError:
-        return word
+        return text

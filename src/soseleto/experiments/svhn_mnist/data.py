@@ -1,4 +1,4 @@
-"""The digits of Table 2: SVHN as source, a handful of MNIST digits 5-9 as target, everything grey and 28x28."""
+"""The data of Table 2: SVHN as source, 20 or 25 MNIST digits 5-9 as target, all images grey and 28x28."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Root = str | Path | None
 
 @dataclass(frozen=True)
 class Digits:
-    """The sides of the experiment. ``useless`` says which source examples are known to be of no use.
+    """The data of one run. ``useless`` marks the source examples that are known to be of no use.
 
-    unlabelled: MNIST training digits 5-9 that are neither target nor held out; their labels are for judging only
+    unlabelled: MNIST training digits 5-9 that are neither target nor held out; their labels serve evaluation only
     """
 
     source: Examples
@@ -40,29 +40,29 @@ class Digits:
 def prepare(
     source: str, n_target: int, *, seed: int, n_source: int | None, n_heldout: int, n_test: int | None, root: Root
 ) -> Digits:
-    """Drawn by the seed: the target images, what is held out, and the pollution; the same for every method."""
+    """Draw by the seed the target, held-out and useless images; the same for every method."""
     if source not in SOURCES:
         raise UsageError(f"source must be one of {', '.join(SOURCES)}, got {source!r}.")
     if n_target % len(TARGET_CLASSES):
         raise UsageError(f"n_target must be a multiple of {len(TARGET_CLASSES)}, got {n_target}: say 20 or 25.")
     train = mnist("train", root)
     chosen = one_of_each(train.labels, n_target // len(TARGET_CLASSES), seed)
-    rest = torch.ones(len(train), dtype=torch.bool).index_fill(0, chosen, False).nonzero().flatten()
-    rest = rest[torch.randperm(len(rest), generator=generator(seed, f"{NAME}/heldout"))]
+    others = torch.ones(len(train), dtype=torch.bool).index_fill(0, chosen, False).nonzero().flatten()
+    others = others[torch.randperm(len(others), generator=generator(seed, f"{NAME}/heldout"))]
     test = mnist("test", root)
     made, useless = SOURCES[source](seed, n_source, root)
     return Digits(
         source=made,
         target=train.subset(chosen),
-        unlabelled=train.subset(rest[n_heldout:]),
-        heldout=train.subset(rest[:n_heldout]) if n_heldout else None,
+        unlabelled=train.subset(others[n_heldout:]),
+        heldout=train.subset(others[:n_heldout]) if n_heldout else None,
         test=test if n_test is None else test.subset(range(n_test)),
         useless=useless,
     )
 
 
 def one_of_each(labels: Tensor, per_class: int, seed: int) -> Tensor:
-    """Places of ``per_class`` examples of every class, drawn by the seed."""
+    """Indices of ``per_class`` examples of every class, drawn by the seed."""
     order = torch.randperm(len(labels), generator=generator(seed, f"{NAME}/target"))
     drawn = [order[labels[order] == c][:per_class] for c in labels.unique()]
     return torch.cat(drawn)
@@ -89,7 +89,7 @@ def grey_cifar(root: Root) -> Examples:
 
 
 def small_and_grey(images: Examples) -> Examples:
-    """Luminance (ITU-R 601), resized with antialiasing."""
+    """Luminance (ITU-R 601), resized to 28x28 with antialiasing."""
     luminance = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
     pieces = [
         F.interpolate((piece.float() * luminance).sum(1, keepdim=True), SIDE, mode="bilinear", antialias=True)
@@ -99,7 +99,7 @@ def small_and_grey(images: Examples) -> Examples:
 
 
 def _some(examples: Examples, n: int | None, seed: int) -> Examples:
-    """``n`` of them drawn by the seed, or all."""
+    """``n`` examples drawn by the seed, or all of them."""
     if n is None or n >= len(examples):
         return examples
     return examples.subset(torch.randperm(len(examples), generator=generator(seed, f"{NAME}/source"))[:n])
@@ -116,7 +116,7 @@ def low_digits(seed: int, n: int | None, root: Root) -> tuple[Examples, Tensor |
 
 
 def shuffled(seed: int, n: int | None, root: Root) -> tuple[Examples, Tensor | None]:
-    """SVHN 0-4; one half's labels are dealt out anew among that half. Useless are those that came out wrong."""
+    """SVHN 0-4 with the labels of one half permuted within that half; examples whose label became wrong are useless."""
     clean = _some(_low(root), n, seed)
     half = torch.randperm(len(clean), generator=generator(seed, f"{NAME}/shuffled"))[: len(clean) // 2]
     dealt = half[torch.randperm(len(half), generator=generator(seed, f"{NAME}/dealt"))]
@@ -126,7 +126,7 @@ def shuffled(seed: int, n: int | None, root: Root) -> tuple[Examples, Tensor | N
 
 
 def with_grey_cifar(seed: int, n: int | None, root: Root) -> tuple[Examples, Tensor | None]:
-    """One half SVHN 0-4, the other half grey CIFAR-10 images as ten further classes, which are the useless ones."""
+    """One half SVHN 0-4, the other half grey CIFAR-10 images as ten further classes, which are useless."""
     digits = _low(root)
     half = (len(digits) if n is None else n) // 2
     digits, images = _some(digits, half, seed), _some(grey_cifar(root), half, seed)

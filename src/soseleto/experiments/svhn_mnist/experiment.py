@@ -1,8 +1,8 @@
 """Table 2 and its figures: SVHN digits 0-4 as source, 20 or 25 MNIST digits 5-9 as target, LeNet, every method.
 
 Batches of 32 and 10, accuracy on the 4,861 MNIST test digits 5-9 after the last step. All methods share data,
-preprocessing, augmentation, schedule and number of steps. Beside the paper's source there are SVHN 0-9 (appendix), and
-two polluted sources where it is known which examples are of no use.
+preprocessing, augmentation, schedule and number of steps. Besides the paper's source there are SVHN 0-9 (appendix) and
+two sources in which it is known which examples are of no use.
 
     python -m soseleto.experiments.svhn_mnist --methods soseleto fine_tuning --n-target 25 --seeds 0 1 2 --out FILE
 """
@@ -26,21 +26,21 @@ from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments import runner
 from soseleto.experiments.detection import compare
 from soseleto.experiments.flat_settings import soseleto
+from soseleto.experiments.lines import Lines, fields_of
 from soseleto.experiments.results import Row
 from soseleto.experiments.svhn_mnist.data import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
 from soseleto.methods import Attention, Luo, by_name
 from soseleto.models.architectures import lenet_trunk
 from soseleto.run_folder.folder import REPORT
-from soseleto.task.task import MakeSchedule, Method, Task
-from soseleto.training.optimizers import cosine, linear, sgd
+from soseleto.task.task import Method, Task
+from soseleto.training.optimizers import SCHEDULES, sgd
 from soseleto.training.pseudo_labels import Unlabelled
 from soseleto.training.result import Result
 from soseleto.weights import Weights
 
-SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})
 CLASSIFIERS = ("last", "connected")
 ALIGNED = ("all", "convolutions", "first")
-USEFUL = 0.8  # the appendix counts examples whose weight is above this
+USEFUL = 0.8  # the appendix counts examples with a weight above this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +48,14 @@ class Config:
     """One run, complete.
 
     method: the row's name; base, settings: which method that is, and what differs from its defaults
-    source: "0-4", "0-9", "shuffled" or "grey-cifar"; n_source, n_test: fewer images than there are
+    source: "0-4", "0-9", "shuffled" or "grey-cifar"; n_source, n_test: maximum number of images
     aligned: alignments over "all" of the trunk, its "convolutions", or the "first" of them
-    classifier: what a head is: LeNet's "last" layer, or its fully "connected" ones (the trunk is then convolutions)
-    standardize: every image to mean 0 and deviation 1; else by the source's statistics
-    sign: SVHN images turn into their negatives at random
-    rotate, scale, shift, shear, elastic: of MNIST images, at random; move_source: and of SVHN images
-    rounds: what differs from the defaults of ``Unlabelled``, or with "method." before it from those of its method
-    n_heldout: MNIST training digits kept out of everything; select: measure on them and leave the test set alone
+    classifier: a head is LeNet's "last" layer, or its fully "connected" layers (the trunk is then the convolutions)
+    standardize: each image by its own mean and standard deviation, otherwise by the source's statistics
+    sign: SVHN images are inverted at random
+    rotate, scale, shift, shear, elastic: random augmentation of MNIST images; move_source: of SVHN images too
+    rounds: what differs from the defaults of ``Unlabelled``, or with the prefix "method." from those of its method
+    n_heldout: MNIST training digits held out of training; select: evaluate on them and not on the test set
     """
 
     method: str
@@ -91,25 +91,25 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.select and not self.n_heldout:
-            raise UsageError("select measures on held-out digits, and n_heldout is 0: say n_heldout=5000.")
+            raise UsageError("select evaluates on held-out digits, but n_heldout is 0: say n_heldout=5000.")
         for name, known in (("classifier", CLASSIFIERS), ("aligned", ALIGNED)):
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
 
-# The paper's own setting, kept as a second column.
+# The paper's own preprocessing, shown in columns of its own.
 PLAIN: Mapping[str, Any] = MappingProxyType(
     {"plain": True, "lr": 0.03, "standardize": False, "sign": False}
     | dict.fromkeys(("rotate", "scale", "shift", "shear", "elastic"), 0.0)
 )
-# Algorithm 1 to the letter: weights from 0.5 as in the authors' notebook, mean(αℓ), one target batch.
+# Algorithm 1 as printed: weights start at 0.5 as in the authors' notebook, mean(αℓ), one target batch.
 PAPER = (("initial_weight", 0.5), ("normalize_weights", False), ("target_average", 0.0))
-# How SOSELETO runs in every line that does not say otherwise.
+# SOSELETO's settings in every line that does not override them.
 SETTINGS: Mapping[str, Any] = MappingProxyType(
     {"target_share": 0.5, "weight_step": 3.0, "per_error": True, "pool_classes": True}
 )
-RATE = 0.05  # half of SOSELETO's step is the target's, so it stands a larger one than target only
-# Where weights can be judged the trunk learns from the source alone, as in the paper, and long enough to need it.
+RATE = 0.05  # only half of SOSELETO's step is the target's, so a larger rate than for target only is stable
+# To judge the weights, the trunk is trained by the source alone, as in the paper, and for an epoch more.
 ALONE: Mapping[str, Any] = MappingProxyType({"lr": 0.03, "epochs": 3})
 
 
@@ -119,8 +119,8 @@ def _soseleto(
     return title, {"base": base, "lr": RATE, "settings": tuple({**SETTINGS, **changes}.items()), **more}
 
 
-# The lines of the table: title, and what makes each differ from the common configuration.
-LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+# The lines of the table: title, and what differs from the common configuration.
+LINES: Lines = MappingProxyType(
     {
         "target_only": ("target only", {"base": "target_only"}),
         "fine_tuning": ("fine-tuning", {"base": "fine_tuning"}),
@@ -143,13 +143,10 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
             "Luo et al. 2017, label-efficient, unlabelled data",
             {"base": "luo", "unlabelled": True},
         ),
-        "soseleto_unlabelled": (
+        "soseleto_unlabelled": _soseleto(
             "**SOSELETO**, unlabelled data",
-            {
-                "base": "soseleto",
-                "lr": RATE,
+            more={
                 "unlabelled": True,
-                "settings": tuple(SETTINGS.items()),
                 "rounds": (("rounds", 5), ("epochs", 2), ("views", 4), ("batch_size", 64)),
             },
         ),
@@ -170,25 +167,16 @@ def configuration(
     small: bool = False,
     **changes: Any,
 ) -> Config:
-    """The complete configuration of one line of the table; ``small`` is sized for a CPU and seconds."""
-    if method not in LINES:
-        known = ", ".join(LINES)
-        raise UsageError(f"unknown method {method!r}{did_you_mean(method, LINES)}: choose from {known}.")
+    """The complete configuration of one line of the table; ``small`` takes seconds on a CPU."""
+    fields = fields_of(LINES, method, {**(PLAIN if plain else {}), **(SMALL if small else {})}, changes)
     if source not in SOURCES:
         raise UsageError(f"unknown source {source!r}{did_you_mean(source, SOURCES)}: choose from {', '.join(SOURCES)}.")
-    fields = {**LINES[method][1], **(PLAIN if plain else {}), **(SMALL if small else {}), **changes}
-    for name in ("settings", "rounds"):
-        if changes.get(name):  # a variant gets a name of its own
-            fields[name] = tuple(
-                {**dict(LINES[method.partition("[")[0]][1].get(name, ())), **dict(changes[name])}.items()
-            )
-            method += "[" + ",".join(f"{setting}={value}" for setting, value in changes[name]) + "]"
-    return Config(method=method, n_target=n_target, source=source, seed=seed, **fields)
+    return Config(n_target=n_target, source=source, seed=seed, **fields)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffledWeights(Soseleto):
-    """SOSELETO whose weights are learned as ever, but each weighs another example: what is left without selection."""
+    """A control: SOSELETO learns its weights as usual, but each is applied to another, random example."""
 
     name = "shuffled_weights"
 
@@ -199,6 +187,8 @@ class ShuffledWeights(Soseleto):
 
 
 class _Shuffled(Weights):
+    """Weights that are read through a fixed permutation, but updated under their own index."""
+
     def __init__(self, n: int, *, initial: float = 1.0, device: torch.device | str = "cpu") -> None:
         super().__init__(n, initial=initial, device=device)
         self._other = torch.randperm(n, generator=generator(0, f"{NAME}/shuffled weights")).to(device)
@@ -212,7 +202,7 @@ class _Shuffled(Weights):
 
 def make_method(config: Config, data: Digits) -> Method:
     """The method with its settings."""
-    first = 1 if config.standardize else 0  # where LeNet begins in the trunk
+    first = 1 if config.standardize else 0  # index of LeNet's first layer in the trunk
     if config.base in (Soseleto.name, ShuffledWeights.name):
         convolutions = (f"trunk.{first}.", f"trunk.{first + 2}.")
         layers = {"all": None, "first": convolutions[:1], "convolutions": convolutions}[config.aligned]
@@ -233,7 +223,7 @@ def moves(config: Config) -> Augment:
 
 
 def make_trunk(config: Config) -> nn.Sequential:
-    """LeNet without its classifier; every image is standardised on the way in where the configuration says so."""
+    """LeNet without its classifier, after a layer that standardises each image if so configured."""
     layers = list(lenet_trunk(size=SIDE))
     if config.classifier == "connected":
         layers = layers[:-2]
@@ -242,7 +232,7 @@ def make_trunk(config: Config) -> nn.Sequential:
 
 
 def make_heads(config: Config, data: Digits) -> tuple[nn.Module | None, nn.Module | None]:
-    """Source head and target head, where they are not one linear layer each."""
+    """Source and target head; None for the default, one linear layer."""
     if config.base == "matching_networks":
         width = 500 if config.classifier == "last" else 800
         return None, Attention(len(data.target), width, len(TARGET_CLASSES))
@@ -325,7 +315,7 @@ def train(config: Config, data: Digits, *, device: str, out: Path | None = None)
 
 
 def make_rounds(config: Config, data: Digits) -> Unlabelled | None:
-    """Luo's method takes unlabelled digits itself; SOSELETO classifies them, and goes on in rounds."""
+    """SOSELETO's rounds on unlabelled digits; None for Luo's method, which takes unlabelled digits itself."""
     if not config.unlabelled or config.base != "soseleto":
         return None
     rounds = Unlabelled(inputs=data.unlabelled.inputs)
@@ -337,26 +327,25 @@ def make_rounds(config: Config, data: Digits) -> Unlabelled | None:
 
 
 def weight_facts(config: Config, data: Digits, result: Result) -> Row:
-    """How useful examples were told from useless ones; on SVHN 0-9 how many of each class were found useful."""
+    """Detection of useless examples, where they are known; on SVHN 0-9 the share of useful examples per class."""
     facts: Row = {} if result.learned is None else {"mean_weight": float(result.weights.mean())}
     if not facts:
         return facts
     if data.useless is not None:
-        found = compare({"weight": result.weights, "score": result.scores}, data.useless)
-        facts["detection"] = {name: {k: round(v, 4) for k, v in one.items()} for name, one in found.items()}
+        facts["detection"] = compare({"weight": result.weights, "score": result.scores}, data.useless)
     if result.unlabelled is not None:
         right = result.unlabelled.labels == data.unlabelled.labels
         facts["guessed_right"] = 100.0 * float(right.double().mean())
         if bool(right.any()) and not bool(right.all()):
-            found = compare({"weight": result.unlabelled.weights, "score": result.unlabelled.scores}, ~right)
-            facts["guesses"] = {name: {k: round(v, 4) for k, v in one.items()} for name, one in found.items()}
+            guesses = {"weight": result.unlabelled.weights, "score": result.unlabelled.scores}
+            facts["guesses"] = compare(guesses, ~right)
     if config.source == "0-9":
         facts["classes"] = class_facts(data.source, result)
     return facts
 
 
 def class_facts(source: Examples, result: Result, *, shown: int = 10) -> list[Row]:
-    """For each class the percent of weights above 0.8, and the places of its best and worst examples by score."""
+    """For each class the percent of weights above 0.8, and the ids of its best and worst examples by score."""
     assert source.classes is not None
     order = result.learned.order().cpu()
     facts: list[Row] = []
@@ -372,7 +361,7 @@ run_all = runner.bound(NAME, heading, run_one)
 
 
 def everything(seeds: Sequence[int]) -> list[Config]:
-    """Every cell of the tables."""
+    """The configurations of every cell of the tables."""
     made = []
     for seed in seeds:
         for n_target in (20, 25):
@@ -397,11 +386,11 @@ SOURCE_LINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[Row]:
-    """Every cell and the appendix's figures, as ``soseleto reproduce svhn-mnist``; started again it goes on."""
-    from soseleto.experiments import figures  # the trainings need torch and numpy alone
+    """Every cell and the appendix's figures, as ``soseleto reproduce svhn-mnist``; runs that are saved are skipped."""
+    from soseleto.experiments import figures  # needs matplotlib; the trainings need only torch and numpy
 
     rows = list(run_all(everything(range(seeds)), out / f"{NAME}.json", report=report).rows)
-    report(f"which classes are useful is shown in {figures.useful_classes(rows, out / 'svhn-classes.svg')}")
+    report(f"the share of useful examples per class is in {figures.useful_classes(rows, out / 'svhn-classes.svg')}")
     appendix(out / "svhn-0-9", report=report)
     return rows
 
@@ -409,7 +398,7 @@ def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[R
 def appendix(
     folder: Path, *, root: str | Path | None = None, device: str = "auto", report: Callable[[str], None]
 ) -> Path:
-    """One run on SVHN 0-9 that keeps its folder: its report shows the best and the worst examples of every class."""
+    """One run on SVHN 0-9 with a run folder, whose report shows the best and worst examples of every class."""
     page = folder / REPORT
     if not page.exists():
         config = configuration("soseleto", source="0-9")

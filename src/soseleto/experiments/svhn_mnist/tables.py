@@ -1,20 +1,19 @@
-"""The words of ``python -m soseleto.experiments.svhn_mnist``, and the tables made from what it wrote."""
+"""Command line of ``python -m soseleto.experiments.svhn_mnist``, and the tables made from its results file."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from soseleto.errors import UsageError
-from soseleto.experiments import arguments as common
-from soseleto.experiments.arguments import setting
-from soseleto.experiments.results import Row, Spread, load, put_between, table
+from soseleto.experiments import arguments
+from soseleto.experiments.results import Row, Spread, fill_page, table
 from soseleto.experiments.svhn_mnist.data import SOURCES
 from soseleto.experiments.svhn_mnist.experiment import LINES, SOURCE_LINES, Config, configuration, everything, run_all
 
-# Entries of the configuration that may be changed from outside.
+# Configuration fields that have a command-line option.
 NUMBERS = {
     "epochs": int,
     "n_source": int,
@@ -36,24 +35,20 @@ NUMBERS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    words = common.parser("svhn_mnist", __doc__, lines=LINES, seeds=20, numbers=NUMBERS)
-    words.add_argument("--n-target", nargs="+", type=int, default=[20, 25])
-    words.add_argument("--source", nargs="+", default=["0-4"], help=f"of {', '.join(SOURCES)}")
-    words.add_argument("--plain", action="store_true", help="no augmentation, standardised by the source's statistics")
-    words.add_argument("--everything", action="store_true", help="every cell of the tables, for these seeds")
-    words.add_argument("--rounds", nargs="+", default=[], metavar="NAME=VALUE", help="settings of Unlabelled")
-    return words
+    made = arguments.parser("svhn_mnist", __doc__, lines=LINES, seeds=20, numbers=NUMBERS)
+    made.add_argument("--n-target", nargs="+", type=int, default=[20, 25])
+    made.add_argument("--source", nargs="+", default=["0-4"], help=f"of {', '.join(SOURCES)}")
+    made.add_argument("--plain", action="store_true", help="no augmentation, standardised by the source's statistics")
+    made.add_argument("--everything", action="store_true", help="every cell of the tables, for these seeds")
+    made.add_argument("--rounds", nargs="+", default=[], metavar="NAME=VALUE", help="settings of Unlabelled")
+    return made
 
 
 def configs(given: argparse.Namespace) -> list[Config]:
-    """Every combination, those of a seed together, so that early rows already cover all methods."""
-    changes: dict[str, Any] = {name: value for name in NUMBERS if (value := getattr(given, name)) is not None}
-    if given.select:
-        changes |= {"select": True, "n_heldout": given.n_heldout or 5000}
+    """Every combination, ordered by seed, so that the first rows already cover all methods."""
+    changes = arguments.changes(given, NUMBERS, n_heldout=5000)
     if given.rounds:
-        changes["rounds"] = tuple(setting(word) for word in given.rounds)
-    if given.set:
-        changes["settings"] = tuple(setting(word) for word in given.set)
+        changes["rounds"] = tuple(arguments.setting(text) for text in given.rounds)
     if given.everything:
         if changes:
             raise UsageError(f"--everything runs the configurations as they are: leave out {', '.join(changes)}.")
@@ -68,7 +63,7 @@ def configs(given: argparse.Namespace) -> list[Config]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    common.run_words(parser(), configs, run_all, argv)
+    arguments.run(parser(), configs, run_all, argv)
 
 
 PAPER = (
@@ -82,55 +77,48 @@ PAPER = (
     ("paper: SOSELETO, unlabelled data", "", "92"),
 )
 TITLES = {name: title for name, (title, _) in LINES.items()}
+IMAGES = {"20 images": 20, "25 images": 25}
+USELESS = {"half its labels shuffled": "shuffled", "half grey CIFAR-10": "grey-cifar"}
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
     """SVHN 0-4: accuracy by the number of labelled images, with augmentation and in the paper's plain setting."""
-    columns = {"20 images": 20, "25 images": 25, "20, plain": (20, "plain"), "25, plain": (25, "plain")}
+    columns = {**IMAGES, "20, plain": (20, "plain"), "25, plain": (25, "plain")}
     mine = [_at(row, _column(row)) for row in rows if row["setting"]["source"] == "0-4"]
-    there = [title for title, at in columns.items() if any(row["setting"] == {"at": at} for row in mine)]
-    paper = [[line[0], *(line[1 + n] if n < 2 else "" for n, _ in enumerate(there))] for line in PAPER]
-    settings = {title: {"at": at} for title, at in columns.items()}
-    return _table(mine, lambda row: row.get("accuracy"), TITLES, settings, paper)
+    shown = [title for title, at in columns.items() if any(row["setting"] == {"at": at} for row in mine)]
+    paper = [[line[0], *(line[1 + n] if n < 2 else "" for n, _ in enumerate(shown))] for line in PAPER]
+    return _table(mine, TITLES, columns, more=paper)
 
 
 def sources_table(rows: Sequence[Row]) -> str:
     """25 labelled images, every source: accuracy."""
-    titles = {
-        "SVHN 0-4": "0-4",
-        "SVHN 0-9": "0-9",
-        "half its labels shuffled": "shuffled",
-        "half grey CIFAR-10": "grey-cifar",
-    }
-    mine = [_at(row, row["setting"]["source"]) for row in rows if row["setting"]["n_target"] == 25 and _plainly(row)]
+    columns = {"SVHN 0-4": "0-4", "SVHN 0-9": "0-9", **USELESS}
+    mine = [row for row in rows if row["setting"]["n_target"] == 25 and _augmented(row)]
     shown = {name: TITLES[name] for name in LINES if any(name in lines for lines in SOURCE_LINES.values())}
-    settings = {title: {"at": source} for title, source in titles.items()}
-    return _table(mine, lambda row: row.get("accuracy"), shown, settings)
+    return _table([_at(row, row["setting"]["source"]) for row in mine], shown, columns)
 
 
 def detection_table(rows: Sequence[Row]) -> str:
     """100·AUROC of useful against useless source examples, where it is known which are which."""
-    spread = [
-        {**_at(row, row["setting"]["source"]), "method": f"{row['method']} {signal}", "value": 100.0 * found["auroc"]}
+    found = [
+        {**_at(row, row["setting"]["source"]), "method": signal, "value": 100.0 * numbers["auroc"]}
         for row in rows
         if row["method"] == "soseleto_alone"
-        for signal, found in row.get("detection", {}).items()
+        for signal, numbers in row.get("detection", {}).items()
     ]
-    titles = {"soseleto_alone score": "score", "soseleto_alone weight": "weight"}
-    settings = {"half its labels shuffled": {"at": "shuffled"}, "half grey CIFAR-10": {"at": "grey-cifar"}}
-    return _table(spread, lambda row: row["value"], titles, settings)
+    return _table(found, {"score": "score", "weight": "weight"}, USELESS, value="value")
 
 
 def classes_table(rows: Sequence[Row]) -> str:
     """SVHN 0-9: percent of a class's examples whose weight is above 0.8."""
-    spread = [
-        {**_at(row, one["class"]), "value": one["useful"]}
+    found = [
+        {**_at(row, facts["class"]), "value": facts["useful"]}
         for row in rows
         if row["method"] == "soseleto"
-        for one in row.get("classes", ())
+        for facts in row.get("classes", ())
     ]
-    settings = {str(digit): {"at": str(digit)} for digit in range(10)}
-    return _table(spread, lambda row: row["value"], {"soseleto": "weight above 0.8"}, settings)
+    columns = {str(digit): str(digit) for digit in range(10)}
+    return _table(found, {"soseleto": "weight above 0.8"}, columns, value="value")
 
 
 def paired_table(rows: Sequence[Row]) -> str:
@@ -141,36 +129,15 @@ def paired_table(rows: Sequence[Row]) -> str:
         "soseleto_frozen": "its weights frozen at 1",
         "soseleto_shuffled": "its weights shuffled",
     }
-    columns = {"20 images": 20, "25 images": 25}
-    mine = [row for row in rows if row["setting"]["source"] == "0-4" and _plainly(row)]
-    found = [
-        {**row, "setting": {"at": n}, "value": difference}
-        for n in columns.values()
-        for row, difference in _differences([r for r in mine if r["setting"]["n_target"] == n], "soseleto", over)
-    ]
-    return _table(found, lambda row: row["value"], over, {title: {"at": n} for title, n in columns.items()})
+    mine = [row for row in rows if row["setting"]["source"] == "0-4" and _augmented(row)]
+    return _paired([_at(row, row["setting"]["n_target"]) for row in mine], "soseleto", over, IMAGES)
 
 
 def paired_sources_table(rows: Sequence[Row]) -> str:
-    """The trunk from the source alone, learned weights over frozen ones, draw by draw."""
-    columns = {"SVHN 0-4": "0-4", "half its labels shuffled": "shuffled", "half grey CIFAR-10": "grey-cifar"}
+    """Trunk trained by the source alone: accuracy with learned weights minus that with frozen ones, draw by draw."""
     over = {"soseleto_alone_frozen": "learned weights over weights frozen at 1"}
-    found = [
-        {**_at(row, source), "value": difference}
-        for source in columns.values()
-        for row, difference in _differences(
-            [row for row in rows if row["setting"]["source"] == source], "soseleto_alone", over
-        )
-    ]
-    return _table(found, lambda row: row["value"], over, {title: {"at": source} for title, source in columns.items()})
-
-
-def _differences(rows: Sequence[Row], method: str, others: Mapping[str, str]) -> list[tuple[Row, float]]:
-    """Each row of the other methods, with how much better ``method`` did in the same draw."""
-    ours = {row["seed"]: row["accuracy"] for row in rows if row["method"] == method}
-    return [
-        (row, ours[row["seed"]] - row["accuracy"]) for row in rows if row["method"] in others and row["seed"] in ours
-    ]
+    mine = [_at(row, row["setting"]["source"]) for row in rows]
+    return _paired(mine, "soseleto_alone", over, {"SVHN 0-4": "0-4", **USELESS})
 
 
 TABLES = {
@@ -181,14 +148,7 @@ TABLES = {
     "detection": detection_table,
     "classes": classes_table,
 }
-
-
-def page(text: str, results: str | Path) -> str:
-    """A page of docs with its tables made anew from a results file."""
-    rows = load(results).rows
-    for mark, make in TABLES.items():
-        text = put_between(text, mark, make(rows))
-    return text
+page = partial(fill_page, tables=TABLES)
 
 
 def _column(row: Row) -> Any:
@@ -196,15 +156,36 @@ def _column(row: Row) -> Any:
     return (n, "plain") if row["setting"].get("plain") else n
 
 
-def _plainly(row: Row) -> bool:
+def _augmented(row: Row) -> bool:
+    """Whether a run is with augmentation and without unlabelled data."""
     return not row["setting"].get("plain") and not row["setting"]["unlabelled"]
 
 
 def _at(row: Row, column: Any) -> Row:
+    """The row in a column of the table, in place of its setting."""
     return {**row, "setting": {"at": column}}
 
 
+def _paired(rows: Sequence[Row], method: str, over: Mapping[str, str], columns: Mapping[str, Any]) -> str:
+    """By how much ``method`` is better than each of the lines ``over`` in the same column and draw."""
+    ours = {(row["setting"]["at"], row["seed"]): row["accuracy"] for row in rows if row["method"] == method}
+    found = [
+        {**row, "value": ours[draw] - row["accuracy"]}
+        for row in rows
+        if row["method"] in over and (draw := (row["setting"]["at"], row["seed"])) in ours
+    ]
+    return _table(found, over, columns, value="value")
+
+
 def _table(
-    rows: Sequence[Row], value: Any, methods: Mapping[str, str], settings: Mapping[str, Any], more: Any = ()
+    rows: Sequence[Row],
+    methods: Mapping[str, str],
+    columns: Mapping[str, Any],
+    *,
+    value: str = "accuracy",
+    more: Sequence[Sequence[str]] = (),
 ) -> str:
-    return table(rows, value, methods=methods, settings=settings, more=more, show=Spread.with_error)
+    """Mean and standard error of the entry ``value``, in the columns (title -> column of ``_at``)."""
+    settings = {title: {"at": at} for title, at in columns.items()}
+    show = Spread.with_error
+    return table(rows, lambda row: row.get(value), methods=methods, settings=settings, more=more, show=show)

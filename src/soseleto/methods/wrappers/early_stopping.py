@@ -1,8 +1,8 @@
-"""Early stopping around any method: the model of the best held-out accuracy is the one that is left at the end.
+"""Early stopping around any method: training ends with the model of the best held-out accuracy.
 
-Every ``every`` steps the model is tried on held-out examples that no step trains on; after the last step the
-parameters and buffers of the best trial are put back (the earliest among equals). Training itself runs to its end,
-so that the schedule is the one that every other method has.
+Every ``every`` steps the model is evaluated on held-out examples that no step trains on; after the last step the
+parameters and buffers of the best evaluation are restored (the earliest on ties). Training itself always runs to its
+last step, so that the learning-rate schedule is the same as for every other method.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
+from soseleto.methods.wrappers.inner import WrapperState
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.task.task import Method, Task, state_of
-from soseleto.weights import Weights
 
-_ROWS = 1000  # held-out examples at a time
+_ROWS = 1000  # held-out examples per forward pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
-    """method: what is trained; heldout: inputs as the model takes them, and labels; every: steps between trials."""
+    """method: what is trained; every: steps between evaluations.
+
+    heldout: labelled examples, with inputs as the model takes them
+    """
 
     method: Method
     heldout: Batch
@@ -35,7 +36,10 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         if self.every < 1 or len(self.heldout) < 1:
-            raise UsageError(f"every and the held-out examples must be 1 or more, got {self.every}: give both.")
+            raise UsageError(
+                f"EarlyStopping needs every >= 1 and at least one held-out example, got every={self.every} "
+                f"and {len(self.heldout)} examples: give both."
+            )
 
     @property
     def name(self) -> str:
@@ -60,45 +64,27 @@ class EarlyStopping:
 
 
 @dataclass
-class EarlyStoppingState:
+class EarlyStoppingState(WrapperState):
     """The inner method's state, and the best model so far."""
 
-    task: Task
-    inner: Any
     every: int
     steps: int = 0
     best_accuracy: float = -1.0
     best: dict[str, Tensor] = field(default_factory=dict)
 
     def is_due(self, step: int) -> bool:
-        """Whether held-out examples are tried after this step."""
+        """Whether the model is evaluated after this step."""
         return step % self.every == 0 or step == self.task.steps
 
     @property
     def capturable(self) -> bool:
         return not self.is_due(self.steps + 1) and getattr(self.inner, "capturable", True)
 
-    @property
-    def kind(self) -> Any:
-        return getattr(self.inner, "kind", None)
-
     def advance(self, steps: int) -> None:
-        """Steps were taken by replaying them."""
+        """Count ``steps`` steps that were taken by replaying a CUDA graph."""
         self.steps += steps
         if hasattr(self.inner, "advance"):
             self.inner.advance(steps)
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return self.inner.optimizer
-
-    @property
-    def schedule(self) -> LRScheduler | None:
-        return self.inner.schedule
-
-    @property
-    def weights(self) -> Weights | None:
-        return self.inner.weights
 
     def state(self) -> dict[str, Any]:
         own = {"steps": self.steps, "best_accuracy": self.best_accuracy, "best": self.best}
@@ -110,13 +96,14 @@ class EarlyStoppingState:
         self.inner.load_state(state["inner"])
 
     def consider(self, found: float) -> None:
+        """Keep a copy of the model if this accuracy is the best so far."""
         if found > self.best_accuracy:
             self.best_accuracy = found
             self.best = {name: value.detach().clone() for name, value in self.task.model.state_dict().items()}
 
 
 def accuracy(model: nn.Module, batch: Batch) -> float:
-    """The share of right answers, with the model in evaluation mode and left as it was."""
+    """The share of correct predictions in evaluation mode; the modules' training flags are restored."""
     with evaluation_mode(model), torch.no_grad():
         answers = torch.cat([model(piece).argmax(1) for piece in batch.inputs.split(_ROWS)])
     return float((answers == batch.labels).double().mean())

@@ -1,8 +1,8 @@
-"""Around any method: the running mean loss and margin of every source example, the signals that are free elsewhere.
+"""Around any method: the running mean loss and label margin of every source example.
 
-The outputs are those of the step's own forward, seen through a hook that is gone again when the step ends; only where
-the method runs the model out of the hook's sight (a captured graph) the source batch is run once more, and
-``Signals.extra_forwards`` counts that.
+These label-quality signals cost almost nothing: the outputs are those of the step's own forward pass, read by a hook
+that is removed when the step ends. Only where the hook does not see that pass (a captured graph) is the source batch
+run once more, and ``Signals.extra_forwards`` counts it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data.batch import Batch
+from soseleto.data.label_margin import label_margin
 from soseleto.methods.state import require_noisy
+from soseleto.methods.wrappers.inner import Transparent, WrapperState
 from soseleto.task.losses import cross_entropy
 from soseleto.task.task import Method, Task, state_of
 
 
 @dataclass
 class Signals:
-    """Running means over visits of n source examples: of the cross-entropy, and of the margin of the label.
-
-    The margin is the score (logit) of the label minus the largest of the other classes' scores.
-    """
+    """Running means over the visits of n source examples: of the cross-entropy, and of the label's margin."""
 
     n: int
     loss: Tensor = field(init=False)
@@ -52,39 +51,26 @@ class Signals:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         visits = self.visits[batch.index] + 1
         self.visits[batch.index] = visits
-        for mean, new in ((self.loss, cross_entropy(scores, batch.labels)), (self.margin, margins(scores, batch))):
+        loss, margin = cross_entropy(scores, batch.labels), label_margin(scores, batch.labels)
+        for mean, new in ((self.loss, loss), (self.margin, margin)):
             old = mean[batch.index]
             mean[batch.index] = old + (new.to(old.dtype) - old) / visits
 
 
-def margins(scores: Tensor, batch: Batch) -> Tensor:
-    """The label's score minus the largest other one, (B,)."""
-    label = batch.labels[:, None]
-    others = scores.scatter(1, label, float("-inf"))
-    return scores.gather(1, label).squeeze(1) - others.amax(1)
-
-
-@dataclass(frozen=True)
-class Recording:
-    """``method`` as it is, while ``signals`` follow the source examples it visits."""
+@dataclass(frozen=True, repr=False)
+class Recording(Transparent):
+    """``method`` unchanged, with ``signals`` recorded for the source examples it visits."""
 
     method: Method
     signals: Signals
 
-    @property
-    def name(self) -> str:
-        return self.method.name
-
-    def __repr__(self) -> str:
-        return repr(self.method)
-
     def init(self, task: Task) -> Any:
         require_noisy(task, "recording")
         self.signals.to(task.device)
-        return _Seen(task, self.method.init(task), self.signals)
+        return RecordingState(task, self.method.init(task), self.signals)
 
     def step(self, state: Any, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        with _watched(state.task.model, source, len(target)) as seen:
+        with _source_outputs(state.task.model, source, len(target)) as seen:
             numbers = self.method.step(state.inner, source, target, monitor=monitor)
         if seen:
             scores = seen[0]
@@ -97,11 +83,9 @@ class Recording:
 
 
 @dataclass
-class _Seen:
-    """The inner state, with the task beside it; whatever else is asked for is the inner state's."""
+class RecordingState(WrapperState):
+    """The inner method's state, and the signals."""
 
-    task: Task
-    inner: Any
     signals: Signals
 
     def state(self) -> dict[str, Any]:
@@ -111,23 +95,21 @@ class _Seen:
         self.inner.load_state(state["inner"])
         self.signals.load_state(state["signals"])
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
 
 @contextmanager
-def _watched(model: nn.Module, source: Batch, n_target: int) -> Iterator[list[Tensor]]:
-    """Gathers the model's outputs for the source rows, from forwards of the source alone or joined with the target."""
+def _source_outputs(model: nn.Module, source: Batch, n_target: int) -> Iterator[list[Tensor]]:
+    """Collects the model's outputs for the source rows, from forwards of the source alone or joined with the target."""
     seen: list[Tensor] = []
-    # Inputs may have been copied on the way (autocast), so they are known by their number, where that tells.
+    # Autocast may have copied the inputs, so a source forward is also recognised by its number of rows, unless the
+    # target alone has as many.
     sizes = {len(source), len(source) + n_target} - {n_target}
 
-    def look(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
+    def keep(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
         rows = given[0] if given else None
         if isinstance(rows, Tensor) and (rows is source.inputs or len(rows) in sizes):
             seen.append(outputs.detach()[: len(source)])
 
-    handle = model.register_forward_hook(look)
+    handle = model.register_forward_hook(keep)
     try:
         yield seen
     finally:

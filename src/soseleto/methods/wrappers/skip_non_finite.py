@@ -1,7 +1,8 @@
-"""Around any method: a step with a loss, gradient or alignment that is not finite leaves no trace, and is counted.
+"""Around any method: a step with a non-finite loss, gradient or alignment is undone and counted.
 
-What a step may change is copied before it and, where something was not finite, taken back after it. Nothing waits for
-the device, so such steps can be recorded as a CUDA graph; the price is a copy of model and optimizer state.
+Everything a step may change is copied before it and restored after it if something was not finite. Nothing
+synchronises with the device, so the steps can still be captured as a CUDA graph; the cost is a copy of the model and
+the optimizer state.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from soseleto.data.batch import Batch
+from soseleto.methods.wrappers.inner import Transparent, WrapperState
 from soseleto.task.task import Method, Task
 
 
 class CountingGuard:
-    """Lets every loss pass, and remembers on the device whether one of this step was not finite."""
+    """A guard that never raises: it records on the device whether any loss of the step was not finite."""
 
     def __init__(self, device: torch.device) -> None:
         self.bad = torch.zeros((), dtype=torch.bool, device=device)
@@ -26,66 +28,61 @@ class CountingGuard:
         self.bad.logical_or_(~losses.isfinite().all())
 
 
-class Skipping:
-    """``method`` as it is, but for steps that are not finite. The schedule goes on over skipped steps."""
+class Skipping(Transparent):
+    """``method`` unchanged, except that non-finite steps are undone. The schedule counts skipped steps too."""
 
     def __init__(self, method: Method, guard: CountingGuard) -> None:
-        self.method, self.guard = method, guard  # the guard is the task's
+        self.method, self.guard = method, guard  # the same guard as the task's
 
-    @property
-    def name(self) -> str:
-        return self.method.name
+    def init(self, task: Task) -> WrapperState:
+        return WrapperState(task, self.method.init(task))
 
-    def __repr__(self) -> str:
-        return repr(self.method)
-
-    def init(self, task: Task) -> Any:
-        self._task = task
-        return self.method.init(task)
-
-    def step(self, state: Any, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        before = {key: tensor.clone() for key, tensor in self._changing(state)}
+    def step(self, state: WrapperState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        before = {key: tensor.clone() for key, tensor in _changing(state)}
         weights = None if state.weights is None else state.weights.rows(source.index)
         self.guard.bad.zero_()
-        numbers = self.method.step(state, source, target, monitor=monitor)
+        numbers = self.method.step(state.inner, source, target, monitor=monitor)
         fine = self._fine(state, before, source.index)
-        self._take_back(state, before, fine)
+        _restore(state, before, fine)
         if weights is not None:
             state.weights.put(source.index, torch.where(fine, state.weights.rows(source.index), weights))
         kept = {name: torch.where(fine, value, torch.zeros_like(value)) for name, value in numbers.items()}
         return {**kept, "skipped": 1.0 - fine.to(torch.float32)}
 
-    def _fine(self, state: Any, before: Mapping[Any, Tensor], index: Tensor) -> Tensor:
-        """Whether on every rank all losses, and all that was finite before, are finite now."""
+    def _fine(self, state: WrapperState, before: Mapping[Any, Tensor], index: Tensor) -> Tensor:
+        """Whether on every rank all losses are finite, and all tensors that were finite before still are."""
         bad = self.guard.bad.clone()
-        for key, tensor in self._changing(state):
+        for key, tensor in _changing(state):
             if tensor.is_floating_point() and tensor.numel():
                 was = before[key].isfinite().all() if key in before else torch.ones_like(bad)
                 bad.logical_or_(was.to(bad.device) & ~tensor.isfinite().all().to(bad.device))
         if state.weights is not None:
             bad.logical_or_(~state.weights.rows(index).isfinite().all())
-        return self._task.sharing.sum(bad.to(torch.float32)) == 0
+        return state.task.sharing.sum(bad.to(torch.float32)) == 0
 
-    def _changing(self, state: Any) -> Iterator[tuple[Any, Tensor]]:
-        """Every tensor that a step may change, but for the weights of source examples."""
-        for name, value in self._task.model.state_dict(keep_vars=True).items():
-            if isinstance(value, Tensor):
-                yield (0, name), value.detach()
-        for parameter, entries in state.optimizer.state.items():
-            yield from (((1, parameter, name), value) for name, value in entries.items() if isinstance(value, Tensor))
-        if hasattr(state, "state"):
-            own = {name: value for name, value in state.state().items() if name != "weights"}
-            yield from (((2, path), tensor) for path, tensor in _leaves(own))
 
-    def _take_back(self, state: Any, before: Mapping[Any, Tensor], fine: Tensor) -> None:
-        """Where the step was not fine: what was there becomes what it was, what is new becomes 0."""
-        with torch.no_grad():
-            for key, tensor in self._changing(state):
-                old = before[key] if key in before else torch.zeros_like(tensor)
-                tensor.copy_(torch.where(fine.to(tensor.device), tensor, old))
+def _changing(state: WrapperState) -> Iterator[tuple[Any, Tensor]]:
+    """Every tensor that a step may change, except the weights of source examples."""
+    for name, value in state.task.model.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor):
+            yield (0, name), value.detach()
+    for parameter, entries in state.optimizer.state.items():
+        yield from (((1, parameter, name), value) for name, value in entries.items() if isinstance(value, Tensor))
+    if hasattr(state, "state"):
+        own = {name: value for name, value in state.state().items() if name != "weights"}
+        yield from (((2, path), tensor) for path, tensor in _leaves(own))
+
+
+def _restore(state: WrapperState, before: Mapping[Any, Tensor], fine: Tensor) -> None:
+    """Unless the step was fine, give every tensor its value from before; tensors that did not exist yet become 0."""
+    with torch.no_grad():
+        for key, tensor in _changing(state):
+            old = before[key] if key in before else torch.zeros_like(tensor)
+            tensor.copy_(torch.where(fine.to(tensor.device), tensor, old))
 
 
 def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """The tensors in nested dicts, lists and tuples, each with its path."""
     if isinstance(tree, Tensor):
         yield path, tree
     elif isinstance(tree, Mapping):
