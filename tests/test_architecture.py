@@ -121,7 +121,7 @@ def _imported(node: ast.AST, known: Iterable[str]) -> Iterator[str]:
 
 def unit_of(module: str) -> str:
     """``soseleto.data.batch`` belongs to ``data``; the top-level package itself is ``__init__``."""
-    return (module.split(".") + ["__init__"])[1]
+    return [*module.split("."), "__init__"][1]
 
 
 def forbidden(found: Iterable[Import]) -> list[str]:
