@@ -135,6 +135,12 @@ def test_links_lead_somewhere() -> None:
             assert (path.parent / link).exists(), f"{path.name}: {link}"
 
 
+def test_files_of_the_repository_that_pages_name_exist() -> None:
+    for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for name in re.findall(r"\b(?:tests|benchmarks|scripts|results|src)/[\w./-]+\.\w+", path.read_text("utf-8")):
+            assert (ROOT / name).exists(), f"{path.name}: {name}"
+
+
 def test_the_synthetic_results_are_what_the_paper_shows() -> None:
     rows = json.loads((ROOT / "results" / "synthetic.json").read_text("utf-8"))["rows"]
     assert len({row["seed"] for row in rows}) >= 20

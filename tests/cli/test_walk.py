@@ -1,7 +1,7 @@
 """A newcomer's walk: fit, rank, report, review, export, fit again, predict.
 
 It is taken on generated images in any case, on MNIST images where SOSELETO_DATA has them, and with SOSELETO_LONG_WALK=1
-also on three times as many of those with the library's defaults (8 minutes on two slow cores).
+also on three times as many of those with the library's defaults, which takes about ten minutes.
 """
 
 from __future__ import annotations

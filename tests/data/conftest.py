@@ -1,6 +1,5 @@
-"""Small files to read, and the real public sets where SOSELETO_DATA says they are."""
+"""Small files to read, and the public data sets in the folder that SOSELETO_DATA names."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +8,8 @@ from PIL import Image
 
 
 @pytest.fixture(scope="session")
-def real_root() -> Path:
-    root = os.environ.get("SOSELETO_DATA")
-    if not root:
-        pytest.skip("SOSELETO_DATA is not set: it names the folder with the real public sets")
-    return Path(root)
+def real_root(data_root: Path) -> Path:
+    return data_root
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +21,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def picture(seed: int, size: tuple[int, int] = (32, 32)) -> Image.Image:
-    """A smooth colour image (width, height) that no other seed gives."""
+    """A smooth colour image of size (width, height), another one for every seed."""
     random = np.random.default_rng(seed)
     coarse = Image.fromarray(random.integers(0, 256, (5, 5, 3), dtype=np.uint8))
     return coarse.resize(size, Image.Resampling.BICUBIC)
@@ -33,7 +29,7 @@ def picture(seed: int, size: tuple[int, int] = (32, 32)) -> Image.Image:
 
 @pytest.fixture
 def image_folder(tmp_path):
-    """Makes a folder of images: ``image_folder("source", {"cat": [1, 2], "dog": [3]})``, one a seed."""
+    """Makes a folder of images: ``image_folder("source", {"cat": [1, 2], "dog": [3]})``, one image per seed."""
 
     def make(name: str, classes: dict[str, list[int]], size=(32, 32), suffix=".png") -> Path:
         for label, seeds in classes.items():
