@@ -1,5 +1,5 @@
 # Two commands set everything up: `make demo` and `make test`. Both build their own virtual environment.
-PYTHON ?= python3.11
+PYTHON ?= $(notdir $(firstword $(shell command -v python3.11 || command -v python3.12) python3.11))
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -11,7 +11,7 @@ help: ## print the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 $(READY): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed: install Python 3.11 or newer, or say PYTHON=python3.12"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed: install Python 3.11 or 3.12, or type make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -20,20 +20,20 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## the paper's synthetic experiment: a run folder and its report, in seconds
 	$(BIN)/soseleto demo --out runs/demo
 
-test: $(READY) ## every test (those on large data need SOSELETO_DATA)
+test: $(READY) ## all tests (those on the public data sets need SOSELETO_DATA)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-lint: $(READY) ## ruff: style and mistakes
+lint: $(READY) ## ruff: style and common mistakes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 
-docs: $(READY) ## the documentation as pages, in site/
+docs: $(READY) ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-bench: $(READY) ## the benchmarks, against plain PyTorch and peers in the same run (minutes)
+bench: $(READY) ## the benchmarks, beside plain PyTorch and other packages (minutes)
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/peers.py

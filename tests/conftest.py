@@ -1,4 +1,4 @@
-"""Shared by every test: two threads at most in all, and where the large data lies."""
+"""Shared by all tests: at most two threads in all, the order of the files, the public data sets, the browser."""
 
 from __future__ import annotations
 
@@ -17,12 +17,24 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts pytest in the background ignores it
+# The files that take longest, by their times on two cores. Workers take whole files in this order: one of these begun
+# last would keep one worker busy while the others are idle.
+LONGEST = (
+    "test_walk",
+    "test_ranks",
+    "test_fsdp",
+    "test_cifar10_noise",
+    "test_svhn_mnist",
+    "test_docs",
+    "test_checkpoint",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that no core waits for it at the end."""
-    items.sort(key=lambda item: "test_walk" not in item.nodeid)
+    """The longest files first; the others keep their order."""
+    place = {name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +47,7 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """One Chromium for all tests; marked ``needs_browser`` they skip without one."""
+    """One Chromium for all tests of a worker; those marked ``needs_browser`` are skipped without one."""
     from browser import Browser
 
     browser = Browser(tmp_path_factory.mktemp("profile"))

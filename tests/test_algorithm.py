@@ -340,11 +340,11 @@ def test_monitor_tells_the_paper_condition_and_the_change_of_the_target_loss() -
     assert float(numbers["predicted_change"]) == pytest.approx(-1e-4 * float((0.5 * q).mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
-@pytest.mark.parametrize("settings", [{}, {"weight_step": None}])
+@pytest.mark.parametrize(
+    ("side", "settings"),
+    [("source", {}), ("target", {}), ("source", {"weight_step": None})],  # frozen weights need no target batch
+)
 def test_non_finite_losses_stop_before_the_parameters_move(side: str, settings: dict[str, Any]) -> None:
-    if side == "target" and settings:
-        pytest.skip("frozen weights in noisy mode need no target")
     model = net()
     before = copy.deepcopy(model.state_dict())
     method = Soseleto(**settings, engine="loop")

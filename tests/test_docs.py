@@ -39,9 +39,9 @@ TYPED = list(
         for block in re.findall(r"```sh\n(.*?)```", path.read_text("utf-8"), re.DOTALL)
         for line in block.splitlines()
         if line.startswith("soseleto ")
+        and (not line.startswith("soseleto review") or "--export" in line)  # the others serve a page until stopped
     )
 )
-SERVES = "soseleto review"  # until it is stopped; tests/test_review.py has it
 
 
 def test_every_pinned_package_installs_on_the_first_python_3_11() -> None:
@@ -64,7 +64,7 @@ def script(name: str) -> ModuleType:
 
 
 def write_images(folder: Path, classes: Sequence[str], each: int, seed: int) -> None:
-    """Noise around a grey that tells the class."""
+    """Noise around one grey per class."""
     draw = np.random.RandomState(seed)
     for place, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
@@ -75,7 +75,7 @@ def write_images(folder: Path, classes: Sequence[str], each: int, seed: int) -> 
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the files that the pages speak of."""
+    """A folder with the files that the pages name."""
     root = tmp_path_factory.mktemp("desk")
     for seed, (name, each) in enumerate({"scraped": 30, "checked": 18, "test": 3, "new": 2}.items()):
         write_images(root / "photos" / name, ("cat", "dog"), each, seed)
@@ -100,8 +100,6 @@ def test_code_blocks_run(block: str, desk: Path) -> None:
 
 @pytest.mark.parametrize("line", TYPED)
 def test_typed_lines_run(line: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if line.startswith(SERVES) and "--export" not in line:
-        pytest.skip("serves a page until it is stopped")
     with pytest.raises(SystemExit) as left:
         main(shlex.split(line)[1:])
     assert left.value.code == 0, capsys.readouterr().err
@@ -113,8 +111,6 @@ def test_there_is_something_to_run() -> None:
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs")
-    pytest.importorskip("mkdocstrings")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, check=False)
@@ -137,6 +133,12 @@ def test_links_lead_somewhere() -> None:
     for path in PAGES:
         for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text("utf-8")):
             assert (path.parent / link).exists(), f"{path.name}: {link}"
+
+
+def test_files_of_the_repository_that_pages_name_exist() -> None:
+    for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for name in re.findall(r"\b(?:tests|benchmarks|scripts|results|src)/[\w./-]+\.\w+", path.read_text("utf-8")):
+            assert (ROOT / name).exists(), f"{path.name}: {name}"
 
 
 def test_the_synthetic_results_are_what_the_paper_shows() -> None:

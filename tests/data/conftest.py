@@ -1,6 +1,5 @@
 """Small files to read, and the real public data sets below SOSELETO_DATA."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +8,8 @@ from PIL import Image
 
 
 @pytest.fixture(scope="session")
-def real_root() -> Path:
-    root = os.environ.get("SOSELETO_DATA")
-    if not root:
-        pytest.skip("SOSELETO_DATA is not set: it names the folder with the real public sets")
-    return Path(root)
+def real_root(data_root: Path) -> Path:
+    return data_root
 
 
 @pytest.fixture(autouse=True)

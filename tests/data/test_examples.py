@@ -122,7 +122,8 @@ def test_arrays_follow_the_rules_of_shape_and_type():
 
 
 def test_examples_pass_through_and_frames_are_tables():
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     one = small()
     assert as_examples(one, name="source") is one
     frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3, 4], "label": ["y", "x"], "id": ["u", "v"]})

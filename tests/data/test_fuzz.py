@@ -38,7 +38,8 @@ def pickle_file() -> bytes:
 
 
 def mat_file(packed: bool) -> bytes:
-    scipy_io = pytest.importorskip("scipy.io")
+    import scipy.io as scipy_io
+
     file = io.BytesIO()
     images = np.zeros((4, 4, 3, 2), np.uint8)
     scipy_io.savemat(file, {"X": images, "y": np.ones((2, 1), np.uint8)}, do_compression=packed)
@@ -52,7 +53,7 @@ def npz_file() -> bytes:
 
 
 def parquet_file() -> bytes:
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     import pyarrow.parquet
 
     file = io.BytesIO()

@@ -81,7 +81,8 @@ def test_real_mnist_bytes_are_the_official_ones(real_root):
 
 
 def test_real_svhn_agrees_with_scipy(real_root):
-    io = pytest.importorskip("scipy.io")
+    from scipy import io
+
     theirs = io.loadmat(real_root / "svhn" / "train_32x32.mat", variable_names=["y"])["y"]
     assert np.array_equal(read_mat(real_root / "svhn" / "train_32x32.mat", ("y",))["y"], theirs)
 
@@ -165,7 +166,8 @@ def test_human_labels_in_both_formats_of_torch(tmp_path, zipped):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_mat_files_as_scipy_writes_them(tmp_path, packed):
-    io = pytest.importorskip("scipy.io")
+    from scipy import io
+
     images = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 4), dtype=np.uint8)
     labels = np.array([[10], [1], [9], [5]], np.uint8)
     path = tmp_path / "svhn" / "test_32x32.mat"

@@ -214,7 +214,8 @@ def test_mlflow_itself(tmp_path: Path) -> None:
 
 
 def test_tensorboard(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator as accumulator
+
     train(None, epochs=2, loggers=[loggers.TensorBoard(tmp_path)])
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("source_loss")] == [8, 16]

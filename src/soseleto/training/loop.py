@@ -17,13 +17,14 @@ from soseleto.data.preprocess import Prepare
 from soseleto.engines.shards import rest, sharded_modules
 from soseleto.errors import TrainingError, UsageError
 from soseleto.methods.wrappers.record_signals import Signals
+from soseleto.parallel.device import announcing_emulation
 from soseleto.parallel.fsdp import gathered
 from soseleto.parallel.micro_batches import require_independent
 from soseleto.parallel.reducer import Reducer, Single, my_rows, owned
 from soseleto.run_folder import thumbnails
 from soseleto.suspects.signals import gather
 from soseleto.task.finite import NonFiniteLoss, check_guard
-from soseleto.task.losses import Loss
+from soseleto.task.losses import FULL, Loss
 from soseleto.task.task import Method, Task
 from soseleto.training.cuda_graph import CapturedStep, EagerStep
 from soseleto.training.history import Records, group_record, weight_record
@@ -83,7 +84,9 @@ class Loop:
             require_independent(self.task.model)
         step = CapturedStep(self.method, state, self.records.message) if self.capture else EagerStep(self.method, state)
         epochs_done, start = divmod(done, self.task.steps // self.epochs)
-        with keeper.listening(), closing(self.records):
+        dtype = getattr(self.task.losses, "precision", FULL).autocast
+        emulation = announcing_emulation(dtype, self.task.device, self.records.message)
+        with keeper.listening(), closing(self.records), emulation:
             for epoch in range(epochs_done + 1, self.epochs + 1):
                 try:
                     self._epoch(state, step, epoch, start, keeper)
