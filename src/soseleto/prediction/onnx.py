@@ -22,7 +22,6 @@ from soseleto.data.optional import need
 from soseleto.errors import DataError, UsageError
 from soseleto.prediction.load import LoadedRun
 from soseleto.run_folder.files import aside
-from soseleto.task.losses import cross_entropy
 
 TOLERANCE = 1e-4  # of probabilities
 _ROWS = 3  # of the batch that is compared
@@ -37,7 +36,7 @@ class _Answering(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = self.model(self.loaded.prepare(inputs))
-        return (outputs / self.loaded.temperature).softmax(1) if self.loaded.loss is cross_entropy else outputs
+        return (outputs / self.loaded.temperature).softmax(1) if self.loaded.task == "classification" else outputs
 
 
 def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str]) -> Path:

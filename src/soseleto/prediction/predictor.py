@@ -1,10 +1,10 @@
-"""A trained model with all it needs to answer: the preparation of its inputs, its classes, its temperature."""
+"""A trained model with what a prediction needs: the preparation of inputs, the classes, the temperature."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -15,29 +15,32 @@ from soseleto.prediction.temperature import fit_temperature
 from soseleto.task.losses import Loss, cross_entropy
 
 EVALUATION_BATCH = 1000
+TaskKind = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictor:
-    """What answers for inputs as they came.
+    """Predictions for raw inputs.
 
-    model: the trained model (in transfer mode trunk and heads; called, it answers for the target)
-    temperature: outputs are divided by it before the softmax; 1 where nothing was calibrated
+    model: the trained model (in transfer mode trunk and heads; a call gives the target's outputs)
+    task: ``"classification"`` where labels are class indices and outputs (B, classes), whatever the loss
+    temperature: outputs are divided by it before the softmax; 1 without calibration
     """
 
     model: nn.Module
     prepare: Callable[[Tensor], Tensor]
     device: torch.device
     loss: Loss = cross_entropy
+    task: TaskKind = "classification"
     classes: tuple[str, ...] | None = None
     temperature: float = 1.0
 
     def outputs(self, inputs: Tensor | np.ndarray) -> Tensor:
-        """The model's raw outputs for inputs as they came (uint8 images, features), on the CPU."""
+        """The model's outputs for raw inputs (uint8 images, features), on the CPU."""
         return self._outputs(self.model, inputs)
 
     def _outputs(self, model: nn.Module, inputs: Tensor | np.ndarray) -> Tensor:
-        """Of ``model``, which is the whole one or parts of it."""
+        """Of ``model``: the whole one or parts of it."""
         given = torch.as_tensor(inputs)
         was = self.model.training
         self.model.eval()
@@ -49,9 +52,9 @@ class Predictor:
         return torch.cat(pieces)
 
     def predict(self, inputs: Tensor | np.ndarray) -> Tensor:
-        """Class indices, or the outputs themselves where the loss is not a classification's."""
+        """Class indices of a classifier, otherwise the outputs themselves."""
         outputs = self.outputs(inputs)
-        return outputs.argmax(1) if self.loss is cross_entropy else outputs
+        return outputs.argmax(1) if self.task == "classification" else outputs
 
     def predict_proba(self, inputs: Tensor | np.ndarray) -> Tensor:
         """One probability per class, (B, classes): softmax(outputs / temperature)."""
@@ -66,12 +69,12 @@ class Predictor:
         outputs = self.outputs(examples.inputs)
         labels = examples.labels.cpu()
         numbers = {"loss": float(self.loss(outputs, labels).double().mean())}
-        if self.loss is cross_entropy:
+        if self.task == "classification":
             numbers["accuracy"] = 100.0 * float((outputs.argmax(1) == labels).double().mean())
         return numbers
 
     def calibrated(self, dataset: Any) -> Self:
-        """The same with the temperature that suits ``dataset`` best: labelled examples that nothing was trained on."""
+        """The same with the temperature that suits ``dataset`` best: labelled examples not used in training."""
         from soseleto.data import as_examples
 
         self._need_classes("calibrated")
@@ -79,5 +82,5 @@ class Predictor:
         return replace(self, temperature=fit_temperature(self.outputs(examples.inputs), examples.labels.cpu()))
 
     def _need_classes(self, what: str) -> None:
-        if self.loss is not cross_entropy:
-            raise UsageError(f"{what} is for classifiers trained with cross_entropy: use outputs() or predict().")
+        if self.task != "classification":
+            raise UsageError(f"{what} is for classifiers, and this is a {self.task}: use outputs() or predict().")
