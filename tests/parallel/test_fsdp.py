@@ -56,20 +56,20 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "layerwise": {"engine": "layerwise", "epochs": 25 if LONG else 4},
+    "layerwise": {"method": soseleto.Soseleto(engine="layerwise"), "epochs": 25 if LONG else 4},
     "auto, Adam": {"optimizer": adam},
-    "micro-batches": {"micro_batch_size": 2},
+    "micro-batches": {"compute": {"micro_batch_size": 2}},
     "weights first": {"method": soseleto.Soseleto(weights_first=True, target_share=0.3, max_norm=1.0)},
     "target seen seldom": {"method": soseleto.Soseleto(reuse_target=3)},
     "single target batch": {"method": soseleto.Soseleto(target_average=0.0)},
-    "float32": {"engine": "layerwise", "precise": False},
+    "float32": {"method": soseleto.Soseleto(engine="layerwise"), "precise": False},
     "frozen": {"method": soseleto.Soseleto(weight_step=None)},
     "labels doubted": {"method": soseleto.Soseleto(doubt_labels=True, initial_weight=0.7, target_share=0.3)},
     "ordinary": {"method": Ordinary()},
     "mixed": {"method": Mixed()},
     "target only": {"method": TargetOnly()},
     "transfer": {"mode": "transfer", "epochs": 25 if LONG else 4},
-    "transfer, micro-batches": {"mode": "transfer", "micro_batch_size": 2},
+    "transfer, micro-batches": {"mode": "transfer", "compute": {"micro_batch_size": 2}},
     "transfer, target's share": {"mode": "transfer", "method": soseleto.Soseleto(target_share=0.5)},
 }
 
@@ -133,13 +133,13 @@ def test_a_sharded_run_goes_on(mode: str, tmp_path: Path) -> None:
 def refused(reducer: Reducer) -> list[str]:
     said = []
     for changes in (
-        {"engine": "forward"},
-        {"engine": "double_backward"},
-        {"engine": "loop"},
+        {"method": soseleto.Soseleto(engine="forward")},
+        {"method": soseleto.Soseleto(engine="double_backward")},
+        {"method": soseleto.Soseleto(engine="loop")},
         {"model": shard(net(Mixing()), 2)},
-        {"non_finite": "skip"},
+        {"compute": {"non_finite": "skip"}},
         {"reducer": None},
-        {"mode": "transfer", "source_head": nn.Linear(3, 3).double()},
+        {"mode": "transfer", "heads": soseleto.Heads(source=nn.Linear(3, 3).double())},
     ):
         try:
             train(**{"reducer": reducer, "model": shard(net(), 2), "epochs": 1, **changes})

@@ -118,8 +118,8 @@ def refuse_sharded(is_sharded: bool, who: str) -> None:
     """Raise for a model that was split over processes: autograd never sees the parameters that it names."""
     if is_sharded:
         raise EngineError(
-            f"the model is sharded (fully_shard), where {who} cannot work: train it by fit(..., engine='layerwise', "
-            "reducer=...), or give every rank the plain model."
+            f"the model is sharded (fully_shard), where {who} cannot work: train it by fit(..., "
+            "method=Soseleto(engine='layerwise'), compute=Compute(reducer=...)), or give every rank the plain model."
         )
 
 
