@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from common import arguments, layout, show, write
-from soseleto import Soseleto, fit
+from soseleto import Compute, Soseleto, fit
 from soseleto.data import Examples, Preprocess, load, symmetric
 from soseleto.methods import Ordinary
 from soseleto.models.architectures import quick
@@ -93,10 +93,9 @@ def through_fit(sides: Sides, epochs: int, device: torch.device, method: Any, fo
         epochs=epochs,
         batch_size=min(BATCH, len(sides.source)),
         target_batch_size=min(TARGET_BATCH, len(sides.target)),
-        lr=LR,
-        weight_decay=WEIGHT_DECAY,
+        optimizer=sgd(LR, WEIGHT_DECAY),
         method=method,
-        precision=form.precision,
+        compute=Compute(dtype=form.precision),
         device=device,
     ).model
 

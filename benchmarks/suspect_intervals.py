@@ -22,7 +22,7 @@ from common import arguments, show, write
 from soseleto.data import Augment, Examples, symmetric
 from soseleto.experiments.cifar10_noise.experiment import configuration, make_method, make_model, prepare_data
 from soseleto.models.architectures import mlp
-from soseleto.suspects.probes import AUTO_SHARE, Probes, how_many_wrong
+from soseleto.suspects.probes import AUTO_SHARE, PlantedProbes, how_many_wrong
 from soseleto.suspects.signals import Evidence
 from soseleto.suspects.suspects import Calibrated, Estimate
 
@@ -37,11 +37,10 @@ def trained(noise: float | str, epochs: int, device: str) -> tuple[Evidence, Arr
     """The evidence of one training on images of half the size, and which source labels are wrong."""
     config = configuration("soseleto_probes", noise=noise, size=16)
     data = prepare_data(config)
-    augment = Augment(crop=2, flip=True)
     result = soseleto.fit(
         make_model(config), data.source, data.target, method=make_method(config, data), mode="noisy", epochs=epochs,
-        lr=config.lr, weight_decay=config.weight_decay, augment_source=augment, augment_target=augment, probes="auto",
-        labels_before=data.before, device=device,
+        batch_size=256, optimizer=soseleto.sgd(config.lr, config.weight_decay), augment=Augment(crop=2, flip=True),
+        probes=soseleto.Probes(labels_before=data.before), device=device,
     )  # fmt: skip
     return of(result)
 
@@ -79,7 +78,7 @@ def redrawn(evidence: Evidence, wrong: Array, m: int, human: bool, draw: np.rand
     planted = labels[len(others) :]
     truth = torch.where(torch.from_numpy(wrong[probes]), planted + 1, planted)  # which other class does not matter
     found = Evidence(
-        Probes(len(others), planted, truth, checked),
+        PlantedProbes(len(others), planted, truth, checked),
         labels,
         {name: signal[at] for name, signal in evidence.signals.items()},
         evidence.probabilities[at],

@@ -172,9 +172,11 @@ def test_fit_on_the_gpu_separates_the_labels(precision: torch.dtype | None) -> N
         source,
         target,
         epochs=6,
+        batch_size=256,
+        lr=0.01,
         device="cuda",
-        precision=precision,
-        augment_source=Augment(crop=2, flip=True),
+        compute=soseleto.Compute(dtype=precision),
+        augment=(Augment(crop=2, flip=True), None),
     )
     wrong = torch.arange(1000) < 250
     assert result.engine == "layerwise"
@@ -189,7 +191,7 @@ def test_nan_is_found_on_the_gpu_too() -> None:
     inputs[77] = float("nan")
     bad = Examples(inputs, source.labels)
     with pytest.raises(soseleto.TrainingError, match="NaN"):
-        soseleto.fit(quick(2), bad, Examples(inputs[100:200], source.labels[100:200]), epochs=2, device="cuda")
+        soseleto.fit(quick(2), bad, Examples(inputs[100:200], source.labels[100:200]), epochs=2, lr=0.01, device="cuda")
 
 
 def test_one_nccl_rank_trains_what_one_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,15 +204,15 @@ def test_one_nccl_rank_trains_what_one_process_does(monkeypatch: pytest.MonkeyPa
     source, target = random_batch(64, 0), random_batch(16, 1)
     given: dict[str, Any] = {
         "source": (source.inputs.double(), source.labels), "target": (target.inputs.double(), target.labels),
-        "epochs": 2, "batch_size": 24, "target_batch_size": 8, "engine": "layerwise", "cuda_graph": False,
+        "epochs": 2, "batch_size": 24, "target_batch_size": 8, "lr": 0.01, "method": Soseleto(engine="layerwise"),
     }  # fmt: skip
     torch.manual_seed(0)
     alone, ranked = quick().double(), quick().double()
     ranked.load_state_dict(alone.state_dict())
-    one = soseleto.fit(alone, **given)
+    one = soseleto.fit(alone, **given, compute=soseleto.Compute(cuda_graph=False))
     with soseleto.ranks() as reducer:
         assert torch.distributed.get_backend_config() == "cpu:gloo,cuda:nccl"
-        other = soseleto.fit(ranked, **given, reducer=reducer)
+        other = soseleto.fit(ranked, **given, compute=soseleto.Compute(cuda_graph=False, reducer=reducer))
     torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-6)
     torch.testing.assert_close(alone.state_dict(), ranked.state_dict(), rtol=0, atol=1e-6)
 
@@ -221,7 +223,7 @@ def test_skipped_steps_are_captured() -> None:
     torch.manual_seed(0)
     result = soseleto.fit(
         quick(), (source.inputs, source.labels), (target.inputs, target.labels), epochs=2, batch_size=32,
-        non_finite="skip",
+        lr=0.01, compute=soseleto.Compute(non_finite="skip"),
     )  # fmt: skip
     assert [record["skipped"] for record in result.history] == [1, 1]
     assert not any("cannot be captured" in message for message in result.messages)
@@ -235,6 +237,7 @@ def test_fine_tuning_trains_a_head_that_comes_late() -> None:
     source = torch.randn(64, 8, generator=generator), torch.arange(64) % 3
     target = torch.randn(10, 8, generator=generator), torch.arange(10) % 2
     result = soseleto.fit(
-        nn.Linear(8, 8), source, target, "transfer", epochs=4, batch_size=16, method=FineTuning(), device="cuda"
-    )
+        nn.Linear(8, 8), source, target, "transfer", epochs=4, batch_size=16, lr=0.01, device="cuda",
+        method=FineTuning(),
+    )  # fmt: skip
     assert all(bool(p.isfinite().all()) for p in result.model.parameters())

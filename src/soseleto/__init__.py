@@ -1,7 +1,7 @@
 """Source selection for target optimization (SOSELETO) for PyTorch.
 
-Someone has a large, doubtful source data set and a small, trusted target set, and wants the best model for the
-target, and to know which source examples helped, which hurt and which are mislabelled.
+Train on a large, doubtful source data set for a small, trusted target set: get the best model for the target, and
+learn which source examples helped, which hurt and which are mislabelled.
 """
 
 from __future__ import annotations
@@ -10,73 +10,136 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from soseleto import data, errors, extensions, methods, models
     from soseleto.algorithm import Soseleto
+    from soseleto.data import Augment, Examples, Preprocess, Reading, pair_flip, read_pair, symmetric
     from soseleto.engines import alignment, check_gradients
-    from soseleto.errors import DataError, EngineError, Interrupted, SoseletoError, TrainingError, UsageError
+    from soseleto.errors import (
+        CannotSave,
+        DataError,
+        DiskError,
+        EngineError,
+        Interrupted,
+        OutOfMemory,
+        RankLost,
+        RankStopped,
+        SoseletoError,
+        TrainingError,
+        UsageError,
+    )
     from soseleto.estimator import SoseletoClassifier
+    from soseleto.parallel.reducer import ranks
     from soseleto.prediction.load import load
+    from soseleto.prediction.onnx import export_onnx
     from soseleto.prediction.predictor import Predictor
     from soseleto.selection import Selection
     from soseleto.suspects.suspects import Suspects
     from soseleto.task.losses import cross_entropy, squared_error
     from soseleto.training.fit import fit
-    from soseleto.training.pseudo_labels import Unlabelled
+    from soseleto.training.loggers import MLflow, TensorBoard, WeightsAndBiases
+    from soseleto.training.optimizers import cosine, linear, sgd
+    from soseleto.training.options import Balanced, Checkpoints, Compute, Heads, Probes
+    from soseleto.training.pseudo_labels import Unlabelled, fit_unlabelled
     from soseleto.training.result import Result
     from soseleto.weights import Weights
 
 __version__ = "0.1.0"
 
+# Names are imported when first used, so that `soseleto --help` does not wait for PyTorch.
+_MODULES = {
+    "algorithm": ("Soseleto",),
+    "data": ("Augment", "Examples", "Preprocess", "Reading", "pair_flip", "read_pair", "symmetric"),
+    "engines": ("alignment", "check_gradients"),
+    "errors": (
+        "CannotSave",
+        "DataError",
+        "DiskError",
+        "EngineError",
+        "Interrupted",
+        "OutOfMemory",
+        "RankLost",
+        "RankStopped",
+        "SoseletoError",
+        "TrainingError",
+        "UsageError",
+    ),
+    "estimator": ("SoseletoClassifier",),
+    "parallel.reducer": ("ranks",),
+    "prediction.load": ("load",),
+    "prediction.onnx": ("export_onnx",),
+    "prediction.predictor": ("Predictor",),
+    "selection": ("Selection",),
+    "suspects.suspects": ("Suspects",),
+    "task.losses": ("cross_entropy", "squared_error"),
+    "training.fit": ("fit",),
+    "training.loggers": ("MLflow", "TensorBoard", "WeightsAndBiases"),
+    "training.optimizers": ("cosine", "linear", "sgd"),
+    "training.options": ("Balanced", "Checkpoints", "Compute", "Heads", "Probes"),
+    "training.pseudo_labels": ("Unlabelled", "fit_unlabelled"),
+    "training.result": ("Result",),
+    "weights": ("Weights",),
+}
+_NAMESPACES = ("data", "errors", "extensions", "methods", "models")
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
 __all__ = [
+    "Augment",
+    "Balanced",
+    "CannotSave",
+    "Checkpoints",
+    "Compute",
     "DataError",
+    "DiskError",
     "EngineError",
+    "Examples",
+    "Heads",
     "Interrupted",
+    "MLflow",
+    "OutOfMemory",
     "Predictor",
+    "Preprocess",
+    "Probes",
+    "RankLost",
+    "RankStopped",
+    "Reading",
     "Result",
     "Selection",
     "Soseleto",
     "SoseletoClassifier",
     "SoseletoError",
     "Suspects",
+    "TensorBoard",
     "TrainingError",
     "Unlabelled",
     "UsageError",
     "Weights",
+    "WeightsAndBiases",
     "alignment",
     "check_gradients",
+    "cosine",
     "cross_entropy",
+    "data",
+    "errors",
+    "export_onnx",
+    "extensions",
     "fit",
+    "fit_unlabelled",
+    "linear",
     "load",
+    "methods",
+    "models",
+    "pair_flip",
     "ranks",
+    "read_pair",
+    "sgd",
     "squared_error",
+    "symmetric",
 ]
-
-# Names are looked up when first used, so that `soseleto --help` does not wait for PyTorch.
-_HOMES = {
-    "Soseleto": "algorithm",
-    "alignment": "engines",
-    "check_gradients": "engines",
-    "cross_entropy": "task.losses",
-    "squared_error": "task.losses",
-    "DataError": "errors",
-    "EngineError": "errors",
-    "Interrupted": "errors",
-    "SoseletoError": "errors",
-    "TrainingError": "errors",
-    "UsageError": "errors",
-    "Predictor": "prediction.predictor",
-    "Result": "training.result",
-    "Selection": "selection",
-    "SoseletoClassifier": "estimator",
-    "Suspects": "suspects.suspects",
-    "load": "prediction.load",
-    "fit": "training.fit",
-    "Unlabelled": "training.pseudo_labels",
-    "ranks": "parallel.reducer",
-    "Weights": "weights",
-}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _NAMESPACES:
+        return importlib.import_module(f"soseleto.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'soseleto' has no attribute {name!r}")
     found = getattr(importlib.import_module(f"soseleto.{_HOMES[name]}"), name)

@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from soseleto.algorithm import Soseleto
 from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.predictor import Predictor
-from soseleto.training.defaults import TARGET_BATCH, batch_size_for
+from soseleto.training.defaults import EPOCHS, LR, WEIGHT_STEP
 from soseleto.training.fit import fit
+from soseleto.training.optimizers import sgd
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -36,26 +38,28 @@ MakeModel = Callable[..., nn.Module]
 
 
 class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A classifier trained on a large, doubtful (X, y) for the sake of a small, trusted ``target``.
+    """A classifier trained on a large, doubtful (X, y) for a small, trusted ``target``.
 
     Parameters
     ----------
     model : a name (``"mlp"``, ``"lenet"``, ``"quick"``, ``"resnet18"``), a function ``f(classes=..., shape=...)`` that
-        makes a module, a module (copied before it is trained), or None: by the shape of X.
+        makes a module, a module (copied before it is trained), or None to choose by the shape of X.
     mode : ``"noisy"`` when (X, y) and the target have the same classes, ``"transfer"`` when they need not.
-    epochs, batch_size, target_batch_size, lr, weight_decay, weight_step : as of ``soseleto.fit``. A batch larger than
-        the data is the whole data; None leaves its size to the library.
+    epochs, batch_size, target_batch_size, lr : as in ``soseleto.fit``, except that a batch larger than the data is
+        the whole data.
+    weight_decay : of the model's parameters, as in ``soseleto.sgd``.
+    weight_step : how far a source weight moves per visit, as in ``soseleto.Soseleto``.
     standardize : centre and scale the inputs by the statistics of X.
     device : ``"auto"``, ``"cpu"``, ``"cuda"``, ...
-    random_state : an int makes two fits alike, to the last bit on a CPU.
+    random_state : an int makes two fits identical, to the last bit on a CPU.
 
     Attributes
     ----------
-    classes_ : the labels that ``predict`` answers with.
-    source_weights_, source_scores_ : one of each per row of X; a low weight speaks against the row.
+    classes_ : the labels that ``predict`` returns.
+    source_weights_, source_scores_ : one of each per row of X; a low weight marks a row that hurts the target.
     model_ : the trained module.
     history_ : one record per epoch.
-    n_features_in_, feature_names_in_ : as everywhere in scikit-learn.
+    n_features_in_, feature_names_in_ : as in all scikit-learn estimators.
     """
 
     def __init__(
@@ -63,12 +67,12 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         model: str | MakeModel | nn.Module | None = None,
         *,
         mode: str = "noisy",
-        epochs: int = 30,
+        epochs: int = EPOCHS,
         batch_size: int | None = None,
         target_batch_size: int | None = None,
-        lr: float = 0.03,
+        lr: float = LR,
         weight_decay: float = 0.0,
-        weight_step: float = 0.2,
+        weight_step: float = WEIGHT_STEP,
         standardize: bool = True,
         device: str = "auto",
         random_state: Any = None,
@@ -86,10 +90,10 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, target: tuple[Any, Any] | None = None) -> Self:
-        """Train on the source (X, y) and weigh its rows.
+        """Train on the source (X, y) and learn a weight for each of its rows.
 
-        ``target`` is a pair (X, y) of trusted rows. Without one the source stands in for its own target: then the
-        weights say which rows disagree with the rest.
+        ``target`` is a pair (X, y) of trusted rows. Without one the source is its own target: low weights then mark
+        rows that disagree with the others.
         """
         X, y = validate_data(self, _array(X), _labels(y), allow_nd=True, dtype="numeric")
         check_classification_targets(y)
@@ -102,13 +106,12 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             self._module(tuple(X.shape[1:]), seed),
             Examples(_tensor(X), _index(y, source_classes)),
             Examples(_tensor(X_target), _index(y_target, self.classes_)),
-            self.mode,  # type: ignore[arg-type]  # fit names the two there are
+            self.mode,  # type: ignore[arg-type]  # fit checks it
             epochs=self.epochs,
-            batch_size=min(self.batch_size or batch_size_for(len(X)), len(X)),
-            target_batch_size=min(self.target_batch_size or TARGET_BATCH, len(X_target)),
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            weight_step=self.weight_step,
+            batch_size=_at_most(len(X), self.batch_size),
+            target_batch_size=_at_most(len(X_target), self.target_batch_size),
+            optimizer=sgd(self.lr, self.weight_decay),
+            method=Soseleto(weight_step=self.weight_step),
             standardize=self.standardize,
             seed=seed,
             device=self.device,
@@ -151,8 +154,12 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         return make_model(self.model or default_name(shape), self.mode, classes=classes, shape=shape, seed=seed)
 
 
+def _at_most(n: int, size: int | None) -> int | None:
+    return None if size is None else min(size, n)
+
+
 def _array(values: Any) -> Any:
-    """Tensors as arrays; everything else as scikit-learn takes it."""
+    """Tensors as arrays; everything else unchanged, for scikit-learn to convert."""
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
 
 
@@ -161,7 +168,7 @@ def _labels(values: Any) -> Any:
 
 
 def _tensor(values: np.ndarray) -> Tensor:
-    """Bytes of images stay bytes; all else becomes float32."""
+    """uint8 images stay uint8; everything else becomes float32."""
     keep = values.dtype == np.uint8 and values.ndim > 2
     return torch.tensor(values if keep else values.astype(np.float32))
 

@@ -59,7 +59,7 @@ def test_rows_pool_the_folds() -> None:
     ours, theirs = comparison.rows(judged)
     assert (ours["accuracy"], ours["examples"], theirs["accuracy"]) == (75.0, 4, 0.0)
     assert ours["low"] < 75 < ours["high"]
-    lines = comparison.in_words({"judged_on": "target", "folds": 2, "rows": [ours, theirs]})
+    lines = comparison.describe({"judged_on": "target", "folds": 2, "rows": [ours, theirs]})
     assert "75.0 %" in lines[1]
     assert "(2 folds)" in lines[0]
 

@@ -15,11 +15,11 @@ from sklearn.datasets import load_breast_cancer
 
 import soseleto
 from soseleto.cli import fit
+from soseleto.cli.choices import augment_for, target_share_for
 from soseleto.cli.main import main
 from soseleto.data import Augment
 from soseleto.errors import TrainingError, UsageError
 from soseleto.run_folder.folder import RunFolder
-from soseleto.training.defaults import augment_for, target_share_for
 
 Type = Callable[..., tuple[int, str, str]]
 
@@ -160,7 +160,7 @@ def test_folds_and_baselines_can_be_left_out(type_: Type, data: list[object], tm
     assert "suspects: source examples of weight below 0.1" in said
     assert RunFolder.open(out).comparison() == {"judged_on": "target", "folds": 0, "rows": []}
     test = write_table(tmp_path / "test.csv", 50, 3)
-    more = ["--test", test, "--folds", 2, "--no-baselines", "--precision", 0.8]
+    more = ["--test", test, "--folds", 2, "--no-baselines", "--suspect-precision", 0.8]
     code, said, _ = type_("fit", *data, "--out", tmp_path / "other", "--epochs", 1, *more)
     assert code == 0
     assert "accuracy on 50 test examples" in said
@@ -217,7 +217,10 @@ def test_augmentations_by_their_words() -> None:
         (["--folds", "31"], "--folds is 31, but the target has only 60 examples"),
         (["--augment", "crop"], "--augment crop is for images"),
         (["--augment", "crp"], "did you mean 'crop'"),
-        (["--precision", "95"], "suspect_precision must lie between 0 and 1, got 95.0"),
+        (["--suspect-precision", "95"], "the precision of the suspects must lie between 0 and 1, got 95.0"),
+        (["--precision", "0.9"], "there is no option --precision: write --suspect-precision 0.95"),
+        (["--precision", "bfloat16"], "or --dtype bfloat16 for the number format of the model"),
+        (["--dtype", "bf16"], "unknown dtype 'bf16' (did you mean 'bfloat16'?)"),
         (["--probes", "3"], "probes must be a share of the target"),
         (["--epochs", "0"], "epochs must be at least 1"),
         (["--batch-size", "500"], "batch_size is 500, but the source has only"),

@@ -50,6 +50,7 @@ from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Method, Task
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import linear, sgd
+from soseleto.training.options import Compute, Heads
 
 WIDTH, CLASSES, N, STEPS = 4, 3, 12, 10
 
@@ -146,9 +147,9 @@ def test_fit_runs_every_method(name: str) -> None:
     inputs, labels = torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(N) % CLASSES
     sides: dict[str, Any] = {"source": (inputs, labels), "target": (inputs[:7], labels[:7])}
     if name in HEADS:
-        sides |= {"mode": "transfer", "target_head": HEADS[name]()}
+        sides |= {"mode": "transfer", "heads": Heads(target=HEADS[name]())}
     model = nn.Linear(WIDTH, 6) if name in HEADS else net()
-    result = fit(model, **sides, epochs=2, batch_size=5, method=made(name))
+    result = fit(model, **sides, epochs=2, batch_size=5, lr=0.01, method=made(name))
     assert result.predict(inputs).shape == (N,)
     assert len(result.history) == 2
 
@@ -196,7 +197,8 @@ def test_a_captured_step_equals_an_eager_one(name: str) -> None:
     for graph in (False, True):
         method = Recording(Soseleto(), Signals(60)) if name == "recording" else made(name)
         given: dict[str, Any] = {"source": (inputs, labels), "target": (inputs[:6], labels[:6]), "method": method}
-        models.append(fit(net(), **given, epochs=8, batch_size=5, device="cuda", cuda_graph=graph).model)
+        given |= {"lr": 0.01, "compute": Compute(cuda_graph=graph)}
+        models.append(fit(net(), **given, epochs=8, batch_size=5, device="cuda").model)
     of_both = (dict(model.named_parameters()) for model in models)
     assert same(*of_both, tolerance=1e-6, smallest=1e-8)  # a captured step reads its learning rates in float32
 
@@ -549,7 +551,7 @@ def test_attention_remembers_the_labelled_target() -> None:
     outputs = head(torch.tensor([[5.0, 1.0], [1.0, 5.0]]))
     assert outputs.argmax(1).tolist() == [0, 1]
     assert torch.allclose(outputs.exp().sum(1), torch.ones(2), atol=1e-5)
-    with pytest.raises(UsageError, match="target_head=Attention"):
+    with pytest.raises(UsageError, match=r"Heads\(target=Attention"):
         MatchingNetworks().init(transfer_task())
 
 

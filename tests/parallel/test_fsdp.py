@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import soseleto
 from parallel.test_ranks import LONG, Reshaped, ask_at, require_close, terminate, train
 from ranks import together
+from soseleto.extensions import chain, clip_norm, label_doubt, last_batch, running_mean, target_share
 from soseleto.methods import Mixed, Ordinary, TargetOnly
 from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder.folder import RunFolder
@@ -56,21 +57,25 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "layerwise": {"engine": "layerwise", "epochs": 25 if LONG else 4},
+    "layerwise": {"method": soseleto.Soseleto(engine="layerwise"), "epochs": 25 if LONG else 4},
     "auto, Adam": {"optimizer": adam},
-    "micro-batches": {"micro_batch_size": 2},
-    "weights first": {"method": soseleto.Soseleto(weights_first=True, target_share=0.3, max_norm=1.0)},
-    "target seen seldom": {"method": soseleto.Soseleto(reuse_target=3)},
-    "single target batch": {"method": soseleto.Soseleto(target_average=0.0)},
-    "float32": {"engine": "layerwise", "precise": False},
+    "micro-batches": {"compute": {"micro_batch_size": 2}},
+    "weights first": {
+        "method": soseleto.Soseleto(weights_first=True, gradients=chain(target_share(0.3), clip_norm(1.0)))
+    },
+    "target seen seldom": {"method": soseleto.Soseleto(direction=running_mean(every=3))},
+    "single target batch": {"method": soseleto.Soseleto(direction=last_batch())},
+    "float32": {"method": soseleto.Soseleto(engine="layerwise"), "precise": False},
     "frozen": {"method": soseleto.Soseleto(weight_step=None)},
-    "labels doubted": {"method": soseleto.Soseleto(doubt_labels=True, initial_weight=0.7, target_share=0.3)},
+    "labels doubted": {
+        "method": soseleto.Soseleto(source_loss=label_doubt(), initial_weight=0.7, gradients=target_share(0.3))
+    },
     "ordinary": {"method": Ordinary()},
     "mixed": {"method": Mixed()},
     "target only": {"method": TargetOnly()},
     "transfer": {"mode": "transfer", "epochs": 25 if LONG else 4},
-    "transfer, micro-batches": {"mode": "transfer", "micro_batch_size": 2},
-    "transfer, target's share": {"mode": "transfer", "method": soseleto.Soseleto(target_share=0.5)},
+    "transfer, micro-batches": {"mode": "transfer", "compute": {"micro_batch_size": 2}},
+    "transfer, target's share": {"mode": "transfer", "method": soseleto.Soseleto(gradients=target_share(0.5))},
 }
 
 
@@ -133,13 +138,13 @@ def test_a_sharded_run_resumes(mode: str, tmp_path: Path) -> None:
 def refused(reducer: Reducer) -> list[str]:
     said = []
     for changes in (
-        {"engine": "forward"},
-        {"engine": "double_backward"},
-        {"engine": "loop"},
+        {"method": soseleto.Soseleto(engine="forward")},
+        {"method": soseleto.Soseleto(engine="double_backward")},
+        {"method": soseleto.Soseleto(engine="loop")},
         {"model": shard(net(Mixing()), 2)},
-        {"non_finite": "skip"},
+        {"compute": {"non_finite": "skip"}},
         {"reducer": None},
-        {"mode": "transfer", "source_head": nn.Linear(3, 3).double()},
+        {"mode": "transfer", "heads": soseleto.Heads(source=nn.Linear(3, 3).double())},
     ):
         try:
             train(**{"reducer": reducer, "model": shard(net(), 2), "epochs": 1, **changes})

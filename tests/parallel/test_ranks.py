@@ -20,6 +20,7 @@ import soseleto
 from ranks import together
 from soseleto.data import Augment
 from soseleto.errors import RankLost
+from soseleto.extensions import chain, clip_norm, label_doubt, mean, target_share
 from soseleto.methods import METHODS, Mixed, Ordinary, TargetOnly
 from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder.folder import RunFolder
@@ -46,13 +47,14 @@ def net(mode: str = "noisy") -> nn.Module:
     return nn.Sequential(*trunk, nn.Linear(8, 3)).double() if mode == "noisy" else nn.Sequential(*trunk).double()
 
 
-def train(reducer: Reducer | None, **changes: Any) -> dict[str, Any]:
+def train(reducer: Reducer | None, compute: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """200 steps by default, 8 per epoch; the last batch has 2 source and 3 target examples, so some ranks get none."""
     given: dict[str, Any] = {
         "source": points(58, 0), "target": points(20, 1), "test": points(9, 2), "epochs": 25, "batch_size": 8,
-        "target_batch_size": 3, "lr": 0.05, "device": "cpu", "reducer": reducer,
+        "target_batch_size": 3, "device": "cpu", "compute": soseleto.Compute(reducer=reducer, **(compute or {})),
     }  # fmt: skip
-    given = {"model": net(changes.get("mode", "noisy")), **given, **changes}
+    rate = {} if "optimizer" in changes else {"lr": 0.05}
+    given = {"model": net(changes.get("mode", "noisy")), **given, **rate, **changes}
     result = soseleto.fit(**given)
     found = {f"model {name}": value for name, value in result.model.state_dict().items()}
     if result.learned is not None:
@@ -71,19 +73,21 @@ def require_close(one: dict[str, Any], other: dict[str, Any], tolerance: float =
 LONG = os.environ.get("SOSELETO_LONG_RANKS") == "1"  # 200 steps for every engine, mode and number of ranks
 TWO_HUNDRED_STEPS = {2: "transfer, layerwise", 4: "noisy, layerwise"}  # and without it
 CASES: dict[str, dict[str, Any]] = {
-    "noisy, layerwise": {"engine": "layerwise"},
-    "noisy, forward": {"engine": "forward"},
-    "noisy, double backward": {"engine": "double_backward"},
-    "noisy, loop": {"engine": "loop"},
-    "transfer, layerwise": {"mode": "transfer", "engine": "layerwise"},
-    "transfer, forward": {"mode": "transfer", "engine": "forward"},
-    "transfer, double backward": {"mode": "transfer", "engine": "double_backward"},
-    "transfer, loop": {"mode": "transfer", "engine": "loop"},
+    "noisy, layerwise": {"method": soseleto.Soseleto(engine="layerwise")},
+    "noisy, forward": {"method": soseleto.Soseleto(engine="forward")},
+    "noisy, double backward": {"method": soseleto.Soseleto(engine="double_backward")},
+    "noisy, loop": {"method": soseleto.Soseleto(engine="loop")},
+    "transfer, layerwise": {"mode": "transfer", "method": soseleto.Soseleto(engine="layerwise")},
+    "transfer, forward": {"mode": "transfer", "method": soseleto.Soseleto(engine="forward")},
+    "transfer, double backward": {"mode": "transfer", "method": soseleto.Soseleto(engine="double_backward")},
+    "transfer, loop": {"mode": "transfer", "method": soseleto.Soseleto(engine="loop")},
     "weights first, paper's loss": {
-        "method": soseleto.Soseleto(weights_first=True, normalize_weights=False, target_share=0.3, max_norm=1.0),
+        "method": soseleto.Soseleto(
+            weights_first=True, source_loss=mean(), gradients=chain(target_share(0.3), clip_norm(1.0))
+        ),
     },
     "frozen": {"method": soseleto.Soseleto(weight_step=None), "mode": "transfer"},
-    "labels doubted": {"method": soseleto.Soseleto(doubt_labels=True, initial_weight=0.7)},
+    "labels doubted": {"method": soseleto.Soseleto(source_loss=label_doubt(), initial_weight=0.7)},
     "ordinary": {"method": Ordinary()},
     "mixed": {"method": Mixed()},
     "target only": {"method": TargetOnly()},
@@ -109,8 +113,7 @@ def test_ranks_use_the_same_images_as_one_process() -> None:
     changes = {
         "source": (torch.rand(40, 1, 5, 5, generator=torch.Generator().manual_seed(0)).double(), torch.arange(40) % 3),
         "target": (torch.rand(12, 1, 5, 5, generator=torch.Generator().manual_seed(1)).double(), torch.arange(12) % 3),
-        "test": None, "epochs": 3, "augment_source": Augment(crop=1, flip=True, rotate=10.0),
-        "augment_target": Augment(sign=True), "micro_batch_size": 3,
+        "test": None, "epochs": 3, "augment": (Augment(crop=1, flip=True, rotate=10.0), Augment(sign=True)),
     }  # fmt: skip
     answers = together(3, images, changes)
     require_close(images(None, changes), answers[0])
@@ -121,7 +124,8 @@ def test_ranks_use_the_same_images_as_one_process() -> None:
 def images(reducer: Reducer | None, changes: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), Reshaped(), nn.Linear(36, 3)).double()
-    given = {"batch_size": 8, "target_batch_size": 4, "lr": 0.05, "device": "cpu", "reducer": reducer}
+    compute = soseleto.Compute(reducer=reducer, micro_batch_size=3)
+    given = {"batch_size": 8, "target_batch_size": 4, "lr": 0.05, "device": "cpu", "compute": compute}
     result = soseleto.fit(model, **{**given, **changes})
     return {**result.model.state_dict(), "weights": result.weights, "scores": result.scores}
 

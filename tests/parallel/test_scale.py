@@ -24,17 +24,20 @@ from soseleto.training import loggers
 @pytest.mark.parametrize("size", [1, 3])
 def test_micro_batches_train_as_whole_batches(case: str, size: int) -> None:
     changes = {**CASES[case], "epochs": 2}
-    require_close(train(None, **changes), train(None, **changes, micro_batch_size=size), 1e-9)
+    require_close(train(None, **changes), train(None, **changes, compute={"micro_batch_size": size}), 1e-9)
+
+
+FOUR = {"micro_batch_size": 4}
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"micro_batch_size": 0}, "micro_batch_size must be at least 1, got 0"),
-        ({"micro_batch_size": 4, "method": METHODS["reweight"]()}, "'reweight' trains in one process and on whole"),
-        ({"micro_batch_size": 4, "model": nn.BatchNorm1d(4).double()}, "BatchNorm1d '' mixes the examples"),
-        ({"micro_batch_size": 4, "probes": 0.5}, "probes are followed in one process and on whole batches"),
-        ({"non_finite": "ignore"}, "non_finite must be 'stop' or 'skip', got 'ignore'"),
+        ({"compute": {"micro_batch_size": 0}}, "micro_batch_size must be at least 1, got 0"),
+        ({"compute": FOUR, "method": METHODS["reweight"]()}, "'reweight' trains in one process and on whole"),
+        ({"compute": FOUR, "model": nn.BatchNorm1d(4).double()}, "BatchNorm1d '' mixes the examples"),
+        ({"compute": FOUR, "probes": 0.5}, "probes need one process and whole batches"),
+        ({"compute": {"non_finite": "ignore"}}, "non_finite must be 'stop' or 'skip', got 'ignore'"),
     ],
 )
 def test_settings_without_micro_batches_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -56,7 +59,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("name", ["soseleto", "ordinary", "mixed", "reweight", "meta_weight_net"])
-@pytest.mark.parametrize("optimizer", [None, adam])
+@pytest.mark.parametrize("optimizer", [soseleto.sgd(0.05), adam])
 def test_a_skipped_step_leaves_no_trace(name: str, optimizer: Any) -> None:
     """One bad example: the schedule advances, and everything else is as if the step had not been taken."""
 
@@ -64,18 +67,18 @@ def test_a_skipped_step_leaves_no_trace(name: str, optimizer: Any) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
         result = soseleto.fit(
-            model, source, points(20, 1), epochs=1, batch_size=8, lr=0.05, optimizer=optimizer, device="cpu",
+            model, source, points(20, 1), epochs=1, batch_size=8, optimizer=optimizer, device="cpu",
             method=METHODS[name](), **more,
         )  # fmt: skip
         return result, dict(model.state_dict())
 
-    clean, expected = run(points(58, 0), non_finite="skip")
+    clean, expected = run(points(58, 0), compute=soseleto.Compute(non_finite="skip"))
     plain, same = run(points(58, 0))
     assert all(torch.equal(expected[key], same[key]) for key in same)
     assert clean.history[0]["skipped"] == 0
     assert clean.history[0]["source_loss"] == plain.history[0]["source_loss"]
 
-    found, state = run(bad_source(5), non_finite="skip")
+    found, state = run(bad_source(5), compute=soseleto.Compute(non_finite="skip"))
     assert found.history[0]["skipped"] == 1
     assert any("1 of 8 steps of epoch 1 were skipped" in message for message in found.messages)
     assert all(value.isfinite().all() for value in state.values())
@@ -90,7 +93,7 @@ def test_a_skipped_step_leaves_no_trace(name: str, optimizer: Any) -> None:
 
 def test_the_first_step_may_be_skipped() -> None:
     first = soseleto.data.source_batches(58, 8, seed=0, epoch=1)[0]
-    found = train(None, source=bad_source(int(first[0])), non_finite="skip", epochs=2, optimizer=adam)
+    found = train(None, source=bad_source(int(first[0])), compute={"non_finite": "skip"}, epochs=2, optimizer=adam)
     assert float(found["skipped"]) == 1
     assert all(value.isfinite().all() for value in found.values())
     assert float(found["held"]) == 0
@@ -98,7 +101,7 @@ def test_the_first_step_may_be_skipped() -> None:
 
 def test_a_training_without_any_finite_step_stops() -> None:
     with pytest.raises(TrainingError, match="no step of epoch 1 had finite losses"):
-        train(None, source=bad_source(*range(58)), non_finite="skip")
+        train(None, source=bad_source(*range(58)), compute={"non_finite": "skip"})
 
 
 # Memory
@@ -117,9 +120,10 @@ class Greedy(nn.Linear):
 
 def test_out_of_memory_names_a_size_that_fits(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 8), Greedy(8, 3)).double()
-    with pytest.raises(OutOfMemory, match=r"memory on cpu for 8 examples at a time: add micro_batch_size=2 \("):
+    said = r"memory on cpu for 8 examples at a time: add compute=Compute\(micro_batch_size=2\) \("
+    with pytest.raises(OutOfMemory, match=said):
         train(None, model=model, epochs=1, out=tmp_path / "run")
-    train(None, model=model, epochs=1, out=tmp_path / "run", micro_batch_size=2)
+    train(None, model=model, epochs=1, out=tmp_path / "run", compute={"micro_batch_size": 2})
     Greedy.room = 0
     try:
         with pytest.raises(OutOfMemory, match="not even one example at a time fits"):
@@ -145,7 +149,7 @@ class Kept:
 
 def test_every_epoch_reaches_the_loggers() -> None:
     kept = Kept()
-    train(None, epochs=2, loggers=[kept])
+    train(None, epochs=2, progress=kept)
     assert [step for step, _ in kept.seen] == [8, 16]
     assert {"source_loss", "target_loss", "mean_weight", "test_accuracy"} <= kept.seen[0][1].keys()
     assert all(type(number) is float for _, numbers in kept.seen for number in numbers.values())
@@ -155,7 +159,7 @@ def test_every_epoch_reaches_the_loggers() -> None:
 def test_a_failed_training_closes_its_loggers() -> None:
     kept = Kept()
     with pytest.raises(TrainingError):
-        train(None, source=bad_source(5), loggers=[kept])
+        train(None, source=bad_source(5), progress=kept)
     assert kept.closed == 1
 
 
@@ -196,7 +200,7 @@ def test_weights_and_biases_and_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore")  # of theirs
 def test_weights_and_biases_itself(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    train(None, epochs=2, loggers=[loggers.WeightsAndBiases({"project": "p", "mode": "offline", "dir": tmp_path})])
+    train(None, epochs=2, progress=[loggers.WeightsAndBiases({"project": "p", "mode": "offline", "dir": tmp_path})])
     assert list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
 
 
@@ -206,7 +210,7 @@ def test_mlflow_itself(tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy")
     place = f"sqlite:///{tmp_path / 'numbers.db'}"
     for _ in range(2):  # the second run joins the experiment of the first
-        train(None, epochs=2, loggers=[loggers.MLflow("digits", place)])
+        train(None, epochs=2, progress=[loggers.MLflow("digits", place)])
     client = mlflow.MlflowClient(place)
     runs = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
     assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
@@ -216,7 +220,7 @@ def test_mlflow_itself(tmp_path: Path) -> None:
 def test_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing import event_accumulator as accumulator
 
-    train(None, epochs=2, loggers=[loggers.TensorBoard(tmp_path)])
+    train(None, epochs=2, progress=[loggers.TensorBoard(tmp_path)])
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("source_loss")] == [8, 16]
 
@@ -237,7 +241,8 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.
     plain = train(None, epochs=2)
     jumps = iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: 1.8e9 + (-1) ** next(jumps) * 1e8)
-    require_close(plain, train(None, epochs=2, out=tmp_path / "run", checkpoint_every=1e6), 0.0)
+    checkpoints = soseleto.Checkpoints(seconds=1e6)
+    require_close(plain, train(None, epochs=2, out=tmp_path / "run", checkpoints=checkpoints), 0.0)
     records = RunFolder(tmp_path / "run").metrics()
     seconds = [record["seconds"] for record in records if "seconds" in record]
     assert 0 <= min(seconds) <= max(seconds) < 1e5
@@ -249,8 +254,9 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("engine", ["layerwise", "forward", "double_backward", "loop", "auto"])
 def test_a_compiled_model_is_refused(engine: str) -> None:
     model = torch.compile(nn.Linear(4, 3).double(), backend="eager")
+    method = soseleto.Soseleto(engine=engine)
     with pytest.raises(EngineError, match="the model is compiled, and a compiled backward"):
-        soseleto.fit(model, points(16, 0), points(8, 1), epochs=1, batch_size=8, device="cpu", engine=engine)
+        soseleto.fit(model, points(16, 0), points(8, 1), epochs=1, batch_size=8, device="cpu", method=method)
 
 
 def test_a_source_example_costs_twelve_bytes() -> None:

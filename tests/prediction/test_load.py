@@ -36,8 +36,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> soseleto.Result:
     x, y = images()
     source = soseleto.data.Examples(x, y, classes=CLASSES)
     out = tmp_path_factory.mktemp("runs") / "pictures"
-    notes = {"model": "lenet", "n_classes": 3}
-    return soseleto.fit(architectures.lenet(3), source, source, epochs=1, device="cpu", out=out, notes=notes)
+    checkpoints = soseleto.Checkpoints(notes={"model": "lenet", "n_classes": 3})
+    model = architectures.lenet(3)
+    return soseleto.fit(model, source, source, epochs=1, lr=0.01, device="cpu", out=out, checkpoints=checkpoints)
 
 
 def out_of(result: soseleto.Result) -> Path:
@@ -80,8 +81,9 @@ def test_a_custom_model_is_rebuilt_only_when_named(tmp_path: Path) -> None:
     )
     name = f"{tmp_path}/mine.py:make"
     x, y = torch.randn(9, 4), torch.arange(9) % 3
-    notes = {"model": name, "n_classes": 3}
-    result = soseleto.fit(nn.Linear(4, 3), (x, y), (x, y), epochs=1, device="cpu", out=tmp_path / "run", notes=notes)
+    checkpoints = soseleto.Checkpoints(notes={"model": name, "n_classes": 3})
+    model, out = nn.Linear(4, 3), tmp_path / "run"
+    result = soseleto.fit(model, (x, y), (x, y), epochs=1, device="cpu", out=out, checkpoints=checkpoints)
     with pytest.raises(UsageError, match="name it again to allow running that file"):
         soseleto.load(tmp_path / "run")
     assert not (tmp_path / "ran").exists()  # loading a run folder runs no code
@@ -104,10 +106,13 @@ def test_transfer_and_custom_losses(tmp_path: Path) -> None:
 
     numbers = torch.randn(12)
     soseleto.fit(nn.Linear(4, 1), (x, numbers), (x, numbers), loss=absolute, epochs=1, device="cpu", out=tmp_path / "r")
-    with pytest.raises(UsageError, match=r"give it, soseleto.load\(run, loss=...\)"):
-        soseleto.load(tmp_path / "r", nn.Linear(4, 1))
+    without = soseleto.load(tmp_path / "r", nn.Linear(4, 1), device="cpu")
+    assert without.predict(x).shape == (12, 1)
+    with pytest.raises(UsageError, match=r"write soseleto.load\(run, loss=...\)"):
+        without.evaluate((x, numbers))
     loaded = soseleto.load(tmp_path / "r", nn.Linear(4, 1), loss=absolute, device="cpu")
     assert loaded.predict(x).shape == (12, 1)
+    assert set(loaded.evaluate((x, numbers))) == {"loss"}
     with pytest.raises(UsageError, match="predict_proba is for classifiers"):
         loaded.predict_proba(x)
 

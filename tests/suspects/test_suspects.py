@@ -20,7 +20,7 @@ from soseleto.models.architectures import mlp
 from soseleto.run_folder.folder import RunFolder
 from soseleto.suspects import calibration
 from soseleto.suspects.intervals import Rectifier
-from soseleto.suspects.probes import Probes, plant
+from soseleto.suspects.probes import PlantedProbes, plant
 from soseleto.suspects.signals import Electorate, Evidence
 from soseleto.suspects.suspects import Calibrated, Estimate, Suspects
 
@@ -134,8 +134,7 @@ def test_probes_can_carry_the_labels_from_before_a_check() -> None:
         ({"probes": "some"}, "between 0 and 1, or 'auto', got 'some'"),
         ({"probes": 0.01}, "are 2 probes: at least 10"),
         ({"target": quadrants(12, 1)}, "got 12 target and 1500 source examples"),
-        ({"mode": "transfer"}, "say mode='noisy', or probes=0"),
-        ({"probes": 0.0, "labels_before": torch.zeros(200)}, "no effect without probes"),
+        ({"mode": "transfer"}, "write mode='noisy', or probes=None"),
         ({"loss": soseleto.squared_error, "source": (torch.rand(99, 2), torch.rand(99)),
           "target": (torch.rand(99, 2), torch.rand(99))}, "probes need class labels"),
     ],
@@ -234,10 +233,10 @@ def test_labels_before_match_real_mistakes(wrong: Tensor) -> None:
 
     source, target = quadrants(1500, 0), quadrants(800, 1)
     doubtful = Examples(source.inputs, human(source, 2))
-    given = {"source": doubtful, "target": target, "probes": 0.4}
+    given = {"source": doubtful, "target": target}
     share = float((doubtful.labels != source.labels).float().mean())
-    drawn = fit(**given).suspects()
-    known = fit(**given, labels_before=human(target, 3)).suspects()
+    drawn = fit(**given, probes=0.4).suspects()
+    known = fit(**given, probes=soseleto.Probes(share=0.4, labels_before=human(target, 3))).suspects()
     assert abs(known.wrong_share.value - share) < 0.03
     assert abs(known.wrong_share.value - share) < abs(drawn.wrong_share.value - share)
 
@@ -324,7 +323,7 @@ def test_a_model_without_a_linear_layer_votes_by_its_outputs() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return inputs @ self.weight
 
-    found = fit(model=Bare(), epochs=3, engine="double_backward").suspects(0.8)
+    found = fit(model=Bare(), epochs=3, method=soseleto.Soseleto(engine="double_backward")).suspects(0.8)
     assert bool(found.probability.isfinite().all())
 
 
@@ -338,7 +337,7 @@ def two_kinds(n: int, share: float, draw: np.random.Generator) -> tuple[np.ndarr
 def evidence_of(source: np.ndarray, known: np.ndarray, wrong: np.ndarray) -> Evidence:
     """Of one signal; right labels are 0, and wrong ones 1."""
     labels = torch.zeros(len(source) + len(known), dtype=torch.int64)
-    probes = Probes(len(source), labels[len(source) :], torch.from_numpy(wrong).long())
+    probes = PlantedProbes(len(source), labels[len(source) :], torch.from_numpy(wrong).long())
     even = torch.full((len(labels), 2), 0.5)
     return Evidence(probes, labels, {"score": torch.from_numpy(np.append(source, known))}, even, even)
 

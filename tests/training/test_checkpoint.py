@@ -23,9 +23,11 @@ import soseleto
 from soseleto.data import Augment
 from soseleto.data.batch import Batch
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
+from soseleto.extensions import label_doubt, pooled_by_class
 from soseleto.methods import METHODS, Attention, EarlyStopping, Luo, MatchingNetworks, Mixed, Recording, Signals
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.folder import RunFolder
+from soseleto.training.options import Checkpoints
 
 KILLS = int(os.environ.get("SOSELETO_KILLS", "8"))
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
@@ -78,7 +80,7 @@ def fit(out: Path | None, at: int = 0, then: Callable[[], None] = crash, **chang
     given: dict[str, Any] = {
         "model": net(), "source": points(64, 0), "target": points(20, 1), "test": points(30, 2), "epochs": 3,
         "batch_size": 8, "target_batch_size": 10, "optimizer": optimizer(at, then), "device": "cpu", "out": out,
-        "checkpoint_steps": None if out is None else 5,
+        "checkpoints": Checkpoints(steps=None if out is None else 5),
     }  # fmt: skip
     return soseleto.fit(**{**given, **changes})
 
@@ -143,7 +145,8 @@ def train(out, slow=0.0, die_at=0, epochs=EPOCHS):
 
     resume.Keeper.after, checkpoint.sync = noted, hindered
     soseleto.fit(model, (x, y), (x[:40], y[:40]), test=(x[:50], y[:50]), epochs=epochs, batch_size=16, device="cpu",
-                 out=out, checkpoint_steps=None if out is None else EVERY)
+                 lr=0.01, out=out,
+                 checkpoints=soseleto.Checkpoints(steps=None if out is None else EVERY))
     resume.Keeper.after, checkpoint.sync = after, sync
 
 def process(*words, **more):
@@ -224,8 +227,8 @@ METHODS_AND_WRAPPERS: dict[str, Callable[[], Any]] = {
     "early stopping": lambda: EarlyStopping(
         method=METHODS["meta_weight_net"](), heldout=Batch(torch.arange(9), *points(9, 5)), every=4
     ),
-    "pooled": lambda: soseleto.Soseleto(pool_classes=True),
-    "doubted": lambda: soseleto.Soseleto(doubt_labels=True),
+    "pooled": lambda: soseleto.Soseleto(scores=pooled_by_class()),
+    "doubted": lambda: soseleto.Soseleto(source_loss=label_doubt()),
     "matching_networks": lambda: MatchingNetworks(fine_tune=0.5),
     "luo": lambda: Luo(unlabelled=points(30, 6)[0], batch_size=7),
 }
@@ -244,7 +247,7 @@ def test_every_method_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             head = TARGET_HEADS[name]()
-        return {"method": method, "model": net()[:3], "mode": "transfer", "target_head": head}
+        return {"method": method, "model": net()[:3], "mode": "transfer", "heads": soseleto.Heads(target=head)}
 
     for at in (2, 15):  # within and after the rivals' pre-training; the second counts from where it goes on
         with pytest.raises(Interrupted):
@@ -293,7 +296,7 @@ def test_transfer_mode_with_augmentation_goes_on_bit_for_bit(tmp_path: Path) -> 
         torch.manual_seed(0)
         trunk = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Dropout(0.2))
         data = {"source": (images, labels), "target": (images[:20], labels[:20] % 2), "test": None}
-        return fit(out, at, model=trunk, mode="transfer", augment_source=Augment(crop=1, flip=True), **data)
+        return fit(out, at, model=trunk, mode="transfer", augment=(Augment(crop=1, flip=True), None), **data)
 
     with torch.random.fork_rng(), pytest.raises(Crash):
         run(tmp_path / "run", 13)
@@ -391,7 +394,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_what_changed_is_named(saved: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
-    with pytest.raises(UsageError, match="holds an unfinished run that cannot go on, since") as refused:
+    with pytest.raises(UsageError, match="holds an unfinished run that cannot be resumed, since") as refused:
         fit(run, **changes)
     assert said in str(refused.value)
     assert steps_saved(run) == [10, 5]
@@ -401,7 +404,7 @@ def test_an_ended_run_is_refused_and_resume_can_be_declined(saved: Path, tmp_pat
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     with pytest.raises(UsageError, match="holds a run already"):
-        fit(run, resume=False)
+        fit(run, checkpoints=Checkpoints(steps=5, resume=False))
     fit(run)
     with pytest.raises(UsageError, match="holds a run already"):
         fit(run)
@@ -414,13 +417,13 @@ def test_two_processes_cannot_train_into_one_folder(saved: Path, tmp_path: Path)
         fit(run)
 
 
-def test_intervals_must_mean_something(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="checkpoint_steps has no effect without a run folder"):
-        fit(None, checkpoint_steps=3)
-    with pytest.raises(UsageError, match="checkpoint_steps must be at least 1"):
-        fit(tmp_path / "run", checkpoint_steps=0)
-    with pytest.raises(UsageError, match="checkpoint_every must be 0 or more"):
-        fit(tmp_path / "run", checkpoint_every=-1.0)
+def test_intervals_must_mean_something() -> None:
+    with pytest.raises(UsageError, match="checkpoints every few steps have no effect without a run folder"):
+        fit(None, checkpoints=Checkpoints(steps=3))
+    with pytest.raises(UsageError, match="steps between checkpoints must be at least 1"):
+        Checkpoints(steps=0)
+    with pytest.raises(UsageError, match="seconds between checkpoints must be 0 or more"):
+        Checkpoints(seconds=-1.0)
 
 
 class Forgetful(Mixed):
@@ -457,7 +460,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Sig
         fit(run, 11, ask(number))
     assert stopped.value.signal == number
     assert str(stopped.value) == (
-        f"stopped by {number.name} after step 11 of 24, which is saved: run the same again with {run} to go on."
+        f"stopped by {number.name} after step 11 of 24, which is saved: run the same again with {run} to resume."
     )
     assert signal.getsignal(number) is before
     assert steps_saved(run) == [11, 10]
@@ -482,7 +485,7 @@ def test_the_command_line_stops_and_goes_on(tmp_path: Path) -> None:
         assert ended.returncode == 128 + number
         assert re.fullmatch(
             rf"soseleto: stopped by {number.name} after step \d+ of \d+, which is saved: "
-            r"run the same again with run to go on\.",
+            r"run the same again with run to resume\.",
             ended.stderr.splitlines()[-1],
         )
         assert "Traceback" not in ended.stderr
@@ -530,7 +533,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
         fit(run)
     assert steps_saved(run) == [5]
     (small_disk / "filler").unlink()
-    require_equal(uninterrupted, fit(run, checkpoint_steps=20))
+    require_equal(uninterrupted, fit(run, checkpoints=Checkpoints(steps=20)))
 
 
 def test_a_write_that_fails_keeps_the_last_checkpoint(
@@ -568,6 +571,6 @@ def test_a_clock_that_jumps_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: Any
 ) -> None:
     monkeypatch.setattr("time.time", iter(range(10**9, 0, -(10**5))).__next__)
-    cut_short(tmp_path / "run", checkpoint_steps=None, checkpoint_every=0.0)
+    cut_short(tmp_path / "run", checkpoints=Checkpoints(seconds=0.0))
     assert steps_saved(tmp_path / "run") == [12, 11]
     require_equal(uninterrupted, fit(tmp_path / "run"))

@@ -188,7 +188,7 @@ def test_images_as_bytes_are_standardised_and_augmented() -> None:
         model=Net(),
         source=(images, labels),
         target=(images[:20], labels[:20]),
-        augment_source=Augment(flip=True),
+        augment=(Augment(flip=True), None),
         epochs=1,
     )
     joint = max(seen, key=len)
@@ -268,15 +268,17 @@ BAD = [
     ({"target_batch_size": 21}, "target_batch_size=20 or less"),
     ({"epochs": 0}, "epochs must be at least 1"),
     ({"lr": 0.0}, "lr must be above 0"),
-    ({"weight_step": -0.1}, "weight_step must be above 0"),
-    ({"engine": "layerwize"}, "did you mean 'layerwise'"),
     ({"mode": "nosy"}, "did you mean 'noisy'"),
     ({"device": "gpu"}, "unknown device 'gpu'"),
     ({"loss": lambda o, y: F.cross_entropy(o, y)}, "reduction='none'"),
-    ({"source_head": nn.Linear(2, 2)}, "no effect in noisy mode"),
-    ({"target_loss": soseleto.cross_entropy}, "no effect in noisy mode"),
-    ({"method": soseleto.Soseleto(), "weight_step": 0.1}, "weight_step has no effect beside method"),
-    ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "optimizer must be a function"),
+    ({"heads": soseleto.Heads(source=nn.Linear(2, 2))}, "no effect in noisy mode"),
+    ({"loss": (soseleto.cross_entropy, soseleto.cross_entropy)}, "a pair of losses has no effect in noisy mode"),
+    ({"loss": (soseleto.cross_entropy,), "mode": "transfer"}, r"one function or a pair \(source, target\), got 1"),
+    ({"augment": (None,)}, r"one Augment for both sides, or a pair \(source, target\)"),
+    ({"optimizer": soseleto.sgd(0.1)}, r"lr has no effect beside optimizer=...: give it there"),
+    ({"target_batch_size": soseleto.Balanced(0)}, "target_batch_size must be at least 1"),
+    ({"probes": 1.5}, "probes must be a share of the target between 0 and 1, or 'auto', got 1.5"),
+    ({"progress": 3}, r"progress takes True, a function progress\(event, record\), a logger .* got int"),
 ]  # fmt: skip
 
 

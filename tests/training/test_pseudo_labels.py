@@ -1,4 +1,4 @@
-"""``fit(..., unlabelled=...)``: it learns from examples without labels, keeps what it found, and goes on when cut."""
+"""``fit_unlabelled``: it learns from examples without labels, keeps what it found, and can be resumed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from soseleto import Unlabelled, fit
+from soseleto import Checkpoints, Unlabelled, fit, fit_unlabelled
 from soseleto.data import Augment, Examples
 from soseleto.errors import UsageError
 from soseleto.training.pseudo_labels import surest
@@ -36,13 +36,15 @@ MANY = blobs(600, 3)[0]
 TEST = blobs(600, 4)
 
 
-def run(**changes: Any) -> Result:
-    unlabelled = Unlabelled(inputs=MANY, rounds=3, epochs=3, batch_size=50)
-    given: dict[str, Any] = {
-        "target": TARGET, "mode": "transfer", "epochs": 4, "batch_size": 20, "lr": 0.05, "test": TEST,
-        "unlabelled": unlabelled,
-    }  # fmt: skip
-    return fit(trunk(), SOURCE, **{**given, **changes})
+def run(
+    unlabelled: Any = Unlabelled(inputs=MANY, rounds=3, epochs=3, batch_size=50),  # noqa: B008
+    target: Any = TARGET,
+    **changes: Any,
+) -> Result:
+    given: dict[str, Any] = {"mode": "transfer", "epochs": 4, "batch_size": 20, "lr": 0.05, "test": TEST, **changes}
+    if unlabelled is None:
+        return fit(trunk(), SOURCE, target, **given)
+    return fit_unlabelled(trunk(), SOURCE, target, unlabelled, **given)
 
 
 def test_unlabelled_examples_help() -> None:
@@ -65,7 +67,7 @@ def test_unlabelled_examples_help() -> None:
 def test_inputs_alone_take_the_defaults_and_noisy_mode_works_too() -> None:
     inputs, labels = blobs(90, 5)
     model = nn.Sequential(trunk(), nn.Linear(16, 3))
-    result = fit(model, (inputs, labels), TARGET, epochs=2, batch_size=30, unlabelled=blobs(300, 6)[0])
+    result = fit_unlabelled(model, (inputs, labels), TARGET, blobs(300, 6)[0], epochs=2, batch_size=30, lr=0.01)
     assert result.unlabelled is not None
     assert result.unlabelled.labels.shape == (300,)
     assert result.model is model
@@ -82,7 +84,7 @@ def test_a_cut_training_goes_on_in_its_round(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(out=tmp_path / "run", progress=stop_in_round_two, checkpoint_steps=5)
+        run(out=tmp_path / "run", progress=stop_in_round_two, checkpoints=Checkpoints(steps=5))
     assert sorted(p.name for p in (tmp_path / "run").glob("round-?")) == ["round-1", "round-2"]
     again = run(out=tmp_path / "run")
     assert whole.unlabelled is not None
@@ -121,9 +123,9 @@ def test_rounds_standardise_as_the_source_did_and_may_look_at_several_views() ->
     labels = torch.arange(40) % 2
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
     unlabelled = Unlabelled(inputs=Examples(bright, labels), rounds=1, epochs=1, batch_size=20, views=3)
-    result = fit(
-        model, (images, labels), (bright[:8], labels[:8]), mode="transfer", epochs=1, batch_size=20,
-        unlabelled=unlabelled, augment_target=Augment(shift=0.1),
+    result = fit_unlabelled(
+        model, (images, labels), (bright[:8], labels[:8]), unlabelled, mode="transfer", epochs=1, batch_size=20,
+        lr=0.01, augment=(None, Augment(shift=0.1)),
     )  # fmt: skip
     assert float(result.prepare(images).mean()) == pytest.approx(0.0, abs=1e-3)
 

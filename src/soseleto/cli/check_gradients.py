@@ -1,4 +1,4 @@
-"""``soseleto check-gradients``: the engines compared on one model."""
+"""``soseleto check-gradients``: compare the engines on one model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHAPES = {"quick": (3, 32, 32), "lenet": (1, 28, 28), "resnet18": (3, 32, 32), 
 
 
 def check_gradients(model: str, batch_size: int, engines: Sequence[str]) -> None:
-    """Print a table of the engines' errors and times."""
+    """Print a table of every engine's error and time."""
     if batch_size < 1:
         raise UsageError(f"--batch must be at least 1, got {batch_size}.")
     for name in engines:
@@ -46,14 +46,14 @@ def _engine_table(reports: Sequence[EngineReport]) -> Table:
 
 
 def _problem(model: str, batch_size: int) -> tuple[nn.Module, Any, Any]:
-    """A model, its per-example loss and a batch: random images for a model by name, else what the file gives."""
+    """A model, its per-example loss and a batch: random images for a named model, otherwise from the user's file."""
     if is_file(model):
         made = load_function(model)(batch_size)
         if not isinstance(made, tuple) or len(made) != 3:
             raise UsageError(f"{model} must return (model, per_example_loss, batch), got {type(made).__name__}.")
         return made
     if model not in _SHAPES:
-        by_name(model, classes=10, shape=(1,))  # raises, with the names there are
+        by_name(model, classes=10, shape=(1,))  # raises, with the known names
     draw = torch.Generator().manual_seed(0)
     inputs = torch.randn(batch_size, *_SHAPES[model], generator=draw)
     labels = torch.randint(10, (batch_size,), generator=draw)

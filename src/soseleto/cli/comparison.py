@@ -1,7 +1,8 @@
-"""What a training is worth: the same data through its rivals, all judged on the same examples nobody trained on.
+"""SOSELETO against its rivals on the same data, all evaluated on the same held-out examples.
 
-With a test set every method is judged on that. Without one the target is cut into folds: each example is judged by a
-model that was trained without it. Ordinary training never looks at the target, so one training serves all folds.
+With a test set every method is evaluated on that. Without one the target is cut into folds, and each example is
+evaluated by a model that was trained without it. Ordinary training does not use the target, so that one training serves
+all folds.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from soseleto.data import Examples, generator
 
 METHOD = "soseleto"
 RIVALS = ("ordinary", "target_only")
-RIVALS_IN_TRANSFER = ("target_only",)  # ordinary training has no head for classes of the target's own
-IN_WORDS = {METHOD: "SOSELETO", "ordinary": "ordinary training", "target_only": "target only"}
+RIVALS_IN_TRANSFER = ("target_only",)  # ordinary training has no head for the target's classes
+TITLES = {METHOD: "SOSELETO", "ordinary": "ordinary training", "target_only": "target only"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """One training of a comparison: what it trains for, and what it is judged on."""
+    """One training of a comparison: its target, and the examples it is evaluated on."""
 
     name: str  # its folder
     method: str
@@ -33,16 +34,16 @@ class Part:
 
     @property
     def title(self) -> str:
-        """For people; nothing for the main training."""
+        """To print; empty for the main training."""
         if not self.name:
             return ""
         fold, _, _ = self.name.rpartition("/")
-        return f"{IN_WORDS[self.method]}{f', {fold}' if fold else ''}".replace("fold-", "fold ")
+        return f"{TITLES[self.method]}{f', {fold}' if fold else ''}".replace("fold-", "fold ")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The outputs of one part for what it is judged on, and the labels there."""
+    """The outputs of one part for the examples it is evaluated on, and their labels."""
 
     method: str
     outputs: Tensor  # (M, classes)
@@ -54,7 +55,7 @@ class Judged:
 
 
 def plan(target: Examples, test: Examples | None, *, folds: int, rivals: Sequence[str], seed: int) -> list[Part]:
-    """The trainings beside the main one. With a test set folds only serve the calibration."""
+    """The trainings beside the main one. With a test set, folds serve the calibration only."""
     pieces = [] if folds == 0 else fold_places(target.labels.cpu(), folds, seed)
     parts = [Part(f"fold-{i}/{METHOD}", METHOD, *split(target, piece)) for i, piece in enumerate(pieces, start=1)]
     for rival in rivals:
@@ -67,8 +68,8 @@ def plan(target: Examples, test: Examples | None, *, folds: int, rivals: Sequenc
     return parts
 
 
-def plan_in_words(parts: Sequence[Part], test: Examples | None, folds: int) -> str:
-    rivals = [IN_WORDS[method] for method in dict.fromkeys(part.method for part in parts) if method != METHOD]
+def describe_plan(parts: Sequence[Part], test: Examples | None, folds: int) -> str:
+    rivals = [TITLES[method] for method in dict.fromkeys(part.method for part in parts) if method != METHOD]
     judged = f"{folds} held-out folds of the target" if test is None else f"{len(test):,} test examples"
     beside = f" beside {' and '.join(rivals)}" if rivals else ""
     return (
@@ -78,7 +79,7 @@ def plan_in_words(parts: Sequence[Part], test: Examples | None, folds: int) -> s
 
 
 def fold_places(labels: Tensor, folds: int, seed: int) -> list[Tensor]:
-    """The places of each fold: every class spread over the folds as evenly as can be, at random."""
+    """The places of each fold: every class spread over the folds as evenly as possible, at random."""
     shuffled = torch.randperm(len(labels), generator=generator(seed, "folds"))
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     return [by_class[fold::folds].sort().values for fold in range(folds)]
@@ -92,12 +93,12 @@ def split(target: Examples, piece: Tensor) -> tuple[Examples, Examples]:
 
 
 def pooled(judged: Sequence[Judged]) -> tuple[Tensor, Tensor]:
-    """All outputs and labels in one."""
+    """All outputs and all labels, concatenated."""
     return torch.cat([one.outputs for one in judged]), torch.cat([one.labels for one in judged])
 
 
 def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-    """Accuracy in percent of every method with its 95 % interval, over all examples it was judged on."""
+    """Accuracy in percent of every method with its 95 % interval, over all examples it was evaluated on."""
     found = []
     for method in dict.fromkeys(one.method for one in judged):
         mine = [one for one in judged if one.method == method]
@@ -121,8 +122,8 @@ def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def in_words(comparison: Mapping[str, Any]) -> list[str]:
-    """The comparison as lines for people."""
+def describe(comparison: Mapping[str, Any]) -> list[str]:
+    """The comparison as lines to print."""
     found = comparison.get("rows") or []
     if not found:
         return []
@@ -133,9 +134,9 @@ def in_words(comparison: Mapping[str, Any]) -> list[str]:
         else f"target examples, each held out of its own training ({comparison['folds']} folds)"
     )
     lines = [f"accuracy on {found[0]['examples']:,} {where}, with its 95 % interval:"]
-    width = max(len(IN_WORDS[row["method"]]) for row in found)
+    width = max(len(TITLES[row["method"]]) for row in found)
     lines += [
-        f"  {IN_WORDS[row['method']]:<{width}}  {row['accuracy']:5.1f} %  ({row['low']:.1f} to {row['high']:.1f})"
+        f"  {TITLES[row['method']]:<{width}}  {row['accuracy']:5.1f} %  ({row['low']:.1f} to {row['high']:.1f})"
         for row in found
     ]
     return lines

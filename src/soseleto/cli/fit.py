@@ -1,7 +1,7 @@
-"""``soseleto fit``: read, train, compare with the rivals, report, and end with what was found.
+"""``soseleto fit``: read, train, compare with the rivals, write the report, and print a summary.
 
-RUN is the main training's own folder; the trainings of the comparison lie in RUN/parts until all of them have ended.
-Typed again after a kill, what has ended is kept and the rest goes on.
+RUN is the folder of the main training; the trainings of the comparison are in RUN/parts until all of them have ended.
+The same command continues an interrupted one: trainings that have ended are not repeated.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from soseleto import methods
 from soseleto.algorithm import Soseleto
 from soseleto.cli import comparison
+from soseleto.cli.choices import augment_for, folds_for, probes_for, target_share_for
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.data import Augment, Pair, Reading, read_pair
-from soseleto.errors import TrainingError, UsageError
+from soseleto.errors import TrainingError, UsageError, did_you_mean
 from soseleto.extensions import chain, target_share
 from soseleto.models.by_name import default_name, make_model
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
@@ -32,21 +34,19 @@ from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import PARTS, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
 from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
-from soseleto.training.defaults import (
-    TARGET_BATCH,
-    augment_for,
-    batch_size_for,
-    folds_for,
-    probes_for,
-    target_share_for,
-)
+from soseleto.task.task import Method
+from soseleto.training.defaults import TARGET_BATCH, batch_size_for
 from soseleto.training.fit import fit as train
+from soseleto.training.optimizers import sgd
+from soseleto.training.options import Checkpoints, Compute, Probes
 from soseleto.training.progress import LiveLine
+
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitWords:
-    """The words of ``soseleto fit``; None leaves a choice to the library."""
+class FitOptions:
+    """The options of ``soseleto fit``; None stands for the default by the data."""
 
     source: Path
     target: Path
@@ -64,7 +64,8 @@ class FitWords:
     engine: str
     augment: str | None
     probes: float | None
-    precision: float
+    suspect_precision: float
+    dtype: str | None
     folds: int | None
     baselines: bool
     checkpoint_every: float
@@ -76,39 +77,39 @@ class FitWords:
     reading: Reading
 
 
-def fit(words: FitWords, say: Callable[[str], None]) -> None:
-    """Of several ranks, only the first says anything and writes."""
-    with ranks(words.device) as reducer:
-        _fit(words, say if reducer.rank == 0 else lambda text: None, reducer)
+def fit(options: FitOptions, echo: Callable[[str], None]) -> None:
+    """Run the command on every rank; only the first prints and writes."""
+    with ranks(options.device) as reducer:
+        _fit(options, echo if reducer.rank == 0 else lambda text: None, reducer)
 
 
-def _fit(words: FitWords, say: Callable[[str], None], reducer: Reducer) -> None:
+def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> None:
     def read() -> Pair:
-        if RunFolder(words.out).comparison() is not None:
-            raise UsageError(f"{words.out} holds a run already: give --out another folder, or delete that one.")
-        sets = words.source, words.target, words.test
-        return read_pair(*sets, mode=words.mode, reading=words.reading, skip_bad=words.skip_bad)
+        if RunFolder(options.out).comparison() is not None:
+            raise UsageError(f"{options.out} holds a run already: give --out another folder, or delete that one.")
+        sets = options.source, options.target, options.test
+        return read_pair(*sets, mode=options.mode, reading=options.reading, skip_bad=options.skip_bad)
 
     pair = first_reads(reducer, read)
     for problem in pair.problems:
-        say(str(problem))
-    job = Job.of(words, pair, reducer)
+        echo(str(problem))
+    job = Job.of(options, pair, reducer)
     for line in job.plan():
-        say(line)
+        echo(line)
     with LiveLine() as progress:
         job.run(progress)
     if reducer.rank != 0:
         return
-    page = write_report(words.out)
-    for line in [*summary(RunFolder.open(words.out)), f"report: {page}"]:
-        say(line)
+    page = write_report(options.out)
+    for line in [*summary(RunFolder.open(options.out)), f"report: {page}"]:
+        echo(line)
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything one ``fit`` will do, settled before the first step."""
+    """Everything one ``soseleto fit`` will do, decided before the first step."""
 
-    words: FitWords
+    options: FitOptions
     pair: Pair
     model: str
     classes: int
@@ -119,48 +120,48 @@ class Job:
     reducer: Reducer
 
     @classmethod
-    def of(cls, words: FitWords, pair: Pair, reducer: Reducer) -> Job:
+    def of(cls, options: FitOptions, pair: Pair, reducer: Reducer) -> Job:
         if pair.target.labels.is_floating_point():
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape = tuple(pair.source.inputs.shape[1:])
-        folds = _folds(words, len(pair.target))
-        rivals = comparison.RIVALS if words.mode == "noisy" else comparison.RIVALS_IN_TRANSFER
+        folds = _folds(options, len(pair.target))
+        rivals = comparison.RIVALS if options.mode == "noisy" else comparison.RIVALS_IN_TRANSFER
         return cls(
-            words=words,
+            options=options,
             pair=pair,
-            model=words.model or default_name(shape),
+            model=options.model or default_name(shape),
             classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
-            batch_size=words.batch_size or batch_size_for(len(pair.source)),
-            augment=augment_for(words.augment, shape),
+            batch_size=options.batch_size or batch_size_for(len(pair.source)),
+            augment=augment_for(options.augment, shape),
             folds=folds,
             reducer=reducer,
             parts=comparison.plan(
-                pair.target, pair.test, folds=folds, rivals=rivals if words.baselines else (), seed=words.seed
+                pair.target, pair.test, folds=folds, rivals=rivals if options.baselines else (), seed=options.seed
             ),
         )
 
     @property
     def main(self) -> Part:
-        """The training that the others are there to judge."""
+        """The training that the comparison is about."""
         return Part("", METHOD, self.pair.target, self.pair.test or self.pair.target)
 
     def plan(self) -> list[str]:
-        """What is going to happen, for people."""
-        words, pair = self.words, self.pair
+        """The plan, as lines to print."""
+        options, pair = self.options, self.pair
         size = sum(p.numel() for p in self._module().parameters())
         lines = [
-            f"{len(pair.source):,} source and {len(pair.target):,} target examples, {words.mode} mode, "
-            f"{words.epochs} epochs in batches of {self.batch_size}",
-            f"model {self.model} with {size:,} parameters; writing to {words.out}",
+            f"{len(pair.source):,} source and {len(pair.target):,} target examples, {options.mode} mode, "
+            f"{options.epochs} epochs in batches of {self.batch_size}",
+            f"model {self.model} with {size:,} parameters; writing to {options.out}",
         ]
-        if words.mode == "noisy" and not self._probes(self.main):
-            lines.append("suspects will be told by their weights alone, without known precision")
+        if options.mode == "noisy" and not self._probes(self.main):
+            lines.append("suspects will be found by their weights alone, without a known precision")
         if self.parts:
-            lines.append(comparison.plan_in_words(self.parts, pair.test, self.folds))
+            lines.append(comparison.describe_plan(self.parts, pair.test, self.folds))
         return lines
 
     def run(self, progress: LiveLine) -> None:
-        """The main training, the parts, and what they tell; what has ended already is not repeated."""
+        """The main training, the parts and the comparison; a training that has ended is not repeated."""
         every = (self.main, *self.parts)
         ended = self.reducer.first(lambda: [self._has_ended(part) for part in every])
         todo = [part for part, has_ended in zip(every, ended, strict=True) if not has_ended]
@@ -176,48 +177,56 @@ class Job:
         self.reducer.first(self._close)
 
     def _close(self) -> None:
-        folder = RunFolder(self.words.out)
-        manifest.remember(folder, self.words.source, self.words.reading, self.pair.columns)
+        folder = RunFolder(self.options.out)
+        manifest.remember(folder, self.options.source, self.options.reading, self.pair.columns)
         self._write_problems(folder)
         self._conclude(folder)
         shutil.rmtree(folder.path / PARTS, ignore_errors=True)
 
     def _train(self, part: Part, progress: LiveLine) -> None:
-        words = self.words
-        share = target_share_for(words.target_share, words.mode)
-        mixed = target_share(share) if share else chain()
-        method = Soseleto(weight_step=words.weight_step, gradients=mixed, engine=words.engine)
+        options = self.options
         train(
             self._module(),
             self.pair.source,
             part.target,
-            words.mode,  # type: ignore[arg-type]  # read_pair has refused any other
+            options.mode,  # type: ignore[arg-type]  # read_pair has checked it
             test=None if part.name else self.pair.test,
-            epochs=words.epochs,
+            epochs=options.epochs,
             batch_size=self.batch_size,
             target_batch_size=self._target_batch(part),
-            lr=words.lr,
-            weight_decay=words.weight_decay,
-            method=method if part.method == METHOD else methods.by_name(part.method),
-            augment_source=self.augment,
-            augment_target=self.augment,
+            optimizer=sgd(options.lr, options.weight_decay),
+            method=self._method(part),
+            augment=self.augment,
             standardize=True,
-            probes=self._probes(part),
-            suspect_precision=words.precision,
-            seed=words.seed,
-            device=words.device,
+            probes=Probes(share=self._probes(part), precision=options.suspect_precision),
+            compute=self._compute(),
+            checkpoints=Checkpoints(seconds=options.checkpoint_every, notes=self._notes),
+            seed=options.seed,
+            device=options.device,
             out=self._place(part),
-            checkpoint_every=words.checkpoint_every,
-            micro_batch_size=words.micro_batch_size,
-            non_finite=words.non_finite,  # type: ignore[arg-type]  # fit refuses any other word
-            notes=self._notes,
             progress=progress,
+        )
+
+    def _method(self, part: Part) -> Method:
+        options = self.options
+        if part.method != METHOD:
+            return methods.by_name(part.method)
+        share = target_share_for(options.target_share, options.mode)
+        mixed = target_share(share) if share else chain()
+        return Soseleto(weight_step=options.weight_step, gradients=mixed, engine=options.engine)
+
+    def _compute(self) -> Compute:
+        options = self.options
+        return Compute(
+            dtype=_dtype(options.dtype),
+            micro_batch_size=options.micro_batch_size,
+            non_finite=options.non_finite,  # type: ignore[arg-type]  # Compute checks it
             reducer=self.reducer,
         )
 
     def _conclude(self, folder: RunFolder) -> None:
-        """Judge every part, calibrate, and write both down."""
-        failed = {part.method for part in self.parts if not self._has_ended(part)}  # a rival whose loss went astray
+        """Evaluate every part, calibrate the temperature, and write both."""
+        failed = {part.method for part in self.parts if not self._has_ended(part)}  # rivals that diverged
         judged = [self._judge(part) for part in self.parts if part.method not in failed]
         held_out = [one for one in judged if one.method == METHOD]
         if held_out:
@@ -229,11 +238,11 @@ class Job:
         folder.write_comparison({**how, "rows": comparison.rows(judged)})
 
     def _judge(self, part: Part) -> Judged:
-        loaded = load(self._place(part), self._module(), device=self.words.device)
+        loaded = load(self._place(part), self._module(), device=self.options.device)
         return Judged(part.method, loaded.outputs(part.judged.inputs), part.judged.labels.cpu())
 
     def _has_ended(self, part: Part) -> bool:
-        """Whether the part needs no training any more; one of other settings is refused."""
+        """Whether the part's training has ended; one with other settings raises."""
         folder = RunFolder(self._place(part))
         if not folder.is_run() or not folder.has_ended():
             return False
@@ -247,44 +256,44 @@ class Job:
         return True
 
     def _basics(self, part: Part) -> dict[str, Any]:
-        words = self.words
-        return {"mode": words.mode, "epochs": words.epochs, "batch_size": self.batch_size, "lr": words.lr} | {
+        options = self.options
+        return {"mode": options.mode, "epochs": options.epochs, "batch_size": self.batch_size, "lr": options.lr} | {
             "target_batch_size": self._target_batch(part),
-            "seed": words.seed,
+            "seed": options.seed,
         }
 
     @cached_property
     def _notes(self) -> dict[str, Any]:
-        """What ``config.json`` keeps beside the training's own settings."""
+        """Entries of ``config.json`` in addition to the training's own settings."""
         sets = [self.pair.source, self.pair.target, *([] if self.pair.test is None else [self.pair.test])]
         digest = hashlib.sha256("".join(one.fingerprint() for one in sets).encode()).hexdigest()
         columns = None if self.pair.columns is None else list(self.pair.columns)
         return {"model": self.model, "n_classes": self.classes, "columns": columns, "folds": self.folds, "data": digest}
 
     def _place(self, part: Part) -> Path:
-        return self.words.out / PARTS / part.name if part.name else self.words.out
+        return self.options.out / PARTS / part.name if part.name else self.options.out
 
     def _module(self) -> nn.Module:
         shape = tuple(self.pair.source.inputs.shape[1:])
-        return make_model(self.model, self.words.mode, classes=self.classes, shape=shape, seed=self.words.seed)
+        return make_model(self.model, self.options.mode, classes=self.classes, shape=shape, seed=self.options.seed)
 
     def _target_batch(self, part: Part) -> int:
-        """As asked, but no more than the target has beside its probes."""
+        """As given, but at most what the target has without its probes."""
         probes = self._probes(part)
         share = AUTO_SHARE if probes == "auto" else probes
         left = len(part.target) - min(AUTO_MOST, round(share * len(part.target)))
-        wanted = self.words.target_batch_size
+        wanted = self.options.target_batch_size
         return min(TARGET_BATCH, left) if wanted is None else min(wanted, left) if part.name else wanted
 
     def _probes(self, part: Part) -> Share:
-        if self.words.mode != "noisy" or part.method != METHOD:
+        if self.options.mode != "noisy" or part.method != METHOD:
             return 0.0
-        if self.words.probes is None and (self.reducer.ranks > 1 or self.words.micro_batch_size):
-            return 0.0  # they are followed in one process and on whole batches
-        return probes_for(self.words.probes, len(self.pair.source), len(part.target))
+        if self.options.probes is None and (self.reducer.ranks > 1 or self.options.micro_batch_size):
+            return 0.0  # they need one process and whole batches
+        return probes_for(self.options.probes, len(self.pair.source), len(part.target))
 
     def _cost(self, part: Part) -> float:
-        """The work of a step, in forwards of one example."""
+        """The work of a step, in forward passes of one example."""
         target = self._target_batch(part)
         return {METHOD: 4 * self.batch_size + 3 * target, "ordinary": 3 * self.batch_size}.get(part.method, 3 * target)
 
@@ -295,39 +304,46 @@ class Job:
 
 
 def summary(folder: RunFolder) -> list[str]:
-    """The closing lines, from what the run folder holds."""
+    """The closing lines, from the run folder."""
     last = [record for record in folder.metrics() if record.get("event") == "epoch"][-1]
     n_source = folder.config()["n_source"]
     return [
-        *comparison.in_words(folder.comparison() or {}),
+        *comparison.describe(folder.comparison() or {}),
         f"effective source size {last['effective_source']:,.0f} of {n_source:,}",
         _suspects(folder),
     ]
 
 
 def _suspects(folder: RunFolder) -> str:
-    """How many, how surely, and how to see them."""
-    look, found = f"soseleto rank {folder.path} --suspects", folder.suspects()
+    """Their number, their estimated precision, and the command that lists them."""
+    command, found = f"soseleto rank {folder.path} --suspects", folder.suspects()
     if found is None:
         count = int(is_suspect(folder.ranking()).sum())
-        return f"{count:,} suspects: source examples of weight below {LOW_WEIGHT} ({look})"
+        return f"{count:,} suspects: source examples of weight below {LOW_WEIGHT} ({command})"
     if not found["count"]:
         highest = f"{100 * float(folder.ranking()['mislabelled_probability'].max()):.0f} %"
-        most = f"the worst ranked: soseleto rank {folder.path} --worst 20"
-        return f"no suspects: no label is mislabelled with a probability above {highest} by estimate ({most})"
+        worst = f"the worst ranked: soseleto rank {folder.path} --worst 20"
+        return f"no suspects: no label is mislabelled with a probability above {highest} by estimate ({worst})"
     precision, recall = found["precision"], found["recall"]
     return (
         f"{found['count']:,} suspects, of which {100 * precision['value']:.0f} % ({100 * precision['low']:.0f} to "
         f"{100 * precision['high']:.0f}) are mislabelled by estimate, and {100 * recall['value']:.0f} % of the "
-        f"mislabelled are among them ({look})"
+        f"mislabelled are among them ({command})"
     )
 
 
-def _folds(words: FitWords, n_target: int) -> int:
-    if words.folds is None:
-        return 0 if words.test is not None else folds_for(n_target)
-    if words.folds < 0 or words.folds == 1:
-        raise UsageError(f"--folds must be 0 or at least 2, got {words.folds}.")
-    if words.folds > n_target // 2:
-        raise UsageError(f"--folds is {words.folds}, but the target has only {n_target} examples: take fewer folds.")
-    return words.folds
+def _dtype(name: str | None) -> torch.dtype | None:
+    """For autocast; float32 is how the model runs without it."""
+    if name is not None and name not in DTYPES:
+        raise UsageError(f"unknown dtype {name!r}{did_you_mean(name, DTYPES)}: choose from {', '.join(DTYPES)}.")
+    return None if name in (None, "float32") else getattr(torch, name)
+
+
+def _folds(options: FitOptions, n_target: int) -> int:
+    if options.folds is None:
+        return 0 if options.test is not None else folds_for(n_target)
+    if options.folds < 0 or options.folds == 1:
+        raise UsageError(f"--folds must be 0 or at least 2, got {options.folds}.")
+    if options.folds > n_target // 2:
+        raise UsageError(f"--folds is {options.folds}, but the target has only {n_target} examples: take fewer folds.")
+    return options.folds

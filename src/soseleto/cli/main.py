@@ -1,4 +1,4 @@
-"""The command line: verbs only. What they do lives in the library, and is imported when a verb is used."""
+"""The command line: one function per command. The library is imported when a command runs, to keep ``--help`` fast."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from soseleto.errors import Interrupted, RankStopped, SoseletoError, TrainingError, UsageError
+from soseleto.training.defaults import CHECKPOINT_SECONDS, EPOCHS, LR, SUSPECT_PRECISION, WEIGHT_STEP
 
 DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 BY_SIGNAL = 128  # plus the signal's number
@@ -28,11 +29,11 @@ Seed = Annotated[int, typer.Option(help="Same seed, same result, to the last bit
 
 @app.callback()
 def soseleto(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Learn which examples of a large, doubtful source set help a small, trusted
-    target set: out come a model, a ranking of the source and a report.
+    target set; write a model, a ranking of the source and a report.
     """
 
 
@@ -54,17 +55,17 @@ def demo(
     from soseleto.run_folder.folder import RunFolder
     from soseleto.training.progress import LiveLine
 
-    torch.set_num_threads(1)  # a network this small only loses by sharing its work
+    torch.set_num_threads(1)  # faster for a network this small
     RunFolder.clear(out)  # a demo can always be run again
     try:
         with LiveLine() as progress:
             result = synthetic.run(out, seed=seed, progress=progress)
-    except Interrupted as stopped:  # begun anew next time
+    except Interrupted as stopped:  # a demo is not resumed
         raise KeyboardInterrupt from stopped
     page = write_report(out)
     for line in synthetic.describe(synthetic.summary(result, synthetic.make_data(seed)[0])):
         typer.echo(line)
-    _tell_report(page, open_)
+    _show_report(page, open_)
 
 
 @app.command(short_help="Train on your own data.")
@@ -73,7 +74,7 @@ def fit(
     target: Annotated[Path, typer.Option(help="The small, trusted set.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
     test: Annotated[Path | None, typer.Option(help="A set to measure the accuracy on.")] = None,
-    mode: Annotated[str, typer.Option(metavar="noisy|transfer", help="Same classes, or other ones.")] = "noisy",
+    mode: Annotated[str, typer.Option(metavar="noisy|transfer", help="Same classes, or different ones.")] = "noisy",
     model: Annotated[
         str | None,
         typer.Option(
@@ -81,19 +82,19 @@ def fit(
             help="quick, lenet, resnet18, mlp, or your own. [default: by the shape of the inputs]",
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the source.")] = 30,
+    epochs: Annotated[int, typer.Option(help="Passes over the source.")] = EPOCHS,
     batch_size: Annotated[
-        int | None, typer.Option(help="Source examples a step. [default: 16 to 256, by the size of the source]")
+        int | None, typer.Option(help="Source examples per step. [default: 16 to 256, by the size of the source]")
     ] = None,
-    target_batch_size: Annotated[int | None, typer.Option(help="Target examples a step. [default: 32]")] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate, falling to 0.")] = 0.03,
-    weight_decay: Annotated[float, typer.Option(help="Of the model, never of the source weights.")] = 0.0,
-    weight_step: Annotated[float, typer.Option(help="How far a weight moves at a visit.")] = 0.2,
+    target_batch_size: Annotated[int | None, typer.Option(help="Target examples per step. [default: 32]")] = None,
+    lr: Annotated[float, typer.Option(help="Learning rate, falls to 0.")] = LR,
+    weight_decay: Annotated[float, typer.Option(help="Of the model's parameters.")] = 0.0,
+    weight_step: Annotated[float, typer.Option(help="How far a weight moves per visit.")] = WEIGHT_STEP,
     target_share: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Of the target's own gradient in the representation's step. [default: 0; 0.5 in transfer]",
+            help="Of the target's gradient in the trunk's step. [default: 0; 0.5 in transfer]",
         ),
     ] = None,
     augment: Annotated[
@@ -102,46 +103,58 @@ def fit(
     ] = None,
     folds: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Of the target, to judge by. [default: 3; 0 with --test]"),
+        typer.Option(metavar="N", help="Of the target, to measure accuracy on. [default: 3; 0 with --test]"),
     ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines/--no-baselines", help="Also ordinary training, and the target alone.")
+        bool, typer.Option("--baselines/--no-baselines", help="Also train without weights, and on the target alone.")
     ] = True,
     probes: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Of the target, planted to tell suspects by. [default: 0.3, if enough]"),
+        typer.Option(metavar="SHARE", help="Of the target, planted to calibrate suspects. [default: 0.3, if enough]"),
     ] = None,
-    precision: Annotated[float, typer.Option(metavar="SHARE", help="Of real errors among the suspects.")] = 0.95,
+    suspect_precision: Annotated[
+        float, typer.Option(metavar="SHARE", help="Of real errors among the suspects.")
+    ] = SUSPECT_PRECISION,
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="bfloat16|float16|float32", help="Of the model under autocast. [default: float32]"),
+    ] = None,
+    precision: Annotated[str | None, typer.Option(hidden=True)] = None,
     engine: Annotated[str, typer.Option(metavar="NAME", help="Computes the alignments.")] = "auto",
-    checkpoint_every: Annotated[float, typer.Option(metavar="SECONDS", help="Between two checkpoints.")] = 60.0,
+    checkpoint_every: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Between two checkpoints.")
+    ] = CHECKPOINT_SECONDS,
     micro_batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Examples at a time, to save memory; the result is the same.")
+        int | None, typer.Option(metavar="N", help="Examples per forward pass, to save memory; same result.")
     ] = None,
-    non_finite: Annotated[
-        str, typer.Option(metavar="stop|skip", help="What to do about a loss that is NaN or infinite.")
-    ] = "stop",
+    non_finite: Annotated[str, typer.Option(metavar="stop|skip", help="For a loss that is NaN or infinite.")] = "stop",
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
     image_size: Annotated[int | None, typer.Option(help="Resize images to this many pixels a side.")] = None,
     label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the labels.")] = None,
     path_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the image files.")] = None,
-    id_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the examples' names.")] = None,
-    truth_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the right labels.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on without unusable examples.")] = False,
+    id_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the examples' ids.")] = None,
+    truth_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the true labels.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unusable examples out.")] = False,
 ) -> None:
-    """Train on your own data: out come a model, a ranking and a report.
+    """Train on your own data; write a model, a ranking and a report.
 
-    A data set is a folder of images with one subfolder a class, a table (.csv,
-    .tsv, .parquet, .jsonl) of features or of image paths, or an .npz file with
-    x and y. FUNCTION(classes=..., shape=...) of your own file returns the model
-    (in transfer mode its trunk). The accuracy is measured on target examples
-    held out of the training, beside ordinary training and the target alone. A
-    run that was stopped goes on when the same is typed again.
+    A data set is a folder of images with one subfolder per class, a table
+    (.csv, .tsv, .parquet, .jsonl) of features or of image paths, or an .npz
+    file with x and y. FUNCTION(classes=..., shape=...) of your own file returns
+    the model (in transfer mode its trunk). The accuracy is measured on target
+    examples held out of the training, and compared with ordinary training and
+    with the target alone. The same command resumes an interrupted run.
     """
-    from soseleto.cli import fit as command
+    import soseleto.cli.fit as command
     from soseleto.data import Reading
 
-    words = command.FitWords(
+    if precision is not None:
+        raise UsageError(
+            "there is no option --precision: write --suspect-precision 0.95 for the precision of the suspects, or "
+            "--dtype bfloat16 for the number format of the model."
+        )
+    options = command.FitOptions(
         source=source,
         target=target,
         out=out,
@@ -158,7 +171,8 @@ def fit(
         engine=engine,
         augment=augment,
         probes=probes,
-        precision=precision,
+        suspect_precision=suspect_precision,
+        dtype=dtype,
         folds=folds,
         baselines=baselines,
         checkpoint_every=checkpoint_every,
@@ -175,7 +189,7 @@ def fit(
             truth_column=truth_column,
         ),
     )
-    command.fit(words, typer.echo)
+    command.fit(options, typer.echo)
 
 
 @app.command()
@@ -187,27 +201,27 @@ def report(
     """Write a run's report: one HTML file that opens offline."""
     from soseleto.report import write_report
 
-    _tell_report(write_report(run, out), open_)
+    _show_report(write_report(run, out), open_)
 
 
 @app.command(short_help="The ranking of the source, and its suspects.")
 def rank(
     run: RunArgument,
-    format: Annotated[str, typer.Option(metavar="csv|parquet|json", help="How to write it.")] = "csv",
+    format: Annotated[str, typer.Option(metavar="csv|parquet|json", help="Of the output.")] = "csv",
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
     suspects: Annotated[bool, typer.Option("--suspects", help="Only the suspects, most suspicious first.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file instead.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")] = None,
     export_clean: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the source without the suspects (.csv, .parquet).")
     ] = None,
-    relabel: Annotated[bool, typer.Option("--relabel", help="In there, correct the suspects instead.")] = False,
+    relabel: Annotated[bool, typer.Option("--relabel", help="In that file, correct the suspects instead.")] = False,
 ) -> None:
     """Print the ranking of a run's source examples, best first.
 
-    Among the columns are those that cleanlab and FiftyOne users know:
-    given_label, predicted_label, is_label_issue and label_quality; filepath and
-    mistakenness. What --export-clean writes can be given to `fit --source`.
+    Some columns have the names of cleanlab (given_label, predicted_label,
+    is_label_issue, label_quality) and of FiftyOne (filepath, mistakenness). The
+    file of --export-clean can be given to `fit --source`.
     """
     from soseleto.report.export import export_ranking
 
@@ -220,7 +234,7 @@ def rank(
     if relabel:
         raise UsageError("--relabel has no effect by itself: add --export-clean FILE.")
     if format == "parquet" and out is None and sys.stdout.isatty():
-        raise UsageError("a terminal cannot show parquet: add --out FILE, or take --format csv.")
+        raise UsageError("a terminal cannot show parquet: add --out FILE, or use --format csv.")
     content = export_ranking(run, format=format, best=best, worst=worst, suspects=suspects)
     _write(content, out)
 
@@ -229,10 +243,10 @@ def rank(
 def predict(
     run: RunArgument,
     files: Annotated[list[Path], typer.Argument(metavar="FILES", help="Images, folders, tables, .npz files.")],
-    format: Annotated[str, typer.Option(metavar="csv|json", help="How to write it.")] = "csv",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file instead.")] = None,
+    format: Annotated[str, typer.Option(metavar="csv|json", help="Of the output.")] = "csv",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="FILE.py:FUNCTION", help="What made the model, where it was your own.")
+        str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
 ) -> None:
@@ -240,7 +254,7 @@ def predict(
 
     Tables need the feature columns of the training, or a column of image paths.
     """
-    from soseleto.cli import predict as command
+    import soseleto.cli.predict as command
 
     _write(command.predict(run, files, model=model, format=format, device=device).encode(), out)
 
@@ -250,10 +264,10 @@ def export(
     run: RunArgument,
     onnx: Annotated[Path, typer.Option(metavar="FILE", help="The ONNX file to write.", show_default=False)],
     model: Annotated[
-        str | None, typer.Option(metavar="FILE.py:FUNCTION", help="What made the model, where it was your own.")
+        str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")
     ] = None,
 ) -> None:
-    """Write a run's model as ONNX: inputs as they came in, probabilities out.
+    """Write a run's model as ONNX, from raw inputs to probabilities.
 
     The file is run once by onnxruntime and compared with PyTorch. Needs
     pip install 'soseleto[onnx]'.
@@ -264,19 +278,19 @@ def export(
     typer.echo(f"wrote {export_onnx(load(run, model, device='cpu'), onnx)}", err=True)
 
 
-@app.command(short_help="Go through a run's suspects by hand.")
+@app.command(short_help="Review a run's suspects by hand.")
 def review(
     run: RunArgument,
     export: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet), and leave.")
+        Path | None, typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet), and exit.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Of the page; 0 takes any free one.")] = 0,
+    port: Annotated[int, typer.Option(help="Of the page; 0 for any free one.")] = 0,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
 ) -> None:
-    """Go through a run's suspects in the browser: keep, drop, relabel, undo.
+    """Review a run's suspects in the browser: keep, drop, relabel, undo.
 
     The page is served on this machine only, under a link that works once. Every
-    decision is kept in RUN/review.jsonl at once. What --export writes can be
+    decision is written to RUN/review.jsonl at once. The file of --export can be
     given to `soseleto fit --source`.
     """
     from soseleto.review.decisions import read_decisions
@@ -294,10 +308,10 @@ def review(
         typer.echo(f"manifest: {done.path}")
         return
     try:
-        serve(run, lambda link: _tell_link(link, open_), port=port)
+        serve(run, lambda link: _show_link(link, open_), port=port)
     except KeyboardInterrupt:  # how a review ends
         decided = len(read_decisions(RunFolder(run)))
-        typer.echo(f"\ndecided so far: {decided:,}; `soseleto review {run} --export FILE` carries them out")
+        typer.echo(f"\ndecided so far: {decided:,}; `soseleto review {run} --export FILE` applies them")
 
 
 @app.command()
@@ -308,7 +322,7 @@ def reproduce(
 ) -> None:
     """Repeat a table or figure of the paper over several seeds.
 
-    Writes NAME.json with one row a run into the folder.
+    Writes NAME.json, one row per run, into the folder.
     """
     from soseleto import experiments
 
@@ -326,12 +340,12 @@ def check_gradients(
         list[str] | None, typer.Option(metavar="NAME", help="An engine to compare; may be repeated.")
     ] = None,
 ) -> None:
-    """Compare the engines on a model: errors against the oracle, and times.
+    """Compare the engines on a model: errors against the reference, and times.
 
     FUNCTION(batch_size) of your own file returns (model, per_example_loss,
-    batch), where per_example_loss(model, batch) gives one loss an example.
+    batch); per_example_loss(model, batch) returns one loss per example.
     """
-    from soseleto.cli import check_gradients as command
+    import soseleto.cli.check_gradients as command
 
     command.check_gradients(model, batch, engine or [])
 
@@ -340,17 +354,17 @@ def check_gradients(
 def data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The data set.", show_default=False)],
     data_root: Annotated[
-        Path | None, typer.Option(help="Where data sets are kept.", envvar="SOSELETO_DATA", show_default=False)
+        Path | None, typer.Option(help="Where data sets are stored.", envvar="SOSELETO_DATA", show_default=False)
     ] = None,
 ) -> None:
-    """Fetch and verify a public data set, or say what is missing."""
+    """Fetch and verify a public data set, or report what is missing."""
     from soseleto.data.public import fetch
 
     fetch.main(name, data_root, typer.echo)
 
 
 def _write(content: bytes, out: Path | None) -> None:
-    """To standard output, or to a file in one move."""
+    """To standard output, or atomically to a file."""
     from soseleto.run_folder.files import aside
 
     if out is None:
@@ -363,7 +377,7 @@ def _write(content: bytes, out: Path | None) -> None:
     typer.echo(f"wrote {out}", err=True)
 
 
-def _tell_report(page: Path, show: bool) -> None:
+def _show_report(page: Path, show: bool) -> None:
     typer.echo(f"report: {page}")
     if show:
         import webbrowser
@@ -371,7 +385,7 @@ def _tell_report(page: Path, show: bool) -> None:
         webbrowser.open(page.resolve().as_uri())
 
 
-def _tell_link(link: str, show: bool) -> None:
+def _show_link(link: str, show: bool) -> None:
     typer.echo(f"review: {link}")
     typer.echo("the link works once; Ctrl-C stops, and every decision is kept")
     if show:
@@ -382,28 +396,29 @@ def _tell_link(link: str, show: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The console entry point: every error is one sentence on standard error, and an exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
-    if words == ["--version"]:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    given = [word for word in given if word != "--debug"]
+    if given == ["--version"]:
         from importlib.metadata import version
 
         typer.echo(f"soseleto {version('soseleto')}")
         sys.exit(DONE)
-    sys.exit(_run(words or ["--help"], debug))
+    sys.exit(_run(given or ["--help"], debug))
 
 
-def _run(words: list[str], debug: bool) -> int:
+def _run(arguments: list[str], debug: bool) -> int:
+    """The exit code."""
     try:
-        answer = app(words, prog_name="soseleto", standalone_mode=False)
-        code = answer if isinstance(answer, int) else DONE
+        returned = app(arguments, prog_name="soseleto", standalone_mode=False)
+        code = returned if isinstance(returned, int) else DONE
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:
         if debug:
             traceback.print_exc()
-        if _is_mine_to_say(error):
-            typer.echo(f"soseleto: {_sentence(error, words)}", err=True)
+        if _prints_here(error):
+            typer.echo(f"soseleto: {_sentence(error, arguments)}", err=True)
         if isinstance(error, Interrupted):
             return BY_SIGNAL + error.signal
         return MISUSED if isinstance(error, UsageError) or _is_usage(error) else FAILED
@@ -412,23 +427,23 @@ def _run(words: list[str], debug: bool) -> int:
     return code
 
 
-def _is_mine_to_say(error: Exception) -> bool:
-    """Of several ranks only the first says what all of them have found."""
+def _prints_here(error: Exception) -> bool:
+    """Whether this rank prints the error: one that occurs on every rank is printed by the first only."""
     everywhere = isinstance(error, UsageError | Interrupted | RankStopped) or type(error) is TrainingError
     return os.environ.get("RANK", "0") == "0" or not everywhere
 
 
 def _is_usage(error: Exception) -> bool:
-    """Whether the command line itself was off (typer has carried click's errors along under several names)."""
+    """Whether it is an error of click's in the command line (typer has had them under several names)."""
     return getattr(error, "exit_code", None) == MISUSED
 
 
-def _sentence(error: Exception, words: list[str]) -> str:
+def _sentence(error: Exception, arguments: list[str]) -> str:
     if hasattr(error, "format_message"):
-        verbs = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
-        verb = f" {words[0]}" if words[0] in verbs else ""
-        said = error.format_message().rstrip(".?")
-        return f"{said[:1].lower()}{said[1:]} (see `soseleto{verb} --help`)."
+        known = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+        name = f" {arguments[0]}" if arguments[0] in known else ""
+        message = error.format_message().rstrip(".?")
+        return f"{message[:1].lower()}{message[1:]} (see `soseleto{name} --help`)."
     if isinstance(error, SoseletoError):
         return str(error)
     if isinstance(error, OSError) and error.filename:

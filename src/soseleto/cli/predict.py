@@ -11,7 +11,6 @@ from pathlib import Path
 from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.prediction.load import load
-from soseleto.task.losses import cross_entropy
 
 
 def predict(run: Path, files: Sequence[Path], *, model: str | None, format: str, device: str) -> str:
@@ -19,8 +18,8 @@ def predict(run: Path, files: Sequence[Path], *, model: str | None, format: str,
     if format not in ("csv", "json"):
         raise UsageError(f"unknown format {format!r}{did_you_mean(format, ('csv', 'json'))}: choose csv or json.")
     loaded = load(run, model, device=device)
-    if loaded.shape is None or loaded.loss is not cross_entropy:
-        raise UsageError(f"{run} is no classifier that `soseleto fit` trained: use soseleto.load in Python.")
+    if loaded.shape is None or loaded.task != "classification":
+        raise UsageError(f"{run} is not a classifier that `soseleto fit` trained: use soseleto.load in Python.")
     inputs = read_inputs(files, shape=loaded.shape, columns=loaded.columns)
     sure, best = loaded.predict_proba(inputs.values).max(1)
     rows = [

@@ -129,8 +129,8 @@ def refuse_sharded(is_sharded: bool, what: str) -> None:
     """Raise for a sharded model: the parameters that it names are not the tensors that autograd differentiates."""
     if is_sharded:
         raise EngineError(
-            f"the model is sharded (fully_shard), where {what} cannot work: train it by fit(..., engine='layerwise', "
-            "reducer=...), or give every rank the plain model."
+            f"the model is sharded (fully_shard), where {what} cannot work: train it by fit(..., "
+            "method=Soseleto(engine='layerwise'), compute=Compute(reducer=...)), or give every rank the plain model."
         )
 
 

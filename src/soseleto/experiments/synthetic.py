@@ -21,7 +21,7 @@ from soseleto.data import Examples, generator, seed_for, symmetric
 from soseleto.models.architectures import mlp
 
 if TYPE_CHECKING:
-    from soseleto.training.progress import Listener
+    from soseleto.training.history import Progress
     from soseleto.training.result import Result
 
 N_SOURCE, N_FLIPPED, N_TARGET, N_TEST = 500, 100, 50, 2000
@@ -63,7 +63,7 @@ def run(
     *,
     seed: int = 0,
     epochs: int | None = None,
-    progress: Listener | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Train on the data of ``make_data(seed)`` as the paper does; with ``out`` a run folder is written."""
     from soseleto.training.fit import fit

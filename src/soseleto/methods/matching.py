@@ -73,7 +73,7 @@ class MatchingNetworks:
         if not isinstance(task.model.target_head, Attention):
             raise UsageError(
                 f"the method {self.name!r} attends to the labelled target: "
-                "say target_head=Attention(examples, width, classes)."
+                "write heads=Heads(target=Attention(examples, width, classes))."
             )
         return PhasedState.start(task, first_phase=round((1.0 - self.fine_tune) * task.steps))
 

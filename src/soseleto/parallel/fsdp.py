@@ -122,7 +122,8 @@ def require_shardable(model: nn.Module, non_finite: str, ranks: int) -> None:
         if not is_shard(parameter) or parameter.device_mesh.size() != ranks or parameter.device_mesh.ndim != 1:  # type: ignore[attr-defined]
             raise UsageError(
                 f"the parameter {name!r} is not sharded over all {ranks} ranks of this training: call fully_shard on "
-                "the whole model, with a mesh of one dimension, and pass reducer=... of soseleto.ranks()."
+                "the whole model, with a mesh of one dimension, and pass the reducer of soseleto.ranks() as "
+                "compute=Compute(reducer=...)."
             )
 
 

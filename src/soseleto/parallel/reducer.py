@@ -214,7 +214,7 @@ def ranks(device: str = "auto", *, answer: timedelta = ANSWER) -> Iterator[Reduc
     answer: how long the ranks of a step wait for one that hangs; a process that has ended is noticed at once.
 
     Example:
-        >>> with ranks() as reducer:  # and then fit(..., reducer=reducer)
+        >>> with ranks() as reducer:  # and then fit(..., compute=Compute(reducer=reducer))
         ...     reducer
         Single()
     """

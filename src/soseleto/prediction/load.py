@@ -20,7 +20,7 @@ from soseleto.errors import DataError, UsageError
 from soseleto.models.by_name import is_file, make_model
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
-from soseleto.prediction.predictor import Predictor
+from soseleto.prediction.predictor import Predictor, TaskKind
 from soseleto.run_folder.folder import RunFolder
 from soseleto.task.losses import Loss, cross_entropy, squared_error
 
@@ -64,7 +64,7 @@ def load(
         run: the run folder.
         model: a module of the same architecture (in transfer mode the trunk), or ``"FILE.py:FUNCTION"``; not needed
             for the models that ``soseleto fit`` knows by name.
-        loss: the training loss, if it was a custom one.
+        loss: the training loss, if it was a custom one; only ``evaluate`` needs it.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     """
     folder = RunFolder.open(run)
@@ -78,6 +78,7 @@ def load(
         prepare=_prepare(config, folder),
         device=where,
         loss=loss or _loss(config, folder),
+        task=_task(config, loss),
         classes=None if classes is None else tuple(classes),
         temperature=folder.temperature(),
         run=folder,
@@ -133,8 +134,28 @@ def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
     return Prepare(None if statistics is None else Preprocess.from_dict(statistics), dtype)
 
 
+@dataclass(frozen=True)
+class MissingLoss:
+    """Stands for a loss of the user's own, which a run folder cannot hold; calling it raises."""
+
+    name: str
+    run: str
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        raise UsageError(
+            f"{self.run} was trained with the loss {self.name!r}, which evaluate needs: write soseleto.load(run, "
+            "loss=...) with it."
+        )
+
+
 def _loss(config: Mapping[str, Any], folder: RunFolder) -> Loss:
     name = config.get("target_loss") or config.get("loss") or ""
-    if name not in _LOSSES:
-        raise UsageError(f"{folder.path} was trained with the loss {name!r}: give it, soseleto.load(run, loss=...).")
-    return _LOSSES[name]
+    return _LOSSES.get(name) or MissingLoss(name, str(folder.path))
+
+
+def _task(config: Mapping[str, Any], loss: Loss | None) -> TaskKind:
+    if "task" in config:
+        return "classification" if config["task"] == "classification" else "regression"
+    # Runs of earlier versions do not say: there, a classifier was one trained with cross_entropy.
+    name = config.get("target_loss") or config.get("loss")
+    return "classification" if loss is cross_entropy or (loss is None and name == "cross_entropy") else "regression"

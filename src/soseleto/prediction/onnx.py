@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from soseleto.errors import DataError, UsageError, need
 from soseleto.prediction.load import LoadedRun
 from soseleto.run_folder.files import aside
-from soseleto.task.losses import cross_entropy
 
 TOLERANCE = 1e-4  # on probabilities
 _ROWS = 3  # of the batch given to the exporter
@@ -36,7 +35,7 @@ class _Pipeline(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = self.model(self.loaded.prepare(inputs))
-        return (outputs / self.loaded.temperature).softmax(1) if self.loaded.loss is cross_entropy else outputs
+        return (outputs / self.loaded.temperature).softmax(1) if self.loaded.task == "classification" else outputs
 
 
 def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str]) -> Path:

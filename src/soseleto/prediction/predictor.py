@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from soseleto.prediction.temperature import fit_temperature
 from soseleto.task.losses import Loss, cross_entropy
 
 EVALUATION_BATCH = 1000
+TaskKind = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class Predictor:
     """Predicts from raw inputs.
 
     model: the trained model (in transfer mode trunk and heads; its forward pass is the target's)
+    task: ``"classification"`` where labels are class indices and outputs (B, classes), whatever the loss
     temperature: outputs are divided by it before the softmax; 1 without calibration
     """
 
@@ -30,6 +32,7 @@ class Predictor:
     prepare: Callable[[Tensor], Tensor]
     device: torch.device
     loss: Loss = cross_entropy
+    task: TaskKind = "classification"
     classes: tuple[str, ...] | None = None
     temperature: float = 1.0
 
@@ -45,9 +48,9 @@ class Predictor:
         return torch.cat(pieces)
 
     def predict(self, inputs: Tensor | np.ndarray) -> Tensor:
-        """Class indices, or the outputs themselves where the loss is not cross-entropy."""
+        """Class indices of a classifier, otherwise the outputs themselves."""
         outputs = self.outputs(inputs)
-        return outputs.argmax(1) if self.loss is cross_entropy else outputs
+        return outputs.argmax(1) if self.task == "classification" else outputs
 
     def predict_proba(self, inputs: Tensor | np.ndarray) -> Tensor:
         """One probability per class, (B, classes): softmax(outputs / temperature)."""
@@ -62,7 +65,7 @@ class Predictor:
         outputs = self.outputs(examples.inputs)
         labels = examples.labels.cpu()
         numbers = {"loss": float(self.loss(outputs, labels).double().mean())}
-        if self.loss is cross_entropy:
+        if self.task == "classification":
             numbers["accuracy"] = 100.0 * float((outputs.argmax(1) == labels).double().mean())
         return numbers
 
@@ -75,5 +78,5 @@ class Predictor:
         return replace(self, temperature=fit_temperature(self.outputs(examples.inputs), examples.labels.cpu()))
 
     def _need_classes(self, what: str) -> None:
-        if self.loss is not cross_entropy:
-            raise UsageError(f"{what} is for classifiers trained with cross_entropy: use outputs() or predict().")
+        if self.task != "classification":
+            raise UsageError(f"{what} is for classifiers, and this is a {self.task}: use outputs() or predict().")

@@ -27,7 +27,7 @@ AUTO_SHARE, AUTO_MOST = 0.3, 1500
 
 
 @dataclass(frozen=True)
-class Probes:
+class PlantedProbes:
     """m probes, appended to the n source examples: their labels as planted, and their true labels.
 
     checked: the number of target examples and of their wrong labels, if their labels from before a check are known
@@ -64,7 +64,7 @@ class Planted:
 
     source: Examples
     target: Examples
-    probes: Probes
+    probes: PlantedProbes
 
 
 def plant(
@@ -83,12 +83,12 @@ def plant(
         chosen = _in_proportion(truth, m, classes, seed)
         shift = torch.randint(1, classes, (m,), generator=generator(seed, "probes/labels"))
         labels = (truth[chosen] + shift * (torch.arange(m) % 2)) % classes
-        probes = Probes(len(source), labels, truth[chosen])
+        probes = PlantedProbes(len(source), labels, truth[chosen])
     else:
         before = _checked_before(labels_before, truth, classes)
         chosen = _some_of_both(before != truth, truth, m, classes, seed)
         checked = (len(truth), int((before != truth).sum()))
-        probes = Probes(len(source), before[chosen], truth[chosen], checked)
+        probes = PlantedProbes(len(source), before[chosen], truth[chosen], checked)
     left = torch.ones(len(target), dtype=torch.bool)
     left[chosen] = False
     return Planted(_behind(source, target.subset(chosen), probes), target.subset(left), probes)
@@ -174,7 +174,7 @@ def _in_proportion(labels: Tensor, m: int, classes: int, seed: int) -> Tensor:
     return torch.cat([part[:n] for part, n in zip(by_class.split(counts.tolist()), taken.tolist(), strict=True)])
 
 
-def _behind(source: Examples, taken: Examples, probes: Probes) -> Examples:
+def _behind(source: Examples, taken: Examples, probes: PlantedProbes) -> Examples:
     """One data set: the source examples, then the probes."""
     device = source.device
     ids = None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from soseleto.data import Examples, generator
 from soseleto.data.label_margin import label_margin
-from soseleto.suspects.probes import Probes
+from soseleto.suspects.probes import PlantedProbes
 
 NEIGHBOURS = 20
 SHARPNESS = 10.0  # an example votes with exp(SHARPNESS·cosine) times its weight
@@ -35,7 +35,7 @@ class Evidence:
     labels: (n + m,) as given; probabilities: (n + m, classes) by the model; support: the mean of these and of the votes
     """
 
-    probes: Probes
+    probes: PlantedProbes
     labels: Tensor
     signals: Mapping[str, Tensor]
     probabilities: Tensor
@@ -51,7 +51,7 @@ def gather(
     outputs: Outputs,
     source: Examples,
     target: Examples,
-    probes: Probes,
+    probes: PlantedProbes,
     recorded: Mapping[str, Tensor],
     *,
     seed: int = 0,

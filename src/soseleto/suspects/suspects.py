@@ -21,7 +21,7 @@ from soseleto.data import seed_for
 from soseleto.errors import UsageError
 from soseleto.suspects import calibration
 from soseleto.suspects.intervals import Rectifier
-from soseleto.suspects.probes import Probes
+from soseleto.suspects.probes import PlantedProbes
 from soseleto.suspects.signals import Evidence
 
 RESAMPLES = 100
@@ -193,7 +193,7 @@ class Calibrated:
         return self.at(float(ordered[count - 1]) if count else 1.0)
 
 
-def _shares(ratios: Array, probes: Probes, draw: np.random.Generator) -> Array:
+def _shares(ratios: Array, probes: PlantedProbes, draw: np.random.Generator) -> Array:
     """The share of wrong labels in the source, (RESAMPLES,).
 
     If it was counted on the target, the count is resampled; otherwise it is the maximum-likelihood share of the source

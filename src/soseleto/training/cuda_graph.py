@@ -1,8 +1,8 @@
-"""A training step recorded once as a CUDA graph and replayed: small networks stop waiting for the launch of kernels.
+"""Training steps as CUDA graphs: recorded once and replayed, so that small networks are not launch-bound.
 
-Nothing in a method knows of it, but a method whose steps are of several kinds has a state that says of what ``kind``
-the next one is, and before a step that is unlike all others that it is not ``capturable``. A step whose batch has
-another shape, or that is monitored, runs as usual.
+Methods need not know about it. The state of a method with several kinds of step has an attribute ``kind``, that of the
+next step, and ``capturable``, False before a step that must not be recorded. A step with another batch shape, or a
+monitored one, runs without a graph.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from soseleto.data.batch import Batch
 from soseleto.errors import first_line
 from soseleto.task.task import Method, MethodState
 
-WARM_UP = 3  # ordinary steps first: lazily made buffers and the choice of kernels must not be recorded
+WARM_UP = 3  # eager steps before recording, so that lazy allocation and kernel selection are not recorded
 
 
 class EagerStep:
-    """The method's step as it is."""
+    """The method's step, run eagerly."""
 
     def __init__(self, method: Method, state: MethodState) -> None:
         self._method, self._state = method, state
@@ -34,7 +34,7 @@ class EagerStep:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A graph with what it reads and writes."""
+    """A graph with the tensors that it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
     source: Batch
@@ -55,26 +55,26 @@ class _Recorded:
 
 
 class CapturedStep:
-    """The method's step as a CUDA graph, from the fourth call on; ``tell`` hears why where that is impossible.
+    """The method's step as a CUDA graph, from the fourth call on; ``log`` gets the reason if that is impossible.
 
-    Every ``kind`` of step has a recording of its own; a state that counts steps hears of replayed ones in ``advance``.
+    Every ``kind`` of step has its own recording; a state that counts steps is notified of replays by ``advance``.
     """
 
-    def __init__(self, method: Method, state: MethodState, tell: Callable[[str], None]) -> None:
+    def __init__(self, method: Method, state: MethodState, log: Callable[[str], None]) -> None:
         self._eager = EagerStep(method, state)
         self._state = state
         self._optimizer = state.optimizer
-        self._tell = tell
+        self._log = log
         self._calls: Counter[Hashable] = Counter()  # by kind
         self._recorded: dict[Hashable, _Recorded] = {}
-        self._pool = torch.cuda.graph_pool_handle()  # recordings never run at once: one's memory serves all
+        self._pool = torch.cuda.graph_pool_handle()  # shared, since two recordings never run at once
         self._possible = True
 
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         kind = getattr(self._state, "kind", None)
         self._calls[kind] += 1
         if not getattr(self._state, "capturable", True):
-            self._calls.clear()  # what follows is warmed up anew
+            self._calls.clear()  # the steps after it need a new warm-up
         if monitor or not self._possible or self._calls[kind] <= WARM_UP:
             return self._eager(source, target, monitor=monitor)
         if kind not in self._recorded and not self._capture(kind, source, target):
@@ -91,11 +91,11 @@ class CapturedStep:
         try:
             with _rates_on_device(self._optimizer, source.inputs.device) as rates, torch.cuda.graph(graph, self._pool):
                 numbers = self._eager(source, target)
-        except RuntimeError as error:  # the model or the optimizer waits for the device somewhere
+        except RuntimeError as error:  # the model or the optimizer synchronises with the device
             torch.cuda.synchronize()
             self._possible = False
             why = first_line(error)
-            self._tell(f"steps run one kernel at a time, since they cannot be captured as a CUDA graph ({why})")
+            self._log(f"steps run one kernel at a time, since they cannot be captured as a CUDA graph ({why})")
             return False
         self._advance(-1)  # recording takes no step
         self._recorded[kind] = _Recorded(graph, source, target, rates, numbers)
@@ -108,7 +108,7 @@ class CapturedStep:
 
 @contextlib.contextmanager
 def _rates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> Iterator[list[Tensor]]:
-    """Inside, learning rates are tensors that a recorded step reads; outside, the schedule's own numbers."""
+    """Inside, learning rates are tensors that a recorded step reads; outside, the numbers of the schedule."""
     numbers = [group["lr"] for group in optimizer.param_groups]
     rates = [torch.full((), float(number), device=device) for number in numbers]
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""What a run says while it trains: history, messages, the run folder's metrics, and whoever watches progress."""
+"""The records of a run: history, messages, the run folder's metrics, progress functions and loggers."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from soseleto.weights import Weights
 logger = logging.getLogger("soseleto")
 
 Progress = Callable[[str, dict[str, Any]], None]
-TELL_EVERY = 0.2  # seconds between two signs of life
+STEP_INTERVAL = 0.2  # seconds between two step events
 
 
 class Records:
-    """Gathers numbers on the device during an epoch and reads them once at its end."""
+    """Sums the steps' numbers on the device and reads them once at the end of an epoch."""
 
-    def __init__(self, folder: RunFolder | None, progress: Progress | None, loggers: Sequence[Logger] = ()) -> None:
+    def __init__(
+        self, folder: RunFolder | None, functions: Sequence[Progress] = (), loggers: Sequence[Logger] = ()
+    ) -> None:
         self.folder = folder
-        self._loggers = loggers
+        self._functions, self._loggers = functions, loggers
         self.history: list[dict[str, Any]] = []
         self.messages: list[str] = []
-        self._progress = progress
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
-        self._told = 0.0
+        self._last_step_event = 0.0
         self._start = time.perf_counter()
 
     def begin(self, record: dict[str, Any], *, resumed: bool) -> None:
         """The start event; a resumed run has it in its folder already."""
         if not resumed:
             self.event("start", record)
-        elif self._progress is not None:
-            self._progress("start", record)
+        else:
+            self._report("start", record)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs; the folder's records so far are on the disk when it returns."""
+        """What a checkpoint holds; flushes the folder's records to the disk."""
         return {
             "history": self.history,
             "messages": self.messages,
@@ -56,7 +57,7 @@ class Records:
         }
 
     def load_state(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from ``state``: records that are younger are taken out of the run folder, and will come again."""
+        """Continue from ``state``; later records are removed from the run folder, since they will be written again."""
         self.history.extend(state["history"])
         self.messages.extend(state["messages"])
         self._sums = {name: total.to(device) for name, total in state["sums"].items()}
@@ -66,14 +67,17 @@ class Records:
             self.message("metrics.jsonl has lost records that were there when the checkpoint was written")
 
     def event(self, name: str, record: dict[str, Any]) -> None:
-        """Write it to the run folder, and tell whoever watches."""
+        """Write it to the run folder and report it to the progress functions."""
         if self.folder is not None:
             self.folder.log({"event": name, **record})
-        if self._progress is not None:
-            self._progress(name, record)
+        self._report(name, record)
+
+    def _report(self, name: str, record: dict[str, Any]) -> None:
+        for function in self._functions:
+            function(name, record)
 
     def message(self, text: str) -> None:
-        """Said once."""
+        """Recorded once per text."""
         if text not in self.messages:
             self.messages.append(text)
             logger.info(text)
@@ -84,15 +88,15 @@ class Records:
             if name in self._sums:
                 self._sums[name].add_(value)
             else:
-                self._sums[name] = value.clone()  # a captured step writes its numbers to the same place every time
+                self._sums[name] = value.clone()  # a captured step writes its numbers to the same memory every time
             self._counts[name] = self._counts.get(name, 0) + 1
         now = time.perf_counter()
-        if self._progress is not None and now - self._told > TELL_EVERY:
-            self._told = now
-            self._progress("step", {**place, **{name: float(value) for name, value in numbers.items()}})
+        if self._functions and now - self._last_step_event > STEP_INTERVAL:
+            self._last_step_event = now
+            self._report("step", {**place, **{name: float(value) for name, value in numbers.items()}})
 
     def epoch(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Close an epoch: the means of its steps' numbers join the record."""
+        """Close an epoch: add the means of its steps' numbers to the record."""
         skipped = round(float(self._sums.pop("skipped", 0.0)))
         means = {name: float(total) / max(1, self._counts[name] - skipped) for name, total in self._sums.items()}
         steps = self._counts.get("skipped")
@@ -121,7 +125,7 @@ class Records:
         return whole
 
     def close(self) -> None:
-        """Whatever happened, nothing more will come."""
+        """Close the loggers, after success or failure."""
         for one in self._loggers:
             one.close()
 
@@ -131,7 +135,7 @@ class Records:
 
 
 def weight_record(weights: Weights, wrong: Tensor | None, reducer: Reducer) -> dict[str, Any]:
-    """Where the weights sit, and where the truth is known the mean weight of right and wrong labels."""
+    """A summary of the weights and, where the truth is known, the mean weight of right and wrong labels."""
     summary = weights.summary(reducer.sum)
     record: dict[str, Any] = {
         "mean_weight": summary.mean,
@@ -144,7 +148,7 @@ def weight_record(weights: Weights, wrong: Tensor | None, reducer: Reducer) -> d
 
 
 def group_record(weights: Tensor, wrong: Tensor, reducer: Reducer) -> dict[str, dict[str, float]]:
-    """The mean weight of right and wrong labels, where there are any."""
+    """The mean weight of right and of wrong labels; an empty group is left out."""
     groups = {"right": weights[~wrong], "wrong": weights[wrong]}
     intervals = {name: _interval(values, reducer) for name, values in groups.items()}
     return {name: interval for name, interval in intervals.items() if interval["count"]}

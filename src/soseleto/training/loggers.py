@@ -1,6 +1,6 @@
-"""Where a run's numbers go beside its folder: one small protocol, and adapters for those who keep such things.
+"""Loggers: a protocol of two methods, and adapters for TensorBoard, Weights & Biases and MLflow.
 
-``fit(..., loggers=[TensorBoard("runs/tb")])`` hands every epoch's numbers to each logger and closes it at the end.
+``fit(..., progress=TensorBoard("runs/tb"))`` logs the numbers of every epoch and closes the logger at the end.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from soseleto.errors import UsageError
 
 
 class Logger(Protocol):
-    """Anything with these two calls."""
+    """An object with these two methods."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """The numbers after so many steps of the training."""
+        """The numbers of an epoch, which ended with this step of the training."""
         ...
 
     def close(self) -> None:
-        """No more will come, whether the training has ended or failed."""
+        """The training has ended or failed."""
         ...
 
 
@@ -60,7 +60,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run of an MLflow experiment, at ``tracking_uri`` or where MLflow is configured to keep it."""
+    """A run of an MLflow experiment, at ``tracking_uri`` or where MLflow is configured to store it."""
 
     def __init__(self, experiment: str, tracking_uri: str | None = None) -> None:
         try:

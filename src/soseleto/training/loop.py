@@ -1,4 +1,4 @@
-"""The training loop. It cannot tell one method from another."""
+"""The training loop: the same for every method."""
 
 from __future__ import annotations
 
@@ -11,57 +11,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import Augment, Examples, TargetCycle, feed, seed_for, source_batches, source_order
+from soseleto.data import Examples, TargetCycle, feed, seed_for, source_batches, source_order
 from soseleto.data.batch import Batch
-from soseleto.data.preprocess import Prepare
 from soseleto.engines.shards import rest, sharded_modules
 from soseleto.errors import TrainingError, UsageError
 from soseleto.methods.wrappers.record_signals import Signals
 from soseleto.parallel.device import announcing_emulation
 from soseleto.parallel.fsdp import gathered
 from soseleto.parallel.micro_batches import require_independent
-from soseleto.parallel.reducer import Reducer, Single, my_rows, owned
+from soseleto.parallel.reducer import Reducer, my_rows, owned
 from soseleto.run_folder import thumbnails
 from soseleto.suspects.signals import gather
 from soseleto.task.finite import NonFiniteLoss, check_guard
-from soseleto.task.losses import FULL, Loss
 from soseleto.task.task import Method, Task
 from soseleto.training.cuda_graph import CapturedStep, EagerStep
 from soseleto.training.history import Records, group_record, weight_record
 from soseleto.training.out_of_memory import is_out_of_memory, too_large
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint
-from soseleto.training.setup import Data
+from soseleto.training.setup import Data, Settings, Setup
 from soseleto.weights import Weights
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One training: epochs over the source, a target batch beside every source batch."""
+    """One training: epochs over the source, with one target batch for every source batch."""
 
+    setup: Setup
     task: Task
-    method: Method
+    method: Method  # wrapped for what it records or skips
     signals: Signals | None  # where there are probes
-    data: Data
+    data: Data  # on the device
     fingerprints: Mapping[str, str | None]  # of the data
-    prepare: Prepare
-    evaluated_loss: Loss
-    batch_size: int
     target: TargetCycle
-    augment_source: Augment
-    augment_target: Augment
-    epochs: int
-    seed: int
     capture: bool
     records: Records
-    keeps: bool
-    every: float | None
-    every_steps: int | None
-    suspect_precision: float
+    keeps: bool  # there is a run folder, perhaps on another rank
 
     def run(self, config: dict[str, Any]) -> Result:
         facts = self._facts()
-        _require_alike(self.team.every(facts))
+        _require_equal(self.team.every(facts))
         config = {**config, **facts}
         state = self.method.init(self.task)
         keeper = Keeper(
@@ -69,38 +58,40 @@ class Loop:
             self.task,
             state,
             config,
-            every=self.every,
-            steps=self.every_steps,
+            checkpoints=self.settings.checkpoints,
             keeps=self.keeps,
             n_source=len(self.data.source),
         )
         done = keeper.begin(config)
-        if self.team.rank:  # dropout must not do the same to every rank's examples
-            torch.manual_seed(seed_for(self.seed, f"training/rank {self.team.rank}", done))
-        self.records.begin({"epochs": self.epochs, "steps": self.task.steps, **facts}, resumed=done > 0)
+        if self.team.rank:  # dropout must differ from rank to rank
+            torch.manual_seed(seed_for(self.settings.seed, f"training/rank {self.team.rank}", done))
+        self.records.begin({"epochs": self.settings.epochs, "steps": self.task.steps, **facts}, resumed=done > 0)
         was_training = self.task.model.training
         self.task.model.train()
         if not self.task.sharing.nothing:
             require_independent(self.task.model)
-        step = CapturedStep(self.method, state, self.records.message) if self.capture else EagerStep(self.method, state)
-        epochs_done, start = divmod(done, self.task.steps // self.epochs)
-        dtype = getattr(self.task.losses, "precision", FULL).autocast
-        emulation = announcing_emulation(dtype, self.task.device, self.records.message)
-        with keeper.listening(), closing(self.records), emulation:
-            for epoch in range(epochs_done + 1, self.epochs + 1):
-                try:
-                    self._epoch(state, step, epoch, start, keeper)
-                except NonFiniteLoss as error:
-                    raise self._stop(error, epoch) from error
-                start = 0
+        self._epochs(state, keeper, done)
         self.task.model.train(was_training)
         result = self._with_evidence(replace(self._result(state, config), learned=self._gathered(state)), state)
         parameters = self._whole_parameters(result) if self.keeps else {}
         self.team.first(lambda: self._close(result, parameters))
         return result
 
+    def _epochs(self, state: Any, keeper: Keeper, done: int) -> None:
+        """Everything after the first ``done`` steps."""
+        step = CapturedStep(self.method, state, self.records.message) if self.capture else EagerStep(self.method, state)
+        epochs_done, start = divmod(done, self.task.steps // self.settings.epochs)
+        emulation = announcing_emulation(self.settings.compute.dtype, self.task.device, self.records.message)
+        with keeper.handling_signals(), closing(self.records), emulation:
+            for epoch in range(epochs_done + 1, self.settings.epochs + 1):
+                try:
+                    self._epoch(state, step, epoch, start, keeper)
+                except NonFiniteLoss as error:
+                    raise self._stop(error, epoch) from error
+                start = 0
+
     def _whole_parameters(self, result: Result) -> Mapping[str, Tensor]:
-        """What the first rank writes; of a sharded model all ranks must run and gather what it will need."""
+        """What the first rank writes. All ranks of a sharded model take part in computing it."""
         if sharded_modules(self.task.model) and result.learned is not None:
             result.ranking()
         rest(self.task.model)
@@ -118,18 +109,23 @@ class Loop:
             raise too_large(self.task, state, source, target) from error
 
     @property
+    def settings(self) -> Settings:
+        return self.setup.settings
+
+    @property
     def team(self) -> Reducer:
         return self.task.sharing.reducer
 
     def _epoch(self, state: Any, step: EagerStep | CapturedStep, epoch: int, start: int, keeper: Keeper) -> None:
-        """The epoch's steps after the first ``start``, which an earlier sitting took."""
-        place = self.task.device if isinstance(self.team, Single) else "cpu"  # where ranks look for their own rows
-        batches = source_batches(len(self.data.source), self.batch_size, seed=self.seed, epoch=epoch, device=place)
+        """The epoch's steps after the first ``start``, which were taken before the run was resumed."""
+        place = self.task.device if self.setup.in_one_process else "cpu"  # where ranks select their own rows
+        n, seed = len(self.data.source), self.settings.seed
+        batches = source_batches(n, self.setup.sizes.source, seed=seed, epoch=epoch, device=place)
         before = (epoch - 1) * len(batches)
         targets = list(self.target.block(before, len(batches)).to(place))
         pairs = zip(
-            self._feed(self.data.source, batches, self.augment_source, "source", epoch, start),
-            self._feed(self.data.target, targets, self.augment_target, "target", epoch, start),
+            self._feed(self.data.source, batches, "source", epoch, start),
+            self._feed(self.data.target, targets, "target", epoch, start),
             strict=True,
         )
         for count, (source, target) in enumerate(pairs, start=start + 1):
@@ -139,8 +135,8 @@ class Loop:
             self.records.step(numbers, {"epoch": epoch, "step": before + count, "steps": self.task.steps})
             if count < len(batches):
                 keeper.after(before + count)
-        if epoch < self.epochs:  # remembered for the next epoch, while a GPU still works: check_guard waits for it
-            source_order(len(self.data.source), seed=self.seed, epoch=epoch + 1)
+        if epoch < self.settings.epochs:  # cached for the next epoch while a GPU still works: check_guard waits for it
+            source_order(n, seed=seed, epoch=epoch + 1)
         check_guard(self.task.guard)
         engine = getattr(getattr(state, "engine", None), "name", None)
         if engine is not None:
@@ -149,29 +145,30 @@ class Loop:
         keeper.after(before + len(batches))
 
     def _feed(
-        self, examples: Examples, batches: Sequence[Tensor], augment: Augment, side: str, epoch: int, start: int
+        self, examples: Examples, batches: Sequence[Tensor], side: str, epoch: int, start: int
     ) -> Iterator[Batch]:
         device, ranks = self.task.device, self.team.ranks
+        augment = self.settings.augment[0 if side == "source" else 1]
         made = feed(
             examples,
             batches,
-            seed=self.seed,
+            seed=self.settings.seed,
             epoch=epoch,
             purpose=f"{side}/augment",
-            augment=None if augment.nothing else augment,
-            prepare=self.prepare,
+            augment=None if augment is None or augment.nothing else augment,
+            prepare=self.setup.prepare,
             start=start,
             keep=my_rows(side, self.team),
         )
         for whole, fed in zip(batches[start:], made, strict=True):
-            index = fed.places // ranks if side == "source" and ranks > 1 else fed.places  # among those of this rank
+            index = fed.places // ranks if side == "source" and ranks > 1 else fed.places  # within this rank's examples
             yield Batch(index.to(device), fed.inputs.to(device), fed.labels.to(device), whole=len(whole))
 
     def _epoch_record(self, state: Any, epoch: int, step: int) -> dict[str, Any]:
-        record: dict[str, Any] = {"epoch": epoch, "epochs": self.epochs, "step": step}
+        record: dict[str, Any] = {"epoch": epoch, "epochs": self.settings.epochs, "step": step}
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
-        if state.weights is not None:
-            record |= weight_record(self._learned(state), self._wrong(), self.team)
+        if (learned := self._learned(state)) is not None:
+            record |= weight_record(learned, self._wrong(), self.team)
             if (probes := self.data.probes) is not None:
                 values = state.weights.values[probes.n_source :]
                 record["probe_groups"] = group_record(values, probes.wrong.to(values.device), self.team)
@@ -180,7 +177,7 @@ class Loop:
             record |= {f"test_{name}": value for name, value in numbers.items()}
         return record
 
-    def _gathered(self, state: Any) -> Any:
+    def _gathered(self, state: Any) -> Weights | None:
         """``_learned`` of all ranks."""
         learned, n = self._learned(state), len(self._source)
         if learned is None or self.team.ranks == 1:
@@ -193,8 +190,8 @@ class Loop:
     def _source(self) -> Examples:
         return self.data.own_source
 
-    def _learned(self, state: Any) -> Any:
-        """This rank's weights without the probes'; None where the method has none."""
+    def _learned(self, state: Any) -> Weights | None:
+        """This rank's weights without the probes'; None for a method without weights."""
         return None if state.weights is None else state.weights.first(owned(len(self._source), self.team))
 
     def _wrong(self) -> Tensor | None:
@@ -209,26 +206,27 @@ class Loop:
             source=self._source,
             history=self.records.history,
             messages=self.records.messages,
-            prepare=self.prepare,
+            prepare=self.setup.prepare,
             device=self.task.device,
             learned=self._learned(state),
-            loss=self.evaluated_loss,
+            loss=self.settings.target_loss,
+            task=self.setup.kind,
             classes=self.data.target.classes,
             out=None if self.records.folder is None else self.records.folder.path,
             engine=getattr(getattr(state, "engine", None), "name", ""),
             config=config,
-            suspect_precision=self.suspect_precision,
+            suspect_precision=self.settings.probes.precision,
         )
 
     def _with_evidence(self, result: Result, state: Any) -> Result:
-        """Where there were probes, what they tell of every label."""
-        probes, signals, data = self.data.probes, self.signals, self.data
+        """With the label-quality signals of every source example, where there were probes."""
+        probes, signals, data, seed = self.data.probes, self.signals, self.data, self.settings.seed
         if probes is None or signals is None:
             return result
         recorded = {"mean_loss": -signals.loss, "mean_margin": signals.margin}
         if state.weights is not None:
             recorded |= {"weight": state.weights.values, "score": state.weights.scores}
-        evidence = gather(result.model, result.outputs, data.source, data.target, probes, recorded, seed=self.seed)
+        evidence = gather(result.model, result.outputs, data.source, data.target, probes, recorded, seed=seed)
         return replace(result, evidence=evidence)
 
     def _facts(self) -> dict[str, Any]:
@@ -240,7 +238,7 @@ class Loop:
             "model_fingerprint": model_fingerprint(self.task.model),
             **self.fingerprints,
             "classes": None if self.data.target.classes is None else list(self.data.target.classes),
-            "prepare": self.prepare.describe(),
+            "prepare": self.setup.prepare.describe(),
         }
 
     def _stop(self, error: NonFiniteLoss, epoch: int) -> TrainingError:
@@ -261,7 +259,7 @@ class Loop:
                 thumbnails.save(folder, result.source)
             if result.evidence is not None:
                 folder.write_suspects(result.suspects().to_dict())
-            folder.write_model(parameters, {"prepare": repr(self.prepare.describe())})
+            folder.write_model(parameters, {"prepare": repr(self.setup.prepare.describe())})
         last = self.records.history[-1]
         end = {name: value for name, value in last.items() if name.startswith("test_")}
         self.records.event("end", {"seconds": round(self.records.seconds, 3), **end})
@@ -269,11 +267,12 @@ class Loop:
             folder.drop_checkpoints()
 
 
-def _require_alike(facts: list[dict[str, Any]]) -> None:
-    for rank, its in enumerate(facts):
-        for name in its:
-            if its[name] != facts[0][name]:
+def _require_equal(facts: list[dict[str, Any]]) -> None:
+    """Raise where the facts of two ranks differ."""
+    for rank, own in enumerate(facts):
+        for name in own:
+            if own[name] != facts[0][name]:
                 raise UsageError(
-                    f"rank {rank} and rank 0 disagree about {name} ({its[name]!r} and {facts[0][name]!r}): "
+                    f"rank {rank} and rank 0 disagree about {name} ({own[name]!r} and {facts[0][name]!r}): "
                     "give every rank the same model and data."
                 )

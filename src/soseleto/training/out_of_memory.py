@@ -1,4 +1,4 @@
-"""When a step needs more memory than there is: how many examples at a time would fit."""
+"""Out of memory: find the number of examples per forward pass that fits."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from soseleto.errors import OutOfMemory
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.task.task import Task
 
-_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+_PHRASES = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """PyTorch says it in one way on a GPU and in others on a CPU."""
+    """PyTorch has an exception for it on a GPU, and several messages on a CPU."""
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
+    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _PHRASES)
 
 
 def too_large(task: Task, state: Any, source: Batch, target: Batch) -> OutOfMemory:
-    """The sentence for a step that did not fit, with a size that was tried and does."""
+    """The error for a step that did not fit, with a micro-batch size that was tried and fits."""
     now = task.sharing.micro_batch_size or max(len(source), len(target))
-    if sharded_modules(task.model):  # which no rank can try alone
+    if sharded_modules(task.model):  # no rank can try a size alone
         return OutOfMemory(
-            f"there is not enough memory on {task.device} for {now} examples at a time: add micro_batch_size="
-            f"{max(now // 2, 1)} or less, which gives the same result; run the same again to go on."
+            f"there is not enough memory on {task.device} for {now} examples at a time: add "
+            f"compute=Compute(micro_batch_size={max(now // 2, 1)}) or less, which gives the same result; run the same "
+            "again to resume."
         )
     size = size_that_fits(task, state, source, target, now // 2)
     fix = (
         "not even one example at a time fits, so take a smaller model, or checkpoint its activations"
         if size is None
-        else f"add micro_batch_size={size} (--micro-batch-size), which fits and gives the same result"
+        else f"add compute=Compute(micro_batch_size={size}) (--micro-batch-size {size}), which fits and gives the same "
+        "result"
     )
     return OutOfMemory(
         f"there is not enough memory on {task.device} for {now} examples at a time: {fix}; "
-        "run the same again to go on from the last checkpoint."
+        "run the same again to resume from the last checkpoint."
     )
 
 
 def size_that_fits(task: Task, state: Any, source: Batch, target: Batch, size: int) -> int | None:
-    """The largest of size, size/2, size/4, ... with which this step's passes go through; nothing is changed."""
+    """The largest of size, size/2, size/4, ... for which this step's passes fit; the model is left unchanged."""
     while size >= 1:
         if task.device.type == "cuda":
             torch.cuda.empty_cache()

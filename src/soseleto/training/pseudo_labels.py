@@ -1,22 +1,23 @@
-"""Target examples without labels: ``fit(..., unlabelled=...)``.
+"""Target examples without labels: ``fit_unlabelled``.
 
     round r:  classify the unlabelled examples with the classifier learned so far
               keep, of every class, the share of its examples that the classifier is surest of
               treat them as a noisy source and the labelled target as target: SOSELETO in noisy mode, one shared head
 
 The share grows from round to round and is 1 in the last, so that in the end every example has a label and a weight.
-Each round is a run of its own: with a folder ``out`` they are in ``out/round-1``, ``out/round-2``, ..., and a training
-that was cut short goes on in the round it was in.
+Each round is a run of its own: with a folder ``out`` they are in ``out/round-1``, ``out/round-2``, ..., and an
+interrupted training is resumed in its round.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,28 +29,31 @@ from soseleto.errors import UsageError, need
 from soseleto.extensions import target_share
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
+from soseleto.parallel.reducer import Single
 from soseleto.run_folder.files import aside
-from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.folder import RANKING, RunFolder
 from soseleto.task.task import Method
+from soseleto.training.fit import fit
+from soseleto.training.options import as_augments, as_losses, as_watchers, check_arguments
 from soseleto.training.result import Guesses, Result
 from soseleto.training.resume import require_same
-from soseleto.training.setup import Data, assemble
+from soseleto.training.setup import Data, are_class_indices, assemble
 from soseleto.weights import Weights
 
-Fit = Callable[..., Result]
 _PIECE = 4096  # examples that are augmented at a time
+_OWN = ("model", "source", "target", "mode")  # arguments that fit_unlabelled takes by name or place itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unlabelled:
-    """Unlabelled target examples and how they are used; ``fit(..., unlabelled=inputs)`` takes these defaults.
+    """Unlabelled target examples and how they are used; ``fit_unlabelled`` given inputs alone takes these defaults.
 
-    inputs: as those of the target: a tensor, an array, or ``Examples``, whose labels are not looked at
-    rounds, first_share: how often they are classified anew, and the share of them that the first round learns from
-    epochs, batch_size: of every round; lr: of its optimizer, where fit was not given one
-    views: an example's class is that of the mean probability over so many augmented views of it; 1 takes it as it is
-    restart: every round begins with the model that the source left, not with that of the round before
-    method: what is run on them, in noisy mode
+    inputs: like those of the target: a tensor, an array, or ``Examples``, whose labels are ignored
+    rounds, first_share: how often they are classified, and the share of them that the first round learns from
+    epochs, batch_size: of every round; lr: of its optimizer, if ``fit_unlabelled`` was given no optimizer
+    views: number of augmented views whose mean probability decides an example's class; 1 uses the input itself
+    restart: every round starts from the model that the source training left, not from the previous round's
+    method: how a round is trained, in noisy mode
     """
 
     inputs: Any
@@ -71,89 +75,179 @@ class Unlabelled:
 
     def share(self, number: int) -> float:
         """The share of the examples that round ``number`` (from 1) learns from."""
-        left = (number - 1) / (self.rounds - 1) if self.rounds > 1 else 1.0
-        return self.first_share + (1.0 - self.first_share) * left
+        progress = (number - 1) / (self.rounds - 1) if self.rounds > 1 else 1.0
+        return self.first_share + (1.0 - self.first_share) * progress
 
 
-def as_unlabelled(given: Any) -> Unlabelled:
-    return given if isinstance(given, Unlabelled) else Unlabelled(inputs=given)
+def fit_unlabelled(
+    model: nn.Module,
+    source: Any,
+    target: Any,
+    unlabelled: Any,
+    mode: Literal["noisy", "transfer"] = "noisy",
+    **arguments: Any,
+) -> Result:
+    """``fit``, and then rounds in which the classifier labels ``unlabelled`` examples and learns from them.
+
+    Args:
+        unlabelled: inputs like the target's without labels, or ``Unlabelled(inputs=..., rounds=...)``.
+        model, source, target, mode, arguments: those of ``fit``.
+
+    The result has the source's weights; ``result.unlabelled`` has the labels and weights of the unlabelled examples.
+    """
+    known = [name for name in inspect.signature(fit).parameters if name not in _OWN]
+    check_arguments("fit_unlabelled", known, arguments)
+    chosen = unlabelled if isinstance(unlabelled, Unlabelled) else Unlabelled(inputs=unlabelled)
+    bound = inspect.signature(fit).bind(model, source, target, mode, **arguments)
+    bound.apply_defaults()
+    given = bound.arguments
+    if not isinstance(given["compute"].reducer or Single(), Single):
+        raise UsageError("unlabelled examples are used in one process: start one, or leave them out.")
+    data = Data.read(source, target, given["test"], mode)
+    if not are_class_indices(data.target.labels):
+        raise UsageError("unlabelled examples get class indices as labels, and the target has other labels: use fit.")
+    if given["optimizer"] is not None:
+        del given["lr"]
+    return _Rounds(chosen, {**given, "source": data.source, "target": data.target, "test": data.test}, data).run()
 
 
-def fit_in_rounds(fit: Fit, given: Mapping[str, Any], unlabelled: Unlabelled) -> Result:
-    """``fit`` with the arguments ``given``, then the rounds; the result has the source's weights and the guesses."""
-    data = Data.read(given["source"], given["target"], given["test"], given["mode"])
-    given = {**given, "source": data.source, "target": data.target, "test": data.test}
-    inputs, out = _inputs(unlabelled.inputs), None if given["out"] is None else Path(given["out"])
-    if out is not None and _ended(out / _round(unlabelled.rounds)):
-        RunFolder.create(out, resume=given["resume"])  # raises: there is nothing left to do
-    first = _taken(given, data, out) if out is not None and given["resume"] and _ended(out) else fit(**given)
-    classifier = _classifier(first.model)
-    after_source = copy.deepcopy(classifier.state_dict())
-    history, messages = list(first.history), list(first.messages)
-    for number in range(1, unlabelled.rounds + 1):
-        labels, kept = _guesses(first, inputs, given["augment_target"], unlabelled, number, out, given["seed"])
-        source = Examples(inputs, labels, classes=data.target.classes).subset(kept)
-        if unlabelled.restart:
-            classifier.load_state_dict(after_source)
-        folder = None if out is None else out / _round(number)
-        if folder is not None and _ended(folder):
-            classifier.load_state_dict(RunFolder(folder).model_state())
-            weights = _weights(folder, source)
-            continue
-        own = {"batch_size": min(unlabelled.batch_size, len(source)), "out": folder}
-        result = fit(classifier, source, **_arguments(given, data, first, unlabelled, number), **own)
-        weights = result.learned
-        history += [{**record, "round": number} for record in result.history]
-        messages += [f"round {number}: {text}" for text in result.messages if text not in messages]
-    return replace(first, history=history, messages=messages, unlabelled=Guesses(labels, weights))
+def _signature() -> inspect.Signature:
+    """That of ``fit`` with ``unlabelled`` behind ``target``, for ``help``."""
+    of_fit, own = inspect.signature(fit), inspect.signature(fit_unlabelled).parameters["unlabelled"]
+    first, others = list(of_fit.parameters.values())[:3], list(of_fit.parameters.values())[3:]
+    return of_fit.replace(parameters=[*first, own, *others])
 
 
-def _arguments(
-    given: Mapping[str, Any], data: Data, first: Result, unlabelled: Unlabelled, number: int
-) -> dict[str, Any]:
-    """Of a round: as the user wanted the training, but for what a round has of its own."""
-    prepare = first.prepare
-    assert isinstance(prepare, Prepare)
-    kept = (
-        "target_batch_size", "weight_decay", "optimizer", "schedule", "balanced_target", "precision", "cuda_graph",
-        "device", "micro_batch_size", "non_finite", "checkpoint_every", "checkpoint_steps", "resume",
-        "progress", "augment_target",
-    )  # fmt: skip
-    return {name: given[name] for name in kept} | {
-        "target": data.target,
-        "test": data.test,
-        "mode": "noisy",
-        "epochs": unlabelled.epochs,
-        "lr": unlabelled.lr,
-        "loss": given["target_loss"] or given["loss"],
-        "method": unlabelled.method,
-        "augment_source": given["augment_target"],
-        "standardize": prepare.standardize or False,
-        "seed": seed_for(given["seed"], "unlabelled/round", number),
-    }
+fit_unlabelled.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def _guesses(
-    result: Result, inputs: Tensor, augment: Augment | None, unlabelled: Unlabelled, number: int, out: Path | None,
-    seed: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The class of every example, and the places of those to learn from; a round that goes on has them in its file."""
-    file = None if out is None else out / f"{_round(number)}.safetensors"
-    if file is not None and file.exists():
-        saved = need("safetensors.torch", to="loading pseudo-labels").load_file(file)
-        return saved["labels"], saved["kept"]
-    sure, labels = class_probabilities(result, inputs, augment, unlabelled.views, seed=seed, number=number).max(1)
-    kept = surest(labels, sure, unlabelled.share(number))
-    if file is not None:
-        with aside(file) as part:
-            need("safetensors.torch", to="saving pseudo-labels").save_file({"labels": labels, "kept": kept}, part)
-    return labels, kept
+@dataclass(frozen=True)
+class _Rounds:
+    """The training on the source, then the rounds; ``given`` are the arguments of ``fit``."""
+
+    unlabelled: Unlabelled
+    given: Mapping[str, Any]
+    data: Data
+
+    def run(self) -> Result:
+        unlabelled, out = self.unlabelled, self._out
+        inputs = _inputs(unlabelled.inputs)
+        if out is not None and _ended(out / _round(unlabelled.rounds)):
+            RunFolder.create(out, resume=self.given["checkpoints"].resume)  # raises: the last round has ended
+        first = self._on_source()
+        classifier = _classifier(first.model)
+        after_source = copy.deepcopy(classifier.state_dict())
+        history, messages = list(first.history), list(first.messages)
+        for number in range(1, unlabelled.rounds + 1):
+            labels, kept = self._guesses(first, inputs, number)
+            source = Examples(inputs, labels, classes=self.data.target.classes).subset(kept)
+            if unlabelled.restart:
+                classifier.load_state_dict(after_source)
+            folder = None if out is None else out / _round(number)
+            if folder is not None and _ended(folder):
+                classifier.load_state_dict(RunFolder(folder).model_state())
+                weights = _weights(folder, source)
+                continue
+            result = fit(classifier, source, **self._arguments(first, source, folder, number))
+            weights = result.learned
+            history += [{**record, "round": number} for record in result.history]
+            messages += [f"round {number}: {text}" for text in result.messages if text not in messages]
+        guesses = Guesses(labels, weights, unlabelled.method.name)
+        return replace(first, history=history, messages=messages, unlabelled=guesses)
+
+    @property
+    def _out(self) -> Path | None:
+        return None if self.given["out"] is None else Path(self.given["out"])
+
+    def _on_source(self) -> Result:
+        """The training on the source, read from its folder if it has ended."""
+        out = self._out
+        if out is not None and self.given["checkpoints"].resume and _ended(out):
+            return self._from_folder(out)
+        return fit(**self.given)
+
+    def _arguments(self, first: Result, source: Examples, folder: Path | None, number: int) -> dict[str, Any]:
+        """The arguments of a round: the user's, except for what a round has of its own."""
+        unlabelled, given, prepare = self.unlabelled, self.given, first.prepare
+        assert isinstance(prepare, Prepare)
+        kept = ("target_batch_size", "schedule", "compute", "device")
+        rate = {"lr": unlabelled.lr} if given["optimizer"] is None else {"optimizer": given["optimizer"]}
+        functions, _ = as_watchers(given["progress"])  # the loggers were closed after the training on the source
+        return (
+            {name: given[name] for name in kept}
+            | rate
+            | {
+                "target": self.data.target,
+                "test": self.data.test,
+                "mode": "noisy",
+                "epochs": unlabelled.epochs,
+                "batch_size": min(unlabelled.batch_size, len(source)),
+                "loss": first.loss,
+                "method": unlabelled.method,
+                "augment": self._augment,
+                "standardize": prepare.standardize or False,
+                "seed": seed_for(given["seed"], "unlabelled/round", number),
+                "checkpoints": replace(given["checkpoints"], notes={}),
+                "out": folder,
+                "progress": functions,
+            }
+        )
+
+    @property
+    def _augment(self) -> Augment | None:
+        """The target's, since the unlabelled examples are like the target."""
+        return as_augments(self.given["augment"])[1]
+
+    def _guesses(self, result: Result, inputs: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """The class of every example, and the places of those to learn from; a resumed round reads both from a file."""
+        file = None if self._out is None else self._out / f"{_round(number)}.safetensors"
+        if file is not None and file.exists():
+            saved = need("safetensors.torch", to="loading pseudo-labels").load_file(file)
+            return saved["labels"], saved["kept"]
+        views, seed = self.unlabelled.views, self.given["seed"]
+        sure, labels = class_probabilities(result, inputs, self._augment, views, seed=seed, number=number).max(1)
+        kept = surest(labels, sure, self.unlabelled.share(number))
+        if file is not None:
+            with aside(file) as part:
+                need("safetensors.torch", to="saving pseudo-labels").save_file({"labels": labels, "kept": kept}, part)
+        return labels, kept
+
+    def _from_folder(self, out: Path) -> Result:
+        """The training on the source, which has ended, from its folder."""
+        given, data, run = self.given, self.data, RunFolder(out)
+        config, device = run.config(), choose_device(given["device"])
+        now = {
+            "mode": given["mode"],
+            "epochs": given["epochs"],
+            "seed": given["seed"],
+            "source_fingerprint": data.source.fingerprint(),
+            "target_fingerprint": data.target.fingerprint(),
+        }
+        require_same(out, {name: config.get(name) for name in now}, now)
+        model: nn.Module = given["model"].to(device)
+        prepare = make_prepare(data.source, model, standardize=given["standardize"])
+        whole = assemble(model, given["mode"], data, prepare, given["heads"])
+        whole.load_state_dict(run.model_state())
+        source_loss, target_loss = as_losses(given["loss"], given["mode"])
+        return Result(
+            model=whole,
+            source=data.source,
+            history=[record for record in run.metrics() if record["event"] == "epoch"],
+            messages=[record["text"] for record in run.metrics() if record["event"] == "message"],
+            prepare=prepare,
+            device=device,
+            learned=_weights(out, data.source),
+            loss=target_loss or source_loss,
+            classes=data.target.classes,
+            out=out,
+            config=config,
+        )
 
 
 def class_probabilities(
     result: Result, inputs: Tensor, augment: Augment | None, views: int, *, seed: int, number: int
 ) -> Tensor:
-    """(N, classes): the classifier's mean over ``views`` augmented views, or for the inputs as they are."""
+    """(N, classes): the classifier's mean over ``views`` augmented views, or for the inputs themselves."""
     if views == 1 or augment is None or augment.nothing:
         return result.outputs(inputs).softmax(1)
     total = torch.zeros(())
@@ -175,12 +269,12 @@ def surest(labels: Tensor, sure: Tensor, share: float) -> Tensor:
 def _inputs(given: Any) -> Tensor:
     inputs = given.inputs if isinstance(given, Examples) else torch.as_tensor(given)
     if inputs.ndim < 2:
-        raise UsageError(f"unlabelled inputs must have one row an example, got shape {tuple(inputs.shape)}.")
+        raise UsageError(f"unlabelled inputs must have one row per example, got shape {tuple(inputs.shape)}.")
     return inputs.cpu()
 
 
 def _classifier(model: nn.Module) -> nn.Module:
-    """The target's classifier: the trunk with the target head, or the whole model where both sides share one."""
+    """The target's classifier: the trunk with the target head, or the whole model in noisy mode."""
     return nn.Sequential(model.trunk, model.target_head) if isinstance(model, TrunkAndHeads) else model
 
 
@@ -193,40 +287,10 @@ def _ended(folder: Path) -> bool:
     return run.is_run() and run.has_ended()
 
 
-def _taken(given: Mapping[str, Any], data: Data, out: Path) -> Result:
-    """The training on the source, which has ended, from its folder."""
-    run = RunFolder(out)
-    config, device = run.config(), choose_device(given["device"])
-    now = {
-        "mode": given["mode"],
-        "epochs": given["epochs"],
-        "seed": given["seed"],
-        "source_fingerprint": data.source.fingerprint(),
-        "target_fingerprint": data.target.fingerprint(),
-    }
-    require_same(out, {name: config.get(name) for name in now}, now)
-    model: nn.Module = given["model"].to(device)
-    prepare = make_prepare(data.source, model, standardize=given["standardize"])
-    heads = {name: given[name] for name in ("source_head", "target_head")}
-    whole = assemble(model, given["mode"], data, prepare, **heads)
-    whole.load_state_dict(run.model_state())
-    return Result(
-        model=whole,
-        source=data.source,
-        history=[record for record in run.metrics() if record["event"] == "epoch"],
-        messages=[record["text"] for record in run.metrics() if record["event"] == "message"],
-        prepare=prepare,
-        device=device,
-        learned=_weights(out, data.source),
-        loss=given["target_loss"] or given["loss"],
-        classes=data.target.classes,
-        out=out,
-        config=config,
-    )
-
-
-def _weights(folder: Path, source: Examples) -> Weights:
-    """The weights of an ended run, from its ranking."""
+def _weights(folder: Path, source: Examples) -> Weights | None:
+    """The weights of an ended run, from its ranking; None for a method without weights."""
+    if not (folder / RANKING).exists():
+        return None
     ranking = RunFolder(folder).ranking()
     place = {id_: row for row, id_ in enumerate(ranking["id"])}
     rows = [place[source.id_of(i)] for i in range(len(source))]

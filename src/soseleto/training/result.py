@@ -1,4 +1,4 @@
-"""What a training gives back: the model, a weight and a score per source example, and the history."""
+"""The result of a training: the model, a weight and a score per source example, and the history."""
 
 from __future__ import annotations
 
@@ -26,33 +26,35 @@ MOST_FEATURE_COLUMNS = 16
 
 @dataclass(frozen=True)
 class Guesses:
-    """Of the unlabelled examples, in their own order: the class each was given, and the weights learned for them."""
+    """The unlabelled examples in their order: the class each was given, and the weights learned for them."""
 
     labels: Tensor
-    learned: Weights
+    learned: Weights | None
+    method: str = ""
 
     @property
     def weights(self) -> Tensor:
-        return self.learned.values.cpu()
+        return require_weights(self.learned, self.method).values.cpu()
 
     @property
     def scores(self) -> Tensor:
-        return self.learned.scores.cpu()
+        return require_weights(self.learned, self.method).scores.cpu()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Predictor):
-    """One finished training: a predictor, and what the training left beside it.
+    """A finished training: a predictor with the learned weights and the records of the run.
 
     history: one record per epoch
-    messages: what the run had to say, such as which engine it used
-    unlabelled: what was learned about the examples given as ``fit(..., unlabelled=...)``
+    messages: the log messages of the run, such as which engine it used
+    learned: the weights, None for a method without
+    unlabelled: of ``fit_unlabelled``, the labels and weights of the unlabelled examples
     """
 
     source: Examples
     history: list[dict[str, Any]]
     messages: list[str]
-    learned: Weights
+    learned: Weights | None
     out: Path | None = None
     engine: str = ""
     config: dict[str, Any] = field(default_factory=dict)
@@ -63,17 +65,21 @@ class Result(Predictor):
     @property
     def weights(self) -> Tensor:
         """One float32 weight per source example, in the source's order."""
-        return self.learned.values.cpu()
+        return self._weights.values.cpu()
 
     @property
     def scores(self) -> Tensor:
         """One float32 score per source example: the running mean of its alignments, never clipped."""
-        return self.learned.scores.cpu()
+        return self._weights.scores.cpu()
+
+    @property
+    def _weights(self) -> Weights:
+        return require_weights(self.learned, str(self.config.get("method", "")))
 
     def suspects(self, precision: float | None = None) -> Suspects:
-        """The source examples that are probably mislabelled, as many as the asked precision allows.
+        """The source examples that are probably mislabelled, as many as ``precision`` allows.
 
-        ``precision`` is 0.95, or what ``fit(..., suspect_precision=...)`` was told.
+        precision: the share of them that should really be mislabelled; by default that of ``Probes``, 0.95
 
         Every source example gets a probability; ``.at(threshold)`` gives precision and recall at any threshold.
         """
@@ -82,7 +88,7 @@ class Result(Predictor):
     @cached_property
     def _calibrated(self) -> Calibrated:
         if self.evidence is None:
-            raise UsageError("this run had no probes to tell suspects by: call fit(..., probes='auto').")
+            raise UsageError("this run had no probes, which suspects need: call fit(..., probes='auto').")
         from soseleto.suspects.suspects import Calibrated
 
         return Calibrated.learn(self.evidence, self.config.get("seed", 0))
@@ -90,15 +96,16 @@ class Result(Predictor):
     def ranking(self) -> Table:
         """Every source example, best first: id, label, weight, score, visits, and the truth where it is known.
 
-        A classifier's ``predicted_label`` joins them, and where there were probes ``mislabelled_probability``,
-        ``is_label_issue`` and ``suggested_label``.
+        For a classifier also ``predicted_label``, and with probes ``mislabelled_probability``, ``is_label_issue`` and
+        ``suggested_label``.
         """
+        learned = self._weights
         suspects = None if self.evidence is None else self.suspects()
-        return ranking_table(self.source, self.learned, predicted=self._predicted, suspects=suspects)
+        return ranking_table(self.source, learned, predicted=self._predicted, suspects=suspects)
 
     @cached_property
     def _predicted(self) -> Tensor | None:
-        """What the trained classifier says of every source example, (n,)."""
+        """The trained classifier's label of every source example, (n,)."""
         if self.evidence is not None:
             return self.evidence.probabilities[: len(self.source)].argmax(1)
         if self.source.labels.is_floating_point() or self.source.labels.ndim != 1:
@@ -110,12 +117,21 @@ class Result(Predictor):
         return outputs.argmax(1) if outputs.ndim == 2 and outputs.shape[1] > int(self.source.labels.max()) else None
 
     def report(self, path: str | Path = "report.html") -> Path:
-        """Write the run's report as one HTML file; the run must have been given a folder with out=..."""
+        """Write the run's report as one HTML file; needs a run folder, ``fit(..., out=...)``."""
         if self.out is None:
-            raise UsageError("this run kept no folder to report on: call fit(..., out='runs/name') and then report().")
+            raise UsageError("this run has no folder to report on: call fit(..., out='runs/name') and then report().")
         from soseleto.report import write_report
 
         return write_report(self.out, path)
+
+
+def require_weights(learned: Weights | None, method: str) -> Weights:
+    if learned is None:
+        raise UsageError(
+            f"the method {method!r} learns no weights, so there are no scores and no ranking either: train with "
+            "method=soseleto.Soseleto()."
+        )
+    return learned
 
 
 def ranking_table(

@@ -1,4 +1,4 @@
-"""When a training is saved, what is saved of it, and how it goes on: one ``Keeper`` beside the loop."""
+"""Checkpoints of a training: when they are written, what they hold, and how a run is resumed."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from soseleto.run_folder.files import as_json
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.task import Task, state_of
 from soseleto.training.history import Records
+from soseleto.training.options import Checkpoints
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_IN_WORDS = {
+_CHANGED = {  # instead of two long values
     "model_fingerprint": "the model",
     **{f"{side}_fingerprint": f"the {side} data" for side in ("source", "target", "test")},
 }
-_MAY_DIFFER = ("format", "versions", "device_name", "ranks", "micro_batch_size")  # the result is the same
+_MAY_DIFFER = ("format", "versions", "device_name", "ranks", "micro_batch_size")  # without effect on the result
 
 
 class Keeper:
-    """Saves a training every so many seconds or steps, and when it is asked to stop; finds where to go on.
+    """Writes checkpoints at intervals and on a signal, and finds the last one of an unfinished run.
 
-    every: seconds by a clock that nobody can set; steps: of the training. ``None`` leaves that one out.
+    Seconds are measured by the monotonic clock, which does not follow changes of the system time.
     """
 
     def __init__(
@@ -48,72 +49,73 @@ class Keeper:
         state: Any,
         config: Mapping[str, Any],
         *,
-        every: float | None,
-        steps: int | None,
+        checkpoints: Checkpoints,
         keeps: bool,
         n_source: int,
     ) -> None:
         self._records, self._task, self._state = records, task, state
         self._reducer, self._n_source = task.sharing.reducer, n_source
         self._config = _comparable(config)
-        self._every, self._steps = every, steps
+        self._seconds, self._steps = checkpoints.seconds, checkpoints.steps
         self._saved_at = time.monotonic()
-        self._asked: signal.Signals | None = None
-        self._asked_at = self._saved_at
-        self._echo = 0.0 if self._reducer.ranks == 1 else 2.0  # seconds: launchers repeat to their ranks what all heard
+        self._received: signal.Signals | None = None
+        self._received_at = self._saved_at
+        # Seconds within which a second signal is the launcher's copy of the first: it forwards signals to its ranks.
+        self._echo = 0.0 if self._reducer.ranks == 1 else 2.0
         self._possible = keeps
 
     def begin(self, config: Mapping[str, Any]) -> int:
-        """The number of steps done: 0 for a new run, more for one that goes on."""
+        """The number of steps done: 0 for a new run, more for a resumed one."""
         if not self._possible:
             return 0
         last = self._reducer.first(lambda: self._find(config))
         return 0 if last is None else self._resume(*last)
 
     def after(self, step: int) -> None:
-        """Called after every step: save where it is time, and stop where somebody asked."""
-        if not self._possible or step == self._task.steps:  # the end of a run is better than a checkpoint of it
-            self._reducer.largest(0)  # a rank that is lost is noticed here, whatever the device waits for
+        """Called after every step: save if it is time, and stop if a signal has come."""
+        if not self._possible or step == self._task.steps:  # after the last step the run itself is written
+            self._reducer.largest(0)  # detects a lost rank, even while the device is busy
             return
-        late = self._every is not None and time.monotonic() - self._saved_at >= self._every
-        wish = self._reducer.largest(int(late) if self._asked is None else 1 + self._asked)
-        if wish > 1:
-            self._stop(step, signal.Signals(wish - 1))
-        if wish or (self._steps is not None and step % self._steps == 0):
+        due = self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
+        # Agreed by all ranks: 0 for nothing, 1 for a checkpoint, 1 + n for signal n.
+        code = self._reducer.largest(int(due) if self._received is None else 1 + self._received)
+        if code > 1:
+            self._stop(step, signal.Signals(code - 1))
+        if code or (self._steps is not None and step % self._steps == 0):
             self._save(step)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Inside, SIGINT and SIGTERM let the step end and the run be saved; a second SIGINT stops at once."""
+    def handling_signals(self) -> Iterator[None]:
+        """Inside, SIGINT and SIGTERM end the step and save the run; a second SIGINT stops at once."""
         if self._possible:
             self._possible = self._can_save()
         if not self._possible or threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        again = self._asked is not None and time.monotonic() - self._asked_at > self._echo
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        again = self._received is not None and time.monotonic() - self._received_at > self._echo
         if again and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._asked, self._asked_at = signal.Signals(number), time.monotonic()
+        self._received, self._received_at = signal.Signals(number), time.monotonic()
 
-    def _stop(self, step: int, asked: signal.Signals) -> None:
-        where = f"stopped by {asked.name} after step {step} of {self._task.steps}"
+    def _stop(self, step: int, received: signal.Signals) -> None:
+        where = f"stopped by {received.name} after step {step} of {self._task.steps}"
         if self._save(step):
-            raise Interrupted(f"{where}, which is saved: run the same again{self._with_folder()} to go on.", asked)
-        raise Interrupted(f"{where}; it could not be saved, see the run's messages.", asked)
+            raise Interrupted(f"{where}, which is saved: run the same again{self._with_folder()} to resume.", received)
+        raise Interrupted(f"{where}; it could not be saved, see the run's messages.", received)
 
     def _with_folder(self) -> str:
         return "" if self._records.folder is None else f" with {self._records.folder.path}"
 
     def _find(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any], list[str]] | None:
-        """Step, state and notes of an unfinished run; None where it has no checkpoint yet, and begins anew."""
+        """Step, state and damage messages of an unfinished run; None without a checkpoint, when it starts over."""
         folder = self._records.folder
         assert folder is not None
         if folder.is_run():
@@ -130,7 +132,7 @@ class Keeper:
         return None
 
     def _resume(self, step: int, saved: Mapping[str, Any], damage: list[str]) -> int:
-        """Go on with an unfinished run."""
+        """Restore an unfinished run."""
         try:
             self._restore(saved)
         except (KeyError, ValueError, RuntimeError, TypeError) as error:
@@ -143,12 +145,12 @@ class Keeper:
         return step
 
     def _can_save(self) -> bool:
-        """Say now what could not be saved later."""
+        """Whether this training can be saved; checked before the first step, so that the message comes early."""
         return self._reducer.first(self._trying(self._gather, lambda state: checkpoint.encode(state, {})))
 
     def _save(self, step: int) -> bool:
         if isinstance(self._task.guard, DeferredGuard):
-            self._task.guard.check()  # a state with a NaN in it is not worth keeping
+            self._task.guard.check()  # raises rather than save a state with a NaN in it
 
         def write(state: Any) -> None:
             assert self._records.folder is not None
@@ -159,7 +161,7 @@ class Keeper:
         return self._possible
 
     def _trying(self, gather: Callable[[], Any], use: Callable[[Any], object]) -> Callable[[], bool]:
-        """For the first rank: whether ``use`` could take what all ranks have gathered."""
+        """For the first rank: a function that applies ``use`` to what all ranks have gathered; False if it cannot."""
         cannot: CannotSave | None = None
         try:
             gathered = gather()
@@ -187,7 +189,7 @@ class Keeper:
         kept = {
             "config": self._config,
             "model": dict(model.state_dict()),
-            "buffers": _passing_buffers(model),
+            "buffers": _unsaved_buffers(model),
             "optimizer": state.optimizer.state_dict(),
             "schedule": None if state.schedule is None else state.schedule.state_dict(),
             "method": method,
@@ -201,7 +203,7 @@ class Keeper:
         if sharded_modules(model):
             saved = in_parts(saved, model, state.optimizer)
         model.load_state_dict(saved["model"])
-        for name, buffer in _passing_buffers(model).items():
+        for name, buffer in _unsaved_buffers(model).items():
             buffer.copy_(saved["buffers"][name])
         state.optimizer.load_state_dict(saved["optimizer"])
         if state.schedule is not None:
@@ -228,17 +230,13 @@ def _per_example(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return [_per_example(value, change) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
-def check_intervals(every: float | None, steps: int | None, out: str | Path | None) -> None:
-    if every is not None and not every >= 0:
-        raise UsageError(f"checkpoint_every must be 0 or more seconds, or None, got {every}.")
-    if steps is not None and steps < 1:
-        raise UsageError(f"checkpoint_steps must be at least 1, or None, got {steps}.")
-    if steps is not None and out is None:
-        raise UsageError("checkpoint_steps has no effect without a run folder: add out='runs/name'.")
+def require_folder_for_steps(checkpoints: Checkpoints, out: str | Path | None) -> None:
+    if checkpoints.steps is not None and out is None:
+        raise UsageError("checkpoints every few steps have no effect without a run folder: add out='runs/name'.")
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """sha256 over the model's layers with their settings, and the names and shapes of its state; not its values."""
+    """sha256 of the model's layers with their settings, and of the names and shapes of its state, not the values."""
     shapes = {name: getattr(value, "shape", None) for name, value in model.state_dict().items()}
     return hashlib.sha256(_ADDRESS.sub("", f"{model!r}{shapes}").encode()).hexdigest()
 
@@ -248,31 +246,31 @@ def _random_state(device: torch.device) -> dict[str, Tensor]:
     return states | {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else states
 
 
-def _passing_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that the model itself leaves out of its state dict."""
+def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that are not part of the model's state dict (``persistent=False``)."""
     kept = model.state_dict()
     return {name: buffer for name, buffer in model.named_buffers() if name not in kept}
 
 
 def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as a file holds it, without what may differ between two sittings, memory addresses included."""
+    """A configuration as ``config.json`` holds it, without memory addresses and what may differ on resuming."""
     text = _ADDRESS.sub("", as_json(config))
     return {name: value for name, value in json.loads(text).items() if name not in _MAY_DIFFER}
 
 
 def require_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise where the run in a folder was begun with another configuration."""
+    """Raise if the run in a folder was started with another configuration."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     if names:
         raise UsageError(
-            f"{path} holds an unfinished run that cannot go on, since "
+            f"{path} holds an unfinished run that cannot be resumed, since "
             f"{', '.join(_difference(name, old.get(name), new.get(name)) for name in names)}: "
             "give the same as before, or another folder."
         )
 
 
 def _difference(name: str, old: Any, new: Any) -> str:
-    if name in _IN_WORDS:
-        return f"{_IN_WORDS[name]} changed"
+    if name in _CHANGED:
+        return f"{_CHANGED[name]} changed"
     was, now = json.dumps(old), json.dumps(new)
     return f"{name} was {was} and is {now}" if len(was) + len(now) < 100 else f"{name} changed"

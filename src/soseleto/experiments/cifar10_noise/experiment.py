@@ -36,7 +36,8 @@ from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.device import choose_device
 from soseleto.task.task import Method
-from soseleto.training.optimizers import SCHEDULES
+from soseleto.training.optimizers import SCHEDULES, sgd
+from soseleto.training.options import Compute, Probes
 from soseleto.training.result import Result
 
 NAME = "cifar10-noise"
@@ -284,7 +285,6 @@ def _train(config: Config, data: Data, method: Method, device: str) -> Result:
     model = make_model(config)
     if choose_device(device).type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster, same result
-    augment = Augment(crop=config.crop, flip=config.flip)
     return fit(
         model,
         data.source,
@@ -293,16 +293,15 @@ def _train(config: Config, data: Data, method: Method, device: str) -> Result:
         epochs=config.epochs,
         batch_size=config.batch_size,
         target_batch_size=config.target_batch_size,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
+        optimizer=sgd(config.lr, config.weight_decay),
         schedule=SCHEDULES[config.schedule],
         method=method,
-        augment_source=augment,
-        augment_target=augment,
-        probes=config.probes,  # type: ignore[arg-type]  # fit accepts no string but "auto"
-        labels_before=data.before if config.probes else None,
-        precision=None if config.precision is None else getattr(torch, config.precision),
-        micro_batch_size=config.micro_batch_size,
+        augment=Augment(crop=config.crop, flip=config.flip),
+        probes=Probes(share=config.probes, labels_before=data.before) if config.probes else None,  # type: ignore[arg-type]
+        compute=Compute(
+            dtype=None if config.precision is None else getattr(torch, config.precision),
+            micro_batch_size=config.micro_batch_size,
+        ),
         seed=config.seed,
         device=device,
     )

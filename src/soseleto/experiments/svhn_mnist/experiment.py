@@ -34,6 +34,7 @@ from soseleto.models.architectures import lenet_trunk
 from soseleto.run_folder.folder import REPORT
 from soseleto.task.task import Method, Task
 from soseleto.training.optimizers import SCHEDULES, sgd
+from soseleto.training.options import Balanced, Heads
 from soseleto.training.pseudo_labels import Unlabelled
 from soseleto.training.result import Result
 from soseleto.weights import Weights
@@ -286,32 +287,31 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
 
 def train(config: Config, data: Digits, *, device: str, out: Path | None = None) -> Result:
     from soseleto.training.fit import fit
+    from soseleto.training.pseudo_labels import fit_unlabelled
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, f"{NAME}/model"))
         trunk, (source_head, target_head) = make_trunk(config), make_heads(config, data)
-    return fit(
-        trunk,
-        data.source,
-        data.target,
-        mode="transfer",
-        unlabelled=make_rounds(config, data),
-        epochs=config.epochs,
-        batch_size=config.batch_size,
-        target_batch_size=config.target_batch_size,
-        optimizer=sgd(config.lr, config.weight_decay, config.momentum),
-        schedule=SCHEDULES[config.schedule],
-        method=make_method(config, data),
-        source_head=source_head,
-        target_head=target_head,
-        augment_source=replace(moves(config) if config.move_source else Augment(), sign=config.sign),
-        augment_target=moves(config),
-        balanced_target=True,
-        standardize=not config.standardize,
-        seed=config.seed,
-        device=device,
-        out=out,
-    )
+    of_source = replace(moves(config) if config.move_source else Augment(), sign=config.sign)
+    arguments: dict[str, Any] = {
+        "mode": "transfer",
+        "epochs": config.epochs,
+        "batch_size": config.batch_size,
+        "target_batch_size": Balanced(config.target_batch_size),
+        "optimizer": sgd(config.lr, config.weight_decay, config.momentum),
+        "schedule": SCHEDULES[config.schedule],
+        "method": make_method(config, data),
+        "heads": Heads(source=source_head, target=target_head),
+        "augment": (of_source, moves(config)),
+        "standardize": not config.standardize,
+        "seed": config.seed,
+        "device": device,
+        "out": out,
+    }
+    rounds = make_rounds(config, data)
+    if rounds is None:
+        return fit(trunk, data.source, data.target, **arguments)
+    return fit_unlabelled(trunk, data.source, data.target, rounds, **arguments)
 
 
 def make_rounds(config: Config, data: Digits) -> Unlabelled | None:
@@ -347,6 +347,7 @@ def weight_facts(config: Config, data: Digits, result: Result) -> Row:
 def class_facts(source: Examples, result: Result, *, shown: int = 10) -> list[Row]:
     """For each class the percent of weights above 0.8, and the ids of its best and worst examples by score."""
     assert source.classes is not None
+    assert result.learned is not None
     order = result.learned.order().cpu()
     facts: list[Row] = []
     for c, name in enumerate(source.classes):
