@@ -17,6 +17,18 @@ from soseleto.data import Augment, Examples
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.errors import EngineError
+from soseleto.extensions import (
+    chain,
+    clip_norm,
+    hold_when_vanished,
+    label_doubt,
+    last_batch,
+    per_error,
+    pooled_by_class,
+    running_mean,
+    scale_by_rms,
+    target_share,
+)
 from soseleto.methods import FineTuning
 from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.task.finite import DeferredGuard
@@ -85,10 +97,12 @@ def random_batch(n: int, seed: int) -> Batch:
     [
         {},
         {"weights_first": True},
-        {"target_average": 0.0},
+        {"direction": last_batch()},
         {"weight_step": None},
-        {"reuse_target": 2},
-        {"doubt_labels": True},
+        {"direction": running_mean(every=2)},
+        {"source_loss": label_doubt()},
+        {"scores": pooled_by_class(), "alignment": chain(per_error(), scale_by_rms(), hold_when_vanished())},
+        {"gradients": chain(target_share(0.3), clip_norm(1.0))},
     ],
 )
 def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:

@@ -202,6 +202,12 @@ def test_the_target_teaches_the_trunk_in_transfer_mode_unless_told_otherwise() -
     assert target_share_for(0.2, "noisy") == 0.2
 
 
+def test_dtypes_by_name() -> None:
+    assert fit._dtype("bfloat16") is torch.bfloat16
+    assert fit._dtype("float16") is torch.float16
+    assert fit._dtype("float32") is fit._dtype(None) is None  # no autocast
+
+
 def test_augmentations_by_their_words() -> None:
     assert augment_for(None, (1, 28, 28)) == Augment(crop=2)
     assert augment_for("crop+flip", (3, 32, 32)) == Augment(crop=2, flip=True)
@@ -227,7 +233,7 @@ def test_augmentations_by_their_words() -> None:
         (["--target-batch-size", "500"], "target_batch_size is 500, but the target has only"),
         (["--lr", "-1"], "lr must be above 0"),
         (["--weight-step", "0"], "weight_step must be above 0"),
-        (["--target-share", "1"], "target_share must lie in [0, 1), got 1.0"),
+        (["--target-share", "1"], "share of target_share must lie in (0, 1), got 1.0"),
         (["--engine", "fastest"], "unknown engine 'fastest'"),
         (["--device", "gpu"], "unknown device 'gpu'"),
         (["--model", "lenet"], "takes square images"),

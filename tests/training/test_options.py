@@ -20,8 +20,8 @@ from soseleto.errors import UsageError
 from soseleto.methods import Ordinary
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training import defaults
+from soseleto.training.checks import kind_of
 from soseleto.training.options import RENAMED, as_augments, as_losses, as_probes, as_watchers
-from soseleto.training.setup import kind_of
 
 ARGUMENTS = (
     "model", "source", "target", "mode", "test", "epochs", "batch_size", "target_batch_size", "lr", "optimizer",

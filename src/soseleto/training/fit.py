@@ -21,6 +21,7 @@ from soseleto.suspects.probes import Share
 from soseleto.task.finite import make_guard
 from soseleto.task.losses import Loss, cross_entropy
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
+from soseleto.training.data import BatchSizes, Data
 from soseleto.training.defaults import EPOCHS, LR
 from soseleto.training.history import Records
 from soseleto.training.loop import Loop
@@ -41,7 +42,7 @@ from soseleto.training.options import (
 )
 from soseleto.training.result import Result
 from soseleto.training.resume import require_folder_for_steps
-from soseleto.training.setup import BatchSizes, Data, Settings, Setup, make_sharing, seeded
+from soseleto.training.setup import Settings, Setup, make_sharing, seeded
 
 
 @checks_arguments
@@ -128,7 +129,7 @@ def fit(
     data.require_shareable(sharing)
     sizes = BatchSizes.of(data, batch_size, target_batch_size)
     with seeded(seed, where):
-        setup = Setup.of(model, settings, data, sizes, sharing, where, standardize)
+        setup = Setup.of(model, settings, data, sizes=sizes, sharing=sharing, device=where, standardize=standardize)
         folder = _folder(out, checkpoints.resume, team)
         functions, loggers = as_watchers(progress) if team.rank == 0 else ([], [])
         loop = make_loop(setup, Records(folder, functions, loggers), keeps=out is not None)

@@ -25,11 +25,12 @@ from soseleto.suspects.signals import gather
 from soseleto.task.finite import NonFiniteLoss, check_guard
 from soseleto.task.task import Method, Task
 from soseleto.training.cuda_graph import CapturedStep, EagerStep
+from soseleto.training.data import Data
 from soseleto.training.history import Records, group_record, weight_record
 from soseleto.training.out_of_memory import is_out_of_memory, too_large
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint
-from soseleto.training.setup import Data, Settings, Setup
+from soseleto.training.setup import Settings, Setup
 from soseleto.weights import Weights
 
 

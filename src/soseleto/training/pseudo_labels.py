@@ -33,11 +33,12 @@ from soseleto.parallel.reducer import Single
 from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import RANKING, RunFolder
 from soseleto.task.task import Method
+from soseleto.training.data import Data, are_class_indices
 from soseleto.training.fit import fit
 from soseleto.training.options import as_augments, as_losses, as_watchers, check_arguments
 from soseleto.training.result import Guesses, Result
 from soseleto.training.resume import require_same
-from soseleto.training.setup import Data, are_class_indices, assemble
+from soseleto.training.setup import assemble
 from soseleto.weights import Weights
 
 _PIECE = 4096  # examples that are augmented at a time

@@ -1,0 +1,141 @@
+"""The data of a training: source, target and test, the planted probes, and the batch sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from soseleto.data import Examples, TargetCycle, as_examples, check_mode, read_pair
+from soseleto.errors import UsageError
+from soseleto.parallel.micro_batches import Sharing
+from soseleto.suspects.probes import PlantedProbes, plant
+from soseleto.training.defaults import TARGET_BATCH, batch_size_for
+from soseleto.training.options import Balanced, Probes
+
+
+@dataclass(frozen=True)
+class Data:
+    """Source, target and test; the probes, if any, are at the end of the source and no longer in the target."""
+
+    source: Examples
+    target: Examples
+    test: Examples | None
+    probes: PlantedProbes | None = None
+
+    @classmethod
+    def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
+        """Files are read as a pair, with one list of classes and every check; arrays are taken as they are."""
+        check_mode(mode)
+        if any(isinstance(data, (str, Path)) for data in (source, target, test)):
+            pair = read_pair(source, target, test, mode=mode)
+            return cls(pair.source, pair.target, pair.test)
+        return cls(
+            as_examples(source, name="source"),
+            as_examples(target, name="target"),
+            None if test is None else as_examples(test, name="test"),
+        )
+
+    @property
+    def own_source(self) -> Examples:
+        """The source without the probes."""
+        return self.source if self.probes is None else self.probes.without(self.source)
+
+    def plant(self, probes: Probes, *, mode: str, seed: int) -> Data:
+        """With a share of the target planted as probes; a share of 0 plants none."""
+        if probes.share == 0:
+            return self
+        if mode != "noisy":
+            raise UsageError("probes need source and target of the same classes: write mode='noisy', or probes=None.")
+        planted = plant(self.source, self.target, probes.share, seed=seed, labels_before=probes.labels_before)
+        return replace(self, source=planted.source, target=planted.target, probes=planted.probes)
+
+    def require_shareable(self, sharing: Sharing) -> None:
+        """Raise for data that the ranks or micro-batches of this training cannot work on."""
+        if self.probes is not None and not sharing.nothing:
+            raise UsageError("probes need one process and whole batches: write probes=None, or leave those out.")
+        ranks = sharing.reducer.ranks
+        if len(self.source) < ranks:
+            raise UsageError(f"{ranks} ranks are too many for {len(self.source)} source examples: start fewer.")
+
+    def fingerprints(self) -> dict[str, str | None]:
+        """Of the three sets; computed before they are moved to a GPU, since every byte is read."""
+        return {
+            "source_fingerprint": self.own_source.fingerprint(),
+            "target_fingerprint": self.target.fingerprint(),
+            "test_fingerprint": None if self.test is None else self.test.fingerprint(),
+        }
+
+    def to(self, device: torch.device) -> Data:
+        return replace(
+            self,
+            source=on_device(self.source, device),
+            target=on_device(self.target, device),
+            test=None if self.test is None else on_device(self.test, device),
+        )
+
+
+def on_device(examples: Examples, device: torch.device) -> Examples:
+    """The examples on the model's device if they fit there beside it, otherwise where they are."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return examples.to(device) if examples.nbytes < free // 2 else examples
+    return examples.to(device)
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Examples per step of each side."""
+
+    source: int
+    target: int
+    balanced: bool  # the target's batches, by class
+
+    @classmethod
+    def of(cls, data: Data, source: int | None, target: int | Balanced | None) -> BatchSizes:
+        balanced = isinstance(target, Balanced)
+        size = target.size if isinstance(target, Balanced) else target
+        n = len(data.target)
+        return cls(
+            _size("batch_size", batch_size_for(len(data.own_source)) if source is None else source, data.source),
+            _size("target_batch_size", min(TARGET_BATCH, n) if size is None else size, data.target),
+            balanced,
+        )
+
+    def target_cycle(self, target: Examples, seed: int) -> TargetCycle:
+        return TargetCycle(len(target), self.target, seed, target.labels.cpu() if self.balanced else None)
+
+    def describe(self) -> dict[str, Any]:
+        return {"batch_size": self.source, "target_batch_size": self.target, "balanced_target": self.balanced}
+
+
+def _size(name: str, size: int, examples: Examples) -> int:
+    side, n = "target" if name.startswith("target") else "source", len(examples)
+    if size < 1:
+        raise UsageError(f"{name} must be at least 1, got {size}.")
+    if size > n:
+        raise UsageError(f"{name} is {size}, but the {side} has only {n} examples: write {name}={n} or less.")
+    return size
+
+
+def classes_of(examples: Examples, side: str) -> int:
+    """The number of classes of a side."""
+    count = class_count(examples)
+    if count is None:
+        raise UsageError(f"the {side} labels are not class indices: pass a head, as in heads=Heads({side}=...).")
+    return count
+
+
+def class_count(examples: Examples) -> int | None:
+    """The number of classes, or None where labels are not class indices."""
+    if not are_class_indices(examples.labels):
+        return None
+    return int(examples.labels.max()) + 1 if examples.classes is None else len(examples.classes)
+
+
+def are_class_indices(labels: Tensor) -> bool:
+    """One integer per example."""
+    return labels.ndim == 1 and not labels.is_floating_point()
