@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
-    docs = ROOT / "docs"
+    docs = ROOT / "docs" / "results"
     noisy, digits = (results.load(ROOT / "results" / f"{name}.json").rows for name in ("cifar10-noise", "svhn-mnist"))
     figures.effective_noise(noisy, docs / "effective-noise.svg")
     figures.useful_classes(digits, docs / "svhn-classes.svg")

@@ -17,7 +17,10 @@ from soseleto.experiments.results import put_between
 from soseleto.experiments.svhn_mnist import tables as svhn_mnist
 
 ROOT = Path(__file__).resolve().parent.parent
-EXPERIMENTS = {"cifar10-noise": ("table1.md", cifar10.page), "svhn-mnist": ("table2.md", svhn_mnist.page)}
+EXPERIMENTS = {
+    "cifar10-noise": ("results/table1.md", cifar10.page),
+    "svhn-mnist": ("results/table2.md", svhn_mnist.page),
+}
 STEPS = ("step-gpu.json", "step-cpu.json")
 ENGINES = ("layerwise", "forward", "double_backward", "loop")
 
@@ -105,7 +108,7 @@ def overhead(row: dict[str, Any]) -> list[str]:
 
 
 def speed() -> dict[str, str]:
-    """The tables of docs/speed.md, by their marks."""
+    """The tables of docs/explanation/speed.md, by their marks."""
     heads = ["model", "precision", "B, T", "engine", "ordinary, ms", "ours", "floor", "memory"]
     trainings = ("end_to_end-gpu.json", "end_to_end-bf16-gpu.json")
     return {
@@ -125,7 +128,7 @@ def speed() -> dict[str, str]:
 
 
 def scale() -> str:
-    """The table of docs/scale.md: our step over an ordinary one, and the costs that grow with the source."""
+    """The table of docs/how-to/scale.md: our step over an ordinary one, and the costs that grow with the source."""
     steps, sizes = load("step-gpu.json"), load("scaling-gpu.json")
     lines = [
         [
@@ -163,16 +166,16 @@ def intervals() -> str:
 
 
 def pages() -> dict[Path, str]:
-    readme, fast = ROOT / "README.md", ROOT / "docs" / "speed.md"
+    readme, fast = ROOT / "README.md", ROOT / "docs" / "explanation" / "speed.md"
     text = put_between(readme.read_text("utf-8"), "synthetic", synthetic())
     page = fast.read_text("utf-8")
     for mark, lines in speed().items():
         page = put_between(page, mark, lines)
-    ways = ROOT / "docs" / "engines.md"
+    ways = ROOT / "docs" / "explanation" / "engines.md"
     text = put_between(text, "price", of_files(["model", "precision", "ours", "floor"], price, *STEPS))
     text = put_between(text, "table 1", cifar10.accuracy_table(load("cifar10-noise.json")["rows"]))
     text = put_between(text, "table 2", svhn_mnist.accuracy_table(load("svhn-mnist.json")["rows"]))
-    large, suspects = ROOT / "docs" / "scale.md", ROOT / "docs" / "suspects.md"
+    large, suspects = ROOT / "docs" / "how-to" / "scale.md", ROOT / "docs" / "how-to" / "suspects.md"
     found = {
         large: put_between(large.read_text("utf-8"), "measured", scale()),
         suspects: put_between(suspects.read_text("utf-8"), "intervals", intervals()),

@@ -1,4 +1,4 @@
-"""Which package may import which, checked on the source; the table and the picture of docs/architecture.md agree.
+"""Which package may import which, checked on the source; the table and the picture of docs/explanation/architecture.md agree.
 
 After a module or a package has been added, ``python tests/test_architecture.py`` writes the table of the page anew.
 """
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "soseleto"
-PAGE, PICTURE = ROOT / "docs" / "architecture.md", ROOT / "docs" / "architecture.svg"
+PAGE, PICTURE = ROOT / "docs" / "explanation" / "architecture.md", ROOT / "docs" / "explanation" / "architecture.svg"
 TOP = "soseleto"
 ENTRY_POINTS = {"__init__", "__main__"}  # import whatever the user asks for
 MOST_FLAT = 10  # modules directly in src/soseleto
@@ -233,7 +233,7 @@ def test_the_checks_find_what_is_wrong(made_up: Path) -> None:
     assert cycle(["ab", "bc", "ac"]) == []
 
 
-# docs/architecture.md
+# docs/explanation/architecture.md
 
 
 def exists(name: str) -> bool:

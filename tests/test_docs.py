@@ -25,7 +25,7 @@ from PIL import Image
 from soseleto.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PYTHON = [
     pytest.param(block, id=f"{path.name}-{number}")
     for path in PAGES
@@ -115,13 +115,15 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "site" / "api.html").read_text("utf-8")
+    page = (tmp_path / "site" / "reference" / "api.html").read_text("utf-8")
     assert all(name in page for name in ("soseleto.training.fit", "SoseletoClassifier", "export_onnx"))
 
 
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text("utf-8").split("nav:")[1]
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if f": {page.name}" not in menu] == []
+    assert [
+        str(page) for page in (ROOT / "docs").rglob("*.md") if f": {page.relative_to(ROOT / 'docs')}" not in menu
+    ] == []
 
 
 def test_tables_come_from_the_results() -> None:

@@ -302,7 +302,7 @@ def test_a_page_is_regenerated_between_its_marks() -> None:
 
 def test_the_page_holds_the_tables_of_the_results() -> None:
     results = ROOT / "results" / "cifar10-noise.json"
-    text = (ROOT / "docs" / "table1.md").read_text("utf-8")
+    text = (ROOT / "docs" / "results" / "table1.md").read_text("utf-8")
     assert page(text, results) == text
 
 

@@ -282,7 +282,7 @@ def test_tables_have_means_and_standard_errors() -> None:
 
 def test_the_page_holds_the_tables_of_the_results() -> None:
     results = ROOT / "results" / "svhn-mnist.json"
-    text = (ROOT / "docs" / "table2.md").read_text("utf-8")
+    text = (ROOT / "docs" / "results" / "table2.md").read_text("utf-8")
     assert page(text, results) == text
 
 
