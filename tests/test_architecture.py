@@ -1,4 +1,4 @@
-"""Which package may import which, checked on the source; the table and the picture of docs/explanation/architecture.md agree.
+"""Which package may import which, checked on the source, and the page that shows it.
 
 After a module or a package has been added, ``python tests/test_architecture.py`` writes the table of the page anew.
 """

@@ -139,7 +139,9 @@ def test_links_lead_somewhere() -> None:
 
 def test_files_of_the_repository_that_pages_name_exist() -> None:
     for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
-        for name in re.findall(r"\b(?:tests|benchmarks|scripts|results|src)/[\w./-]+\.\w+", path.read_text("utf-8")):
+        for name in re.findall(
+            r"(?<![\w/])(?:tests|benchmarks|scripts|results|src)/[\w./-]+\.\w+", path.read_text("utf-8")
+        ):
             assert (ROOT / name).exists(), f"{path.name}: {name}"
 
 

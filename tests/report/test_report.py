@@ -1,4 +1,4 @@
-"""The report, rendered from fabricated run folders (docs/reference/contracts.md) and checked in a browser where there is one."""
+"""The report, rendered from fabricated run folders (docs/reference/contracts.md) and checked in a browser."""
 
 import html.parser
 import io
