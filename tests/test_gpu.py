@@ -255,3 +255,51 @@ def test_fine_tuning_trains_a_head_that_comes_late() -> None:
         method=FineTuning(),
     )  # fmt: skip
     assert all(bool(p.isfinite().all()) for p in result.model.parameters())
+
+
+def per_example(model: nn.Module, batch: Batch) -> Tensor:
+    return nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
+
+
+def looped(dtype: torch.dtype | None, steps: int = 12) -> soseleto.Selection:
+    """A loop of the user's own, with autocast and for float16 a ``GradScaler``."""
+    torch.manual_seed(0)
+    model = quick().to(CUDA)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
+    selection = soseleto.Selection(model, n_source=64, loss=per_example, optimizer=optimizer)
+    for m in range(steps):
+        source, target = random_batch(32, m), random_batch(16, 100 + m)
+        with torch.autocast("cuda", dtype or torch.bfloat16, enabled=dtype is not None):
+            selection.backward(source, target, index=source.index, scaler=scaler)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return selection
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_loop_in_half_precision_ranks_as_in_float32(dtype: torch.dtype) -> None:
+    full, half = looped(None), looped(dtype)
+    assert half.engine == "layerwise"
+    assert bool(half.weights.isfinite().all())
+    seen = full.visits > 0
+    ranks = [one.scores[seen].argsort().argsort().double() for one in (full, half)]
+    assert float(torch.corrcoef(torch.stack(ranks))[0, 1]) > 0.95
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_selection_never_waits_for_the_gpu() -> None:
+    model = quick().to(CUDA)
+    selection = soseleto.Selection(model, n_source=64, loss=per_example)
+    batches = [(random_batch(32, m), random_batch(16, 100 + m)) for m in range(5)]
+    for source, target in batches[:2]:  # the engine is chosen and proved
+        selection.backward(source, target, index=source.index)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for source, target in batches[2:]:
+            selection.backward(source, target, index=source.index)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

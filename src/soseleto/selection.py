@@ -143,10 +143,11 @@ class Selection:
         state, device = self._state, self._state.task.device
         places = torch.as_tensor(index, dtype=torch.int64).to(device)
         factor = None if scaler is None else scaler.scale(torch.ones((), device=device))
-        state.task = replace(state.task, sharing=Unscaled(self._sharing, factor))  # type: ignore[arg-type]
+        inside = None if factor is None else factor / _power_of_two(len(places))  # losses are not divided by B here
+        state.task = replace(state.task, sharing=Unscaled(self._sharing, inside))  # type: ignore[arg-type]
         source = self._batch(places, batch)
         target = self._batch(torch.zeros(batch_length(target_batch), dtype=torch.int64, device=device), target_batch)
-        with self._losses.inside(device, factor), _kept_gradients(state.task.model):
+        with self._losses.inside(device, inside), _kept_gradients(state.task.model):
             found = self._method.evaluate(state, source, target, look=state.kind)
         _add_gradients(state.task.model, found.gradients, scale if factor is None else scale * factor)
         if found.moved is None:
@@ -224,6 +225,11 @@ def _names(model: nn.Module, part: Part, argument: str) -> frozenset[str]:
             f"{argument} matches no trainable parameter of the model: give a submodule or prefixes of names."
         )
     return found
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n: a factor without rounding errors."""
+    return 1 << (n - 1).bit_length()
 
 
 def _no_optimizer(parameters: Any) -> Optimizer:

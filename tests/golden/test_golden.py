@@ -122,8 +122,8 @@ def transfer(method: Soseleto) -> Result:
 
 
 def kept(result: Result) -> dict[str, Tensor]:
-    found = {"weights": result.weights, "scores": result.scores, "visits": result.learned.visits}
-    found |= {f"model/{name}": value for name, value in result.model.state_dict().items()}
+    found = {"weights": result.weights, "scores": result.scores, "visits": result.learned.visits.cpu()}
+    found |= {f"model/{name}": value.cpu() for name, value in result.model.state_dict().items()}
     for name in ("source_loss", "target_loss", "held", "condition", "predicted_change", "actual_change"):
         if name in result.history[-1]:
             values = [record[name] for record in result.history]
