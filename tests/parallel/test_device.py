@@ -56,6 +56,8 @@ def test_a_run_says_so_and_works_on_any_cpu(precision: torch.dtype | None) -> No
     model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 2))
     inputs = torch.randn(96, 64)
     data = (inputs, (inputs[:, 0] > 0).long())
-    result = soseleto.fit(model, data, data, epochs=1, batch_size=32, precision=precision, device="cpu")
+    result = soseleto.fit(
+        model, data, data, epochs=1, batch_size=32, compute=soseleto.Compute(dtype=precision), device="cpu"
+    )
     assert (EMULATED in result.messages) == emulates(precision, CPU)
     assert torch.isfinite(result.weights).all()

@@ -106,7 +106,7 @@ def in_shards(reducer: Reducer) -> set[tuple[int, ...]]:
     (state,) = states
     moments = [m for its in state.optimizer.state.values() for m in its.values() if m.ndim]
     assert len(moments) == 2 * len(list(model.parameters()))
-    kept = [*model.parameters(), *state.averages.values(), *moments]
+    kept = [*model.parameters(), *state.pieces["direction"]["means"].values(), *moments]
     return {(len(tensor), len(tensor.to_local())) for tensor in kept}
 
 
