@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from soseleto import extensions
 from soseleto.algorithm import Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import alignment, trainable
@@ -36,6 +38,7 @@ from soseleto.extensions import (
     target_share,
 )
 from soseleto.extensions.class_pooling import estimate
+from soseleto.extensions.renamed import OLD_NAMES
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.task.finite import NonFiniteLoss
@@ -411,6 +414,21 @@ def test_memory_does_not_grow_over_2000_steps() -> None:
 def test_bad_settings(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make()
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_an_old_setting_gives_the_new_form(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"Soseleto has no argument '{name}': write \w+=\w+") as caught:
+        Soseleto(**{name: 0.5})
+    found = re.findall(r"(\w+)=(\w+)\(", str(caught.value))
+    assert found
+    assert all(slot in ("direction", "alignment", "source_loss", "gradients", "scores") for slot, _ in found)
+    assert all(piece in extensions.__all__ for _, piece in found)
+
+
+def test_a_misspelt_setting_is_named() -> None:
+    with pytest.raises(UsageError, match="did you mean 'weight_step'"):
+        Soseleto(weight_steps=0.5)  # type: ignore[call-arg]
 
 
 def alignments_of(mean: Tensor, noise: float, visits: int, seed: int) -> list[Tensor]:

@@ -33,6 +33,7 @@ from soseleto.engines import Engine, Passes, make_engine
 from soseleto.engines.contract import Coefficients
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
+from soseleto.extensions.renamed import explains_old_names
 from soseleto.task.piece import Alignment, DirectionPiece, Piece, SourceLossPiece, Step
 from soseleto.task.state import Evaluated, Moved, SoseletoState, without_alignments
 from soseleto.task.task import Task, optimizer_and_schedule, take_step
@@ -41,6 +42,7 @@ from soseleto.weights import Weights
 SLOTS = ("direction", "alignment", "source_loss", "gradients", "scores")
 
 
+@explains_old_names
 @dataclass(frozen=True, kw_only=True)
 class Soseleto:
     """The method's settings; ``init`` and ``step`` run it.

@@ -80,7 +80,7 @@ def test_a_function_is_kept_by_its_name_and_cannot_be_read_back() -> None:
     ("change", "words"),
     [
         ({"name": "Sosoleto"}, "unknown setting 'Sosoleto' .did you mean"),
-        ({"colour": 1}, "settings of 'Soseleto' are from another version"),
+        ({"colour": 1}, "settings of 'Soseleto' do not fit this version"),
     ],
 )
 def test_settings_of_another_version_are_refused(change: dict[str, Any], words: str) -> None:

@@ -46,5 +46,5 @@ def from_data(data: Any, known: Mapping[str, Callable[..., Any]]) -> Any:
     fields = {key: from_data(value, known) for key, value in data.items() if key != "name"}
     try:
         return known[name](**fields)
-    except TypeError as error:
-        raise UsageError(f"the settings of {name!r} are from another version ({error}).") from error
+    except (TypeError, UsageError) as error:
+        raise UsageError(f"the settings of {name!r} do not fit this version ({str(error).rstrip('.')}).") from error
