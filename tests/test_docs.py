@@ -26,11 +26,12 @@ from soseleto.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PYTHON = [
-    pytest.param(block, id=f"{path.name}-{number}")
+# The Python blocks of every page that has any.
+PYTHON = {
+    path: blocks
     for path in PAGES
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL), start=1)
-]
+    if (blocks := re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL))
+}
 # Every line that a reader could type, once, in the order of the pages.
 TYPED = list(
     dict.fromkeys(
@@ -89,13 +90,20 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield root
 
 
-@pytest.mark.parametrize("block", PYTHON)
-def test_code_blocks_run(block: str, desk: Path) -> None:
-    if "data import load" in block and not os.environ.get("SOSELETO_DATA"):
-        pytest.skip("needs the public data sets")
-    for folder in re.findall(r'out="(runs/[^"]+)"', block):
-        shutil.rmtree(desk / folder, ignore_errors=True)
-    exec(compile(block, "block", "exec"), {})
+@pytest.mark.parametrize("path", PYTHON, ids=lambda path: path.stem)
+def test_code_blocks_run(path: Path, desk: Path) -> None:
+    """In the order of the page and with the names of earlier blocks, as a reader would type them."""
+    names: dict[str, object] = {}
+    without_data = []
+    for number, block in enumerate(PYTHON[path], start=1):
+        if "data import load" in block and not os.environ.get("SOSELETO_DATA"):
+            without_data.append(number)
+            continue
+        for folder in re.findall(r'out="(runs/[^"]+)"', block):
+            shutil.rmtree(desk / folder, ignore_errors=True)
+        exec(compile(block, f"block {number} of {path.name}", "exec"), names)
+    if without_data:
+        pytest.skip(f"blocks {without_data} need the public data sets")
 
 
 @pytest.mark.parametrize("line", TYPED)
@@ -106,7 +114,7 @@ def test_typed_lines_run(line: str, desk: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_there_is_something_to_run() -> None:
-    assert len(PYTHON) >= 12
+    assert sum(map(len, PYTHON.values())) >= 12
     assert len(TYPED) >= 8
 
 
