@@ -221,8 +221,8 @@ def cost() -> str:
     small = [row["times"] for row in found["rows"] if row["T"] * 8 == row["B"]]
     equal = [row["times"] for row in found["rows"] if row["T"] == row["B"]]
     return (
-        f"A step costs {min(small):.2f} to {max(small):.2f} ordinary training steps with a target batch an eighth of the "
-        f"source batch, and {max(equal):.2f} with equal batches ({found['device']})."
+        f"A step costs {min(small):.2f} to {max(small):.2f} ordinary training steps with a target batch an eighth of "
+        f"the source batch, and {max(equal):.2f} with equal batches ({found['device']})."
     )
 
 
