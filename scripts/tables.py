@@ -212,7 +212,7 @@ def transfer() -> str:
     values = {name: [row["accuracy"] for row in rows if row["method"] == name] for name in lines}
     cells = [f"{title} {Spread.of(values[name]).with_error()}" for name, title in lines.items()]
     draws = len(values["soseleto"])
-    return f"Table 2, SVHN digits to 25 MNIST digits of other classes ({draws} draws): {', '.join(cells)}."
+    return f"Table 2, SVHN digits to 25 MNIST digits of other classes ({draws} draws, ± standard error): {', '.join(cells)}."
 
 
 def cost() -> str:
