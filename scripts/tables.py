@@ -211,8 +211,8 @@ def transfer() -> str:
     rows = [row for row in load("svhn-mnist.json")["rows"] if row["setting"] == wanted]
     values = {name: [row["accuracy"] for row in rows if row["method"] == name] for name in lines}
     cells = [f"{title} {Spread.of(values[name]).with_error()}" for name, title in lines.items()]
-    draws = len(values["soseleto"])
-    return f"Table 2, SVHN digits to 25 MNIST digits of other classes ({draws} draws, ± standard error): {', '.join(cells)}."
+    draws = f"{len(values['soseleto'])} draws, ± standard error"
+    return f"Table 2, SVHN digits to 25 MNIST digits of other classes ({draws}): {', '.join(cells)}."
 
 
 def cost() -> str:
