@@ -1,6 +1,6 @@
-"""Write the tables of README and docs/ from the files in results/. Run it after a results file has changed.
+"""Write the generated parts of README and docs/: tables from the files in results/, help texts from the commands.
 
-python scripts/tables.py [--check]
+Run it after a results file or a command's help has changed: python scripts/tables.py [--check]
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+from typer.testing import CliRunner
+
+from soseleto.cli.main import app
+from soseleto.experiments import results as experiments
 from soseleto.experiments.cifar10_noise import tables as cifar10
-from soseleto.experiments.results import put_between
+from soseleto.experiments.results import Spread, put_between
 from soseleto.experiments.svhn_mnist import tables as svhn_mnist
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,29 +170,100 @@ def intervals() -> str:
     )
 
 
-def pages() -> dict[Path, str]:
-    readme, fast = ROOT / "README.md", ROOT / "docs" / "explanation" / "speed.md"
-    text = put_between(readme.read_text("utf-8"), "synthetic", synthetic())
-    page = fast.read_text("utf-8")
-    for mark, lines in speed().items():
-        page = put_between(page, mark, lines)
-    ways = ROOT / "docs" / "explanation" / "engines.md"
-    text = put_between(text, "price", of_files(["model", "precision", "ours", "floor"], price, *STEPS))
-    text = put_between(text, "table 1", cifar10.accuracy_table(load("cifar10-noise.json")["rows"]))
-    text = put_between(text, "table 2", svhn_mnist.accuracy_table(load("svhn-mnist.json")["rows"]))
-    large, suspects = ROOT / "docs" / "how-to" / "scale.md", ROOT / "docs" / "how-to" / "suspects.md"
-    found = {
-        large: put_between(large.read_text("utf-8"), "measured", scale()),
-        suspects: put_between(suspects.read_text("utf-8"), "intervals", intervals()),
-        readme: text,
-        fast: page,
-        ways: put_between(ways.read_text("utf-8"), "engines", engines()),
+# README
+
+
+def summary() -> str:
+    """Table 1 in eight lines: where SOSELETO is ahead and where it is not."""
+    lines = {
+        "target_only": "target only",
+        "ordinary": "ordinary training",
+        "mixed": "source and target mixed",
+        "meta_weight_net": "Meta-Weight-Net",
+        "sukhbaatar": "Sukhbaatar et al., a noise model",
+        "soseleto": "**SOSELETO**",
+        "soseleto_doubting": "**SOSELETO, `label_doubt()`**",
+        "oracle": "oracle: all labels corrected",
     }
+    rows = cifar10.at_every_noise(load("cifar10-noise.json")["rows"])
+    columns = {"40 % flipped": 0.4}
+    for title, noise in (("CIFAR-10N worse", "worse_label"), ("CIFAR-10N aggregate", "aggre_label")):
+        columns[f"{title}, {wrong_share(rows, noise):.0f} % wrong"] = noise
+    settings = {title: {"noise": noise} for title, noise in columns.items()}
+    return experiments.table(rows, lambda row: row.get("accuracy"), methods=lines, settings=settings)
+
+
+def wrong_share(rows: Sequence[dict[str, Any]], noise: str) -> float:
+    """The true share of wrong labels, percent, as the runs with probes recorded it."""
+    row = next(row for row in rows if row["setting"]["noise"] == noise and row.get("suspects"))
+    return row["suspects"][0]["wrong_share"]["truth"]
+
+
+def transfer() -> str:
+    """Table 2 in one sentence."""
+    lines = {
+        "soseleto": "SOSELETO",
+        "soseleto_frozen": "the same with weights frozen at 1",
+        "target_only": "the target alone",
+        "fine_tuning": "fine-tuning",
+    }
+    wanted = {"n_target": 25, "source": "0-4", "unlabelled": False}
+    rows = [row for row in load("svhn-mnist.json")["rows"] if row["setting"] == wanted]
+    values = {name: [row["accuracy"] for row in rows if row["method"] == name] for name in lines}
+    cells = [f"{title} {Spread.of(values[name]).with_error()}" for name, title in lines.items()]
+    draws = f"{len(values['soseleto'])} draws, ± standard error"
+    return f"Table 2, SVHN digits to 25 MNIST digits of other classes ({draws}): {', '.join(cells)}."
+
+
+def cost() -> str:
+    """The price of a step in one sentence."""
+    found = load(STEPS[0])
+    small = [row["times"] for row in found["rows"] if row["T"] * 8 == row["B"]]
+    equal = [row["times"] for row in found["rows"] if row["T"] == row["B"]]
+    return (
+        f"A step costs {min(small):.2f} to {max(small):.2f} ordinary training steps with a target batch an eighth of "
+        f"the source batch, and {max(equal):.2f} with equal batches ({found['device']})."
+    )
+
+
+# Pages
+
+
+def commands(text: str) -> str:
+    """The page of the command line, with the help of every command."""
+    width = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+    for name in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+        shown = CliRunner().invoke(app, [name, "--help"], prog_name="soseleto", env=width).output
+        text = put_between(text, name, f"```text\n{shown.strip()}\n```")
+    return text
+
+
+def filled(path: str, parts: dict[str, str]) -> tuple[Path, str]:
+    """A page with its generated parts, by their marks."""
+    text = (ROOT / path).read_text("utf-8")
+    for mark, part in parts.items():
+        text = put_between(text, mark, part)
+    return ROOT / path, text
+
+
+def pages() -> dict[Path, str]:
+    price_table = of_files(["model", "precision", "ours", "floor"], price, *STEPS)
+    found = dict(
+        [
+            filled("README.md", {"summary": summary(), "transfer": transfer(), "cost": cost()}),
+            filled("docs/results/synthetic.md", {"synthetic": synthetic()}),
+            filled("docs/results/price.md", {"price": price_table}),
+            filled("docs/explanation/speed.md", speed()),
+            filled("docs/explanation/engines.md", {"engines": engines()}),
+            filled("docs/how-to/scale.md", {"measured": scale()}),
+            filled("docs/how-to/suspects.md", {"intervals": intervals()}),
+        ]
+    )
     for name, (page, tables) in EXPERIMENTS.items():
-        results, path = ROOT / "results" / f"{name}.json", ROOT / "docs" / page
-        if results.exists():
-            found[path] = tables(path.read_text("utf-8"), results)
-    return found
+        path = ROOT / "docs" / page
+        found[path] = tables(path.read_text("utf-8"), ROOT / "results" / f"{name}.json")
+    reference = ROOT / "docs" / "reference" / "command-line.md"
+    return {**found, reference: commands(reference.read_text("utf-8"))}
 
 
 def main() -> None:

@@ -22,15 +22,15 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from PIL import Image
 
+import soseleto
 from soseleto.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PYTHON = [
-    pytest.param(block, id=f"{path.name}-{number}")
-    for path in PAGES
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL), start=1)
-]
+# The Python blocks of every page that has any.
+PYTHON = {
+    path: blocks for path in PAGES if (blocks := re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL))
+}
 # Every line that a reader could type, once, in the order of the pages.
 TYPED = list(
     dict.fromkeys(
@@ -89,13 +89,20 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield root
 
 
-@pytest.mark.parametrize("block", PYTHON)
-def test_code_blocks_run(block: str, desk: Path) -> None:
-    if "data import load" in block and not os.environ.get("SOSELETO_DATA"):
-        pytest.skip("needs the public data sets")
-    for folder in re.findall(r'out="(runs/[^"]+)"', block):
-        shutil.rmtree(desk / folder, ignore_errors=True)
-    exec(compile(block, "block", "exec"), {})
+@pytest.mark.parametrize("path", PYTHON, ids=lambda path: path.stem)
+def test_code_blocks_run(path: Path, desk: Path) -> None:
+    """In the order of the page and with the names of earlier blocks, as a reader would type them."""
+    names: dict[str, object] = {}
+    without_data = []
+    for number, block in enumerate(PYTHON[path], start=1):
+        if "data import load" in block and not os.environ.get("SOSELETO_DATA"):
+            without_data.append(number)
+            continue
+        for folder in re.findall(r'out="(runs/[^"]+)"', block):
+            shutil.rmtree(desk / folder, ignore_errors=True)
+        exec(compile(block, f"block {number} of {path.name}", "exec"), names)
+    if without_data:
+        pytest.skip(f"blocks {without_data} need the public data sets")
 
 
 @pytest.mark.parametrize("line", TYPED)
@@ -106,7 +113,7 @@ def test_typed_lines_run(line: str, desk: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_there_is_something_to_run() -> None:
-    assert len(PYTHON) >= 12
+    assert sum(map(len, PYTHON.values())) >= 12
     assert len(TYPED) >= 8
 
 
@@ -116,7 +123,18 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "site" / "reference" / "api.html").read_text("utf-8")
-    assert all(name in page for name in ("soseleto.training.fit", "SoseletoClassifier", "export_onnx"))
+    found = re.findall(r"<h[2-6][^>]*>(.*?)</h[2-6]>", page, re.DOTALL)
+    headings = {re.sub(r"<[^>]+>", "", heading).split()[0] for heading in found}
+    assert public_names() - headings == set()
+    inside = {h for h in headings if h.startswith("soseleto.") and h not in public_names()}
+    assert {h for h in inside if not h.startswith(("soseleto.models.", "soseleto.methods."))} == set()
+
+
+def public_names() -> set[str]:
+    """As the reference shows them."""
+    namespaces = {"data", "errors", "extensions", "methods", "models"}
+    pieces = {f"soseleto.extensions.{name}" for name in soseleto.extensions.__all__}
+    return {f"soseleto.{name}" for name in soseleto.__all__ if name not in namespaces} | pieces
 
 
 def test_every_page_is_in_the_menu() -> None:
@@ -126,9 +144,16 @@ def test_every_page_is_in_the_menu() -> None:
     ] == []
 
 
-def test_tables_come_from_the_results() -> None:
+@pytest.mark.parametrize("width", ["", "40", "200"])
+def test_tables_and_help_texts_are_generated(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", width)  # the width of the terminal changes nothing
     for path, text in script("tables").pages().items():
         assert path.read_text("utf-8") == text, "run python scripts/tables.py"
+
+
+def test_the_readme_is_short() -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert 500 <= len(text.split()) <= 800
 
 
 def test_links_lead_somewhere() -> None:
@@ -140,7 +165,7 @@ def test_links_lead_somewhere() -> None:
 def test_files_of_the_repository_that_pages_name_exist() -> None:
     for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for name in re.findall(
-            r"(?<![\w/])(?:tests|benchmarks|scripts|results|src)/[\w./-]+\.\w+", path.read_text("utf-8")
+            r"(?<![\w/])(?<!\]\()(?:tests|benchmarks|scripts|results|src)/[\w./-]+\.\w+", path.read_text("utf-8")
         ):
             assert (ROOT / name).exists(), f"{path.name}: {name}"
 

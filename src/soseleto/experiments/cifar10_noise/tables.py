@@ -76,7 +76,7 @@ def accuracy_table(rows: Sequence[Row]) -> str:
     symmetric = [n for n in SETTINGS.values() if isinstance(n, float)]
     blank = [""] * sum(n in noises for n in SETTINGS.values() if isinstance(n, str))
     paper = [[line[0], *(line[1 + i] for i, n in enumerate(symmetric) if n in noises), *blank] for line in PAPER]
-    return _accuracies(_at_every_noise(rows), titles, paper)
+    return _accuracies(at_every_noise(rows), titles, paper)
 
 
 def ingredients_table(rows: Sequence[Row]) -> str:
@@ -95,7 +95,7 @@ def _accuracies(rows: Sequence[Row], titles: Mapping[str, str], paper: Sequence[
     return table(rows, lambda row: row.get("accuracy"), methods=titles, settings=_columns(), more=paper, show=show)
 
 
-def _at_every_noise(rows: Sequence[Row]) -> list[Row]:
+def at_every_noise(rows: Sequence[Row]) -> list[Row]:
     """Copy the runs of lines that see no noisy label to every noise, where they would be the same."""
     noises = dict.fromkeys(row["setting"]["noise"] for row in rows)
     found = {(row["method"], row["seed"]): row for row in rows if row["method"] in UNAWARE}
