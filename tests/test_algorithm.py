@@ -455,7 +455,7 @@ def test_pooling_finds_useless_classes_in_noise() -> None:
 
 
 def test_pooling_leaves_an_examples_own_evidence() -> None:
-    """Half of every class is useless: class means are alike, and the estimate is as good as the mean over visits."""
+    """Half of every class is useless: class means are equal, and the estimate is as good as the mean over visits."""
     labels, useless = torch.arange(2000) % 4, torch.arange(2000) % 8 >= 4
     visits = alignments_of(1.0 - useless.float(), 1.0, visits=5, seed=0)
     plain = auroc(torch.stack(visits).mean(0), useless)

@@ -28,7 +28,7 @@ def whole(tensor: Tensor) -> Tensor:
     return found
 
 
-def rest(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Free whole parameters that FSDP keeps for a backward that does not follow."""
     for module in sharded_modules(model):
         module.reshard()

@@ -23,7 +23,7 @@ from soseleto.data.batch import Batch
 from soseleto.engines import Engine
 from soseleto.engines.contract import Coefficients, Direction, SourcePass, SourceStep
 from soseleto.engines.layerwise.engine import TOLERANCE
-from soseleto.engines.shards import is_shard, rest, sharded_modules, whole
+from soseleto.engines.shards import is_shard, reshard, sharded_modules, whole
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
@@ -114,7 +114,7 @@ def require_shardable(model: nn.Module, non_finite: str, ranks: int) -> None:
     """Raise for settings that a sharded model does not support."""
     if non_finite != "stop":
         raise UsageError("non_finite='skip' keeps a copy of a plain model: leave it out for a model of fully_shard.")
-    rest(model)
+    reshard(model)
     for module in sharded_modules(model):
         if next(model.parameters()).device.type == "cpu" and hasattr(module, "set_force_sum_reduction_for_comms"):
             module.set_force_sum_reduction_for_comms(True)  # gloo's mean was a sum in some versions of torch
@@ -138,7 +138,7 @@ def gathered(state: Any) -> Any:
 
 def in_parts(saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """A ``gathered`` checkpoint, sharded again for this rank; a collective that every rank must call."""
-    rest(model)
+    reshard(model)
     like = dict(model.state_dict())
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state = saved["optimizer"]["state"]

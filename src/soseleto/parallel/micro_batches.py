@@ -24,7 +24,7 @@ from soseleto.engines.contract import (
     ToDirection,
     reductions_dtype,
 )
-from soseleto.engines.shards import rest
+from soseleto.engines.shards import reshard
 from soseleto.errors import UsageError
 from soseleto.parallel.reducer import Reducer, Single
 
@@ -59,7 +59,7 @@ class Sharing:
         """The mean loss, without a graph."""
         with torch.no_grad():
             losses = [loss(model, part)[:count] for part, count in self._parts(batch)]
-        rest(model)
+        reshard(model)
         return self.mean(_joined(losses, model), batch)
 
     def gradient(

@@ -66,7 +66,7 @@ class Reducer(Protocol):
         """Run ``action`` on rank 0 only, and return its result on every rank; its error stops all ranks."""
         ...
 
-    def alike(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Copy the values of rank 0 to all ranks, in place."""
         ...
 
@@ -97,7 +97,7 @@ class Single:
     def first(self, action: Callable[[], T]) -> T:
         return action()
 
-    def alike(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         return
 
 
@@ -187,7 +187,7 @@ class Ranks:
             raise RankStopped(answer[1])
         return answer[0]
 
-    def alike(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         with self._together(), torch.no_grad():
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batch import Batch
 from soseleto.engines.contract import Losses
-from soseleto.engines.shards import rest
+from soseleto.engines.shards import reshard
 from soseleto.errors import CannotSave
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.task.finite import Guard, require_finite
@@ -83,7 +83,7 @@ def take_step(task: Task, state: MethodState, gradients: dict[str, Tensor], *, m
 
 
 def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
-    rest(task.model)
+    reshard(task.model)
     optimizer = task.make_optimizer([p for p in task.model.parameters() if p.requires_grad])
     schedule = None if task.make_schedule is None else task.make_schedule(optimizer, task.steps)
     return optimizer, schedule

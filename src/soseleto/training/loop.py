@@ -13,7 +13,7 @@ from torch import Tensor
 
 from soseleto.data import Examples, TargetCycle, feed, seed_for, source_batches, source_order
 from soseleto.data.batch import Batch
-from soseleto.engines.shards import rest, sharded_modules
+from soseleto.engines.shards import reshard, sharded_modules
 from soseleto.errors import TrainingError, UsageError
 from soseleto.methods.wrappers.record_signals import Signals
 from soseleto.parallel.device import announcing_emulation
@@ -95,7 +95,7 @@ class Loop:
         """What the first rank writes. All ranks of a sharded model take part in computing it."""
         if sharded_modules(self.task.model) and result.learned is not None:
             result.ranking()
-        rest(self.task.model)
+        reshard(self.task.model)
         return gathered(self.task.model.state_dict())
 
     def _within_memory(

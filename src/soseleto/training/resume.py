@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.engines.shards import rest, sharded_modules
+from soseleto.engines.shards import reshard, sharded_modules
 from soseleto.errors import CannotSave, DataError, Interrupted, UsageError, first_line
 from soseleto.parallel.fsdp import gathered, in_parts
 from soseleto.run_folder import checkpoint
@@ -182,7 +182,7 @@ class Keeper:
 
     def _gather(self) -> dict[str, Any]:
         state, model = self._state, self._task.model
-        rest(model)
+        reshard(model)
         method = dict(state_of(state))
         if self._reducer.ranks > 1:  # each rank has the entries of its own examples
             method = _per_example(method, lambda mine: self._reducer.gather(mine, self._n_source))

@@ -13,7 +13,7 @@ from torch import nn
 
 from soseleto.data import Augment, Preprocess, seed_for
 from soseleto.data.preprocess import Prepare, make_prepare
-from soseleto.engines.shards import is_shard, rest
+from soseleto.engines.shards import is_shard, reshard
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads, feature_width
 from soseleto.parallel.fsdp import ShardedSharing, require_shardable, sharing_of, split_heads
@@ -152,8 +152,8 @@ class Setup:
             split_heads(whole, (settings.heads.source, settings.heads.target))
             require_shardable(whole, settings.compute.non_finite, sharing.reducer.ranks)
         kind = check_fit(whole, losses, data, prepare)
-        rest(whole)
-        sharing.reducer.alike(t for t in [*whole.parameters(), *whole.buffers()] if not is_shard(t))
+        reshard(whole)
+        sharing.reducer.broadcast(t for t in [*whole.parameters(), *whole.buffers()] if not is_shard(t))
         return cls(
             settings=settings,
             data=data,
