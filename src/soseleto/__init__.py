@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from soseleto.training.options import Balanced, Checkpoints, Compute, Heads, Probes
     from soseleto.training.pseudo_labels import Unlabelled, fit_unlabelled
     from soseleto.training.result import Result
+    from soseleto.training.settings import method_of, settings_of
     from soseleto.weights import Weights
 
 __version__ = "0.1.0"
@@ -77,6 +78,7 @@ _MODULES = {
     "training.options": ("Balanced", "Checkpoints", "Compute", "Heads", "Probes"),
     "training.pseudo_labels": ("Unlabelled", "fit_unlabelled"),
     "training.result": ("Result",),
+    "training.settings": ("method_of", "settings_of"),
     "weights": ("Weights",),
 }
 _NAMESPACES = ("data", "errors", "extensions", "methods", "models")
@@ -126,11 +128,13 @@ __all__ = [
     "fit_unlabelled",
     "linear",
     "load",
+    "method_of",
     "methods",
     "models",
     "pair_flip",
     "ranks",
     "read_pair",
+    "settings_of",
     "sgd",
     "squared_error",
     "symmetric",

@@ -52,7 +52,7 @@ def test_settings_are_read_back(method: Any) -> None:
 
 def test_every_piece_is_in_the_list() -> None:
     text = repr(METHODS_AND_PIECES)
-    assert [name for name in extensions.__all__ if f"{name}(" not in text] == []
+    assert [name for name in extensions.__all__ if name != "Piece" and f"{name}(" not in text] == []
 
 
 def test_a_run_keeps_its_settings(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@
 | ``source_loss`` | ``mean`` (paper), ``normalized``, ``label_doubt`` |
 | ``gradients`` | ``target_share``, ``domain_loss``, ``clip_norm``, several with ``chain`` |
 | ``scores`` | ``pooled_by_class`` |
+
+``Piece`` is the base of a piece of your own.
 """
 
 from soseleto.extensions.chain import chain
@@ -20,9 +22,11 @@ from soseleto.extensions.scale_free import scale_by_rms
 from soseleto.extensions.source_loss import mean, normalized
 from soseleto.extensions.target_average import last_batch, running_mean
 from soseleto.extensions.target_share import target_share
+from soseleto.task.piece import Piece
 
 __all__ = [
     "Coral",
+    "Piece",
     "chain",
     "clip_norm",
     "domain_loss",

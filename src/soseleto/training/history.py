@@ -21,6 +21,7 @@ logger = logging.getLogger("soseleto")
 
 Progress = Callable[[str, dict[str, Any]], None]
 STEP_INTERVAL = 0.2  # seconds between two step events
+VANISHED = "the target loss has vanished"
 
 
 class Records:
@@ -117,10 +118,10 @@ class Records:
                 f"{skipped} of {steps} steps of epoch {record['epoch']} were skipped, since a loss or a gradient was "
                 "not finite"
             )
-        if means.get("held", 0.0) > 0.5:
+        if means.get("held", 0.0) > 0.5 and not any(text.startswith(VANISHED) for text in self.messages):
             self.message(
-                f"the target loss has vanished ({means['target_loss']:.2g} in epoch {record['epoch']}), so alignments "
-                "carry no signal: the weights are held from here on"
+                f"{VANISHED} ({means['target_loss']:.2g} in epoch {record['epoch']}), so alignments carry no signal: "
+                "the weights are held"
             )
         return whole
 

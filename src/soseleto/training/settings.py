@@ -26,6 +26,6 @@ def method_of(settings: Any) -> Method:
     classes: dict[str, Any] = {"EarlyStopping": EarlyStopping}
     for make in METHODS.values():
         classes[getattr(make, "__name__", "")] = make
-    pieces = {name: getattr(extensions, name) for name in extensions.__all__}
+    pieces = {name: getattr(extensions, name) for name in extensions.__all__ if name != "Piece"}
     method: Method = from_data(settings, {**classes, **pieces, "chain": lambda pieces: extensions.chain(*pieces)})
     return method
