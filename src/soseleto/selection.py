@@ -33,7 +33,7 @@ from soseleto.parallel.scaled_losses import Unscaled
 from soseleto.task.loop_losses import LoopBatch, LoopLosses, PerExampleLoss, batch_length
 from soseleto.task.settings import to_data
 from soseleto.task.state import Evaluated
-from soseleto.task.task import Task
+from soseleto.task.task import Task, laid_out_like
 
 Part = nn.Module | str | Iterable[str] | None  # of a model: a submodule, or prefixes of parameter names
 
@@ -205,7 +205,7 @@ def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Te
             continue
         g = gradients[name] if isinstance(factor, float) and factor == 1.0 else gradients[name] * factor
         if p.grad is None:
-            p.grad = g
+            p.grad = laid_out_like(p, g)
         else:
             p.grad.add_(g)
 

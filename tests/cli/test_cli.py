@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,7 +121,8 @@ def test_completion_can_be_installed_and_completes_verbs_and_options(shell: str,
 def test_version(soseleto: Soseleto) -> None:
     said = soseleto("--version")
     assert (said.code, said.out.split()[0]) == (0, "soseleto")
-    assert said.out.split()[1][0].isdigit()
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    assert said.out.split()[1] == project["version"]
 
 
 @pytest.mark.parametrize(

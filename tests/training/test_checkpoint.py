@@ -112,7 +112,7 @@ def cut_short(run: Path, at: int = 13, **changes: Any) -> None:
 
 
 DRIVER = """
-import json, os, random, signal, sys, time
+import json, os, random, signal, sys, time, traceback
 from pathlib import Path
 import torch
 from torch import nn
@@ -156,6 +156,8 @@ def process(*words, **more):
         try:
             train(*words, **more)
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return pid
@@ -191,7 +193,7 @@ print(json.dumps({"killed": killed, "torn": torn, "lost": lost, "every": EVERY})
 
 
 def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # forked processes have no GPU
     ran = subprocess.run(
         [sys.executable, "-c", DRIVER, str(KILLS), str(tmp_path)], capture_output=True, text=True, env=environment
     )

@@ -400,9 +400,9 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in given
     given = [word for word in given if word != "--debug"]
     if given == ["--version"]:
-        from importlib.metadata import version
+        from soseleto import __version__
 
-        typer.echo(f"soseleto {version('soseleto')}")
+        typer.echo(f"soseleto {__version__}")
         sys.exit(DONE)
     sys.exit(_run(given or ["--help"], debug))
 

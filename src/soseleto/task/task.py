@@ -72,14 +72,19 @@ class Method(Protocol):
         ...
 
 
-def take_step(task: Task, state: MethodState, gradients: dict[str, Tensor], *, max_norm: float | None = None) -> None:
+def take_step(task: Task, state: MethodState, gradients: dict[str, Tensor]) -> None:
     """One step of the optimizer with these gradients; none are left on the model."""
     for name, parameter in task.model.named_parameters():
-        parameter.grad = gradients.get(name)
-    if max_norm is not None:
-        nn.utils.clip_grad_norm_([p for p in task.model.parameters() if p.grad is not None], max_norm)
+        parameter.grad = laid_out_like(parameter, gradients[name]) if name in gradients else None
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
+
+
+def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient with the parameter's strides, as autograd lays out ``.grad``; fused optimizers rely on that."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
 
 
 def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
