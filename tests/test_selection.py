@@ -420,7 +420,7 @@ def test_torchrun_runs_a_loop(tmp_path: Path) -> None:
         (lambda s: Selection(net(), n_source=N, loss=cross_entropy, target_head="head."), "target_head matches no"),
         (
             lambda s: Selection(net(), n_source=N, loss=cross_entropy, method=Soseleto(scores=pooled_by_class())),
-            "needs class indices",
+            "use them with fit",
         ),
         (
             lambda s: Selection(net(), n_source=N, loss=lambda m, b: cross_entropy(m, b).mean()).backward(

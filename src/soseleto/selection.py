@@ -84,10 +84,8 @@ class Selection:
         self._losses = LoopLosses(loss, target_loss or loss)
         of_source, of_target = _names(model, source_head, "source_head"), _names(model, target_head, "target_head")
         self._sharing = sharing_of(model, Sharing(reducer or Single()))
-        if not self._sharing.nothing and not self._method.shares_work:
-            raise UsageError(
-                f"{self._method!r} compares examples of one batch, which ranks keep apart: start one process."
-            )
+        if not self._method.shares_work:
+            raise UsageError("pooled_by_class and domain_loss need labels and inputs of a batch: use them with fit.")
         task = Task(
             model=model,
             losses=self._losses,
