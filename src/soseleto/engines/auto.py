@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from soseleto.errors import EngineError, UsageError, did_you_mean
 
 logger = logging.getLogger("soseleto")
 Found = TypeVar("Found")
+_ADVICE = re.compile(r"[;:] use engine=.*$")  # at the end of an engine's error
 
 MAKERS: dict[str, Callable[[], Engine]] = {
     "auto": lambda: AutoEngine(),
@@ -101,7 +103,8 @@ class AutoEngine:
         if not reasons:
             logger.info("alignments by the %s engine", name)
             return
-        message = f"alignments by the slower {name} engine, because {reasons[0]}"
+        why = "; ".join(_ADVICE.sub("", reason) for reason in reasons)
+        message = f"alignments by the slower {name} engine, because {why}"
         self.messages.append(message)
         logger.warning("from now on %s" if is_change else "%s", message)
 

@@ -203,13 +203,14 @@ def _equations(
 
 
 def _along(g: Mapping[str, Tensor], parts: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
-    """⟨g, d⟩ for each direction, and the root of Σ_p ‖g_p‖²‖d_p‖²."""
+    """⟨g, d⟩ for each direction, and the root of Σ_p ‖g_p‖²‖d_p‖², where a small gradient counts as FLOOR."""
+    norms = {name: one.norm().double() for name, one in g.items()}
+    floor = FLOOR * torch.stack(list(norms.values())).max() if norms else torch.zeros((), dtype=torch.float64)
     values, scales = [], []
     for part in parts:
-        mine = {name: g[name] for name in part if name in g}
-        values.append(inner(mine, part).double())
-        sizes = [(g[name].norm() * part[name].norm()).double() for name in mine]
-        scales.append(torch.stack(sizes).norm() if sizes else torch.zeros_like(values[-1]))
+        values.append(inner({name: g[name] for name in part if name in g}, part).double())
+        sizes = [norms.get(name, floor).clamp_min(floor) * d.norm().double() for name, d in part.items()]
+        scales.append(torch.stack(sizes).norm())
     return torch.stack(values), torch.stack(scales)
 
 

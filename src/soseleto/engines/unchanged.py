@@ -49,6 +49,5 @@ class _Restore:
             torch.cuda.set_rng_state(state, device)
         random.setstate(self._python)
         np.random.set_state(self._numpy)  # noqa: NPY002
-        with torch.no_grad():
-            for name, b in self._model.named_buffers():
-                b.copy_(self._buffers[name])
+        for name, b in self._model.named_buffers():
+            b.data.copy_(self._buffers[name])  # without a new version, which would invalidate graphs that hold it

@@ -15,9 +15,10 @@ for random and for one-hot coefficients c, Σ c_j ∂ℓ_j/∂P from the layers 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,10 @@ from soseleto.engines.proof import (
     unproved,
 )
 from soseleto.engines.tolerance import Tolerance
+from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError
+
+logger = logging.getLogger("soseleto")
 
 ALL_ROWS = slice(None)
 TOLERANCE = Tolerance(half=0.1, tf32=2e-2, single=1e-3, double=1e-7)
@@ -67,7 +71,9 @@ class LayerwiseEngine:
 
     def __init__(self) -> None:
         self.schedule = Schedule()
+        self.proofs = 0  # so far
         self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
+        self._apart: WeakSet[nn.Module] = WeakSet()  # models whose source and target must not share a pass
 
     def __call__(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
@@ -88,10 +94,15 @@ class LayerwiseEngine:
 
     def passes(self, step: Step) -> Passes:
         """Source and target in one forward and backward where the batches can be joined, else the target first."""
-        if not step.losses.can_join(step.source, step.target):
+        if step.model in self._apart or not step.losses.can_join(step.source, step.target):
             return target_first(step, self.source_pass)
+        proofs = self.proofs
         tape, joint = self._forward(step.model, lambda: step.losses.joint(step.model, step.source, step.target))
         n_source = len(step.source)
+        if self.proofs > proofs and not _joins(step, joint.detach()[:n_source], _tolerance(tape, joint)):
+            self._apart.add(step.model)
+            logger.info("source and target take separate passes, since losses depend on statistics of the batch")
+            return target_first(step, self.source_pass)
         sweep = _Sweep(step.to_direction, step.coefficients)
         sweep.run(tape, joint, n_source)
         return Passes(
@@ -135,6 +146,7 @@ class LayerwiseEngine:
             ) from error
         except RuntimeError as error:
             raise no_reentrant_checkpoint(error) or error from error
+        self.proofs += 1
         kinds.add(tape.functions, flags, several)
         if is_due:
             self.schedule.proved(unproved)
@@ -160,7 +172,7 @@ def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, s
 
     tape.backward(losses, finish, retain_graph=True)
     parts.add(small.alignment(along, ALL_ROWS))
-    tolerance = TOLERANCE.of({call.dtype for call in tape.calls} | {losses.dtype}, is_cuda=losses.is_cuda)
+    tolerance = _tolerance(tape, losses)
     q = parts.total()
     for found, wanted, c in zip(mine, right, cs, strict=True):
         if not all_finite(wanted):  # guards report losses that are not finite
@@ -168,6 +180,25 @@ def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, s
         compare(found | small.gradient(c, ALL_ROWS), wanted, tolerance)
         require_alignment(q, c, wanted, along, tolerance)
     return unproved(right[0], right[0], tolerance)
+
+
+def _tolerance(tape: Tape, losses: Tensor) -> float:
+    return TOLERANCE.of({call.dtype for call in tape.calls} | {losses.dtype}, is_cuda=losses.is_cuda)
+
+
+def _joins(step: Step, joint: Tensor, tolerance: float) -> bool:
+    """Whether the source losses of a joint pass are those of the source alone; True for models that draw at random."""
+    with unchanged(step.model), torch.no_grad(), uncompiled(step.model):
+        before = torch.get_rng_state(), _gpu_state(joint)
+        alone = step.losses.source(step.model, step.source)
+        draws = not (torch.equal(torch.get_rng_state(), before[0]) and torch.equal(_gpu_state(joint), before[1]))
+    if draws or not bool(joint.isfinite().all()):
+        return True
+    return bool((alone - joint).abs().max() <= tolerance * alone.abs().max())
+
+
+def _gpu_state(like: Tensor) -> Tensor:
+    return torch.cuda.get_rng_state(like.device) if like.is_cuda else torch.empty(0)
 
 
 class _Sweep:
