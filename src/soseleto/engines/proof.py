@@ -106,7 +106,7 @@ def coefficients(losses: Tensor, *, examples: int, seed: int) -> list[Tensor]:
     n = len(losses)
     c = torch.rand(n, generator=seeded, dtype=torch.float64) + 0.5
     c *= torch.randint(2, (n,), generator=seeded) * 2 - 1
-    chosen = torch.randperm(n, generator=seeded)[:examples] if n > 1 else []
+    chosen = torch.randperm(n, generator=seeded)[: examples if n > 1 else 0]
     rows = [c, *(torch.nn.functional.one_hot(j, n).to(torch.float64) for j in chosen)]
     return [row.to(losses.device) for row in rows]
 
