@@ -90,6 +90,7 @@ class VerifiedEngine:
         with_gradient: bool = True,
     ) -> _Case:
         """The way for this model and loss, proved where a proof is due; without ``direction`` for all parameters."""
+        refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
         condition = (None if direction is None else tuple(direction), with_gradient)
         case = self._cases.get(model, loss, condition)
         is_due = self.schedule is not None and self.schedule.count()
@@ -127,7 +128,6 @@ class VerifiedEngine:
     def _run(
         self, way: Linearize, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
-        refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
         try:
             with torch.enable_grad(), uncompiled(model):
                 return way(model, loss, batch, direction)

@@ -110,7 +110,7 @@ class CapturedStep:
         """Count steps that the method did not count itself."""
         if hasattr(self._state, "advance"):
             self._state.advance(steps)
-        if (schedule := self._proofs) is not None:
+        if (schedule := self._proofs) is not None and schedule.calls > 0:
             schedule.calls += steps
 
     @property
@@ -120,13 +120,13 @@ class CapturedStep:
 
     @property
     def _proofs(self) -> Schedule | None:
-        """When the engine is to be proved; None for a method without one."""
+        """When the engine is to be proved; None for a method without one. No calls: its weights are frozen."""
         schedule: Schedule | None = getattr(getattr(self._state, "engine", None), "schedule", None)
         return schedule
 
     def _needs_proof(self) -> bool:
         schedule = self._proofs
-        return schedule is not None and schedule.calls > 0 and schedule.is_due  # no calls: the weights are frozen
+        return schedule is not None and schedule.calls > 0 and schedule.is_due
 
 
 @contextlib.contextmanager

@@ -239,12 +239,11 @@ class Tape(TorchFunctionMode):
         return self._record(func, args, kwargs, mine, out) if is_differentiable(out) else out
 
     def _read_names(self) -> None:
-        self._names |= {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
-
-    def refuse_complex(self) -> None:
         for name, p in self.model.named_parameters():
-            if p.requires_grad and p.is_complex():
-                raise self._no_rule(name, "it is complex")
+            if p.requires_grad:
+                if p.is_complex():
+                    raise self._no_rule(name, "it is complex")
+                self._names[id(p)] = name
 
     def _mine(self, values: Iterable[Any]) -> list[str]:
         """Names of the model's parameters among the arguments of a call (also inside lists, as LSTM passes them)."""
