@@ -29,7 +29,7 @@ from soseleto.extensions import (
     scale_by_rms,
     target_share,
 )
-from soseleto.methods import FineTuning
+from soseleto.methods import METHODS, FineTuning
 from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.losses import NoisyLosses
@@ -137,11 +137,11 @@ def test_a_step_never_waits_for_the_gpu(norm: Any) -> None:
     method = Soseleto()
     state = method.init(replace(quick_task(model), guard=DeferredGuard(CUDA)))
     step = CapturedStep(method, state, lambda text: pytest.fail(text))
-    for m in range(2):  # the engine is chosen and proved
+    for m in range(6):  # the engine is chosen and proved, and proved again at steps 2, 4 and 8 where it is due
         step(random_batch(32, m), random_batch(8, 100 + m))
     batches = [(random_batch(32, m), random_batch(8, 100 + m)) for m in range(6)]
     step(*batches[0])
-    step(*batches[1])  # recorded
+    step(*batches[1])  # recorded before
     try:
         torch.cuda.set_sync_debug_mode("error")
         for source, target in batches[2:]:
@@ -150,6 +150,19 @@ def test_a_step_never_waits_for_the_gpu(norm: Any) -> None:
         method.step(state, *batches[0])  # and one kernel at a time
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("method", [Soseleto(), METHODS["reweight"]()], ids=["soseleto", "reweight"])
+def test_captured_steps_are_proved_at_intervals(method: Any) -> None:
+    told: list[str] = []
+    state = method.init(quick_task(quick().to(CUDA)))
+    step = CapturedStep(method, state, told.append)
+    for m in range(20):
+        step(random_batch(32, m), random_batch(8, 100 + m))
+    assert not told
+    assert state.engine.schedule.calls == 20
+    assert state.engine.schedule.at > 20  # the proof at step 16 was held
+    assert step._recorded
 
 
 def test_an_optimizer_that_cannot_be_captured_is_told_and_trains_on() -> None:
@@ -294,12 +307,12 @@ def test_a_loop_in_half_precision_ranks_as_in_float32(dtype: torch.dtype) -> Non
 def test_selection_never_waits_for_the_gpu() -> None:
     model = quick().to(CUDA)
     selection = soseleto.Selection(model, n_source=64, loss=per_example)
-    batches = [(random_batch(32, m), random_batch(16, 100 + m)) for m in range(5)]
-    for source, target in batches[:2]:  # the engine is chosen and proved
+    batches = [(random_batch(32, m), random_batch(16, 100 + m)) for m in range(12)]
+    for source, target in batches[:8]:  # the engine is chosen and proved
         selection.backward(source, target, index=source.index)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for source, target in batches[2:]:
+        for source, target in batches[8:]:
             selection.backward(source, target, index=source.index)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import sys
 import time
 import types
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 import soseleto
 from parallel.test_ranks import CASES, points, require_close, train
-from soseleto.errors import EngineError, OutOfMemory, TrainingError, UsageError
+from soseleto.errors import OutOfMemory, TrainingError, UsageError
 from soseleto.methods import METHODS
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training import loggers
@@ -252,11 +254,23 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("engine", ["layerwise", "forward", "double_backward", "loop", "auto"])
-def test_a_compiled_model_is_refused(engine: str) -> None:
-    model = torch.compile(nn.Linear(4, 3).double(), backend="eager")
-    method = soseleto.Soseleto(engine=engine)
-    with pytest.raises(EngineError, match="the model is compiled, and a compiled backward"):
-        soseleto.fit(model, points(16, 0), points(8, 1), epochs=1, batch_size=8, device="cpu", method=method)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_model_runs_uncompiled_for_the_alignments(
+    engine: str, in_place: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(4, 3).double()
+    model = copy.deepcopy(plain)
+    if in_place:
+        model.compile(backend="eager")
+    else:
+        model = torch.compile(model, backend="eager")  # type: ignore[assignment]
+    given = {"epochs": 1, "batch_size": 8, "device": "cpu", "method": soseleto.Soseleto(engine=engine)}
+    wanted = soseleto.fit(plain, points(16, 0), points(8, 1), **given)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING, logger="soseleto"):
+        found = soseleto.fit(model, points(16, 0), points(8, 1), **given)  # type: ignore[arg-type]
+    torch.testing.assert_close(found.weights, wanted.weights)
+    assert sum("run uncompiled" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_source_example_costs_twelve_bytes() -> None:

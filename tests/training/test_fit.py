@@ -330,3 +330,44 @@ def test_channels_last_is_a_matter_of_layout_alone() -> None:
     torch.testing.assert_close(train(torch.channels_last), plain, rtol=1e-5, atol=1e-6)
     assert seen
     assert all(seen)
+
+
+def frozen_norm() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    model[1].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["in evaluation mode as a whole", "one module"])
+def test_a_frozen_norm_stays_in_evaluation_mode(whole: bool) -> None:
+    """``eval()`` of the user's is kept, also after an evaluation in the middle of the training."""
+    model = frozen_norm()
+    (model if whole else model[1]).eval()
+    before = model[1].running_mean.clone()  # type: ignore[operator, union-attr]
+    fit(model=model, epochs=2, test=points(20, 3))
+    assert torch.equal(model[1].running_mean, before)  # type: ignore[arg-type]
+    assert [module.training for module in model] == ([False] * 4 if whole else [True, False, True, True])
+
+
+def test_a_trainable_norm_of_a_loaded_model_is_trained() -> None:
+    model = frozen_norm().requires_grad_(True).eval()
+    before = model[1].running_mean.clone()  # type: ignore[operator, union-attr]
+    fit(model=model, epochs=1)
+    assert not torch.equal(model[1].running_mean, before)  # type: ignore[arg-type]
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def test_a_change_of_engine_is_among_the_messages_with_its_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), Centred(), nn.Tanh(), nn.Linear(8, 2))
+    nn.init.zeros_(model[-1].weight)  # type: ignore[arg-type]
+    result = fit(model=model, epochs=2, out=tmp_path / "run")
+    changes = [text for text in result.messages if "slower" in text]
+    assert len(changes) == 1
+    assert changes[0].startswith("from step 2 on alignments by the slower forward engine, because the layerwise engine")
+    assert changes[0] in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert result.engine == "forward"

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from types import MethodType
-from typing import Any
-from weakref import WeakKeyDictionary, WeakMethod, ref
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from soseleto.engines.autograd import AutogradEngine, double_backward, loop
-from soseleto.engines.contract import (
-    Coefficients,
-    Direction,
-    Engine,
-    Passes,
-    PerExampleLoss,
-    SourcePass,
-    SourceStep,
-    Step,
-)
-from soseleto.engines.forward import Forward
+from soseleto.engines.autograd import double_backward, loop
+from soseleto.engines.contract import Direction, Engine, Passes, PerExampleLoss, SourcePass, SourceStep, Step
+from soseleto.engines.forward import by_autograd, by_hand
 from soseleto.engines.layerwise.engine import LayerwiseEngine
-from soseleto.engines.tangents import CannotFollow
-from soseleto.engines.unchanged import unchanged
+from soseleto.engines.proof import Schedule
+from soseleto.engines.unchanged import unchanged_on_error
+from soseleto.engines.verified import PerModel, VerifiedEngine
 from soseleto.errors import EngineError, UsageError, did_you_mean
 
 logger = logging.getLogger("soseleto")
+Found = TypeVar("Found")
+_ADVICE = re.compile(r"[;:] use engine=.*$")  # at the end of an engine's error
 
 MAKERS: dict[str, Callable[[], Engine]] = {
     "auto": lambda: AutoEngine(),
     "layerwise": LayerwiseEngine,
-    "forward": lambda: AutogradEngine("forward", Forward()),
-    "double_backward": lambda: AutogradEngine("double_backward", double_backward),
-    "loop": lambda: AutogradEngine("loop", loop),
+    "forward": lambda: VerifiedEngine("forward", by_hand, by_autograd),
+    "double_backward": lambda: VerifiedEngine("double_backward", double_backward),
+    "loop": lambda: VerifiedEngine("loop", loop, proofs=False),
 }
 FASTEST_FIRST = ("layerwise", "forward", "double_backward", "loop")
 
@@ -54,116 +47,105 @@ class AutoEngine:
     """Tries the engines from the fastest on, and keeps the first that is exact.
 
     The choice is kept for the model and the loss (both referenced weakly) while the model's modules, their training
-    flags and the trainable parameters stay the same. When one of these changes, the engines are tried again.
-    ``name`` is the engine used last.
+    flags and the trainable parameters stay the same. When one of these changes, the engines are tried again. An engine
+    that fails a later proof is replaced by the next one from that step on. ``name`` is the engine used last,
+    ``messages`` says which slower engines were taken and why.
     """
 
     def __init__(self) -> None:
-        self._choices: WeakKeyDictionary[nn.Module, list[_Choice]] = WeakKeyDictionary()
+        self._choices: PerModel[_Choice] = PerModel()
+        self._schedule: Schedule | None = None  # of the engine used last
         self.name = "auto"
+        self.messages: list[str] = []
+
+    @property
+    def schedule(self) -> Schedule | None:
+        return self._schedule
 
     def __call__(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
-        known = self._known(model, per_example_loss)
-        if known is not None:
-            try:
-                return known.engine(model, per_example_loss, batch, direction)
-            except (EngineError, CannotFollow):  # the batch takes another path through the model than the one tried
-                self._choices[model].remove(known)
-        engine = self.choose(
-            model, per_example_loss, lambda candidate: candidate(model, per_example_loss, batch, direction)
+        return self._first_exact(
+            model, per_example_loss, lambda engine: engine(model, per_example_loss, batch, direction)
         )
-        return engine(model, per_example_loss, batch, direction)
 
     def passes(self, step: Step) -> Passes:
-        def trial(candidate: Engine) -> object:
-            return candidate.passes(
-                replace(step, to_direction=lambda found: found, coefficients=_without_state(step.coefficients))
-            )
-
-        return self.choose(step.model, step.losses.source, trial).passes(step)
+        once = replace(step, to_direction=_Once(step.to_direction))
+        return self._first_exact(step.model, step.losses.source, lambda engine: engine.passes(once))
 
     def source_pass(self, step: SourceStep) -> SourcePass:
-        def trial(candidate: Engine) -> object:
-            return candidate.source_pass(replace(step, coefficients=_without_state(step.coefficients)))
+        return self._first_exact(step.model, step.loss, lambda engine: engine.source_pass(step))
 
-        return self.choose(step.model, step.loss, trial).source_pass(step)
-
-    def choose(self, model: nn.Module, loss: PerExampleLoss, trial: Callable[[Engine], object]) -> Engine:
-        """The engine for this model and loss; trials restore the model's buffers and the random states."""
-        known = self._known(model, loss)
-        if known is not None:
-            return known.engine
-        reasons = []
-        for name in FASTEST_FIRST:
-            candidate = make_engine(name)
+    def _first_exact(self, model: nn.Module, loss: PerExampleLoss, run: Callable[[Engine], Found]) -> Found:
+        """``run`` by the engine for this model and loss, or by the first slower one that does not decline."""
+        choice = self._choices.get(model, loss)
+        if choice is None:
+            choice = _Choice(make_engine(FASTEST_FIRST[0]))
+            self._choices.keep(model, loss, choice)
+        choice.calls += 1
+        reasons: list[str] = []
+        while True:
+            engine = choice.engine
+            may_fail = choice.calls == 1 or reasons or _is_due(engine)
             try:
-                with unchanged(model):
-                    trial(candidate)
+                with unchanged_on_error(model) if may_fail else nullcontext():
+                    found = run(engine)
             except EngineError as error:
                 reasons.append(str(error))
+                choice.engine = _slower(engine, reasons)
                 continue
-            self._keep(model, _Choice(_settings(model), _weak(loss), candidate))
-            self.name = name
-            _log_choice(name, reasons)
-            return candidate
-        raise EngineError("no engine can treat this model; " + " ".join(reasons))
+            self.name, self._schedule = engine.name, getattr(engine, "schedule", None)
+            if reasons or choice.calls == 1:
+                self._log(engine.name, reasons, is_change=choice.calls > 1)
+            return found
 
-    def _known(self, model: nn.Module, loss: PerExampleLoss) -> _Choice | None:
-        choices = self._choices.get(model)
-        if not choices:
-            return None
-        settings = _settings(model)
-        for choice in choices:
-            if choice.settings == settings and _is_same(choice.loss(), loss):
-                self.name = choice.engine.name
-                return choice
-        return None
-
-    def _keep(self, model: nn.Module, choice: _Choice) -> None:
-        """Add a choice, and drop those whose loss no longer exists."""
-        alive = [old for old in self._choices.get(model, []) if old.loss() is not None]
-        self._choices[model] = [*alive, choice]
+    def _log(self, name: str, reasons: list[str], *, is_change: bool) -> None:
+        if not reasons:
+            logger.info("alignments by the %s engine", name)
+            return
+        why = "; ".join(_ADVICE.sub("", reason) for reason in reasons)
+        message = f"alignments by the slower {name} engine, because {why}"
+        self.messages.append(message)
+        logger.warning("from now on %s" if is_change else "%s", message)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Choice:
-    """An engine, and the conditions under which it was found to be exact."""
+    """The engine for a model and a loss, and how often it was called for."""
 
-    settings: Hashable
-    loss: Callable[[], PerExampleLoss | None]  # a weak reference: a loss may refer to the model
     engine: Engine
+    calls: int = 0
 
 
-def _settings(model: nn.Module) -> Hashable:
-    """Each module's class, training flag, and the names of its own trainable parameters."""
-
-    def own(module: nn.Module) -> tuple[str, ...]:
-        return tuple(name for name, p in module._parameters.items() if p is not None and p.requires_grad)
-
-    return tuple((type(module), module.training, own(module)) for module in model.modules())
-
-
-def _weak(loss: PerExampleLoss) -> Callable[[], PerExampleLoss | None]:
-    try:
-        return WeakMethod(loss) if isinstance(loss, MethodType) else ref(loss)
-    except TypeError:  # an object without weak references
-        return lambda: loss
+def _slower(engine: Engine, reasons: list[str]) -> Engine:
+    """The next engine in order of speed."""
+    names = FASTEST_FIRST[FASTEST_FIRST.index(engine.name) + 1 :]
+    if not names:
+        raise EngineError(
+            reasons[0] if len(set(reasons)) == 1 else "no engine can treat this model; " + " ".join(reasons)
+        )
+    return make_engine(names[0])
 
 
-def _is_same(one: PerExampleLoss | None, other: PerExampleLoss) -> bool:
-    """Identity; a bound method is a new object at every access, and equal for the same object and function."""
-    return one is other or (isinstance(one, MethodType) and one == other)
+def _is_due(engine: Engine) -> bool:
+    schedule = getattr(engine, "schedule", None)
+    return schedule is not None and schedule.is_due
 
 
-def _without_state(coefficients: Coefficients) -> Coefficients:
-    """Coefficients for a trial: a function of the alignment may change the method's state, so it is replaced."""
-    return torch.ones_like if callable(coefficients) else coefficients
+class _Once:
+    """A ``to_direction`` that is called once for each parameter, also if an engine fails after it."""
 
+    def __init__(self, to_direction: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+        self._to_direction = to_direction
+        self._known: set[str] = set()
+        self._found: dict[str, Tensor] = {}
 
-def _log_choice(name: str, reasons: list[str]) -> None:
-    if reasons:
-        logger.warning("alignments by the slower %s engine, because %s", name, reasons[0])
-    else:
-        logger.info("alignments by the %s engine", name)
+    def __call__(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        new = {name: g for name, g in found.items() if name not in self._known}
+        known = {name: self._found[name] for name in found if name in self._found}
+        if not new:
+            return known
+        direction = self._to_direction(new)
+        self._known |= new.keys()
+        self._found |= direction
+        return {**known, **direction}

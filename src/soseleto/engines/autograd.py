@@ -1,12 +1,11 @@
-"""Engines that use autograd alone: exact for everything autograd can differentiate, including BatchNorm.
+"""Alignments by autograd's backward alone, and the gradients of a step.
 
-Each is one function that returns the batch's losses, still attached to their graph, and the alignments.
+``loop`` and ``double_backward`` return the batch's losses, still attached to their graph, and the alignments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,12 +24,11 @@ from soseleto.engines.contract import (
     named_in,
     no_reentrant_checkpoint,
     reductions_dtype,
-    refuse_compiled,
     refuse_sharded,
+    refuse_sparse,
     trainable,
 )
-from soseleto.engines.shards import is_shard, sharded_modules
-from soseleto.errors import EngineError, first_line
+from soseleto.engines.shards import is_shard
 
 Linearize = Callable[[nn.Module, PerExampleLoss, Any, Direction], tuple[Tensor, Tensor]]
 
@@ -76,46 +74,6 @@ def cudnn_allowed(model: nn.Module) -> bool:
     return torch.backends.cudnn.enabled and not any(isinstance(m, nn.RNNBase) for m in model.modules())
 
 
-@dataclass(frozen=True)
-class AutogradEngine:
-    """An engine from one of the functions above."""
-
-    name: str
-    linearize: Linearize
-
-    def __call__(
-        self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
-    ) -> tuple[Tensor, Tensor]:
-        losses, alignment = self._linearize(model, per_example_loss, batch, direction)
-        return losses.detach(), alignment
-
-    def passes(self, step: Step) -> Passes:
-        return target_first(step, self.source_pass)
-
-    def source_pass(self, step: SourceStep) -> SourcePass:
-        losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction)
-        c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
-        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c.to(losses.dtype)))
-
-    def _linearize(
-        self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
-    ) -> tuple[Tensor, Tensor]:
-        refuse_compiled(model)
-        refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
-        try:
-            with torch.enable_grad():
-                return self.linearize(model, per_example_loss, batch, direction)
-        except RuntimeError as error:
-            if reentrant := no_reentrant_checkpoint(error):
-                raise reentrant from error
-            if self.name != "loop" and _no_rule(error):
-                raise EngineError(
-                    f"the {self.name} engine has no rule for an operator of this model ({first_line(error)}): "
-                    f"use engine={'double_backward' if self.name == 'forward' else 'loop'!r}."
-                ) from error
-            raise
-
-
 def target_first(step: Step, source_pass: Callable[[SourceStep], SourcePass]) -> Passes:
     """The passes of a step in two parts: the gradient of the mean target loss, then the source."""
     target_losses = as_loss_vector(step.losses.target(step.model, step.target))
@@ -143,25 +101,13 @@ def gradient(
         )
     except RuntimeError as error:
         raise no_reentrant_checkpoint(error) or error from error
-    return {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
+    found = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
+    for name, g in found.items():
+        refuse_sparse(name, g)
+    return found
 
 
 def add_gradients(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
     """Add ``more`` to ``total``, parameter by parameter."""
     for name, g in more.items():
         total[name] = total[name] + g if name in total else g
-
-
-def _no_rule(error: RuntimeError) -> bool:
-    """Whether PyTorch's error says that an operator lacks a derivative."""
-    message = str(error)
-    return isinstance(error, NotImplementedError) or any(
-        sign in message
-        for sign in (
-            "forward AD",
-            "is not implemented",
-            "not differentiable twice",
-            "does not support",
-            "once_diff",
-        )
-    )

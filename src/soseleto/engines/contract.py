@@ -11,14 +11,20 @@ changed beyond what one ordinary forward pass changes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from soseleto.errors import EngineError, UsageError, did_you_mean
+
+logger = logging.getLogger("soseleto")
+_announced: WeakSet[nn.Module] = WeakSet()  # compiled models that were logged
 
 PerExampleLoss = Callable[[nn.Module, Any], Tensor]
 Direction = Mapping[str, Tensor]
@@ -134,13 +140,19 @@ def refuse_sharded(is_sharded: bool, what: str) -> None:
         )
 
 
-def refuse_compiled(model: nn.Module) -> None:
-    """Raise for a model of torch.compile, whose compiled backward runs once for the whole batch."""
-    if any(hasattr(module, "_orig_mod") for module in model.modules()):
-        raise EngineError(
-            "the model is compiled, and a compiled backward gives no per-example gradients: "
-            "pass the model as it was before torch.compile."
-        )
+def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
+    """Inside, a model of torch.compile runs uncompiled: a compiled backward gives no per-example gradients."""
+    if not any(_is_compiled(module) for module in model.modules()):
+        return nullcontext()
+    if model not in _announced:
+        _announced.add(model)
+        logger.warning("the model is compiled: its passes for the alignments run uncompiled")
+    return torch.compiler.set_stance("force_eager")
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """By torch.compile(module), or by module.compile()."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def named_in(direction: Direction, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -183,6 +195,11 @@ def as_loss_vector(losses: object, *, differentiable: bool = True) -> Tensor:
             f"the loss returned shape {tuple(losses.shape)}, but one number per example is needed: "
             "write losses.flatten(1).mean(1)."
         )
+    if len(losses) > 1 and losses.stride(0) == 0:
+        raise UsageError(
+            "the loss returned one number expanded to all examples, but one number per example is needed: "
+            "write reduction='none', as in F.cross_entropy(outputs, labels, reduction='none')."
+        )
     if differentiable and not losses.requires_grad:
         raise UsageError(
             "the loss returned losses without a gradient: compute them with the model, outside torch.no_grad()."
@@ -197,22 +214,40 @@ def is_differentiable(out: object) -> bool:
 
 
 def reductions_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Alignments are summed in float32, or in float64 for a float64 model."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    """Alignments are summed in float32, or in float64 for a float64 or complex128 model."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 def inner(gradients: Mapping[str, Tensor | None], direction: Direction) -> Tensor:
-    """Σ_p ⟨gradients[p], direction[p]⟩; a parameter without a gradient counts as zero."""
+    """Σ_p Re⟨gradients[p], direction[p]⟩; a parameter without a gradient counts as zero.
+
+    For a complex parameter p = a + ib PyTorch's gradient is ∂ℓ/∂a + i∂ℓ/∂b, so that Re⟨g, d⟩, the sum of
+    Re(g)Re(d) + Im(g)Im(d), is the derivative of ℓ along d.
+    """
     total: Tensor | None = None
     for name, gradient in gradients.items():
         if gradient is not None:
+            refuse_sparse(name, gradient)
             dtype = reductions_dtype(gradient.dtype)
-            part = (gradient.to(dtype) * direction[name].to(dtype)).sum()
+            part = (_real(gradient).to(dtype) * _real(direction[name]).to(dtype)).sum()
             total = part if total is None else total + part
     if total is None:
         first = next(iter(direction.values()))
         return torch.zeros((), dtype=reductions_dtype(first.dtype), device=first.device)
     return total
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def refuse_sparse(name: str, gradient: Tensor) -> None:
+    """Raise for a sparse gradient, which no average over steps can be taken of."""
+    if gradient.layout != torch.strided:
+        raise UsageError(
+            f"the gradient of parameter {name!r} is sparse, which alignments do not support: "
+            "make the embedding with sparse=False."
+        )
 
 
 def no_reentrant_checkpoint(error: RuntimeError) -> EngineError | None:

@@ -53,7 +53,6 @@ class Tangents(TorchFunctionMode):
     def __init__(self, directions: Mapping[int, Tensor]) -> None:
         super().__init__()
         self._directions = directions  # by the parameter's id
-        self.dtypes: set[torch.dtype] = set()  # of the activations
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -71,12 +70,9 @@ class Tangents(TorchFunctionMode):
         args, kwargs = _map(primal, args), _map(primal, kwargs)
         if not given:
             return func(*args, **kwargs)
-        if not torch.is_grad_enabled():
-            raise CannotFollow("an activation is used under torch.no_grad()")
-        out, tangent = self._both(func, args, kwargs, given)
-        if isinstance(out, Tensor):
-            self.dtypes.add(out.dtype)
-        return _paired(out, tangent, duals)
+        if not torch.is_grad_enabled():  # a constant for the backward, hence one for the tangents
+            return func(*args, **kwargs)
+        return _paired(*self._both(func, args, kwargs, given), duals)
 
     def _both(self, func: Any, args: Any, kwargs: Any, given: dict[int, Tensor]) -> tuple[Any, Any]:
         if func in RULES:

@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore the model's buffers and the random states at the end of the block."""
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    devices = sorted({p.device for p in model.parameters() if p.is_cuda}, key=str)
+    """Restore the model's buffers and the random states of torch, numpy and Python at the end of the block."""
+    restore = _Restore(model)
     try:
-        with torch.random.fork_rng(devices=devices):
-            yield
+        yield
     finally:
-        with torch.no_grad():
-            for name, b in model.named_buffers():
-                b.copy_(buffers[name])
+        restore()
+
+
+@contextmanager
+def unchanged_on_error(model: nn.Module) -> Iterator[None]:
+    """``unchanged`` for a block that fails; a block that succeeds keeps what it did."""
+    restore = _Restore(model)
+    try:
+        yield
+    except BaseException:
+        restore()
+        raise
+
+
+class _Restore:
+    """A copy of buffers and random states; a call writes them back."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._buffers = {name: b.clone() for name, b in model.named_buffers()}
+        devices = {p.device for p in model.parameters() if p.is_cuda}
+        self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
+        self._cpu, self._python = torch.get_rng_state(), random.getstate()
+        self._numpy = np.random.get_state()  # noqa: NPY002  # what the user's code draws from
+
+    def __call__(self) -> None:
+        torch.set_rng_state(self._cpu)
+        for device, state in self._cuda.items():
+            torch.cuda.set_rng_state(state, device)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        for name, b in self._model.named_buffers():
+            b.data.copy_(self._buffers[name])  # without a new version, which would invalidate graphs that hold it

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from soseleto.data.batch import Batch
 from soseleto.engines import Engine
 from soseleto.engines.contract import Coefficients, Direction, SourcePass, SourceStep
 from soseleto.engines.layerwise.engine import TOLERANCE
+from soseleto.engines.proof import Schedule
 from soseleto.engines.shards import is_shard, reshard, sharded_modules, whole
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, UsageError
@@ -34,7 +35,9 @@ from soseleto.parallel.micro_batches import LossOf, Sharing
 class ShardedSharing(Sharing):
     """A step divided over the ranks that the model itself is split over."""
 
-    _checked: WeakSet[nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)
+    _proofs: WeakKeyDictionary[nn.Module, Schedule] = field(
+        default_factory=WeakKeyDictionary, repr=False, compare=False
+    )
 
     @property
     def nothing(self) -> bool:
@@ -63,19 +66,20 @@ class ShardedSharing(Sharing):
         coefficients: Coefficients,
     ) -> SourcePass:
         step = SourceStep(model, loss, source, direction, coefficients)
-        if model not in self._checked:
-            self._check(engine, step)
-            self._checked.add(model)
+        schedule = self._proofs.setdefault(model, Schedule())
+        if schedule.count():  # on all ranks at the same step
+            self._check(engine, step, seed=schedule.calls * self.reducer.ranks + self.reducer.rank)
+            schedule.proved(())
         return self._two_sweeps(engine, step)
 
     def _alignment(self, engine: Engine, step: SourceStep) -> Tensor:
         with unchanged(step.model):  # the gradient's pass draws the same random numbers
             return super()._alignment(engine, step)
 
-    def _check(self, engine: Engine, step: SourceStep) -> None:
+    def _check(self, engine: Engine, step: SourceStep, *, seed: int) -> None:
         """For random c and g = Σ c_j ∂ℓ_j, the alignments with g itself must satisfy Σ c_j q_j = ‖g‖²."""
         source = step.batch
-        seeded = torch.Generator().manual_seed(self.reducer.rank)
+        seeded = torch.Generator().manual_seed(seed)
         c = (torch.rand(len(source), generator=seeded, dtype=torch.float64) + 0.5).to(source.index.device)
         with unchanged(step.model):
             losses, g = self.gradient(step.model, step.loss, source, "source", c / source.total)

@@ -1,8 +1,9 @@
 """Training steps as CUDA graphs: recorded once and replayed, so that small networks are not launch-bound.
 
 Methods need not know about it. The state of a method with several kinds of step has an attribute ``kind``, that of the
-next step, and ``capturable``, False before a step that must not be recorded. A step with another batch shape, or a
-monitored one, runs without a graph.
+next step, and ``capturable``, False before a step that must not be recorded. A step with another batch shape, a
+monitored one, or one in which the state's engine is to be proved runs without a graph. When the state has replaced its
+engine, its steps are recorded again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data.batch import Batch
+from soseleto.engines.proof import Schedule
 from soseleto.errors import first_line
 from soseleto.task.task import Method, MethodState
 
@@ -41,6 +43,7 @@ class _Recorded:
     target: Batch
     rates: list[Tensor]
     numbers: dict[str, Tensor]
+    engine: str | None  # that computed the alignments
 
     def fits(self, source: Batch, target: Batch) -> bool:
         return _fits(self.source, source) and _fits(self.target, target)
@@ -75,8 +78,10 @@ class CapturedStep:
         self._calls[kind] += 1
         if not getattr(self._state, "capturable", True):
             self._calls.clear()  # the steps after it need a new warm-up
-        if monitor or not self._possible or self._calls[kind] <= WARM_UP:
+        if monitor or not self._possible or self._calls[kind] <= WARM_UP or self._needs_proof():
             return self._eager(source, target, monitor=monitor)
+        if kind in self._recorded and self._recorded[kind].engine != self._engine_name:
+            self._recorded.clear()  # the engine was replaced
         if kind not in self._recorded and not self._capture(kind, source, target):
             return self._eager(source, target)
         recorded = self._recorded[kind]
@@ -98,12 +103,30 @@ class CapturedStep:
             self._log(f"steps run one kernel at a time, since they cannot be captured as a CUDA graph ({why})")
             return False
         self._advance(-1)  # recording takes no step
-        self._recorded[kind] = _Recorded(graph, source, target, rates, numbers)
+        self._recorded[kind] = _Recorded(graph, source, target, rates, numbers, self._engine_name)
         return True
 
     def _advance(self, steps: int) -> None:
+        """Count steps that the method did not count itself."""
         if hasattr(self._state, "advance"):
             self._state.advance(steps)
+        if (schedule := self._proofs) is not None and schedule.calls > 0:
+            schedule.calls += steps
+
+    @property
+    def _engine_name(self) -> str | None:
+        name: str | None = getattr(getattr(self._state, "engine", None), "name", None)
+        return name
+
+    @property
+    def _proofs(self) -> Schedule | None:
+        """When the engine is to be proved; None for a method without one. No calls: its weights are frozen."""
+        schedule: Schedule | None = getattr(getattr(self._state, "engine", None), "schedule", None)
+        return schedule
+
+    def _needs_proof(self) -> bool:
+        schedule = self._proofs
+        return schedule is not None and schedule.calls > 0 and schedule.is_due
 
 
 @contextlib.contextmanager

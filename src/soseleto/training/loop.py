@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from soseleto.data import Examples, TargetCycle, feed, seed_for, source_batches, source_order
 from soseleto.data.batch import Batch
@@ -67,12 +67,13 @@ class Loop:
         if self.team.rank:  # dropout must differ from rank to rank
             torch.manual_seed(seed_for(self.settings.seed, f"training/rank {self.team.rank}", done))
         self.records.begin({"epochs": self.settings.epochs, "steps": self.task.steps, **facts}, resumed=done > 0)
-        was_training = self.task.model.training
-        self.task.model.train()
+        flags = [(module, module.training) for module in self.task.model.modules()]
+        _train_mode(self.task.model)
         if not self.task.sharing.nothing:
             require_independent(self.task.model)
         self._epochs(state, keeper, done)
-        self.task.model.train(was_training)
+        for module, training in flags:
+            module.training = training
         result = self._with_evidence(replace(self._result(state, config), learned=self._gathered(state)), state)
         parameters = self._whole_parameters(result) if self.keeps else {}
         self.team.first(lambda: self._close(result, parameters))
@@ -133,6 +134,7 @@ class Loop:
             numbers = self._within_memory(step, state, source, target, monitor=count == len(batches))
             if state.schedule is not None:
                 state.schedule.step()
+            self._report_engine(state, before + count)
             self.records.step(numbers, {"epoch": epoch, "step": before + count, "steps": self.task.steps})
             if count < len(batches):
                 keeper.after(before + count)
@@ -144,6 +146,14 @@ class Loop:
             self.records.message(f"alignments by the {engine} engine")
         self.records.epoch(self._epoch_record(state, epoch, before + len(batches)))
         keeper.after(before + len(batches))
+
+    def _report_engine(self, state: Any, step: int) -> None:
+        """Record why ``auto`` took a slower engine than the fastest, and from which step on."""
+        messages = getattr(getattr(state, "engine", None), "messages", None)
+        while messages:
+            text = messages.pop(0)
+            known = step == 1 or text in self.records.messages  # known: recorded before the run was resumed
+            self.records.message(text if known else f"from step {step} on {text}")
 
     def _feed(
         self, examples: Examples, batches: Sequence[Tensor], side: str, epoch: int, start: int
@@ -266,6 +276,25 @@ class Loop:
         self.records.event("end", {"seconds": round(self.records.seconds, 3), **end})
         if folder is not None:
             folder.drop_checkpoints()
+
+
+def _train_mode(model: nn.Module) -> None:
+    """Training mode; modules that the user has put in evaluation mode stay there.
+
+    In a model that is in evaluation mode as a whole, as when it was just loaded, these are the BatchNorms that are
+    frozen: those without a trainable parameter of their own.
+    """
+    if model.training:
+        return
+    frozen = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and _is_frozen(m)]
+    model.train()
+    for module in frozen:
+        module.eval()
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(p.requires_grad for p in parameters)
 
 
 def _require_equal(facts: list[dict[str, Any]]) -> None:

@@ -8,15 +8,17 @@ One forward and one backward pass of source and target together give every a and
 its target gradient is computed and mapped to the direction; the source rows' alignments and the weighted source
 gradient follow from the same δ. Then δ is freed, so that peak memory is that of an ordinary step.
 
-This is exact if no example's loss depends on another example, which is checked on the first batch of each model: for
-random coefficients c, Σ c_j ∂ℓ_j/∂P from the layers must equal autograd's gradient of Σ c_j ℓ_j.
+This is exact if no example's loss depends on another example and every use of a parameter is seen. It is proved on the
+graph of the step itself (see ``proof``), for every kind of graph that the model builds and again at growing intervals:
+for random and for one-hot coefficients c, Σ c_j ∂ℓ_j/∂P from the layers must equal autograd's gradient of Σ c_j ℓ_j.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -35,26 +37,43 @@ from soseleto.engines.contract import (
     named_in,
     no_reentrant_checkpoint,
     reductions_dtype,
-    refuse_compiled,
     refuse_sharded,
     trainable,
+    uncompiled,
 )
 from soseleto.engines.layerwise.small_parameters import SmallGradients
 from soseleto.engines.layerwise.tape import OTHER_ENGINES, Call, Tape
+from soseleto.engines.proof import (
+    Inexact,
+    Kinds,
+    Schedule,
+    all_finite,
+    coefficients,
+    compare,
+    random_direction,
+    require_alignment,
+    unproved,
+)
 from soseleto.engines.tolerance import Tolerance
+from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError
+
+logger = logging.getLogger("soseleto")
 
 ALL_ROWS = slice(None)
 TOLERANCE = Tolerance(half=0.1, tf32=2e-2, single=1e-3, double=1e-7)
 
 
 class LayerwiseEngine:
-    """The engine; it records the models on which it was checked to be exact."""
+    """The engine; it records the graphs for which it was proved to be exact."""
 
     name = "layerwise"
 
     def __init__(self) -> None:
-        self._checked: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
+        self.schedule = Schedule()
+        self.proofs = 0  # so far
+        self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
+        self._apart: WeakSet[nn.Module] = WeakSet()  # models whose source and target must not share a pass
 
     def __call__(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
@@ -75,10 +94,15 @@ class LayerwiseEngine:
 
     def passes(self, step: Step) -> Passes:
         """Source and target in one forward and backward where the batches can be joined, else the target first."""
-        if not step.losses.can_join(step.source, step.target):
+        if step.model in self._apart or not step.losses.can_join(step.source, step.target):
             return target_first(step, self.source_pass)
+        proofs = self.proofs
         tape, joint = self._forward(step.model, lambda: step.losses.joint(step.model, step.source, step.target))
         n_source = len(step.source)
+        if self.proofs > proofs and not _joins(step, joint.detach()[:n_source], _tolerance(tape, joint)):
+            self._apart.add(step.model)
+            logger.info("source and target take separate passes, since losses depend on statistics of the batch")
+            return target_first(step, self.source_pass)
         sweep = _Sweep(step.to_direction, step.coefficients)
         sweep.run(tape, joint, n_source)
         return Passes(
@@ -96,45 +120,84 @@ class LayerwiseEngine:
         return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
     def _forward(self, model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
-        refuse_compiled(model)
         tape = Tape(model)
-        with torch.enable_grad(), tape:
+        with torch.enable_grad(), uncompiled(model), tape:
             losses = as_loss_vector(run())
         tape.check_rows(len(losses))
-        self._check(model, tape, losses)
+        if not tape.sharded:  # no rank can hold a whole gradient; ``parallel.fsdp`` has its own proof
+            self._check(model, tape, losses)
         return tape, losses
 
     def _check(self, model: nn.Module, tape: Tape, losses: Tensor) -> None:
-        """Compare the layers' gradient with autograd's, for random coefficients; once for each path of calls."""
-        if tape.sharded:  # no rank can hold a whole gradient; ``parallel.fsdp`` has its own check
+        """A proof, if one is due or the model has built another kind of graph than those proved."""
+        kinds = self._kinds.setdefault(model, Kinds())
+        is_due = self.schedule.count()
+        flags = tuple(module.training for module in model.modules())
+        several = len(losses) > 1  # a single example cannot show that examples depend on each other
+        if not is_due and not kinds.is_new(tape.functions, flags, several):
             return
-        path = (
-            tuple((id(call.rule), *call.names.values()) for call in tape.calls),
-            tuple(module.training for module in model.modules()),
-            len(losses) > 1,  # a single example cannot show that examples depend on each other
-        )
-        checked = self._checked.setdefault(model, set())
-        if path in checked:
-            return
-        seeded = torch.Generator().manual_seed(len(losses))
-        c = (torch.rand(len(losses), generator=seeded, dtype=torch.float64) + 0.5).to(losses.device)
-        mine: dict[str, Tensor] = {}
-        small = SmallGradients()
-
-        def finish(calls: list[Call]) -> None:
-            for call in calls:
-                add_gradients(mine, call.gradient(c, ALL_ROWS))
-                small.add(call)
-                call.close()
-
         try:
-            tape.backward(losses, finish, retain_graph=True)
-            right = gradient(losses, trainable(model), c.to(losses.dtype), retain_graph=True)
+            unproved = _prove(tape, trainable(model), losses, seed=self.schedule.calls)
+        except Inexact as error:
+            raise EngineError(
+                f"the layerwise engine is not exact for this model ({error}): examples of a batch act on each other, "
+                f"or a parameter is used where the engine cannot see it; {OTHER_ENGINES}."
+            ) from error
         except RuntimeError as error:
             raise no_reentrant_checkpoint(error) or error from error
-        dtypes = {call.dtype for call in tape.calls} | {losses.dtype}
-        _compare(mine | small.gradient(c, ALL_ROWS), right, TOLERANCE.of(dtypes, is_cuda=losses.is_cuda))
-        checked.add(path)
+        self.proofs += 1
+        kinds.add(tape.functions, flags, several)
+        if is_due:
+            self.schedule.proved(unproved)
+
+
+def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, seed: int) -> frozenset[str]:
+    """Raise ``Inexact`` unless the layers give autograd's gradients and alignments; returns what it does not prove."""
+    cs = coefficients(losses, examples=2, seed=seed)
+    right = [gradient(losses, parameters, c.to(losses.dtype), retain_graph=True) for c in cs]
+    if unseen := right[0].keys() - {name for call in tape.calls for name in call.names.values()}:
+        raise Inexact(f"parameter {min(unseen)!r} is used outside of torch functions")
+    along = random_direction(right[0], {name: parameters[name] for name in right[0]}, seed)
+    mine: list[dict[str, Tensor]] = [{} for _ in cs]
+    small, parts = SmallGradients(), _Parts(losses)
+
+    def finish(calls: list[Call]) -> None:
+        for call in calls:
+            for found, c in zip(mine, cs, strict=True):
+                add_gradients(found, call.gradient(c, ALL_ROWS))
+            parts.add(call.alignment(along, ALL_ROWS))
+            small.add(call)
+            call.close()
+
+    tape.backward(losses, finish, retain_graph=True)
+    parts.add(small.alignment(along, ALL_ROWS))
+    tolerance = _tolerance(tape, losses)
+    q = parts.total()
+    for found, wanted, c in zip(mine, right, cs, strict=True):
+        if not all_finite(wanted):  # guards report losses that are not finite
+            return frozenset(parameters)
+        compare(found | small.gradient(c, ALL_ROWS), wanted, tolerance)
+        require_alignment(q, c, wanted, along, tolerance)
+    return unproved(right[0], right[0], tolerance)
+
+
+def _tolerance(tape: Tape, losses: Tensor) -> float:
+    return TOLERANCE.of({call.dtype for call in tape.calls} | {losses.dtype}, is_cuda=losses.is_cuda)
+
+
+def _joins(step: Step, joint: Tensor, tolerance: float) -> bool:
+    """Whether the source losses of a joint pass are those of the source alone; True for models that draw at random."""
+    with unchanged(step.model), torch.no_grad(), uncompiled(step.model):
+        before = torch.get_rng_state(), _gpu_state(joint)
+        alone = step.losses.source(step.model, step.source)
+        draws = not (torch.equal(torch.get_rng_state(), before[0]) and torch.equal(_gpu_state(joint), before[1]))
+    if draws or not bool(joint.isfinite().all()):
+        return True
+    return bool((alone - joint).abs().max() <= tolerance * alone.abs().max())
+
+
+def _gpu_state(like: Tensor) -> Tensor:
+    return torch.cuda.get_rng_state(like.device) if like.is_cuda else torch.empty(0)
 
 
 class _Sweep:
@@ -241,22 +304,3 @@ class _Parts:
         if not self._found:
             return torch.zeros_like(self._losses, dtype=reductions_dtype(self._losses.dtype)).detach()
         return torch.stack(self._found).sum(0)
-
-
-def _compare(mine: dict[str, Tensor], right: dict[str, Tensor], tolerance: float) -> None:
-    if not right:
-        return
-    norms = torch.stack([g.double().norm() for g in right.values()])
-    floor = 1e-2 * norms.norm()  # a gradient that cancels to zero consists of rounding errors only
-    errors = torch.stack([_distance(mine.get(name), g) for name, g in right.items()])
-    off = (errors > tolerance * (norms + floor)).nonzero().flatten().tolist()
-    if off:
-        name = list(right)[off[0]]
-        raise EngineError(
-            f"the layerwise engine is not exact for this model (first found at parameter {name!r}): examples of a "
-            f"batch act on each other, or the parameter is used where the engine cannot see it; {OTHER_ENGINES}."
-        )
-
-
-def _distance(mine: Tensor | None, right: Tensor) -> Tensor:
-    return right.double().norm() if mine is None else (mine.double() - right.double()).norm()

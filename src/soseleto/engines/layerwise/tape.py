@@ -7,7 +7,7 @@ without a rule raises, so that no use of a parameter is missed. Nothing is attac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -212,6 +212,9 @@ class Tape(TorchFunctionMode):
         self._names: dict[int, str] = {}
         self._read_names()
         self.sharded = bool(sharded_modules(self.model))
+        self.functions: list[
+            Hashable
+        ] = []  # all that the model called, whether under no_grad, and for which parameters
         self._listener = _Listener()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -221,8 +224,10 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         mine = self._mine((*args, *kwargs.values()))
+        self.functions.append(func if torch.is_grad_enabled() else (func,))
         if not mine:
             return func(*args, **kwargs)
+        self.functions.extend(mine)
         if func is F.multi_head_attention_forward:
             return self._attention(args, kwargs)
         rule = RULES.get(func)
@@ -234,7 +239,11 @@ class Tape(TorchFunctionMode):
         return self._record(func, args, kwargs, mine, out) if is_differentiable(out) else out
 
     def _read_names(self) -> None:
-        self._names |= {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
+        for name, p in self.model.named_parameters():
+            if p.requires_grad:
+                if p.is_complex():
+                    raise self._no_rule(name, "it is complex")
+                self._names[id(p)] = name
 
     def _mine(self, values: Iterable[Any]) -> list[str]:
         """Names of the model's parameters among the arguments of a call (also inside lists, as LSTM passes them)."""

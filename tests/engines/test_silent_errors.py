@@ -1,0 +1,460 @@
+"""Models on which an engine could be wrong without an error: ``auto`` equals ``loop`` at every step of a training."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import soseleto
+from soseleto.data.batch import Batch
+from soseleto.engines import make_engine, trainable
+from soseleto.engines.autograd import gradient
+from soseleto.engines.contract import Step
+from soseleto.engines.layerwise.engine import LayerwiseEngine
+from soseleto.engines.proof import Schedule
+from soseleto.errors import EngineError, UsageError
+from soseleto.task.losses import NoisyLosses
+from zoo import BY_NAME, CLASSES, Recurrent, cross_entropy
+
+STEPS = 5
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+def vectors(n: int = 8) -> Tensor:
+    return torch.randn(n, 7, dtype=torch.float64)
+
+
+def tokens(n: int = 8) -> Tensor:
+    return torch.randint(11, (n, 6))
+
+
+def by_confidence(model: nn.Module, batch: Any) -> Tensor:
+    """A factor of the loss that is computed under no_grad."""
+    outputs = model(batch[0])
+    with torch.no_grad():
+        factor = 1.0 - outputs.softmax(1).gather(1, batch[1].unsqueeze(1)).squeeze(1)
+    return factor * F.cross_entropy(outputs, batch[1], reduction="none")
+
+
+class Position(nn.Module):
+    """As BERT: a learned position embedding of one row for all examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 8), nn.Embedding(6, 8)
+        self.norm, self.layer = nn.LayerNorm(8), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.words(x) + self.places(torch.arange(6).unsqueeze(0)))
+        return self.out(self.layer(h)[:, 0])
+
+
+class ClassToken(nn.Module):
+    """As ViT: one token expanded over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.patch = nn.Parameter(torch.randn(1, 1, 8)), nn.Linear(7, 8)
+        self.layer, self.out = (
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+            nn.Linear(8, CLASSES),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cat([self.token.expand(len(x), -1, -1), self.patch(x).unsqueeze(1)], 1)
+        return self.out(self.layer(h)[:, 0])
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
+
+
+def batch_norm(**settings: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 6), nn.BatchNorm1d(6, **settings), nn.Tanh(), nn.Linear(6, CLASSES))
+
+
+def similarity(model: nn.Module, batch: Any) -> Tensor:
+    """SimSiam: the target is the same network under no_grad."""
+    one = model(batch[0])
+    with torch.no_grad():
+        other = model(batch[0].flip(1))
+    return -F.cosine_similarity(one, other, dim=1) + F.cross_entropy(one, batch[1], reduction="none")
+
+
+class Scaled(nn.Module):
+    """A hook multiplies the gradient of an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(7, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.norm(self.one(x)))
+        if h.requires_grad:
+            h.register_hook(lambda g: 0.1 * g)
+        return self.two(h)
+
+
+def with_parameter_hook(model: nn.Module) -> nn.Module:
+    next(iter(model.parameters())).register_hook(lambda g: 0.1 * g)
+    return model
+
+
+class ByFrequency(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(11, 6, scale_grad_by_freq=True), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.embed(x)).mean(1))
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class Scale(torch.autograd.Function):
+    """A user's own function that takes a parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return delta * weight, (delta * x).sum(0)
+
+
+class OwnFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Scale.apply(x, self.weight)  # type: ignore[no-untyped-call]
+
+
+def zero_head(*middle: nn.Module) -> nn.Module:
+    """Nothing below the head has a gradient at the first step."""
+    model = nn.Sequential(nn.Linear(7, 6), *middle, nn.Tanh(), nn.Linear(6, CLASSES))
+    nn.init.zeros_(model[-1].weight)  # type: ignore[arg-type]
+    nn.init.zeros_(model[-1].bias)  # type: ignore[arg-type]
+    return model
+
+
+def frozen_affine() -> nn.Module:
+    model = zero_head(nn.BatchNorm1d(6))
+    model[1].requires_grad_(False)  # type: ignore[index]
+    return model
+
+
+def scripted_trunk() -> nn.Module:
+    trunk = torch.jit.script(nn.Sequential(nn.Linear(7, 6), nn.Tanh()))
+    head = nn.Linear(6, CLASSES)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return nn.Sequential(trunk, head)
+
+
+class Gated(nn.Module):
+    """ReZero (a scalar) or LayerScale (a vector): the branch, which mixes examples, starts at zero."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.one, self.branch, self.out = nn.Linear(7, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        self.gate = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.one(x))
+        b = torch.tanh(self.branch(h))
+        return self.out(h + self.gate * (b - b.mean(0)))
+
+
+class ManifoldMixup(nn.Module):
+    """Activations are mixed from a step on, or at random."""
+
+    def __init__(self, mixes: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.one, self.two, self.mixes, self.step = nn.Linear(7, 6), nn.Linear(6, CLASSES), mixes, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.one(x))
+        if self.mixes(self.step):
+            h = 0.6 * h + 0.4 * h[torch.arange(len(h)).roll(1)]
+        return self.two(h)
+
+
+class ComplexLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(7, 6, dtype=torch.complex128))
+        self.out = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((x.to(torch.complex128) @ self.weight).abs())
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, CLASSES)).double())
+
+
+class RunningMean(nn.Module):
+    """A buffer that is updated under no_grad and used in the same pass."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(7, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.norm(self.one(x)))
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(0.1 * h.mean(0))
+        return self.two(h - self.mean)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    make: Callable[[], nn.Module]
+    loss: Loss = cross_entropy
+    inputs: Callable[[], Tensor] = vectors
+    before: Callable[[nn.Module, int], None] = lambda model, step: None
+
+
+def count(model: nn.Module, step: int) -> None:
+    model.step = step  # type: ignore[assignment]
+
+
+CASES = [
+    Case("no_grad_bert", Position, by_confidence, tokens),
+    Case("no_grad_vit", ClassToken, by_confidence),
+    Case("no_grad_lstm", lambda: Recurrent(nn.LSTM), by_confidence, tokens),
+    Case("no_grad_batch_norm", batch_norm, by_confidence),
+    Case("simsiam", batch_norm, similarity),
+    Case("tensor_hook", Scaled),
+    Case("parameter_hook", lambda: with_parameter_hook(mlp())),
+    Case("parameter_hook_batch_norm", lambda: with_parameter_hook(batch_norm().double())),
+    Case("scale_grad_by_freq", ByFrequency, inputs=tokens),
+    Case("zero_head_batch_norm", lambda: zero_head(nn.BatchNorm1d(6, affine=False))),
+    Case("zero_head_frozen_affine", frozen_affine),
+    Case("zero_head_centred", lambda: zero_head(Centred())),
+    Case("zero_head_own_function", lambda: zero_head(OwnFunction())),
+    Case("zero_head_scripted_trunk", scripted_trunk),
+    Case("rezero", Gated),
+    Case("layer_scale", lambda: Gated(6)),
+    Case("mixup_later", lambda: ManifoldMixup(lambda step: step >= 3), before=count),
+    Case("mixup_half", lambda: ManifoldMixup(lambda step: step in (1, 2, 4)), before=count),
+    Case("complex", ComplexLayer),
+    Case("scripted", scripted),
+    Case("buffer", RunningMean),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_auto_equals_loop_at_every_step(case: Case) -> None:
+    torch.manual_seed(0)
+    model = case.make().double() if case.name != "scripted" else case.make()
+    engine, optimizer = make_engine("auto"), torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(STEPS):
+        case.before(model, step)
+        batch = case.inputs(), torch.randint(CLASSES, (8,))
+        direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
+        buffers = {name: b.clone() for name, b in model.named_buffers()}
+        random = torch.get_rng_state()
+        _, right = make_engine("loop")(model, case.loss, batch, direction)
+        torch.set_rng_state(random)
+        for name, b in model.named_buffers():
+            b.copy_(buffers[name])
+        _, found = engine(model, case.loss, batch, direction)
+        assert float((found - right).norm()) <= 1e-6 * float(right.norm()), (engine.name, step)
+        loss = case.loss(model, batch).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_auto_is_replaced_in_the_middle_of_a_training_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model, engine = zero_head(Centred()).double(), make_engine("auto")
+    batch = vectors(), torch.randint(CLASSES, (8,))
+    names = []
+    with caplog.at_level(logging.WARNING, logger="soseleto"):
+        for _ in range(3):
+            engine(model, cross_entropy, batch, gradient(cross_entropy(model, batch).mean(), trainable(model)))
+            names.append(engine.name)
+            with torch.no_grad():
+                model[-1].weight.normal_()  # type: ignore[index]
+    assert names == ["layerwise", "forward", "forward"]
+    assert [record.getMessage()[:52] for record in caplog.records] == [
+        "from now on alignments by the slower forward engine,"
+    ]
+
+
+@pytest.mark.parametrize("name", ["layerwise", "forward"])
+def test_an_engine_asked_for_by_name_is_proved_too(name: str) -> None:
+    torch.manual_seed(0)
+    model = with_parameter_hook(mlp())
+    batch = vectors(), torch.randint(CLASSES, (8,))
+    direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
+    with pytest.raises(EngineError, match=rf"the {name} engine is not exact for this model .*engine='auto'"):
+        soseleto.alignment(model, cross_entropy, batch, direction, engine=name)
+
+
+class OnlyOnce(torch.autograd.Function):
+    """A user's function with a backward that is not linear: it clips."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> Tensor:  # type: ignore[override]
+        return delta.sum(0, keepdim=True).clamp(-0.01, 0.01) + 0 * delta
+
+
+def clipped(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(OnlyOnce.apply(model(batch[0])), batch[1], reduction="none")  # type: ignore[no-untyped-call]
+
+
+def test_a_backward_that_is_not_linear_is_left_to_loop() -> None:
+    torch.manual_seed(0)
+    model, engine = nn.Linear(7, CLASSES).double(), make_engine("auto")
+    batch = vectors(), torch.randint(CLASSES, (8,))
+    engine(model, clipped, batch, {n: torch.randn_like(p) for n, p in trainable(model).items()})
+    assert engine.name == "loop"
+
+
+@pytest.mark.parametrize("engine", ["loop", "double_backward", "forward", "auto"])
+def test_complex_parameters_equal_finite_differences(engine: str) -> None:
+    torch.manual_seed(0)
+    model, batch, step = ComplexLayer().double(), (vectors(), torch.randint(CLASSES, (8,))), 1e-6
+    direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
+    _, found = soseleto.alignment(model, cross_entropy, batch, direction, engine=engine)
+    losses = []
+    with torch.no_grad():
+        for sign in (1, -2):  # θ + step·d, then θ − step·d
+            for name, p in model.named_parameters():
+                p.add_(direction[name], alpha=sign * step)
+            losses.append(cross_entropy(model, batch))
+    torch.testing.assert_close(found, (losses[0] - losses[1]) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+def test_sparse_gradients_are_refused_in_one_sentence() -> None:
+    model = nn.Sequential(nn.Embedding(11, 6, sparse=True), nn.Flatten(), nn.Linear(36, CLASSES)).double()
+    batch = tokens(), torch.randint(CLASSES, (8,))
+    direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
+    for engine in ("auto", "loop"):
+        with pytest.raises(UsageError, match=r"'0.weight' is sparse, .* make the embedding with sparse=False\.$"):
+            soseleto.alignment(model, cross_entropy, batch, direction, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["loop", "double_backward", "forward", "layerwise", "auto"])
+def test_one_number_expanded_to_all_examples_is_refused(engine: str) -> None:
+    model = nn.Linear(7, CLASSES).double()
+    batch = vectors(), torch.randint(CLASSES, (8,))
+    direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
+    with pytest.raises(UsageError, match="one number expanded to all examples"):
+        soseleto.alignment(
+            model, lambda m, b: cross_entropy(m, b).mean().expand(len(b[1])), batch, direction, engine=engine
+        )
+
+
+def test_reentrant_checkpoints_are_refused_in_one_sentence() -> None:
+    model, batch = BY_NAME["checkpointed_reentrant"].build()
+    direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
+    with pytest.raises(EngineError) as error:
+        soseleto.alignment(model, cross_entropy, batch, direction)
+    assert str(error.value).count("use_reentrant=False") == 1
+
+
+class Standardised(nn.Module):
+    """Statistics of the batch, detached: other values where source and target share a pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(7, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.one(x)
+        return self.two(torch.tanh(h - h.mean(0).detach()))
+
+
+def test_detached_statistics_are_those_of_the_source_batch() -> None:
+    torch.manual_seed(0)
+    model = Standardised().double()
+    source = Batch(torch.arange(8), vectors(), torch.randint(CLASSES, (8,)))
+    target = Batch(torch.arange(4), vectors(4) + 1, torch.randint(CLASSES, (4,)))
+    step = Step(model, NoisyLosses(), source, target, lambda found: found, torch.ones(8, dtype=torch.float64))
+    found, right = make_engine("layerwise").passes(step), make_engine("loop").passes(step)
+    torch.testing.assert_close(found.source_losses, right.source_losses)
+    torch.testing.assert_close(found.alignment, right.alignment)
+
+
+def test_proofs_are_repeated_while_a_parameter_is_unproved() -> None:
+    for unproved, wanted in (({"a"}, [1, 2, 4, 8, 16]), (set(), [1, 4, 16])):
+        schedule, held = Schedule(), []
+        for call in range(1, 20):
+            if schedule.count():
+                held.append(call)
+                schedule.proved(unproved)
+        assert held == wanted
+
+
+def test_proofs_do_not_change_the_random_states() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, CLASSES)).double()
+    batch = vectors(), torch.randint(CLASSES, (8,))
+    direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
+    drawn, means = [], []
+    for engine in ("loop", "auto"):
+        twin = copy.deepcopy(model)
+        torch.manual_seed(1)
+        soseleto.alignment(twin, cross_entropy, batch, direction, engine=engine)
+        drawn.append(torch.rand(3))
+        means.append(twin[1].running_mean)  # type: ignore[index]
+    assert torch.equal(*drawn)
+    torch.testing.assert_close(means[0], means[1])
+
+
+class LayerDrop(nn.Module):
+    """Layers are dropped at random: thousands of graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(7, 7) for _ in range(8))
+        self.out = nn.Linear(7, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if torch.rand(()) < 0.5:
+                x = x + torch.tanh(layer(x))
+        return self.out(x)
+
+
+def test_a_model_with_very_many_graphs_is_not_proved_at_every_step() -> None:
+    torch.manual_seed(0)
+    model, engine = LayerDrop().double(), LayerwiseEngine()
+    batch = vectors(), torch.randint(CLASSES, (8,))
+    for _ in range(100):
+        direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
+        engine(model, cross_entropy, batch, direction)
+    early = engine.proofs
+    for _ in range(100):
+        engine(model, cross_entropy, batch, direction)
+    assert early < 60
+    assert engine.proofs - early <= 5

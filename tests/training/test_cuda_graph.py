@@ -1,0 +1,83 @@
+"""Which steps run without a CUDA graph so that the engine can be proved; no GPU is needed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from soseleto.data.batch import Batch
+from soseleto.engines.proof import Schedule
+from soseleto.training.cuda_graph import WARM_UP, CapturedStep
+
+
+class Engine:
+    """Counts its calls and holds a proof where one is due, as an engine does; replaced by another at call ``fails``."""
+
+    def __init__(self, fails: int | None = None) -> None:
+        self.name, self.schedule, self.fails = "layerwise", Schedule(), fails
+        self.proofs: list[int] = []
+
+    def __call__(self) -> None:
+        if self.schedule.count():
+            self.proofs.append(self.schedule.calls)
+            self.schedule.proved(())
+            if self.schedule.calls == self.fails:
+                self.name = "forward"
+
+
+class Recording(CapturedStep):
+    """Without a GPU: a recording is only noted, and replays count."""
+
+    replays = 0
+    recordings: list[str | None]
+
+    def _capture(self, kind: Any, source: Batch, target: Batch) -> bool:
+        def replay(*args: Any) -> dict[str, torch.Tensor]:
+            self.replays += 1
+            return {}
+
+        engine = self._engine_name
+        self._recorded[kind] = SimpleNamespace(fits=lambda *args: True, replay=replay, engine=engine)  # type: ignore[assignment]
+        self.recordings.append(engine)
+        return True
+
+
+@pytest.fixture
+def batch(monkeypatch: pytest.MonkeyPatch) -> Batch:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    return Batch(torch.arange(2), torch.zeros(2, 1), torch.zeros(2))
+
+
+def run(engine: Engine, batch: Batch, steps: int) -> Recording:
+    method = SimpleNamespace(step=lambda *args, **kwargs: engine() or {})
+    step = Recording(method, SimpleNamespace(engine=engine, optimizer=None), pytest.fail)  # type: ignore[arg-type]
+    step.recordings = []
+    for _ in range(steps):
+        step(batch, batch)
+    return step
+
+
+def test_steps_with_a_proof_run_on_the_host_and_replays_count(batch: Batch) -> None:
+    engine = Engine()
+    step = run(engine, batch, 70)
+    assert engine.proofs == [1, 4, 16, 64]
+    assert engine.schedule.calls == 70
+    assert step.recordings == ["layerwise"]
+    assert step.replays == 70 - WARM_UP - 3  # the proofs at 4, 16 and 64
+
+
+def test_steps_are_recorded_again_when_the_engine_was_replaced(batch: Batch) -> None:
+    assert run(Engine(fails=16), batch, 30).recordings == ["layerwise", "forward"]
+
+
+def test_an_engine_that_is_never_called_does_not_stop_the_recording(batch: Batch) -> None:
+    """As where the weights are frozen."""
+    method = SimpleNamespace(step=lambda *args, **kwargs: {})
+    step = Recording(method, SimpleNamespace(engine=Engine(), optimizer=None), pytest.fail)  # type: ignore[arg-type]
+    step.recordings = []
+    for _ in range(10):
+        step(batch, batch)
+    assert step.replays == 10 - WARM_UP
