@@ -18,6 +18,7 @@ from soseleto.data.readers.reading import Reading
 from soseleto.errors import UsageError, need
 from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.outputs import require_writable
 from soseleto.run_folder.ranking import feature_columns, suspect_rows
 
 SUFFIXES = (".csv", ".parquet")
@@ -37,7 +38,7 @@ def remember(
     run.write_source(note)
 
 
-def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[str, str]) -> int:
+def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[str, str], force: bool = False) -> int:
     """Write the source without the ids in ``drop`` and with the labels in ``relabel``; return the number of rows.
 
     Image paths are written relative to the manifest, which must be in a folder at or above them: ``fit`` reads no
@@ -45,6 +46,7 @@ def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[
     """
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{out} is neither .csv nor .parquet: give the manifest one of these endings.")
+    require_writable(out, run=run, force=force)
     table, label = _source_table(run, out) or _ranking_table(run, out)
     table = _corrected(table, label, drop, relabel)
     if not table.num_rows:
@@ -141,16 +143,21 @@ class Cleaned(NamedTuple):
     relabelled: int
 
 
-def write_clean(run: str | os.PathLike[str], out: str | os.PathLike[str], *, relabel: bool = False) -> Cleaned:
-    """Write the source without the suspects; with ``relabel``, keep them with their suggested labels."""
+def write_clean(
+    run: str | os.PathLike[str], out: str | os.PathLike[str], *, relabel: bool = False, force: bool = False
+) -> Cleaned:
+    """Write the source without the suspects; with ``relabel``, keep them with their suggested labels.
+
+    ``force`` replaces an existing file.
+    """
     folder = RunFolder.open(run)
     ranking = folder.ranking()
     suspects = suspect_rows(ranking)
     names = [str(name) for name in ranking["id"][suspects]]
     if not relabel:
-        return Cleaned(write(folder, Path(out), drop=set(names), relabel={}), len(names), 0)
+        return Cleaned(write(folder, Path(out), drop=set(names), relabel={}, force=force), len(names), 0)
     if "suggested_label" not in ranking:
         raise UsageError(f"{folder.path} was trained without probes and has no suggested labels: leave out --relabel.")
     labels = [str(label) for label in ranking["suggested_label"][suspects]]
     corrected = dict(zip(names, labels, strict=True))
-    return Cleaned(write(folder, Path(out), drop=set(), relabel=corrected), 0, len(names))
+    return Cleaned(write(folder, Path(out), drop=set(), relabel=corrected, force=force), 0, len(names))
