@@ -48,7 +48,8 @@ def demo(
     """The paper's synthetic experiment: no data needed, done in seconds.
 
     500 points in the plane, 100 of them with a flipped label; SOSELETO finds
-    most of those with the help of 50 clean points.
+    most of those with the help of 50 clean points. An earlier demo in the
+    folder is replaced, any other run is not.
     """
     import torch
 
@@ -58,10 +59,11 @@ def demo(
     from soseleto.training.progress import LiveLine
 
     torch.set_num_threads(1)  # faster for a network this small
-    RunFolder.clear(out)  # a demo can always be run again
+    command = "soseleto demo"
+    RunFolder.clear(out, written_by=command)  # a demo can be run again
     try:
         with LiveLine() as progress:
-            result = synthetic.run(out, seed=seed, progress=progress)
+            result = synthetic.run(out, seed=seed, progress=progress, written_by=command)
     except Interrupted as stopped:  # a demo is not resumed
         raise KeyboardInterrupt from stopped
     page = write_report(out)
