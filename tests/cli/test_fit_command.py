@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -198,6 +199,31 @@ def test_a_model_file_that_changed_is_another_model(
         assert type_(*words)[0] == 130
     (tmp_path / "mine.py").write_text(make.format(False))
     assert "since the model changed: give the same as before" in type_(*words)[2]
+
+
+def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_trained_on(
+    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, source, true_train = tmp_path / "run", tmp_path / "source.csv", fit.train
+    header, *lines = source.read_text().splitlines()
+
+    def sorts_the_source(*given: object, **more: object) -> object:
+        source.write_text("\n".join([header, *sorted(lines)]) + "\n")
+        return true_train(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fit, "train", sorts_the_source)
+    assert type_("fit", *data, "--out", out, "--folds", 0, "--epochs", 1, "--no-baselines")[0] == 0
+    ranking = RunFolder.open(out).ranking()
+    ranking["is_label_issue"] = np.isin(ranking["id"].astype(str), ["1", "2", "3"])
+    RunFolder.open(out).write_ranking(ranking)
+    assert type_("rank", out, "--export-clean", tmp_path / "clean.csv")[0] == 0
+    kept = pandas.read_csv(tmp_path / "clean.csv")
+    pandas.testing.assert_frame_equal(
+        kept.sort_values(["a", "b"], ignore_index=True),
+        pandas.read_csv(io.StringIO("\n".join([header, lines[0], *lines[4:]]))).sort_values(
+            ["a", "b"], ignore_index=True
+        ),
+    )
 
 
 def interrupted(self: fit.Job, folder: RunFolder) -> None:

@@ -34,6 +34,7 @@ from soseleto.report import write_report
 from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import PARTS, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
+from soseleto.run_folder.source_rows import Rows, unchanged
 from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
 from soseleto.task.losses import cross_entropy
 from soseleto.task.task import Method
@@ -88,16 +89,18 @@ def fit(options: FitOptions, echo: Callable[[str], None]) -> None:
 
 
 def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> None:
-    def read() -> Pair:
+    def read() -> tuple[Pair, Rows | None]:
         if RunFolder(options.out).comparison() is not None:
             raise UsageError(f"{options.out} holds a run already: give --out another folder, or delete that one.")
         sets = options.source, options.target, options.test
-        return read_pair(*sets, mode=options.mode, reading=options.reading, skip_bad=options.skip_bad)
+        with unchanged(options.source):
+            pair = read_pair(*sets, mode=options.mode, reading=options.reading, skip_bad=options.skip_bad)
+            return pair, Rows.of(options.source, options.reading) if reducer.rank == 0 else None
 
-    pair = first_reads(reducer, read)
+    pair, rows = first_reads(reducer, read)
     for problem in pair.problems:
         echo(str(problem))
-    job = Job.of(options, pair, reducer)
+    job = Job.of(options, pair, reducer, rows)
     for line in job.plan():
         echo(line)
     with LiveLine() as progress:
@@ -122,9 +125,10 @@ class Job:
     folds: int
     parts: list[Part]
     reducer: Reducer
+    rows: Rows | None = None  # of a source table
 
     @classmethod
-    def of(cls, options: FitOptions, pair: Pair, reducer: Reducer) -> Job:
+    def of(cls, options: FitOptions, pair: Pair, reducer: Reducer, rows: Rows | None = None) -> Job:
         if pair.target.labels.is_floating_point():
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape = tuple(pair.source.inputs.shape[1:])
@@ -139,6 +143,7 @@ class Job:
             augment=augment_for(options.augment, shape),
             folds=folds,
             reducer=reducer,
+            rows=rows,
             parts=comparison.plan(
                 pair.target, pair.test, folds=folds, rivals=rivals if options.baselines else (), seed=options.seed
             ),
@@ -182,7 +187,7 @@ class Job:
 
     def _close(self) -> None:
         folder = RunFolder(self.options.out)
-        manifest.remember(folder, self.options.source, self.options.reading, self.pair.columns)
+        manifest.remember(folder, self.options.source, self.options.reading, self.pair.columns, self.rows)
         self._write_problems(folder)
         self._conclude(folder)
         shutil.rmtree(folder.path / PARTS, ignore_errors=True)

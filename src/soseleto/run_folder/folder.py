@@ -45,10 +45,11 @@ CONFIG, METRICS, RANKING, MODEL, REPORT = (
 )
 PROBLEMS, SUSPECTS, PICTURES, REVIEW = "problems.json", "suspects.json", "pictures.parquet", "review.jsonl"
 SOURCE, COMPARISON, CALIBRATION = "source.json", "comparison.json", "calibration.json"
+ROWS = "rows.parquet"  # of a source table, see source_rows.py
 PARTS = "parts"  # a folder of runs: baselines, and the folds of the target
 CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
 WRITTEN_BY = "written_by"  # entry of config.json: the command whose runs may be replaced by the same command
-_FILES = (METRICS, RANKING, MODEL, REPORT, PROBLEMS, SUSPECTS, PICTURES, REVIEW, SOURCE, COMPARISON, CALIBRATION)
+_FILES = (METRICS, RANKING, MODEL, REPORT, PROBLEMS, SUSPECTS, PICTURES, REVIEW, SOURCE, ROWS, COMPARISON, CALIBRATION)
 _TIED = "soseleto.tied"  # metadata entry of model.safetensors: alias -> the name its values are stored under
 
 
