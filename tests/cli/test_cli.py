@@ -12,14 +12,17 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
 from rich.console import Console
 
 from soseleto.cli.main import main
+from soseleto.data import Reading
 from soseleto.errors import DataError
 from soseleto.experiments import synthetic
+from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training.progress import LiveLine
 
@@ -239,6 +242,23 @@ def test_demo_writes_a_run_a_report_and_what_it_found(
     assert "(c) Flipped points" in (tmp_path / "demo" / "report.html").read_text("utf-8")
 
 
+def test_demo_replaces_a_demo_and_no_other_run(
+    soseleto: Soseleto, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthetic, "EPOCHS", 1)
+    for seed in (1, 2):
+        assert soseleto("demo", "--out", tmp_path / "demo", "--seed", seed).code == 0
+    assert RunFolder.open(tmp_path / "demo").config()["seed"] == 2
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    said = soseleto("demo", "--out", run)
+    assert "holds a run that `soseleto demo` did not write" in one_sentence(said)
+    assert said.code == 2
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+    (tmp_path / "demo" / "review.jsonl").write_text('{"id": "1", "action": "drop"}\n')
+    assert "holds review decisions" in one_sentence(soseleto("demo", "--out", tmp_path / "demo"))
+    assert (tmp_path / "demo" / "model.safetensors").exists()
+
+
 def test_demo_refuses_a_folder_of_other_files(soseleto: Soseleto, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     said = soseleto("demo", "--out", tmp_path)
@@ -388,3 +408,67 @@ def test_the_live_line_is_silent_without_a_terminal() -> None:
         line("epoch", {"epoch": 1, "step": 1, "source_loss": 0.41})
         line("message", {"text": "said"})
     assert file.getvalue() == "said\n"
+
+
+@pytest.fixture
+def table_run(tmp_path: Path) -> tuple[Path, Path]:
+    """A run and the table that it was trained on, with an id for every row."""
+    run, source = RunFolder.create(tmp_path / "run"), tmp_path / "source.csv"
+    source.write_text("id,x,label\n" + "".join(f"r{i},{i}.5,{'ab'[i % 2]}\n" for i in range(10)))
+    run.write_config({})
+    run.write_ranking(
+        {"id": [f"r{i}" for i in range(10)], "label": list("ab" * 5), "weight": np.float32([1.0] * 8 + [0.0] * 2)}
+    )
+    manifest.remember(run, source, Reading())
+    return run.path, source
+
+
+OUTPUTS = [
+    ["rank", "RUN", "--out", "FILE"],
+    ["rank", "RUN", "--export-clean", "FILE"],
+    ["review", "RUN", "--export", "FILE"],
+    ["predict", "RUN", "x.csv", "--out", "FILE"],
+    ["export", "RUN", "--onnx", "FILE"],
+    ["report", "RUN", "--out", "FILE"],
+]
+
+
+@pytest.mark.parametrize("words", OUTPUTS, ids=lambda words: f"{words[0]} {words[-2]}")
+def test_no_command_writes_over_the_source_or_a_run_or_without_force_over_any_file(
+    soseleto: Soseleto, table_run: tuple[Path, Path], tmp_path: Path, words: list[str]
+) -> None:
+    run, source = table_run
+    (run / "review.jsonl").write_text('{"id": "r1", "action": "drop"}\n')
+    (tmp_path / "mine.csv").write_text("precious")
+    in_the_run = run / "ranking.csv"
+    os.link(run / "ranking.parquet", in_the_run)
+    before = {file: file.read_bytes() for file in (source, in_the_run, tmp_path / "mine.csv", *run.iterdir())}
+
+    def typed(file: Path, *more: str) -> Said:
+        return soseleto(*[{"RUN": run, "FILE": file}.get(word, word) for word in words], *more)
+
+    for said, sentence in (
+        (typed(source), "belongs to the source of"),
+        (typed(source, "--force"), "belongs to the source of"),
+        (typed(in_the_run), "is inside the run folder"),
+        (typed(in_the_run, "--force"), "is inside the run folder"),
+        (typed(tmp_path / "mine.csv"), "exists already: add --force"),
+    ):
+        assert sentence in one_sentence(said)
+        assert said.code == 2
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_force_replaces_another_file(soseleto: Soseleto, table_run: tuple[Path, Path], tmp_path: Path) -> None:
+    run, out = table_run[0], tmp_path / "out.csv"
+    for words in (["--out", out], ["--export-clean", out]):
+        out.write_text("old")
+        assert soseleto("rank", run, *words, "--force").code == 0
+        assert "label" in out.read_text()
+    assert "--force has no effect without an output file" in one_sentence(soseleto("rank", run, "--force"))
+
+
+def test_the_report_in_the_run_folder_is_always_replaced(soseleto: Soseleto, run: Path) -> None:
+    for _ in range(2):
+        assert soseleto("report", run, "--out", run / "report.html").code == 0
+    assert "is inside the run folder" in one_sentence(soseleto("report", run, "--out", run / "page.html"))

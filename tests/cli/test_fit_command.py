@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -117,21 +118,116 @@ def test_what_has_ended_is_not_repeated(
     assert RunFolder.open(whole).temperature() == RunFolder.open(out).temperature()
 
 
-def test_an_unfinished_comparison_goes_on_with_the_same_words_only(
+OTHER_SETTINGS = [
+    (["--epochs", "2"], "epochs was 1 and is 2"),
+    (["--lr", "0.2"], "lr was 0.1 and is 0.2"),
+    (["--weight-decay", "0.01"], "weight_decay was 0.0 and is 0.01"),
+    (["--weight-step", "0.3"], "settings.weight_step was 0.1 and is 0.3"),
+    (["--target-share", "0.3"], "settings.gradients"),
+    (["--engine", "forward"], 'settings.engine was "auto" and is "forward"'),
+    (["--batch-size", "32"], "batch_size was 64 and is 32"),
+    (["--target-batch-size", "16"], "target_batch_size was 32 and is 16"),
+    (["--probes", "0.2"], 'probe_share was "auto" and is 0.2'),
+    (["--suspect-precision", "0.8"], "suspect_precision was 0.95 and is 0.8"),
+    (["--dtype", "bfloat16"], 'precision was null and is "torch.bfloat16"'),
+    (["--non-finite", "skip"], 'non_finite was "stop" and is "skip"'),
+    (["--seed", "1"], "seed was 0 and is 1"),
+    (["--mode", "transfer"], 'mode was "noisy" and is "transfer"'),
+    (["--folds", "2"], "folds was 0 and is 2"),
+    (["--no-baselines"], "baselines was true and is false"),
+    (["--model", "FOLDER/mine.py:make"], "the model changed"),
+    (["--truth-column", "a"], "the data changed"),
+    (["--target", "FOLDER/other.csv"], "the data changed"),
+    (["--test", "FOLDER/other.csv"], "the data changed"),
+]
+WITHOUT_EFFECT = ["--micro-batch-size", "64", "--checkpoint-every", "5", "--device", "auto", "--probes", "0"]
+
+
+def test_an_interrupted_comparison_continues_with_the_same_settings_only(
     type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut_short(self: fit.Job, folder: RunFolder) -> None:
-        raise KeyboardInterrupt
-
+    """The main training has ended, the comparison has not."""
     out = tmp_path / "run"
-    words = ["fit", *data, "--out", out, "--folds", 0, "--epochs"]
+    words = ["fit", *data, "--out", out, "--folds", 0, "--epochs", 1]
+    write_table(tmp_path / "other.csv", 60, 3)
+    make = "from torch import nn\ndef make(classes, shape):\n    return nn.Linear(shape[0], classes)\n"
+    (tmp_path / "mine.py").write_text(make)
     with monkeypatch.context() as patched:
-        patched.setattr(fit.Job, "_conclude", cut_short)
-        assert type_(*words, 1)[0] == 130
-    code, _, err = type_(*words, 2)
-    assert code == 2
-    assert "holds a run of another kind (epochs differ)" in err
-    assert type_(*words, 1)[0] == 0
+        patched.setattr(fit.Job, "_conclude", interrupted)
+        assert type_(*words)[0] == 130
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for more, difference in OTHER_SETTINGS:
+        code, _, err = type_(*words, *(word.replace("FOLDER", str(tmp_path)) for word in more))
+        assert code == 2, (more, err)
+        assert f"{out} holds a training with other settings, since " in err
+        assert difference in err
+        assert (err.count("\n"), err[-2:]) == (1, ".\n")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert type_(*words)[0] == 0
+
+
+def test_an_interrupted_comparison_continues_with_other_settings_that_have_no_effect(
+    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["fit", *data, "--out", tmp_path / "run", "--folds", 0, "--epochs", 1, "--probes", 0]
+    with monkeypatch.context() as patched:
+        patched.setattr(fit.Job, "_conclude", interrupted)
+        assert type_(*words)[0] == 130
+    code, _, err = type_(*words, *WITHOUT_EFFECT)
+    assert code == 0, err
+
+
+def test_a_model_file_that_changed_is_another_model(
+    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = "from torch import nn\ndef make(classes, shape):\n    return nn.Linear(shape[0], classes, bias={})\n"
+    (tmp_path / "mine.py").write_text(make.format(True))
+    words = [
+        "fit",
+        *data,
+        "--out",
+        tmp_path / "run",
+        "--folds",
+        0,
+        "--epochs",
+        1,
+        "--model",
+        f"{tmp_path}/mine.py:make",
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr(fit.Job, "_conclude", interrupted)
+        assert type_(*words)[0] == 130
+    (tmp_path / "mine.py").write_text(make.format(False))
+    assert "since the model changed: give the same as before" in type_(*words)[2]
+
+
+def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_trained_on(
+    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, source, true_train = tmp_path / "run", tmp_path / "source.csv", fit.train
+    header, *lines = source.read_text().splitlines()
+
+    def sorts_the_source(*given: object, **more: object) -> object:
+        source.write_text("\n".join([header, *sorted(lines)]) + "\n")
+        return true_train(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fit, "train", sorts_the_source)
+    assert type_("fit", *data, "--out", out, "--folds", 0, "--epochs", 1, "--no-baselines")[0] == 0
+    ranking = RunFolder.open(out).ranking()
+    ranking["is_label_issue"] = np.isin(ranking["id"].astype(str), ["1", "2", "3"])
+    RunFolder.open(out).write_ranking(ranking)
+    assert type_("rank", out, "--export-clean", tmp_path / "clean.csv")[0] == 0
+    kept = pandas.read_csv(tmp_path / "clean.csv")
+    pandas.testing.assert_frame_equal(
+        kept.sort_values(["a", "b"], ignore_index=True),
+        pandas.read_csv(io.StringIO("\n".join([header, lines[0], *lines[4:]]))).sort_values(
+            ["a", "b"], ignore_index=True
+        ),
+    )
+
+
+def interrupted(self: fit.Job, folder: RunFolder) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_rival_that_diverges_is_left_out_and_said(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from soseleto.errors import DataError, UsageError
+from soseleto.review.decisions import Decision, Decisions
 from soseleto.run_folder.files import write_text
 from soseleto.run_folder.folder import RunFolder
 
@@ -40,17 +41,38 @@ def test_create_refuses_a_file(tmp_path: Path) -> None:
 
 
 def test_create_keeps_an_earlier_run_unless_it_was_cleared(run: RunFolder) -> None:
+    run.write_config({"written_by": "soseleto demo"})
     run.log({"event": "start"})
     run.write_ranking({"id": ["a"]})
-    (run.path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds a run already: give --out another folder"):
         RunFolder.create(run.path)
     assert (run.path / "ranking.parquet").exists()
-    (run.path / "notes.txt").rename(run.path.with_name("notes.txt"))
-    RunFolder.clear(run.path)
+    RunFolder.clear(run.path, written_by="soseleto demo")
     again = RunFolder.create(run.path)
     assert again.metrics() == []
     assert not (run.path / "ranking.parquet").exists()
+
+
+def test_clear_deletes_nothing_that_its_command_did_not_write(run: RunFolder) -> None:
+    def refused(match: str) -> None:
+        before = {path: path.read_bytes() for path in run.path.iterdir()}
+        with pytest.raises(UsageError, match=match):
+            RunFolder.clear(run.path, written_by="soseleto demo")
+        assert {path: path.read_bytes() for path in run.path.iterdir()} == before
+
+    run.write_ranking({"id": ["a"]})
+    refused("holds a run that `soseleto demo` did not write: give --out another folder")
+    run.write_config({"written_by": "soseleto demo"})
+    with run.held():
+        refused("another process is training into")
+    (run.path / "notes.txt").write_text("mine")
+    refused("holds notes.txt beside the run")
+    (run.path / "notes.txt").unlink()
+    review = Decisions(run)
+    refused("is being reviewed")
+    review.decide(Decision("a", "drop"))
+    review.close()
+    refused("holds review decisions")
 
 
 def test_create_accepts_a_folder_with_only_an_incomplete_write(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from soseleto.data import Augment, Pair, Reading, read_pair
 from soseleto.errors import TrainingError, UsageError, did_you_mean
 from soseleto.extensions import chain, target_share
 from soseleto.models.by_name import default_name, make_model
+from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
 from soseleto.prediction.load import load
 from soseleto.prediction.temperature import fit_temperature
@@ -33,13 +34,17 @@ from soseleto.report import write_report
 from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import PARTS, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
+from soseleto.run_folder.source_rows import Rows, unchanged
 from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
+from soseleto.task.losses import cross_entropy
 from soseleto.task.task import Method
 from soseleto.training.defaults import TARGET_BATCH, batch_size_for
 from soseleto.training.fit import fit as train
-from soseleto.training.optimizers import sgd
-from soseleto.training.options import Checkpoints, Compute, Probes
+from soseleto.training.optimizers import Momentum, linear, sgd
+from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
 from soseleto.training.progress import LiveLine
+from soseleto.training.resume import comparable, differences, model_fingerprint
+from soseleto.training.setup import Settings
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -84,16 +89,18 @@ def fit(options: FitOptions, echo: Callable[[str], None]) -> None:
 
 
 def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> None:
-    def read() -> Pair:
+    def read() -> tuple[Pair, Rows | None]:
         if RunFolder(options.out).comparison() is not None:
             raise UsageError(f"{options.out} holds a run already: give --out another folder, or delete that one.")
         sets = options.source, options.target, options.test
-        return read_pair(*sets, mode=options.mode, reading=options.reading, skip_bad=options.skip_bad)
+        with unchanged(options.source):
+            pair = read_pair(*sets, mode=options.mode, reading=options.reading, skip_bad=options.skip_bad)
+            return pair, Rows.of(options.source, options.reading) if reducer.rank == 0 else None
 
-    pair = first_reads(reducer, read)
+    pair, rows = first_reads(reducer, read)
     for problem in pair.problems:
         echo(str(problem))
-    job = Job.of(options, pair, reducer)
+    job = Job.of(options, pair, reducer, rows)
     for line in job.plan():
         echo(line)
     with LiveLine() as progress:
@@ -118,9 +125,10 @@ class Job:
     folds: int
     parts: list[Part]
     reducer: Reducer
+    rows: Rows | None = None  # of a source table
 
     @classmethod
-    def of(cls, options: FitOptions, pair: Pair, reducer: Reducer) -> Job:
+    def of(cls, options: FitOptions, pair: Pair, reducer: Reducer, rows: Rows | None = None) -> Job:
         if pair.target.labels.is_floating_point():
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape = tuple(pair.source.inputs.shape[1:])
@@ -135,6 +143,7 @@ class Job:
             augment=augment_for(options.augment, shape),
             folds=folds,
             reducer=reducer,
+            rows=rows,
             parts=comparison.plan(
                 pair.target, pair.test, folds=folds, rivals=rivals if options.baselines else (), seed=options.seed
             ),
@@ -178,7 +187,7 @@ class Job:
 
     def _close(self) -> None:
         folder = RunFolder(self.options.out)
-        manifest.remember(folder, self.options.source, self.options.reading, self.pair.columns)
+        manifest.remember(folder, self.options.source, self.options.reading, self.pair.columns, self.rows)
         self._write_problems(folder)
         self._conclude(folder)
         shutil.rmtree(folder.path / PARTS, ignore_errors=True)
@@ -194,13 +203,13 @@ class Job:
             epochs=options.epochs,
             batch_size=self.batch_size,
             target_batch_size=self._target_batch(part),
-            optimizer=sgd(options.lr, options.weight_decay),
+            optimizer=self._optimizer,
             method=self._method(part),
             augment=self.augment,
             standardize=True,
-            probes=Probes(share=self._probes(part), precision=options.suspect_precision),
+            probes=self._planted(part),
             compute=self._compute(),
-            checkpoints=Checkpoints(seconds=options.checkpoint_every, notes=self._notes),
+            checkpoints=self._checkpoints(part),
             seed=options.seed,
             device=options.device,
             out=self._place(part),
@@ -246,29 +255,61 @@ class Job:
         folder = RunFolder(self._place(part))
         if not folder.is_run() or not folder.has_ended():
             return False
-        config, same = folder.config(), {**self._notes, **self._basics(part)}
-        changed = [name for name, value in same.items() if config.get(name) != value]
-        if changed:
+        old, new = comparable(folder.config()), self._config(part)
+        old["device"] = str(old.get("device")).partition(":")[0]
+        if changed := differences(old, new, new):
             raise UsageError(
-                f"{folder.path} holds a run of another kind ({', '.join(changed)} differ): give --out another folder, "
-                "or delete that one."
+                f"{folder.path} holds a training with other settings, since {', '.join(changed)}: give the same as "
+                "before, or --out another folder."
             )
         return True
 
-    def _basics(self, part: Part) -> dict[str, Any]:
+    def _config(self, part: Part) -> dict[str, Any]:
+        """The entries of ``config.json`` that affect a part's result."""
         options = self.options
-        return {"mode": options.mode, "epochs": options.epochs, "batch_size": self.batch_size, "lr": options.lr} | {
-            "target_batch_size": self._target_batch(part),
-            "seed": options.seed,
-        }
+        settings = Settings(
+            mode=options.mode,
+            epochs=options.epochs,
+            optimizer=self._optimizer,
+            schedule=linear,
+            loss=as_losses(cross_entropy, options.mode),
+            method=self._method(part),
+            augment=as_augments(self.augment),
+            heads=Heads(),
+            probes=self._planted(part),
+            compute=self._compute(),
+            checkpoints=self._checkpoints(part),
+            seed=options.seed,
+        )
+        sizes = {"batch_size": self.batch_size, "target_batch_size": self._target_batch(part)}
+        device = self.reducer.device or choose_device(options.device)
+        return comparable({**settings.describe(), **sizes, "device": device.type})
+
+    @property
+    def _optimizer(self) -> Momentum:
+        return sgd(self.options.lr, self.options.weight_decay)
+
+    def _planted(self, part: Part) -> Probes:
+        return Probes(share=self._probes(part), precision=self.options.suspect_precision)
+
+    def _checkpoints(self, part: Part) -> Checkpoints:
+        """With the entries of ``config.json`` in addition to the training's own settings."""
+        notes = {**self._notes, "probe_share": self._probes(part)}
+        return Checkpoints(seconds=self.options.checkpoint_every, notes=notes)
 
     @cached_property
     def _notes(self) -> dict[str, Any]:
-        """Entries of ``config.json`` in addition to the training's own settings."""
-        sets = [self.pair.source, self.pair.target, *([] if self.pair.test is None else [self.pair.test])]
-        digest = hashlib.sha256("".join(one.fingerprint() for one in sets).encode()).hexdigest()
+        """What the main training and all parts have in common."""
         columns = None if self.pair.columns is None else list(self.pair.columns)
-        return {"model": self.model, "n_classes": self.classes, "columns": columns, "folds": self.folds, "data": digest}
+        return {
+            "model": self.model,
+            "module_fingerprint": model_fingerprint(self._module()),
+            "n_classes": self.classes,
+            "columns": columns,
+            "folds": self.folds,
+            "baselines": self.options.baselines,
+            "data": _digest(self.pair),
+        }
 
     def _place(self, part: Part) -> Path:
         return self.options.out / PARTS / part.name if part.name else self.options.out
@@ -301,6 +342,15 @@ class Job:
         if self.pair.problems:
             dropped = set(self.pair.dropped)
             folder.write_problems([{**p.to_dict(), "left_out": p in dropped} for p in self.pair.problems])
+
+
+def _digest(pair: Pair) -> str:
+    """sha256 of the data sets with the names of their classes and, where known, the correct labels."""
+    digest = hashlib.sha256()
+    for one in [pair.source, pair.target, *([] if pair.test is None else [pair.test])]:
+        truth = None if one.truth is None else one.truth.tolist()
+        digest.update(f"{one.fingerprint()}{one.classes}{truth}".encode())
+    return digest.hexdigest()
 
 
 def summary(folder: RunFolder) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same result, to the last bit on a CPU.")]
 
 
@@ -46,7 +48,8 @@ def demo(
     """The paper's synthetic experiment: no data needed, done in seconds.
 
     500 points in the plane, 100 of them with a flipped label; SOSELETO finds
-    most of those with the help of 50 clean points.
+    most of those with the help of 50 clean points. An earlier demo in the
+    folder is replaced, any other run is not.
     """
     import torch
 
@@ -56,10 +59,11 @@ def demo(
     from soseleto.training.progress import LiveLine
 
     torch.set_num_threads(1)  # faster for a network this small
-    RunFolder.clear(out)  # a demo can always be run again
+    command = "soseleto demo"
+    RunFolder.clear(out, written_by=command)  # a demo can be run again
     try:
         with LiveLine() as progress:
-            result = synthetic.run(out, seed=seed, progress=progress)
+            result = synthetic.run(out, seed=seed, progress=progress, written_by=command)
     except Interrupted as stopped:  # a demo is not resumed
         raise KeyboardInterrupt from stopped
     page = write_report(out)
@@ -196,11 +200,15 @@ def fit(
 def report(
     run: RunArgument,
     out: Annotated[Path | None, typer.Option(help="Where to write the page. [default: RUN/report.html]")] = None,
+    force: Force = False,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
 ) -> None:
     """Write a run's report: one HTML file that opens offline."""
     from soseleto.report import write_report
+    from soseleto.run_folder.folder import REPORT
 
+    if out is None or os.path.realpath(out) != os.path.realpath(run / REPORT):
+        _check_output(run, out, force)
     _show_report(write_report(run, out), open_)
 
 
@@ -216,6 +224,7 @@ def rank(
         Path | None, typer.Option(metavar="FILE", help="Write the source without the suspects (.csv, .parquet).")
     ] = None,
     relabel: Annotated[bool, typer.Option("--relabel", help="In that file, correct the suspects instead.")] = False,
+    force: Force = False,
 ) -> None:
     """Print the ranking of a run's source examples, best first.
 
@@ -228,13 +237,14 @@ def rank(
     if export_clean is not None:
         from soseleto.run_folder.manifest import write_clean
 
-        rows, dropped, relabelled = write_clean(run, export_clean, relabel=relabel)
+        rows, dropped, relabelled = write_clean(run, export_clean, relabel=relabel, force=force)
         typer.echo(f"wrote {export_clean}: {rows:,} examples, {dropped:,} dropped, {relabelled:,} relabelled", err=True)
         return
     if relabel:
         raise UsageError("--relabel has no effect by itself: add --export-clean FILE.")
     if format == "parquet" and out is None and sys.stdout.isatty():
         raise UsageError("a terminal cannot show parquet: add --out FILE, or use --format csv.")
+    _check_output(run, out, force)
     content = export_ranking(run, format=format, best=best, worst=worst, suspects=suspects)
     _write(content, out)
 
@@ -249,6 +259,7 @@ def predict(
         str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
+    force: Force = False,
 ) -> None:
     """Label new inputs with a run's model: path, label and probability.
 
@@ -256,6 +267,7 @@ def predict(
     """
     import soseleto.cli.predict as command
 
+    _check_output(run, out, force, reads=[*files, *_file_of(model)])
     _write(command.predict(run, files, model=model, format=format, device=device).encode(), out)
 
 
@@ -266,6 +278,7 @@ def export(
     model: Annotated[
         str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Write a run's model as ONNX, from raw inputs to probabilities.
 
@@ -275,6 +288,7 @@ def export(
     from soseleto.prediction.load import load
     from soseleto.prediction.onnx import export_onnx
 
+    _check_output(run, onnx, force, reads=_file_of(model))
     typer.echo(f"wrote {export_onnx(load(run, model, device='cpu'), onnx)}", err=True)
 
 
@@ -284,6 +298,7 @@ def review(
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet), and exit.")
     ] = None,
+    force: Force = False,
     port: Annotated[int, typer.Option(help="Of the page; 0 for any free one.")] = 0,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
 ) -> None:
@@ -300,13 +315,14 @@ def review(
     if export is not None:
         from soseleto.review.manifest import export_manifest
 
-        done = export_manifest(run, export)
+        done = export_manifest(run, export, force=force)
         typer.echo(
             f"{done.rows:,} examples: {done.dropped:,} dropped, {done.relabelled:,} relabelled, "
             f"{done.undecided:,} suspects not decided and left as they were"
         )
         typer.echo(f"manifest: {done.path}")
         return
+    _check_output(run, None, force)
     try:
         serve(run, lambda link: _show_link(link, open_), port=port)
     except KeyboardInterrupt:  # how a review ends
@@ -361,6 +377,23 @@ def data(
     from soseleto.data.public import fetch
 
     fetch.main(name, data_root, typer.echo)
+
+
+def _check_output(run: Path, out: Path | None, force: bool, reads: Sequence[Path] = ()) -> None:
+    """Raise, before any work, where the output must not be written to ``out``."""
+    from soseleto.run_folder.folder import RunFolder
+    from soseleto.run_folder.outputs import require_writable
+
+    if out is not None:
+        require_writable(out, run=RunFolder.open(run), force=force, reads=reads)
+    elif force:
+        raise UsageError("--force has no effect without an output file: leave it out.")
+
+
+def _file_of(model: str | None) -> list[Path]:
+    """The file in ``FILE.py:FUNCTION``; none for a model by name."""
+    file = (model or "").rpartition(":")[0]
+    return [Path(file)] if file else []
 
 
 def _write(content: bytes, out: Path | None) -> None:

@@ -28,6 +28,7 @@ N_SOURCE, N_FLIPPED, N_TARGET, N_TEST = 500, 100, 50, 2000
 CLASSES = ("left", "right")
 THRESHOLD = 0.1
 EPOCHS, BATCH_SIZE, LR = 100, 16, 0.2
+COMMAND = "soseleto reproduce synthetic"
 FIRST_SEED = 300  # network and learning rate were chosen on seeds below 240, never on reported seeds
 
 
@@ -64,9 +65,15 @@ def run(
     seed: int = 0,
     epochs: int | None = None,
     progress: Progress | None = None,
+    written_by: str | None = None,
 ) -> Result:
-    """Train on the data of ``make_data(seed)`` as the paper does; with ``out`` a run folder is written."""
+    """Train on the data of ``make_data(seed)`` as the paper does; with ``out`` a run folder is written.
+
+    written_by: the command that may replace the folder later, see ``RunFolder.clear``
+    """
+    from soseleto.run_folder.folder import WRITTEN_BY
     from soseleto.training.fit import fit
+    from soseleto.training.options import Checkpoints
 
     source, target, test = make_data(seed)
     return fit(
@@ -82,6 +89,7 @@ def run(
         seed=seed,
         device="cpu",  # faster than any accelerator for points in the plane
         out=None if out is None else Path(out),
+        checkpoints=Checkpoints(notes={} if written_by is None else {WRITTEN_BY: written_by}),
         progress=progress or False,
     )
 
@@ -124,9 +132,9 @@ def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[d
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         folder = out / f"seed-{seed}" if seed == FIRST_SEED else None
         if folder is not None:
-            RunFolder.clear(folder)
+            RunFolder.clear(folder, written_by=COMMAND)
         begin = time.perf_counter()
-        result = run(folder, seed=seed)
+        result = run(folder, seed=seed, written_by=COMMAND)
         found = summary(result, make_data(seed)[0])
         rows.append(
             {"method": "soseleto", "setting": {}, "seed": seed, **found, "seconds": time.perf_counter() - begin}

@@ -24,8 +24,8 @@ class Exported:
     undecided: int  # suspects without a decision: exported unchanged
 
 
-def export_manifest(run_path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Exported:
-    """Write the source with every decision of the review applied."""
+def export_manifest(run_path: str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False) -> Exported:
+    """Write the source with every decision of the review applied; ``force`` replaces an existing file."""
     run = RunFolder.open(run_path)
     decisions = read_decisions(run)
     if not decisions:
@@ -33,6 +33,6 @@ def export_manifest(run_path: str | os.PathLike[str], out: str | os.PathLike[str
     ranking = run.ranking()
     drop = {name for name, one in decisions.items() if one.action == "drop"}
     relabel = {name: one.label for name, one in decisions.items() if one.label is not None}
-    rows = manifest.write(run, Path(out), drop=drop, relabel=relabel)
+    rows = manifest.write(run, Path(out), drop=drop, relabel=relabel, force=force)
     undecided = sum(str(name) not in decisions for name in ranking["id"][suspect_rows(ranking)])
     return Exported(Path(out), rows, len(drop), len(relabel), undecided)

@@ -45,9 +45,11 @@ CONFIG, METRICS, RANKING, MODEL, REPORT = (
 )
 PROBLEMS, SUSPECTS, PICTURES, REVIEW = "problems.json", "suspects.json", "pictures.parquet", "review.jsonl"
 SOURCE, COMPARISON, CALIBRATION = "source.json", "comparison.json", "calibration.json"
+ROWS = "rows.parquet"  # of a source table, see source_rows.py
 PARTS = "parts"  # a folder of runs: baselines, and the folds of the target
 CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
-_FILES = (METRICS, RANKING, MODEL, REPORT, PROBLEMS, SUSPECTS, PICTURES, REVIEW, SOURCE, COMPARISON, CALIBRATION)
+WRITTEN_BY = "written_by"  # entry of config.json: the command whose runs may be replaced by the same command
+_FILES = (METRICS, RANKING, MODEL, REPORT, PROBLEMS, SUSPECTS, PICTURES, REVIEW, SOURCE, ROWS, COMPARISON, CALIBRATION)
 _TIED = "soseleto.tied"  # metadata entry of model.safetensors: alias -> the name its values are stored under
 
 
@@ -77,14 +79,39 @@ class RunFolder:
         return run
 
     @classmethod
-    def clear(cls, path: str | os.PathLike[str]) -> None:
-        """Delete the files of an earlier run, so that ``create`` accepts the folder; other files are kept."""
+    def clear(cls, path: str | os.PathLike[str], *, written_by: str) -> None:
+        """Delete an earlier run of the command ``written_by``, so that ``create`` accepts the folder.
+
+        UsageError, with nothing deleted, where the run is of another origin, is in use, has been reviewed or has other
+        files beside it.
+        """
         run = cls(path)
-        if run.is_run():
+        if not run.is_run():
+            return
+        with run.held(), run._review_held():
+            if reason := run._reason_to_keep(written_by):
+                raise UsageError(f"{run.path} {reason}: give --out another folder, or delete that one.")
             for name in (CHECKPOINT, PARTS):
                 shutil.rmtree(run.path / name, ignore_errors=True)
             for name in (*_FILES, CONFIG):  # last, because it marks the folder as a run
                 (run.path / name).unlink(missing_ok=True)
+
+    def _review_held(self) -> contextlib.AbstractContextManager[None]:
+        """Lock the decisions, where there are any, against a review."""
+        path = self.path / REVIEW
+        if not path.exists():
+            return contextlib.nullcontext()
+        return locked(path, f"{self.path} is being reviewed: give --out another folder, or stop that review.")
+
+    def _reason_to_keep(self, written_by: str) -> str | None:
+        if self.config().get(WRITTEN_BY) != written_by:
+            return f"holds a run that `{written_by}` did not write"
+        review = self.path / REVIEW
+        if review.exists() and review.stat().st_size:
+            return "holds review decisions"
+        known = {*_FILES, CONFIG, CHECKPOINT, PARTS}
+        others = [entry.name for entry in self.path.iterdir() if entry.name not in known and not _is_leftover(entry)]
+        return f"holds {others[0]} beside the run" if others else None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:

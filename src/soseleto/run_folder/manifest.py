@@ -15,10 +15,12 @@ from soseleto.data.readers import tables
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import names_of
 from soseleto.data.readers.reading import Reading
-from soseleto.errors import UsageError, need
+from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.outputs import require_writable
 from soseleto.run_folder.ranking import feature_columns, suspect_rows
+from soseleto.run_folder.source_rows import Rows, match
 
 SUFFIXES = (".csv", ".parquet")
 COLUMNS = ("label_column", "path_column", "id_column", "truth_column")
@@ -30,14 +32,23 @@ def remember(
     source: str | os.PathLike[str],
     reading: Reading,
     features: Sequence[str] | None = None,
+    rows: Rows | None = None,
 ) -> None:
-    """Record in the run folder the source's path, its column options, and the names of its features."""
+    """Record the source's path, its column options, the names of its features, and the rows of a table.
+
+    rows: as they were when the source was read; by default they are read now
+    """
+    path = Path(os.path.abspath(Path(source).expanduser()))
+    rows = rows or Rows.of(path, reading)
     names = {name: given for name in COLUMNS if (given := getattr(reading, name)) is not None}
-    note = {"path": os.path.abspath(source), **names, "features": None if features is None else list(features)}
+    note = {"path": str(path), **names, "features": None if features is None else list(features)}
+    if rows is not None:
+        rows.save(run)
+        note["columns"] = list(rows.columns)
     run.write_source(note)
 
 
-def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[str, str]) -> int:
+def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[str, str], force: bool = False) -> int:
     """Write the source without the ids in ``drop`` and with the labels in ``relabel``; return the number of rows.
 
     Image paths are written relative to the manifest, which must be in a folder at or above them: ``fit`` reads no
@@ -45,7 +56,8 @@ def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[
     """
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{out} is neither .csv nor .parquet: give the manifest one of these endings.")
-    table, label = _source_table(run, out) or _ranking_table(run, out)
+    require_writable(out, run=run, force=force)
+    table, label = _source_table(run, out, {*drop, *relabel}) or _ranking_table(run, out)
     table = _corrected(table, label, drop, relabel)
     if not table.num_rows:
         raise UsageError("every example is dropped: keep at least one.")
@@ -70,21 +82,24 @@ def _corrected(table: Any, label: str, drop: Collection[str], relabel: Mapping[s
 _KEY = "\0id"  # cannot collide with a column of the file
 
 
-def _source_table(run: RunFolder, out: Path) -> tuple[Any, str] | None:
-    """The table the run was trained on; None where the source was not a table or no longer exists."""
+def _source_table(run: RunFolder, out: Path, corrected: Collection[str]) -> tuple[Any, str] | None:
+    """The table the run was trained on, with the ids of its rows in ``_KEY``; None where the source was not a table."""
     known = run.source()
     file = Path(known.get("path", ""))
-    if file.suffix.lower() not in tables.SUFFIXES or not file.is_file():
+    if file.suffix.lower() not in tables.SUFFIXES:
         return None
+    if not file.is_file():
+        raise DataError(f"the source {file} no longer exists: restore it, since the export is a copy of it.")
     table = tables.load(file, "source")
     options: dict[str, Any] = {name: known.get(name) for name in COLUMNS}
     found = tables.columns_of(table, Reading(**options), what=str(file))
-    ids = range(table.num_rows) if found.identity is None else table.column(found.identity).to_pylist()
+    used = [str(name) for name in run.ranking()["id"]]
+    ids = match(Rows.load(run), table, found.identity, file=file, used=used, corrected=corrected)
     if found.path is not None:
         place, values = table.column_names.index(found.path), table.column(found.path).to_pylist()
         beside = _beside(out, [os.path.join(file.parent, value or "") for value in values])
         table = table.set_column(place, found.path, _need("pyarrow").array(beside))
-    return table.append_column(_KEY, _need("pyarrow").array([str(name) for name in ids])), found.label
+    return table.append_column(_KEY, _need("pyarrow").array(ids, _need("pyarrow").string())), found.label
 
 
 def _ranking_table(run: RunFolder, out: Path) -> tuple[Any, str]:
@@ -141,16 +156,21 @@ class Cleaned(NamedTuple):
     relabelled: int
 
 
-def write_clean(run: str | os.PathLike[str], out: str | os.PathLike[str], *, relabel: bool = False) -> Cleaned:
-    """Write the source without the suspects; with ``relabel``, keep them with their suggested labels."""
+def write_clean(
+    run: str | os.PathLike[str], out: str | os.PathLike[str], *, relabel: bool = False, force: bool = False
+) -> Cleaned:
+    """Write the source without the suspects; with ``relabel``, keep them with their suggested labels.
+
+    ``force`` replaces an existing file.
+    """
     folder = RunFolder.open(run)
     ranking = folder.ranking()
     suspects = suspect_rows(ranking)
     names = [str(name) for name in ranking["id"][suspects]]
     if not relabel:
-        return Cleaned(write(folder, Path(out), drop=set(names), relabel={}), len(names), 0)
+        return Cleaned(write(folder, Path(out), drop=set(names), relabel={}, force=force), len(names), 0)
     if "suggested_label" not in ranking:
         raise UsageError(f"{folder.path} was trained without probes and has no suggested labels: leave out --relabel.")
     labels = [str(label) for label in ranking["suggested_label"][suspects]]
     corrected = dict(zip(names, labels, strict=True))
-    return Cleaned(write(folder, Path(out), drop=set(), relabel=corrected), 0, len(names))
+    return Cleaned(write(folder, Path(out), drop=set(), relabel=corrected, force=force), 0, len(names))

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -31,6 +31,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _CHANGED = {  # instead of two long values
     "model_fingerprint": "the model",
+    "module_fingerprint": "the model",
+    "data": "the data",
     **{f"{side}_fingerprint": f"the {side} data" for side in ("source", "target", "test")},
 }
 _MAY_DIFFER = ("format", "versions", "device_name", "ranks", "micro_batch_size")  # without effect on the result
@@ -55,7 +57,7 @@ class Keeper:
     ) -> None:
         self._records, self._task, self._state = records, task, state
         self._reducer, self._n_source = task.sharing.reducer, n_source
-        self._config = _comparable(config)
+        self._config = comparable(config)
         self._seconds, self._steps = checkpoints.seconds, checkpoints.steps
         self._saved_at = time.monotonic()
         self._received: signal.Signals | None = None
@@ -120,12 +122,12 @@ class Keeper:
         assert folder is not None
         if folder.is_run():
             checkpoint.tidy(folder.path)
-            require_same(folder.path, _comparable(folder.config()), self._config)
+            require_same(folder.path, comparable(folder.config()), self._config)
             damage: list[str] = []
             last = checkpoint.load_last(folder.path, damage.append)
             if last is not None:
                 step, saved = last
-                require_same(folder.path, _comparable(saved["config"]), self._config)
+                require_same(folder.path, comparable(saved["config"]), self._config)
                 return step, saved, damage
         folder.write_config(config)
         folder.cut_metrics(0)
@@ -252,7 +254,7 @@ def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name not in kept}
 
 
-def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration as ``config.json`` holds it, without memory addresses and what may differ on resuming."""
     text = _ADDRESS.sub("", as_json(config))
     return {name: value for name, value in json.loads(text).items() if name not in _MAY_DIFFER}
@@ -260,17 +262,25 @@ def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise if the run in a folder was started with another configuration."""
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    if names:
+    if found := differences(old, new, {**old, **new}):
         raise UsageError(
-            f"{path} holds an unfinished run that cannot be resumed, since "
-            f"{', '.join(_difference(name, old.get(name), new.get(name)) for name in names)}: "
+            f"{path} holds an unfinished run that cannot be resumed, since {', '.join(found)}: "
             "give the same as before, or another folder."
         )
 
 
-def _difference(name: str, old: Any, new: Any) -> str:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """The entries among ``names`` that differ between two configurations, each as a clause of a sentence."""
+    found = (clause for name in names for clause in _difference(name, old.get(name), new.get(name)))
+    return list(dict.fromkeys(found))
+
+
+def _difference(name: str, old: Any, new: Any) -> list[str]:
+    if old == new:
+        return []
     if name in _CHANGED:
-        return f"{_CHANGED[name]} changed"
+        return [f"{_CHANGED[name]} changed"]
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [clause for key in {**old, **new} for clause in _difference(f"{name}.{key}", old.get(key), new.get(key))]
     was, now = json.dumps(old), json.dumps(new)
-    return f"{name} was {was} and is {now}" if len(was) + len(now) < 100 else f"{name} changed"
+    return [f"{name} was {was} and is {now}" if len(was) + len(now) < 100 else f"{name} changed"]

@@ -1,0 +1,169 @@
+"""Recognise the rows of a source table after the training: by id or by content, never by row number alone.
+
+``rows.parquet`` has the id of every row and a digest of its cells, in the order of the table at the time of training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from soseleto.data.readers import tables
+from soseleto.data.readers.problems import some
+from soseleto.data.readers.reading import Reading
+from soseleto.errors import DataError, need
+from soseleto.run_folder.files import aside
+from soseleto.run_folder.folder import ROWS, RunFolder
+
+_BATCH = 1 << 14  # rows at a time, whose cells are in memory as text
+_need = partial(need, to="recording the rows of a table")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a table: their ids, and digests of their cells in ``columns``."""
+
+    columns: tuple[str, ...]
+    ids: tuple[str, ...]
+    digests: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, source: Path, reading: Reading) -> Rows | None:
+        """The rows of the table ``source``; None where it is not a table."""
+        source = source.expanduser()
+        if source.suffix.lower() not in tables.SUFFIXES or not source.is_file():
+            return None
+        table = tables.load(source, "source")
+        identity = tables.columns_of(table, reading, what=str(source)).identity
+        columns = tuple(table.column_names)
+        return cls(columns, tuple(ids_of(table, identity)), digests_of(table, columns))
+
+    def save(self, run: RunFolder) -> None:
+        pyarrow, parquet = _need("pyarrow"), _need("pyarrow.parquet")
+        columns = {"id": list(self.ids), "digest": pyarrow.array(self.digests, pyarrow.binary())}
+        with aside(run.path / ROWS) as part:
+            parquet.write_table(pyarrow.table(columns), part, compression="zstd")
+
+    @classmethod
+    def load(cls, run: RunFolder) -> Rows | None:
+        """None where the run did not record them; its ``source.json`` has the names of the columns."""
+        columns = run.source().get("columns")
+        if columns is None or not (run.path / ROWS).exists():
+            return None
+        table = _need("pyarrow.parquet").read_table(run.path / ROWS, memory_map=False)
+        return cls(tuple(columns), *(tuple(table.column(name).to_pylist()) for name in ("id", "digest")))
+
+
+@contextmanager
+def unchanged(source: Path) -> Iterator[None]:
+    """DataError if the file is replaced or written to inside the block."""
+    before = _stamp(source)
+    yield
+    if _stamp(source) != before:
+        raise DataError(f"{source} changed while it was read: wait until it is complete and start again.")
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:  # the reader will say so
+        return None
+    return None if path.is_dir() else (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def ids_of(table: Any, identity: str | None) -> list[str]:
+    """The ids as the reader gives them: the id column, else the row number."""
+    values = range(table.num_rows) if identity is None else table.column(identity).to_pylist()
+    return [str(value) for value in values]
+
+
+def digests_of(table: Any, columns: Sequence[str]) -> tuple[bytes, ...]:
+    """A digest of each row's cells in these columns; equal for equal values, in whatever format they were written."""
+    pyarrow, compute = _need("pyarrow"), _need("pyarrow.compute")
+    found: list[bytes] = []
+    for batch in table.select(list(columns)).to_batches(max_chunksize=_BATCH):
+        cells = [_as_text(column) for column in batch.columns]
+        # The lengths make cells such as "a,b" and "a", "b" different, and empty from missing.
+        lengths = [compute.cast(compute.binary_length(cell), pyarrow.string()).fill_null("-") for cell in cells]
+        rows = compute.binary_join_element_wise(*lengths, *(cell.fill_null("") for cell in cells), ",")
+        found += [hashlib.blake2b(row.encode(), digest_size=16).digest() for row in rows.to_pylist()]
+    return tuple(found)
+
+
+def _as_text(column: Any) -> Any:
+    pyarrow = _need("pyarrow")
+    try:
+        return column.cast(pyarrow.string())
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):  # lists, structures, bytes
+        return pyarrow.array([None if value is None else str(value) for value in column.to_pylist()], pyarrow.string())
+
+
+def match(
+    was: Rows | None, table: Any, identity: str | None, *, file: Path, used: Collection[str], corrected: Collection[str]
+) -> list[str | None]:
+    """The id in the run of every row of ``table``, None for a row that the run does not have.
+
+    used: the ids of the run's examples, each of which must be found exactly once
+    corrected: the ids of the rows that will be changed, which must have the values that they were trained with
+    """
+    ids = ids_of(table, identity)
+    if was is None:
+        if identity is None:
+            raise DataError(
+                f"the rows of {file} cannot be verified, as this run recorded neither ids nor rows: train again."
+            )
+        _require_once(file, ids, used)
+        return list(ids)
+    missing = [column for column in was.columns if column not in table.column_names]
+    if missing:
+        raise _changed(file, f"it has no column {some(missing)}")
+    now = digests_of(table, was.columns)
+    if now == was.digests:
+        return list(was.ids)
+    if identity is None:
+        return _by_content(was, now, file, used)
+    _require_once(file, ids, used)
+    old, new = dict(zip(was.ids, was.digests, strict=True)), dict(zip(ids, now, strict=True))
+    if others := [name for name in corrected if old.get(name) != new.get(name)]:
+        raise _changed(file, f"{len(others)} of the rows to correct have other values, such as id {others[0]}")
+    return list(ids)
+
+
+def _by_content(was: Rows, now: Sequence[bytes], file: Path, used: Collection[str]) -> list[str | None]:
+    """Equal rows are interchangeable, and matched in their order."""
+    ids_by_digest: dict[bytes, deque[str]] = defaultdict(deque)
+    for name, digest in zip(was.ids, was.digests, strict=True):
+        ids_by_digest[digest].append(name)
+    counts = Counter(now)
+    used = set(used)
+    wrong = [
+        name
+        for digest, names in ids_by_digest.items()
+        if counts[digest] != len(names)
+        for name in names
+        if name in used
+    ]
+    if wrong:
+        rows = (
+            f"{len(wrong)} of the {len(used)} rows of the training are not found exactly once, such as row {wrong[0]}"
+        )
+        raise _changed(file, rows)
+    return [ids_by_digest[digest].popleft() if ids_by_digest.get(digest) else None for digest in now]
+
+
+def _require_once(file: Path, ids: Sequence[str], used: Collection[str]) -> None:
+    counts = Counter(ids)
+    if wrong := [name for name in used if counts[name] != 1]:
+        raise _changed(
+            file, f"{len(wrong)} of the {len(used)} ids of the training are not found exactly once, such as {wrong[0]}"
+        )
+
+
+def _changed(file: Path, what: str) -> DataError:
+    return DataError(f"{file} has changed since the training ({what}): restore it, or train again.")
