@@ -138,6 +138,9 @@ def fit(
     encoding: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a text file, such as latin-1. [default: UTF-8]")
     ] = None,
+    merge_labels: Annotated[
+        bool, typer.Option("--merge-labels", help="Make one class of Cat, 'cat ' and cat.")
+    ] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unusable examples out.")] = False,
 ) -> None:
     """Train on your own data; write a model, a ranking and a report.
@@ -191,6 +194,7 @@ def fit(
             id_column=id_column,
             truth_column=truth_column,
             encoding=encoding,
+            merge_labels=merge_labels,
         ),
     )
     command.fit(options, typer.echo)

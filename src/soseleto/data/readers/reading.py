@@ -18,6 +18,7 @@ class Reading:
     label_column, path_column, id_column: columns of a table; default: found by their usual names
     truth_column: column of a table with the correct labels, where they are known
     encoding: of text files (.csv, .tsv, .jsonl) and of bytes in place of text, such as "latin-1"; default: UTF-8
+    merge_labels: make one class of names that differ only in case, surrounding blanks or Unicode form
     root: folder that relative paths in a table start from; default: the table's own folder
     allow_outside: follow paths and links that lead out of that folder
     cache: folder for decoded images; default: SOSELETO_CACHE, else ~/.cache/soseleto/images
@@ -31,6 +32,7 @@ class Reading:
     id_column: str | None = None
     truth_column: str | None = None
     encoding: str | None = None
+    merge_labels: bool = False
     root: str | Path | None = None
     allow_outside: bool = False
     cache: str | Path | None = None

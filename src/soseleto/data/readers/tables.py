@@ -19,6 +19,7 @@ from torch import Tensor
 
 from soseleto.data.limits import check_size
 from soseleto.data.readers import csv_text
+from soseleto.data.readers.file_names import escaped, existing
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import Names, is_regression, names_of, text_of
 from soseleto.data.readers.problems import Problem, some
@@ -58,7 +59,7 @@ def read_paths(path: Path) -> list[str]:
     column = _column(table, None, PATHS, "path_column", str(path), text_only=True)
     if column is None:
         raise DataError(f"{path} has no column of image paths among {some(table.column_names)}: call it path.")
-    files = [str(value or "") for value in table[column].to_pylist()]
+    files = [existing(str(value or ""), root=path.parent) for value in table[column].to_pylist()]
     if left := outside(path.parent, files):
         raise DataError(f"{some([files[row] for row in left])} in {path} lead outside its folder: name them directly.")
     return [os.path.join(path.parent, file) for file in files]
@@ -157,7 +158,7 @@ def _parsed(path: Path, reading: Reading | None) -> Any:
 
 def _load_csv(path: Path, delimiter: str, reading: Reading | None) -> Any:
     csv, pyarrow = (need(module, to="reading CSV") for module in ("pyarrow.csv", "pyarrow"))
-    text = csv_text.read_text(path, reading and reading.encoding, delimiter=delimiter)
+    text = csv_text.read_text(path, reading.encoding if reading else None, delimiter=delimiter)
     rows = csv_text.check_rows(text, delimiter, str(path))
     header = csv_text.header_of(text, delimiter)
     exact = _exact_columns(header, reading)
@@ -198,7 +199,7 @@ def _with_labels(table: Any, reading: Reading | None, missing: Sequence[str]) ->
 
 def _load_json(path: Path, reading: Reading | None) -> Any:
     pyarrow, reader = (need(module, to="reading JSON lines") for module in ("pyarrow", "pyarrow.json"))
-    text = csv_text.read_text(path, reading and reading.encoding)
+    text = csv_text.read_text(path, reading.encoding if reading else None)
     table = reader.read_json(pyarrow.BufferReader(text.encode()))
     for column in _exact_columns(table.column_names, reading):
         # Arrow rounds integers beyond 64 bits.
@@ -254,7 +255,7 @@ def _ids(values: list[Any], column: str, what: str, encoding: str | None) -> tup
 def _with_images(made: Raw, paths: list[Any], reading: Reading, folder: Path | None) -> Raw:
     root = Path(reading.root).expanduser() if reading.root is not None else folder or Path()
     missing = {row for row, path in enumerate(paths) if not path or "\0" in str(path)}
-    relative = ["." if row in missing else str(path) for row, path in enumerate(paths)]
+    relative = ["." if row in missing else existing(str(path), root=root) for row, path in enumerate(paths)]
     left = [] if reading.allow_outside else outside(root, relative)
     problems = [
         *_rows(made, "missing", sorted(missing), "have no path: give them one, or leave them out"),
@@ -262,7 +263,7 @@ def _with_images(made: Raw, paths: list[Any], reading: Reading, folder: Path | N
     ]
     unread = missing.union(left)  # an empty name is never opened
     files = tuple("" if row in unread else os.path.join(root, path) for row, path in enumerate(relative))
-    return replace(made, files=files, paths=files, problems=tuple(problems))
+    return replace(made, files=files, paths=tuple(map(escaped, files)), problems=tuple(problems))
 
 
 def _rows(made: Raw, kind: str, rows: list[int], what: str) -> list[Problem]:
