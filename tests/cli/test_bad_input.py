@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from soseleto.cli.main import main
+from soseleto.run_folder.folder import RunFolder
 
 Spoil = Callable[[Path], None]
 
@@ -82,7 +84,12 @@ TABLES = {
     "no rows": (put("source.csv", b"a,b,label\n"), "has no rows"),
     "no label column": (put("source.csv", b"a,b\n1,2\n"), "has no label column"),
     "two columns of one name": (put("source.csv", b"a,a,label\n1,2,cat\n"), "two columns of one name"),
-    "not text": (put("source.csv", b"a,label\n\xff\xfe\x00,cat\n"), "holds binary, not numbers"),
+    "not text": (put("source.csv", b"a,label\n\xff\xfe\x00,cat\n"), "byte 0xff in row 0 (line 2), column 'a'"),
+    "latin-1": (put("source.csv", "a,label\n1,chat\n2,b\xe9b\xe9\n".encode("latin-1")), "or --encoding latin-1"),
+    "stray quote": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat'), "row 8 (line 10) of"),
+    "stray quotes in two rows": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat"'), "row 8 (line 10) of"),
+    "label with a line break": (add('1,2,3,4,"c\nat"'), "the label of row 8 has a line break"),
+    "long label": (add(f"1,2,3,4,{'c' * 201}"), "the label of row 8 has 201 characters"),
     "other columns": (put("target.csv", b"a,b,label\n1,2,cat\n"), "column"),
     "missing file": (rows_of_paths("gone.png"), "none of the sampled source images can be read"),
     "path outside": (rows_of_paths("source/cat/0.png", "../x.png"), "lead outside"),
@@ -138,6 +145,57 @@ def test_bad_files(kind: str, desk: Path, capsys: pytest.CaptureFixture[str]) ->
     (desk / "torn.npz").write_bytes(b"PK")
     np.savez(desk / "pickled.npz", x=np.array([{}, {}], dtype=object), y=np.zeros(2))
     assert sentence in refused(desk, name, "target", capsys)
+
+
+def fit(desk: Path, source: str, target: str, *more: str) -> RunFolder:
+    words = ["fit", "--source", f"{desk}/{source}", "--target", f"{desk}/{target}", "--out", f"{desk}/run", *more]
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--epochs", "1", "--folds", "0", "--model", "mlp", "--device", "cpu"])
+    assert left.value.code == 0
+    return RunFolder.open(desk / "run")
+
+
+def test_names_that_are_not_utf8_go_through_a_run(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = os.fsencode(desk / "source/cat")
+    try:
+        os.rename(os.path.join(folder, b"0.png"), os.path.join(folder, b"\xe9.png"))
+    except OSError:
+        pytest.skip("the file system has only names of text")
+    run = fit(desk, "source", "target")
+    assert r"cat/\xe9.png" in run.ranking()["id"]
+    for verb in (["rank", str(run.path)], ["predict", str(run.path), f"{desk}/source"]):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(verb)
+        assert left.value.code == 0
+        assert r"cat/\xe9.png" in capsys.readouterr().out
+
+
+def test_the_options_that_the_messages_name(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (desk / "source.csv").read_text()
+    (desk / "source.csv").write_bytes(text.replace("cat", "Bébé").replace("dog", "dog ").encode("latin-1"))
+    (desk / "target.csv").write_bytes((desk / "target.csv").read_text().replace("cat", "bébé").encode("latin-1"))
+    assert "--encoding latin-1" in refused(desk, "source.csv", "target.csv", capsys)
+    run = fit(desk, "source.csv", "target.csv", "--encoding", "latin-1", "--merge-labels")
+    assert run.config()["classes"] == ["bébé", "dog"]
+
+
+def test_classes_that_look_alike_stop_only_if_the_sets_differ(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (desk / "target.csv").read_text()
+    (desk / "target.csv").write_text(text.replace("cat", "Cat"))
+    assert "--merge-labels" in refused(desk, "source.csv", "target.csv", capsys)
+    (desk / "target.csv").write_text(text)
+    add("5,6,7,9,Cat")(desk)
+    assert len(fit(desk, "source.csv", "target.csv").config()["classes"]) == 3
+    assert "the classes 'Cat' and 'cat' look alike" in capsys.readouterr().out
+
+
+def test_similar_images_do_not_stop_a_run(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pixels = np.asarray(Image.open(desk / "source/cat/0.png")).copy()
+    pixels[3, 3] ^= 1
+    Image.fromarray(pixels).save(desk / "target/cat/like.png")
+    fit(desk, "source", "target")
+    assert "(target cat/like.png = source cat/0.png)" in capsys.readouterr().out
 
 
 def test_good_ones_are_not_refused(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,10 @@ def test_everything_is_found_at_once(messy):
     assert bad == {"ant/cut.png", "ant/text.jpg", "ant/nothing.png", "bee/strip.png", "bee/0012.png"}
     (copy,) = [problem for problem in problems if problem.kind == "duplicate"]
     assert copy.ids == ("ant/0200.png",)
-    assert "ant/same.png = ant/0200.png" in copy.text
+    assert "target ant/same.png = test ant/0200.png" in copy.text
+    (near,) = [problem for problem in problems if problem.kind == "near duplicate"]
+    assert "target bee/resized.jpg = source bee/0012.png" in near.text
+    assert not near.stops
 
 
 def test_they_stop_or_are_left_out(messy):
@@ -56,7 +59,7 @@ def test_they_stop_or_are_left_out(messy):
     assert kinds(caught.value.problems) == kinds(check_pair(*messy, mode="noisy"))
     assert "ant/cut.png" in str(caught.value)
     pair = read_pair(*messy, mode="noisy", skip_bad=True)
-    assert len(pair.source) == 19
+    assert len(pair.source) == 20  # with the near duplicate, which may be another image
     assert "yak/0104.png" not in pair.target.ids
     assert pair.test.ids == ("ant/0201.png", "bee/0202.png")
     assert {one for problem in pair.dropped for one in problem.ids} >= {"yak/0104.png", "gnu/0203.png"}
@@ -97,6 +100,32 @@ def test_columns_of_a_table(tmp_path, infinite):
     assert not found["constant"].stops
     assert found["duplicate"].ids == ("3",)
     assert read_pair(source, target, mode="noisy", skip_bad=True).source.ids == ("0",)
+
+
+def test_images_that_are_only_similar_do_not_stop(image_folder):
+    source = image_folder("source", {"a": list(range(8)), "b": list(range(8, 16))})
+    target = image_folder("target", {"a": [100], "b": [101]})
+    similar = np.asarray(Image.open(source / "a" / "0003.png")).copy()
+    similar[8:12, 8:12] ^= 3  # another picture, though hardly
+    Image.fromarray(similar).save(target / "a" / "like.png")
+    pair = read_pair(source, target, mode="noisy")
+    (problem,) = pair.problems
+    assert (problem.kind, problem.stops, pair.dropped) == ("near duplicate", False, ())
+    assert "(target a/like.png = source a/0003.png)" in problem.text
+    assert "a/0003.png" in pair.source.ids
+
+
+def test_rows_equal_only_where_both_are_missing_are_no_duplicates(tmp_path):
+    source, target = tmp_path / "s.csv", tmp_path / "t.csv"
+    head = "id,a,b,c,d,e,label\n"
+    source.write_text(head + "p,,,,,7,x\nq,1,2,3,4,5,y\nr,,,,,,x\ns,1,,3,4,5,x\n")
+    target.write_text(head + "t,,,,,7,x\nu,9,2,3,4,5,y\nv,,,,,,x\nw,1,,3,4,5,y\n")
+    found = [problem for problem in check_pair(source, target, mode="noisy") if "duplicate" in problem.kind]
+    assert [(problem.kind, problem.stops, problem.ids) for problem in found] == [
+        ("duplicate", True, ("s",)),  # four equal values are no chance
+        ("near duplicate", False, ("p", "r")),
+    ]
+    assert "(target t = source p, target v = source r)" in found[1].text
 
 
 def test_labels_that_are_hardly_labels(tmp_path):

@@ -4,15 +4,17 @@ import hashlib
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
 from soseleto.data import Reading, as_examples
 from soseleto.data.image_decoding import cache, rules, workers
@@ -150,7 +152,7 @@ def test_a_dying_worker_gives_a_clear_error_and_no_cache_entry(image_folder, tmp
     monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
     with pytest.raises(DataError, match=r"an image worker died \(exit code -9\) between .*a/0000.png and"):
         as_examples(root, name="source", reading=Reading(workers=1))
-    assert [path for path in own_cache.iterdir() if path.name != "stats"] == []
+    assert list(own_cache.iterdir()) == []
 
 
 KILLED = """
@@ -186,7 +188,7 @@ def test_a_kill_midway_leaves_no_entry_that_could_be_taken_for_whole(image_folde
 def test_a_damaged_entry_is_named(image_folder, own_cache):
     root = image_folder("source", {"a": [1, 2]})
     as_examples(root, name="source")
-    (entry,) = [path for path in own_cache.iterdir() if path.name != "stats"]
+    (entry,) = own_cache.iterdir()
     (entry / "pixels").write_bytes(b"short")
     with pytest.raises(DataError, match="is damaged: delete that folder"):
         as_examples(root, name="source")
@@ -198,3 +200,81 @@ def test_a_full_disk_is_detected_before_decoding(image_folder, monkeypatch):
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DataError, match="GiB are free: give a smaller image_size"):
         as_examples(image_folder("source", {"a": [1]}), name="source")
+
+
+def test_a_file_changed_within_its_size_and_time_is_read_again(image_folder):
+    root = image_folder("source", {"a": [1, 2]}, suffix=".bmp")
+    as_examples(root, name="source")
+    path, other = root / "a" / "0001.bmp", root / "a" / "0002.bmp"
+    before = path.stat()
+    path.write_bytes(other.read_bytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    changed = as_examples(root, name="source")
+    assert torch.equal(changed.inputs[0], changed.inputs[1])
+
+
+@pytest.mark.parametrize("step", ["read_bytes", "decode"])
+def test_a_passing_error_is_forgotten(image_folder, monkeypatch, step):
+    root = image_folder("source", {"a": [1, 2]})
+    real, failing = getattr(rules, step), [OSError(5, "Input/output error"), OSError(5, "Input/output error")]
+
+    def fails(*given):
+        if failing and given[0] in (str(root / "a" / "0001.png"), (root / "a" / "0001.png").read_bytes()):
+            raise failing.pop()
+        return real(*given)
+
+    monkeypatch.setattr(rules, step, fails)
+    reading = Reading(image_size=32, channels=3, workers=0)
+    with pytest.raises(DataError, match=r"0001\.png cannot be decoded \(.*Input/output error"):
+        as_examples(root, name="source", reading=reading)
+    failing.clear()
+    again = as_examples(root, name="source", reading=reading)
+    wanted = np.asarray(Image.open(root / "a" / "0001.png")).transpose(2, 0, 1)
+    assert np.array_equal(again.inputs[0].numpy(), wanted)
+
+
+def png_rows(size: int, *, kind: int, interlaced: bool, value: int = 200) -> list[bytes]:
+    """The rows of a square PNG of one value, each after its filter byte."""
+    passes = rules._ADAM7 if interlaced else [(0, 0, 1, 1)]
+    sides = [((size - left - 1) // right + 1, (size - top - 1) // down + 1) for left, top, right, down in passes]
+    channels = {0: 1, 2: 3}[kind]
+    return [b"\0" + bytes([value]) * columns * channels for columns, rows in sides if columns for _ in range(rows)]
+
+
+def png(rows: list[bytes], size: int, *, kind: int, interlaced: bool) -> bytes:
+    header = struct.pack(">IIBBBBB", size, size, 8, kind, 0, 0, interlaced)
+    pixels = zlib.compress(b"".join(rows))
+    chunks = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
+    made = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(made)
+
+
+@pytest.mark.parametrize("kind", [0, 2])
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize("size", [5, 8, 16, 17])
+def test_a_png_with_fewer_rows_than_it_declares_is_damaged(kind, interlaced, size):
+    rows = png_rows(size, kind=kind, interlaced=interlaced)
+    for fewer in (1, len(rows) // 2, len(rows) - 1):
+        with pytest.raises((rules.Unreadable, OSError), match=r"holds fewer rows than it declares|truncated"):
+            rules.decode(png(rows[:fewer], size, kind=kind, interlaced=interlaced), (3, size, size))
+    for value in (0, 200):
+        whole = png(
+            png_rows(size, kind=kind, interlaced=interlaced, value=value), size, kind=kind, interlaced=interlaced
+        )
+        assert rules.decode(whole, (3, size, size)) == bytes([value]) * 3 * size * size
+
+
+def test_every_mode_of_png_passes_the_count_of_its_rows(tmp_path):
+    for width in (9, 16, 33):
+        for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
+            Image.new(mode, (width, 12)).save(tmp_path / "a.png")
+            rules.decode((tmp_path / "a.png").read_bytes(), (3, 8, 8))
+
+
+def test_truncated_images_raise_whatever_pillow_is_set_to(image_folder, monkeypatch):
+    whole = next(image_folder("source", {"a": [1]}).rglob("*.png")).read_bytes()
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(OSError, match="truncated"):
+        rules.decode(whole[: len(whole) // 2], (3, 32, 32))
+    assert ImageFile.LOAD_TRUNCATED_IMAGES

@@ -5,17 +5,20 @@ import io
 import os
 import pickle
 import struct
+import subprocess
 import tarfile
 import zipfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from PIL import Image, PngImagePlugin
+from PIL import EpsImagePlugin, Image, PngImagePlugin
 
+import soseleto
 from soseleto.data import ProblemsError, Reading, as_examples, check_pair
 from soseleto.data.image_decoding import rules
 from soseleto.data.public import archive
@@ -23,6 +26,7 @@ from soseleto.data.public.cifar import read_human, read_python
 from soseleto.data.public.idx import read_idx
 from soseleto.data.public.mat import read_mat
 from soseleto.errors import DataError
+from soseleto.run_folder import thumbnails
 
 
 class Hostile:
@@ -255,3 +259,30 @@ def test_a_table_that_stands_for_billions_of_rows_is_refused(tmp_path, monkeypat
     assert (tmp_path / "a.parquet").stat().st_size < 10000
     with pytest.raises(DataError, match="more than the"):
         as_examples(tmp_path / "a.parquet", name="source")
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\n(x) print\n%%EOF\n"
+
+
+def test_no_image_starts_another_program(tmp_path, image_folder, monkeypatch):
+    """Pillow runs Ghostscript for EPS, whatever the name of the file."""
+
+    def started(*args, **options):
+        raise AssertionError("another program was started")
+
+    root = image_folder("source", {"a": [1, 2]})
+    (root / "a" / "evil.png").write_bytes(EPS)
+    for name in ("run", "Popen", "check_call"):
+        monkeypatch.setattr(subprocess, name, started)
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", started)
+    with pytest.raises(ProblemsError, match=r"evil\.png is not an image of a known kind"):
+        as_examples(root, name="source")
+    assert thumbnails.from_file(str(root / "a" / "evil.png"), 96) is None
+    assert thumbnails.from_file(str(root / "a" / "0001.png"), 96) is not None
+
+
+def test_images_are_opened_in_one_place():
+    """Every other place would have to list the formats again."""
+    source = Path(soseleto.__file__).parent
+    opening = [path for path in source.rglob("*.py") if "Image.open(" in path.read_text("utf-8")]
+    assert [path.relative_to(source).as_posix() for path in opening] == ["data/image_decoding/rules.py"]

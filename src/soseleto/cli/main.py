@@ -139,6 +139,12 @@ def fit(
     path_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the image files.")] = None,
     id_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the examples' ids.")] = None,
     truth_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the true labels.")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a text file, such as latin-1. [default: UTF-8]")
+    ] = None,
+    merge_labels: Annotated[
+        bool, typer.Option("--merge-labels", help="Make one class of Cat, 'cat ' and cat.")
+    ] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unusable examples out.")] = False,
 ) -> None:
     """Train on your own data; write a model, a ranking and a report.
@@ -191,6 +197,8 @@ def fit(
             path_column=path_column,
             id_column=id_column,
             truth_column=truth_column,
+            encoding=encoding,
+            merge_labels=merge_labels,
         ),
     )
     command.fit(options, typer.echo)

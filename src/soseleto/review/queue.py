@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +64,7 @@ class Queue:
         """The image from its own file where it still exists, else the thumbnail in the run folder."""
         small = self.pictures.get(self.id_of(row))
         path = self.ranking.get("path")
-        return (None if path is None else _from_file(str(path[row]))) or small
+        return (None if path is None else thumbnails.from_file(str(path[row]), LARGEST)) or small
 
     def _by_class(self) -> list[ClassRows]:
         return by_class(self.ranking, each=TYPICAL, most=len(self.classes) + 1)
@@ -95,20 +94,6 @@ def _classes(run: RunFolder, ranking: Mapping[str, np.ndarray]) -> tuple[str, ..
     names = [str(name) for name in known]
     names += [one.label for one in by_class(ranking, most=len(ranking["label"]))]
     return tuple(dict.fromkeys([*names, *sorted({*(suggested if suggested is not None else ())} - {None})]))
-
-
-def _from_file(path: str) -> bytes | None:
-    """Decode and re-encode, so that only image data is ever served; None where the file cannot be read."""
-    from PIL import Image
-
-    if not os.path.isfile(path):  # reading a pipe would block
-        return None
-    try:
-        with Image.open(path) as image:
-            image.seek(0)
-            return thumbnails.shrink(image.convert("RGB"), LARGEST)
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):
-        return None
 
 
 def _finite(value: Any) -> float | None:

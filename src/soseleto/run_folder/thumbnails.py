@@ -53,6 +53,21 @@ def kind(picture: bytes) -> str:
     return "image/png" if picture.startswith(b"\x89PNG") else "image/jpeg"
 
 
+def from_file(path: str, largest: int) -> bytes | None:
+    """An image file decoded and encoded again, so that only image data is served; None where it cannot be read.
+
+    It is opened as for training: only in formats that need no other program, and after a check of its size.
+    """
+    from soseleto.data import optional
+    from soseleto.data.readers.file_names import existing
+
+    rules = optional.decoding()
+    try:
+        return shrink(rules.load_image(rules.read_bytes(existing(path))).convert("RGB"), largest)
+    except Exception:  # Pillow raises many kinds
+        return None
+
+
 def is_images(inputs: Tensor) -> bool:
     """Whether inputs (N, C, H, W) can be shown as images."""
     return inputs.ndim == 4 and inputs.shape[1] in (1, 3, 4) and min(inputs.shape[2:]) > 1

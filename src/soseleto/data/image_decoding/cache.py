@@ -2,10 +2,11 @@
 
 CACHE/KEY/pixels      uint8 (N, C, H, W), memory-mapped
 CACHE/KEY/meta.json   shape, and the rows that could not be decoded
-CACHE/stats/HASH      KEY, under a hash of path, size and time of the files: unchanged files need not be opened
 
 KEY is the number of files and the shape, followed by a hash over the content of all files in order and the version of
-the decoding rules. An entry is written to a temporary folder and renamed, so after a kill it is complete or absent.
+the decoding rules. The files are hashed each time: their size and time do not show every change. Errors are not
+remembered: rows that could not be decoded are tried again. An entry is written to a temporary folder and renamed, so
+after a kill it is complete or absent.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,14 +53,13 @@ def decoded(
 ) -> Decoded:
     """All files decoded into one array, from the cache if possible."""
     root = cache_root(cache)
-    note = root / "stats" / _stat_key(files, shape)
-    entry = _entry_by_stats(root, note)
-    if entry is None:
-        root.mkdir(parents=True, exist_ok=True)
-        with Workers(worker_count(workers, len(files))) as pool:
-            entry = _by_content(root, files, shape, pool) or _make(root, files, shape, pool, progress)
-        _write_note(note, entry.name)
-    return _open(entry, len(files), shape)
+    root.mkdir(parents=True, exist_ok=True)
+    with Workers(worker_count(workers, len(files))) as pool:
+        entry = _by_content(root, files, shape, pool)
+        if entry is not None:
+            return _open(entry, files, shape)
+        entry, bad = _make(root, files, shape, pool, progress)
+    return _open(entry, files, shape, bad)
 
 
 def _by_content(root: Path, files: Sequence[str], shape: Shape, pool: Workers) -> Path | None:
@@ -70,19 +70,19 @@ def _by_content(root: Path, files: Sequence[str], shape: Shape, pool: Workers) -
     return entry if (entry / "meta.json").is_file() else None
 
 
-def _make(root: Path, files: Sequence[str], shape: Shape, pool: Workers, progress: Progress | None) -> Path:
+def _make(root: Path, files: Sequence[str], shape: Shape, pool: Workers, progress: Progress | None) -> tuple[Path, Bad]:
     _sweep(root)
     _check_room(root, len(files) * int(np.prod(shape)))
     aside = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
     try:
         output = pool.decode(files, aside / "pixels", shape, progress)
-        meta = {"shape": [len(files), *shape], "bad": output.bad}
+        meta = {"shape": [len(files), *shape], "bad": [row for row, _ in output.bad]}
         (aside / "meta.json").write_text(json.dumps(meta))
         entry = root / _key(output.digests, shape)
         _rename(aside, entry)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return entry
+    return entry, output.bad
 
 
 def _rename(aside: Path, entry: Path) -> None:
@@ -93,30 +93,26 @@ def _rename(aside: Path, entry: Path) -> None:
             raise
 
 
-def _open(entry: Path, count: int, shape: Shape) -> Decoded:
+def _open(entry: Path, files: Sequence[str], shape: Shape, bad: Bad | None = None) -> Decoded:
+    """Map an entry; without ``bad``, the rows that could not be decoded when it was written are tried again."""
     meta = json.loads((entry / "meta.json").read_text())
-    size = count * int(np.prod(shape))
-    if meta["shape"] != [count, *shape] or (entry / "pixels").stat().st_size != size:
+    size = len(files) * int(np.prod(shape))
+    if meta["shape"] != [len(files), *shape] or (entry / "pixels").stat().st_size != size:
         raise DataError(f"the image cache entry {entry} is damaged: delete that folder and run again.")
-    pixels = np.memmap(entry / "pixels", dtype=np.uint8, mode="c", shape=(count, *shape))
-    return Decoded(torch.from_numpy(pixels), [(row, why) for row, why in meta["bad"]])
+    pixels = np.memmap(entry / "pixels", dtype=np.uint8, mode="c", shape=(len(files), *shape))
+    return Decoded(torch.from_numpy(pixels), _again(pixels, files, shape, meta["bad"]) if bad is None else bad)
 
 
-def _entry_by_stats(root: Path, note: Path) -> Path | None:
-    """The entry recorded for files of the same path, size and time, if it still exists."""
-    try:
-        entry = root / note.read_text()
-    except OSError:
-        return None
-    return entry if (entry / "meta.json").is_file() else None
-
-
-def _write_note(note: Path, key: str) -> None:
-    note.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=note.parent)
-    with os.fdopen(handle, "w") as file:
-        file.write(key)
-    os.replace(aside, note)
+def _again(pixels: Any, files: Sequence[str], shape: Shape, rows: Sequence[int]) -> Bad:
+    """Decode these rows into the private mapping; those that fail again, and why."""
+    rules = optional.decoding()
+    bad: Bad = []
+    for row in rows:
+        image, why = rules.decode_file(files[row], shape)
+        pixels[row] = np.frombuffer(image, np.uint8).reshape(shape)
+        if why is not None:
+            bad.append((row, why))
+    return bad
 
 
 def _prefix(count: int, shape: Shape) -> str:
@@ -127,17 +123,6 @@ def _key(digests: Iterable[str], shape: Shape) -> str:
     content = list(digests)
     digest = hashlib.sha256("\n".join([str(optional.decoding().VERSION), *content]).encode()).hexdigest()
     return f"{_prefix(len(content), shape)}-{digest}"
-
-
-def _stat_key(files: Sequence[str], shape: Shape) -> str:
-    digest = hashlib.sha256(f"{optional.decoding().VERSION} {shape} {os.getcwd()}".encode())
-    for path in files:
-        try:
-            stat = os.stat(path)
-            digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-        except OSError:
-            digest.update(f"{path}\0missing\0".encode())
-    return digest.hexdigest()
 
 
 def _sweep(root: Path) -> None:

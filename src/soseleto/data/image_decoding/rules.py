@@ -12,18 +12,22 @@ are decoded at 1/2, 1/4 or 1/8, never below twice the target size.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import stat
+import struct
 import sys
 import warnings
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
-VERSION = 1  # part of every cache key: increase it when a rule changes
+VERSION = 2  # part of every cache key: increase it when a rule changes
 MAX_PIXELS = 1 << 26  # 67 million: larger images are treated as decompression bombs
 MAX_FILE = 1 << 29
 # No format that needs another program or embeds code (EPS runs Ghostscript).
@@ -77,10 +81,71 @@ def read_bytes(path: str) -> bytes:
 
 def decode(content: bytes, shape: tuple[int, int, int]) -> bytes:
     """An image file as channels x height x width bytes."""
+    side = 2 * max(shape[1:])
+    return pixels(load_image(content, draft=(side, side)), shape)
+
+
+def load_image(content: bytes, *, draft: tuple[int, int] | None = None) -> Image.Image:
+    """Open and decode an image; ``draft`` is a size that a large JPEG need not exceed. Incomplete images raise."""
     image = open_image(content)
-    if image.format == "JPEG":
-        image.draft(None, (2 * max(shape[1:]), 2 * max(shape[1:])))
-    return pixels(image, shape)
+    if draft is not None and image.format == "JPEG":
+        image.draft(None, draft)
+    with _truncated_images_raise():
+        image.load()
+    if image.format == "PNG":
+        _check_png_rows(image, content)
+    return image
+
+
+@contextlib.contextmanager
+def _truncated_images_raise() -> Iterator[None]:
+    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+    try:
+        yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+def _check_png_rows(image: Image.Image, content: bytes) -> None:
+    """Pillow leaves the rows black that a PNG should have and does not: count the bytes of its pixels.
+
+    That is needed only if the last row is black, or if the rows are interlaced.
+    """
+    width, height = image.size
+    last = image.crop((0, height - 1, width, height))
+    interlaced = content[28] != 0
+    if not interlaced and any(low or high for low, high in _extrema(last)):
+        return
+    depth, kind = content[24], content[25]
+    bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(kind, 1)
+    passes = _ADAM7 if interlaced else ((0, 0, 1, 1),)
+    needed = 0
+    for left, top, right, down in passes:
+        columns, rows = -(-(width - left) // right), -(-(height - top) // down)
+        needed += rows * (1 + -(-columns * bits // 8)) if columns > 0 else 0
+    if _png_bytes(content, needed) < needed:
+        raise Unreadable("holds fewer rows than it declares")
+
+
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+
+
+def _extrema(image: Image.Image) -> tuple[tuple[float, float], ...]:
+    found: Any = image.getextrema()
+    return found if isinstance(found[0], tuple) else (found,)
+
+
+def _png_bytes(content: bytes, most: int) -> int:
+    """The number of bytes in the decompressed IDAT chunks, counted up to ``most``."""
+    inflate, found, at = zlib.decompressobj(), 0, 8
+    while at + 8 <= len(content) and found < most:
+        length, kind = struct.unpack(">I4s", content[at : at + 8])
+        piece = content[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
+        while piece and found < most:
+            found += len(inflate.decompress(piece, min(1 << 20, most - found)))
+            piece = inflate.unconsumed_tail
+        at += 12 + length
+    return found
 
 
 def pixels(image: Image.Image, shape: tuple[int, int, int]) -> bytes:
@@ -180,6 +245,16 @@ def fill(
             rows.append(image)
     _write(array, b"".join(rows), first * size)
     return made, bad
+
+
+def decode_file(path: str, shape: tuple[int, int, int]) -> tuple[bytes, str | None]:
+    """The pixels of one file, or zeros and the reason."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return decode(read_bytes(path), shape), None
+        except Exception as error:  # as in fill
+            return bytes(shape[0] * shape[1] * shape[2]), reason(error)
 
 
 def _write(array: int, content: bytes, at: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data.examples import Examples
-from soseleto.data.readers.duplicates import duplicates
+from soseleto.data.readers.duplicates import Duplicate, duplicates
 from soseleto.data.readers.problems import Problem, some
 
 _FEW_COLUMNS = 4  # rows with fewer numbers coincide by chance
@@ -105,21 +105,45 @@ def _missing_in_source(source: Examples, target: Examples) -> list[Problem]:
 
 
 def _copies(sets: dict[str, Examples], other: str) -> list[Problem]:
-    """Target examples that are also in another set; the target's copy is the one to keep."""
+    """Target examples that are also in another set; the target's copy is the one to keep.
+
+    Near duplicates may be different examples: they are reported and do not stop the training.
+    """
     target, second = sets["target"], sets[other]
     if target.inputs.ndim == 2 and target.inputs.shape[1] < _FEW_COLUMNS:
         return []
-    made = []
     found = duplicates(target.inputs, second.inputs)
-    for kind, exact in (("duplicate", True), ("near duplicate", False)):
-        pairs = [pair for pair in found if pair.exact == exact]
-        if pairs:
-            ids = tuple(dict.fromkeys(second.id_of(pair.second) for pair in pairs))
-            copies = some([f"{target.id_of(p.first)} = {second.id_of(p.second)}" for p in pairs])
-            how = "are also" if exact else "are, resized or recompressed, also"
-            text = f"{len({p.first for p in pairs})} target examples {how} in the {other} ({copies})."
-            made.append(Problem(other, kind, text, ids))
-    return made
+    chance = _by_chance(target.inputs)
+    exact = [pair for pair in found if pair.exact and pair.first not in chance]
+    near = [pair for pair in found if not pair.exact]
+    missing = [pair for pair in found if pair.exact and pair.first in chance]
+    like = "may be the same image, resized or recompressed, as one in"
+    made = [
+        _copy_problem(sets, other, exact, "duplicate", "are also in"),
+        _copy_problem(sets, other, near, "near duplicate", like),
+        _copy_problem(sets, other, missing, "near duplicate", f"have fewer than {_FEW_COLUMNS} values, the same as in"),
+    ]
+    return [problem for problem in made if problem is not None]
+
+
+def _by_chance(inputs: Tensor) -> set[int]:
+    """Rows of a table with too few values present: they equal other rows by chance."""
+    if inputs.ndim != 2 or not inputs.dtype.is_floating_point:
+        return set()
+    few = inputs.isfinite().sum(1) < _FEW_COLUMNS
+    return set(few.nonzero().flatten().tolist())
+
+
+def _copy_problem(
+    sets: dict[str, Examples], other: str, pairs: Sequence[Duplicate], kind: str, how: str
+) -> Problem | None:
+    if not pairs:
+        return None
+    target, second = sets["target"], sets[other]
+    ids = tuple(dict.fromkeys(second.id_of(pair.second) for pair in pairs))
+    copies = some([f"target {target.id_of(p.first)} = {other} {second.id_of(p.second)}" for p in pairs])
+    text = f"{len({p.first for p in pairs})} target examples {how} the {other} ({copies})."
+    return Problem(other, kind, text, ids, stops=kind == "duplicate")
 
 
 def _column(position: int, columns: Sequence[str] | None) -> str:

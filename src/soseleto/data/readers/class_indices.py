@@ -9,17 +9,20 @@ import torch
 from torch import Tensor
 
 from soseleto.data.readers.labels import Names, class_order
+from soseleto.data.readers.look_alikes import look_alikes, merged
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
 from soseleto.errors import DataError
 
 
-def number_labels(raws: Sequence[Raw], *, shared: bool) -> list[Raw]:
+def number_labels(raws: Sequence[Raw], *, shared: bool, merge: bool = False) -> list[Raw]:
     """The same data sets with class indices as labels; rows without a usable label become problems.
 
-    ``raws`` are source, target and test, or the first of these. The test uses the classes of the target.
+    ``raws`` are source, target and test, or the first of these. The test uses the classes of the target. With
+    ``merge``, class names that look alike are one class; else they are a problem.
     """
     raws = [_named(raw) for raw in raws]
+    raws = [merged(raw) for raw in raws] if merge else _with_look_alikes(raws, shared=shared)
     first = raws[:2] if shared else raws[:1]
     classes = _classes(first)
     made = [_number(raw, classes) for raw in first]
@@ -28,6 +31,13 @@ def number_labels(raws: Sequence[Raw], *, shared: bool) -> list[Raw]:
             classes = _classes([raw])
         made.append(_number(raw, classes))
     return made
+
+
+def _with_look_alikes(raws: Sequence[Raw], *, shared: bool) -> list[Raw]:
+    """The data sets, those with class names that look alike with a problem more."""
+    together = [raws] if shared else [raws[:1], raws[1:]]
+    found = [p for sets in together if sets for p in look_alikes({raw.name: _names(raw) for raw in sets})]
+    return [replace(raw, problems=(*raw.problems, *(p for p in found if p.where == raw.name))) for raw in raws]
 
 
 def _named(raw: Raw) -> Raw:

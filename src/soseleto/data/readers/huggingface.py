@@ -37,10 +37,12 @@ def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
     values = list(data[label])
     made = Raw(
         name,
-        torch.tensor(values, dtype=torch.int64) if classes else labels_from(values, name=name),
+        torch.tensor(values, dtype=torch.int64)
+        if classes
+        else labels_from(values, name=name, encoding=reading.encoding),
         classes=tuple(classes) if classes else None,
         ids=None if identity is None else tuple(str(value) for value in data[identity]),
-        truth=names_of(data[reading.truth_column]) if reading.truth_column else None,
+        truth=names_of(data[reading.truth_column], encoding=reading.encoding) if reading.truth_column else None,
     )
     if image is not None:
         return replace(made, images=_Column(data, image))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from soseleto.data.readers.file_names import escaped
 from soseleto.data.readers.labels import Names
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
@@ -29,13 +30,20 @@ def read_folder(folder: Path, *, name: str, reading: Reading) -> Raw:
             f"no images below {folder} of the {name}: put {', '.join(SUFFIXES[:3])} ... files into "
             f"its subfolders ({some(classes)})."
         )
-    labels = Names(tuple(c for c in classes for _ in found[c]))
+    labels = Names(tuple(escaped(c) for c in classes for _ in found[c]))
     files = tuple(f"{folder}{os.sep}{path}" for path in ids)
     # Only links can lead outside: linked files, and all files below a linked class folder.
     links = [path for c in classes for path, link in found[c] if link or os.path.islink(folder / c)]
-    problems = _empty(name, [c for c in classes if not found[c]])
+    problems = _empty(name, [escaped(c) for c in classes if not found[c]])
     problems += () if reading.allow_outside else _outside(folder, links, name=name)
-    return Raw(name, labels, files=files, ids=tuple(ids), paths=files, problems=problems)
+    return Raw(
+        name,
+        labels,
+        files=files,
+        ids=tuple(map(escaped, ids)),
+        paths=tuple(map(escaped, files)),
+        problems=problems,
+    )
 
 
 def _is_class(entry: os.DirEntry[str]) -> bool:
@@ -65,7 +73,7 @@ def _empty(name: str, empty: list[str]) -> tuple[Problem, ...]:
 
 
 def _outside(folder: Path, links: list[str], *, name: str) -> tuple[Problem, ...]:
-    bad = [links[row] for row in outside(folder, links)]
+    bad = [escaped(links[row]) for row in outside(folder, links)]
     if not bad:
         return ()
     text = f"{some(bad)} lead outside {folder}: type reading=Reading(allow_outside=True) if that is intended."

@@ -12,6 +12,7 @@ from torch import Tensor
 from soseleto.data import optional
 from soseleto.data.image_decoding.cache import decoded
 from soseleto.data.image_decoding.workers import Bad, Progress, Shape
+from soseleto.data.readers.file_names import escaped
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
@@ -51,7 +52,7 @@ def pixels_of(
     else:
         assert raw.images is not None
         inputs, bad = _convert(raw.images, shape)
-    names = [raw.files[row] if raw.files else f"image {raw.id_of(row)}" for row, _ in bad]
+    names = [escaped(raw.files[row]) if raw.files else f"image {raw.id_of(row)}" for row, _ in bad]
     return inputs, _problems(raw, bad, names)
 
 

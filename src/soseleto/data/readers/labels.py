@@ -1,7 +1,7 @@
 """How label names become class indices.
 
-Names are sorted and numbered from 0: as numbers (2 before 10) if all of them are integers, else as text. Different
-spellings of an integer are the same name: 3, 3.0 and "3".
+Names are sorted and numbered from 0: as numbers (2 before 10) if all of them are integers, else as text. The numbers 3
+and 3.0 have the name "3"; text is the name as it is, so that "03", "3 " and "3" are three names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}\Z")
+from soseleto.errors import DataError
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,200}\Z")
+_LONGEST = 200  # characters of a label
+_BREAKS = re.compile(r"[\r\n]")
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,22 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def names_of(values: Iterable[Any]) -> Names:
-    """Labels of any type as names; None, NaN and empty text mean no label."""
-    return Names(tuple(_name(value) for value in values))
+def names_of(values: Iterable[Any], *, encoding: str | None = None) -> Names:
+    """Labels of any type as names; None, NaN and blank text mean no label."""
+    return Names(tuple(_name(value, row, encoding) for row, value in enumerate(values)))
+
+
+def text_of(value: Any, *, where: str, encoding: str | None = None) -> str:
+    """A value as text; bytes that are not in the encoding raise."""
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode(encoding or "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where} is {value[:40]!r}, which is not {encoding or 'UTF-8'}: type reading=Reading(encoding='latin-1'), "
+            "or --encoding latin-1, if that is its encoding."
+        ) from error
 
 
 def is_regression(values: Sequence[Any]) -> bool:
@@ -60,13 +77,16 @@ def is_regression(values: Sequence[Any]) -> bool:
     return numeric and any(value != int(value) for value in numbers)
 
 
-def _name(value: Any) -> str | None:
+def _name(value: Any, row: int, encoding: str | None) -> str | None:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and abs(value) < 2**53 and value == int(value):
         return str(int(value))
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", errors="replace")
-    return str(value).strip() or None
+    name = text_of(value, where=f"the label of row {row}", encoding=encoding)
+    if len(name) > _LONGEST or _BREAKS.search(name):
+        fault = f"{len(name):,} characters" if len(name) > _LONGEST else "a line break"
+        fix = "close its quote, or name another label column"
+        raise DataError(f"the label of row {row} has {fault} ({name[:40]!r} ...): {fix}.")
+    return name if name.strip() else None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from soseleto.data.limits import check_expansion, check_size
 from soseleto.data.readers.in_memory import inputs_of
-from soseleto.data.readers.labels import names_of
+from soseleto.data.readers.labels import names_of, text_of
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.tables import labels_from
 from soseleto.errors import DataError, SoseletoError
@@ -22,7 +22,7 @@ from soseleto.errors import DataError, SoseletoError
 _FIELDS = ("x", "y", "id", "truth")
 
 
-def read_npz(path: Path, *, name: str) -> Raw:
+def read_npz(path: Path, *, name: str, encoding: str | None = None) -> Raw:
     """Read x as inputs, y as labels (numbered as in ``labels``), id as ids and truth as correct labels."""
     arrays = _load(path)
     for field in ("x", "y"):
@@ -37,10 +37,10 @@ def read_npz(path: Path, *, name: str) -> Raw:
     labels = arrays["y"]
     return Raw(
         name,
-        labels_from(labels.reshape(-1).tolist() if labels.size == count else labels, name=name),
+        labels_from(labels.reshape(-1).tolist() if labels.size == count else labels, name=name, encoding=encoding),
         inputs=inputs_of(arrays["x"], name=name),
-        ids=tuple(_text(v) for v in arrays["id"].tolist()) if "id" in arrays else None,
-        truth=names_of(arrays["truth"].reshape(-1).tolist()) if "truth" in arrays else None,
+        ids=_ids(arrays["id"].tolist(), path, encoding) if "id" in arrays else None,
+        truth=names_of(arrays["truth"].reshape(-1).tolist(), encoding=encoding) if "truth" in arrays else None,
         paths=None,
     )
 
@@ -51,6 +51,10 @@ def read_npz_inputs(path: Path) -> Tensor:
     if "x" not in arrays:
         raise DataError(f"{path} has no array 'x': save it with np.savez(path, x=inputs).")
     return inputs_of(arrays["x"], name="predicted")
+
+
+def _ids(values: list[Any], path: Path, encoding: str | None) -> tuple[str, ...]:
+    return tuple(text_of(v, where=f"id {at} in {path}", encoding=encoding) for at, v in enumerate(values))
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -100,7 +104,3 @@ _DAMAGED_ARCHIVE = (
 )  # fmt: skip
 # What NumPy raises for a header that is not a literal: it parses it and, if that fails, filters its tokens.
 _DAMAGED_HEADER = (ValueError, TypeError, KeyError, SyntaxError, TokenError, RecursionError, MemoryError)
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)

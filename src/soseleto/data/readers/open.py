@@ -80,7 +80,7 @@ def _from_path(path: Path, *, name: str, reading: Reading) -> Raw:
     if not path.is_file():
         raise UsageError(f"the {name} {str(path)!r} is not there{_close(path)}: check the path.")
     if suffix == ".npz":
-        return replace(npz.read_npz(path, name=name), name=name)
+        return replace(npz.read_npz(path, name=name, encoding=reading.encoding), name=name)
     return tables.read_table(path, name=name, reading=reading)
 
 

@@ -45,9 +45,9 @@ def as_examples(data: Any, *, name: str, reading: Reading | None = None, **unkno
         return data
     reading = reading or Reading()
     raw = raw_of(data, name=name, reading=reading)
-    (labelled,) = number_labels([raw], shared=True)
+    (labelled,) = number_labels([raw], shared=True, merge=reading.merge_labels)
     made, problems = _decode(labelled, shape_for(labelled, reading), reading)
-    if problems:
+    if any(problem.stops for problem in problems):
         raise ProblemsError(problems)
     return made
 
@@ -96,7 +96,7 @@ def _read(
     check_mode(mode)
     given = {"source": source, "target": target} | ({} if test is None else {"test": test})
     raws = [raw_of(data, name=name, reading=reading) for name, data in given.items()]
-    raws = number_labels(raws, shared=mode == "noisy")
+    raws = number_labels(raws, shared=mode == "noisy", merge=reading.merge_labels)
     _match_columns(raws)
     shape = shape_for(raws[0], reading)
     sets: dict[str, Examples] = {}

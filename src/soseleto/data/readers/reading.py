@@ -17,6 +17,8 @@ class Reading:
     channels: 1 for grey, 3 for RGB; default: grey if all source images are grey
     label_column, path_column, id_column: columns of a table; default: found by their usual names
     truth_column: column of a table with the correct labels, where they are known
+    encoding: of text files (.csv, .tsv, .jsonl) and of bytes in place of text, such as "latin-1"; default: UTF-8
+    merge_labels: make one class of names that differ only in case, surrounding blanks or Unicode form
     root: folder that relative paths in a table start from; default: the table's own folder
     allow_outside: follow paths and links that lead out of that folder
     cache: folder for decoded images; default: SOSELETO_CACHE, else ~/.cache/soseleto/images
@@ -29,6 +31,8 @@ class Reading:
     label_column: str | None = None
     id_column: str | None = None
     truth_column: str | None = None
+    encoding: str | None = None
+    merge_labels: bool = False
     root: str | Path | None = None
     allow_outside: bool = False
     cache: str | Path | None = None
@@ -42,6 +46,7 @@ class Reading:
             )
         if self.channels not in (None, 1, 3):
             raise UsageError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}.")
+        _check_encoding(self.encoding)
         if self.workers is not None and self.workers < 0:
             raise UsageError(f"workers must be 0 or more, got {self.workers}.")
 
@@ -49,6 +54,16 @@ class Reading:
     def sides(self) -> tuple[int, int] | None:
         """(height, width) of every image, if given."""
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+
+def _check_encoding(encoding: str | None) -> None:
+    try:
+        "a".encode(encoding or "utf-8")
+    except (LookupError, ValueError) as error:
+        hint = did_you_mean(str(encoding), ("utf-8", "utf-16", "latin-1", "cp1252"))
+        raise UsageError(
+            f"unknown encoding {encoding!r}{hint}: give one that Python knows, such as latin-1."
+        ) from error
 
 
 def refuse_keywords(keywords: Mapping[str, object], *, function: str) -> None:

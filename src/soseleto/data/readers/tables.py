@@ -6,6 +6,7 @@ numbers. Columns that are not given are found by their usual names, ignoring cas
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +18,10 @@ import torch
 from torch import Tensor
 
 from soseleto.data.limits import check_size
+from soseleto.data.readers import csv_text
+from soseleto.data.readers.file_names import escaped, existing
 from soseleto.data.readers.image_folder import outside
-from soseleto.data.readers.labels import Names, is_regression, names_of
+from soseleto.data.readers.labels import Names, is_regression, names_of, text_of
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
@@ -31,12 +34,12 @@ IDS = ("id", "uid", "uuid", "key")
 
 
 def read_table(path: Path, *, name: str, reading: Reading) -> Raw:
-    return from_table(load(path, name), name=name, reading=reading, folder=path.parent, what=str(path))
+    return from_table(load(path, name, reading), name=name, reading=reading, folder=path.parent, what=str(path))
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> Tensor:
     """These columns of a table as (N, D) float32; others are ignored."""
-    table = load(path, "")
+    table = load(path, "", Reading())
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         hint = did_you_mean(missing[0], table.column_names)
@@ -52,11 +55,11 @@ def read_columns(path: Path, columns: Sequence[str]) -> Tensor:
 
 def read_paths(path: Path) -> list[str]:
     """The image files of a table with a path column; relative paths start from the table's folder."""
-    table = load(path, "")
+    table = load(path, "", Reading())
     column = _column(table, None, PATHS, "path_column", str(path), text_only=True)
     if column is None:
         raise DataError(f"{path} has no column of image paths among {some(table.column_names)}: call it path.")
-    files = [str(value or "") for value in table[column].to_pylist()]
+    files = [existing(str(value or ""), root=path.parent) for value in table[column].to_pylist()]
     if left := outside(path.parent, files):
         raise DataError(f"{some([files[row] for row in left])} in {path} lead outside its folder: name them directly.")
     return [os.path.join(path.parent, file) for file in files]
@@ -75,9 +78,9 @@ def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, 
     used = [c for c in (label, path, identity, truth) if c is not None]
     made = Raw(
         name,
-        labels_from(table[label].to_pylist(), name=name),
-        ids=None if identity is None else _ids(table[identity].to_pylist(), identity, what),
-        truth=None if truth is None else names_of(table[truth].to_pylist()),
+        labels_from(table[label].to_pylist(), name=name, encoding=reading.encoding),
+        ids=None if identity is None else _ids(table[identity].to_pylist(), identity, what, reading.encoding),
+        truth=None if truth is None else names_of(table[truth].to_pylist(), encoding=reading.encoding),
         files=(),
     )
     if path is not None:
@@ -112,7 +115,7 @@ def columns_of(table: Any, reading: Reading, *, what: str) -> Columns:
     return Columns(label, path, identity, truth)
 
 
-def labels_from(values: Any, *, name: str) -> Names | Tensor:
+def labels_from(values: Any, *, name: str, encoding: str | None = None) -> Names | Tensor:
     """Labels of a file: numbers that are not all integers are regression targets, all else is a class name."""
     if isinstance(values, np.ndarray):  # more than one number per example
         if values.dtype.kind not in "buif":
@@ -120,14 +123,18 @@ def labels_from(values: Any, *, name: str) -> Names | Tensor:
         return torch.from_numpy(values.astype(np.float32))
     if is_regression(values):
         return torch.tensor([float("nan") if v is None else float(v) for v in values], dtype=torch.float32)
-    return names_of(values)
+    return names_of(values, encoding=encoding)
 
 
-def load(path: Path, name: str) -> Any:
-    """Read the file as a pyarrow table; any error becomes a DataError."""
+def load(path: Path, name: str, reading: Reading | None = None) -> Any:
+    """Read the file as a pyarrow table; any error becomes a DataError.
+
+    Text files have labels, ids and correct labels as text, exactly; without ``reading`` all columns but those of
+    image paths are text.
+    """
     need("pyarrow", to=f"reading the table {path}")
     try:
-        table = _parsed(path)
+        table = _parsed(path, reading)
         table.validate(full=True)  # text that is not UTF-8, offsets out of range
         str(table.column_names)
         return table
@@ -140,21 +147,68 @@ def load(path: Path, name: str) -> Any:
         raise DataError(f"the {name} table {path} cannot be read ({reason}): fix it or save it again.") from error
 
 
-def _parsed(path: Path) -> Any:
+def _parsed(path: Path, reading: Reading | None) -> Any:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _load_parquet(path)
     if suffix in (".csv", ".tsv"):
-        return _load_csv(path, "\t" if suffix == ".tsv" else ",")
-    return need("pyarrow.json", to="reading JSON lines").read_json(str(path))
+        return _load_csv(path, "\t" if suffix == ".tsv" else ",", reading)
+    return _load_json(path, reading)
 
 
-def _load_csv(path: Path, delimiter: str) -> Any:
-    csv = need("pyarrow.csv", to="reading CSV")
-    return csv.read_csv(
-        str(path),
-        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+def _load_csv(path: Path, delimiter: str, reading: Reading | None) -> Any:
+    csv, pyarrow = (need(module, to="reading CSV") for module in ("pyarrow.csv", "pyarrow"))
+    text = csv_text.read_text(path, reading.encoding if reading else None, delimiter=delimiter)
+    rows = csv_text.check_rows(text, delimiter, str(path))
+    header = csv_text.header_of(text, delimiter)
+    exact = _exact_columns(header, reading)
+    convert = csv.ConvertOptions(column_types=dict.fromkeys(exact, pyarrow.string()))
+    table = csv.read_csv(
+        pyarrow.BufferReader(text.encode()),
+        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=rows is not None),
+        convert_options=convert,
     )
+    if rows is not None and table.num_rows != rows:
+        raise DataError(f"{path} has {rows} rows but {table.num_rows} were read: remove its quotes, or save it again.")
+    return _with_labels(table, reading, convert.null_values)
+
+
+def _exact_columns(header: Sequence[str], reading: Reading | None) -> list[str]:
+    """The columns to read as text."""
+    if reading is None:
+        return [column for column in header if column.lower() not in PATHS]
+    label, truth = _label_columns(header, reading)
+    identity = reading.id_column or _usual(header, IDS)
+    return [column for column in (label, truth, identity, reading.path_column) if column in header and column]
+
+
+def _label_columns(header: Sequence[str], reading: Reading | None) -> tuple[str | None, str | None]:
+    reading = reading or Reading()
+    return reading.label_column or _usual(header, LABELS), reading.truth_column
+
+
+def _with_labels(table: Any, reading: Reading | None, missing: Sequence[str]) -> Any:
+    """The table with its text labels converted: class names, or numbers for a regression."""
+    array = need("pyarrow", to="reading CSV").array
+    for column in _label_columns(table.column_names, reading):
+        if column is not None and table.column_names.count(column) == 1:
+            labels = csv_text.label_values(table[column].to_pylist(), missing)
+            table = table.set_column(table.column_names.index(column), column, array(labels))
+    return table
+
+
+def _load_json(path: Path, reading: Reading | None) -> Any:
+    pyarrow, reader = (need(module, to="reading JSON lines") for module in ("pyarrow", "pyarrow.json"))
+    text = csv_text.read_text(path, reading.encoding if reading else None)
+    table = reader.read_json(pyarrow.BufferReader(text.encode()))
+    for column in _exact_columns(table.column_names, reading):
+        # Arrow rounds integers beyond 64 bits.
+        if pyarrow.types.is_floating(table[column].type):
+            values = [json.loads(line).get(column) for line in text.split("\n") if line.strip()]
+            if len(values) == table.num_rows and any(isinstance(v, int) and abs(v) >= 2**53 for v in values):
+                names = pyarrow.array(names_of(values).names, pyarrow.string())
+                table = table.set_column(table.column_names.index(column), column, names)
+    return table
 
 
 def _load_parquet(path: Path) -> Any:
@@ -174,11 +228,15 @@ def _column(
             hint = did_you_mean(given, columns) or f": choose from {some(columns)}"
             raise UsageError(f"{what} has no column {given!r} for {option}{hint}.")
         return given
-    lower = {column.lower(): column for column in reversed(columns)}
-    found = next((lower[candidate] for candidate in usual if candidate in lower), None)
+    found = _usual(columns, usual)
     if found is not None and text_only and not _is_text(table[found].type):
         return None
     return found
+
+
+def _usual(columns: Sequence[str], usual: tuple[str, ...]) -> str | None:
+    lower = {column.lower(): column for column in reversed(columns)}
+    return next((lower[candidate] for candidate in usual if candidate in lower), None)
 
 
 def _is_text(kind: Any) -> bool:
@@ -186,17 +244,18 @@ def _is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_dictionary(kind))
 
 
-def _ids(values: list[Any], column: str, what: str) -> tuple[str, ...]:
+def _ids(values: list[Any], column: str, what: str, encoding: str | None) -> tuple[str, ...]:
     for row, value in enumerate(values):
         if value is None or value == "":
             raise DataError(f"row {row} of {what} has no id in column {column!r}: give every row one.")
-    return tuple(str(value) for value in values)
+    where = f"column {column!r} of {what}"
+    return tuple(text_of(value, where=f"row {row}, {where}", encoding=encoding) for row, value in enumerate(values))
 
 
 def _with_images(made: Raw, paths: list[Any], reading: Reading, folder: Path | None) -> Raw:
     root = Path(reading.root).expanduser() if reading.root is not None else folder or Path()
     missing = {row for row, path in enumerate(paths) if not path or "\0" in str(path)}
-    relative = ["." if row in missing else str(path) for row, path in enumerate(paths)]
+    relative = ["." if row in missing else existing(str(path), root=root) for row, path in enumerate(paths)]
     left = [] if reading.allow_outside else outside(root, relative)
     problems = [
         *_rows(made, "missing", sorted(missing), "have no path: give them one, or leave them out"),
@@ -204,7 +263,7 @@ def _with_images(made: Raw, paths: list[Any], reading: Reading, folder: Path | N
     ]
     unread = missing.union(left)  # an empty name is never opened
     files = tuple("" if row in unread else os.path.join(root, path) for row, path in enumerate(relative))
-    return replace(made, files=files, paths=files, problems=tuple(problems))
+    return replace(made, files=files, paths=tuple(map(escaped, files)), problems=tuple(problems))
 
 
 def _rows(made: Raw, kind: str, rows: list[int], what: str) -> list[Problem]:
@@ -225,6 +284,8 @@ def _with_features(made: Raw, table: Any, columns: list[str], what: str) -> Raw:
 def _numbers(column: Any, name: str, what: str) -> Any:
     """A column as float32, with NaN for missing values."""
     types = need("pyarrow", to="reading tables").types
+    if _is_text(column.type):
+        column = _parsed_numbers(column)
     kind = column.type
     if types.is_null(kind):
         return np.full(len(column), np.nan, dtype=np.float32)
@@ -239,3 +300,15 @@ def _numbers(column: Any, name: str, what: str) -> Any:
         values = column.to_numpy()
     with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is checked later
         return values.astype(np.float32)
+
+
+def _parsed_numbers(column: Any) -> Any:
+    """A column of text as numbers, if all of it is numbers."""
+    pyarrow, compute, csv = (need(f"pyarrow{part}", to="reading tables") for part in ("", ".compute", ".csv"))
+    missing = pyarrow.array(csv.ConvertOptions().null_values)
+    trimmed = compute.utf8_trim_whitespace(column.cast(pyarrow.string()))
+    present = compute.if_else(compute.is_in(trimmed, value_set=missing), None, trimmed)
+    try:
+        return present.cast(pyarrow.float64())
+    except pyarrow.ArrowInvalid:
+        return column

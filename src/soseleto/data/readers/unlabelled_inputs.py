@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data.image_decoding.cache import decoded
+from soseleto.data.readers.file_names import escaped
 from soseleto.data.readers.image_folder import SUFFIXES as IMAGES
 from soseleto.data.readers.npz import read_npz_inputs
 from soseleto.data.readers.problems import some
@@ -76,6 +77,6 @@ def _images(files: Sequence[str], shape: tuple[int, ...]) -> Inputs:
         raise UsageError(f"{files[0]} is an image, but the model takes inputs of shape {shape}: name a table.")
     found = decoded(files, (shape[0], shape[1], shape[2]))
     if found.bad:
-        why = [f"{files[row]} {reason}" for row, reason in found.bad]
+        why = [f"{escaped(files[row])} {reason}" for row, reason in found.bad]
         raise DataError(f"{len(why)} images cannot be read ({some(why)}): leave them out.")
-    return Inputs(tuple(files), found.inputs)
+    return Inputs(tuple(map(escaped, files)), found.inputs)

@@ -1,0 +1,179 @@
+"""Text files keep their rows and their labels: quotes, encodings, and numbers that are names."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from soseleto.data import Reading, as_examples
+from soseleto.data.readers import tables
+from soseleto.errors import DataError, UsageError
+
+
+def read(path: Path, content: str | bytes, **options):
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return as_examples(path, name="source", reading=Reading(**options))
+
+
+def names(examples) -> list[str]:
+    return [examples.classes[label] for label in examples.labels.tolist()]
+
+
+def many_rows(spoiled: dict[int, str]) -> str:
+    rows = [f"{row},{row}.5,{spoiled.get(row, 'cat' if row % 2 else 'dog')}" for row in range(1000)]
+    return "\n".join(["a,b,label", *rows]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (many_rows({500: '"dog'}), r"row 500 \(line 502\)"),  # to the end of the file
+        (many_rows({500: '"dog', 700: '"dog'}), r"row 500 \(line 502\)"),
+        (many_rows({500: '"dog', 700: 'dog"'}), r"row 500 \(line 502\)"),  # valid CSV of 800 rows
+        (many_rows({500: '"dog', 501: 'cat"'}), r"row 500 \(line 502\)"),
+        ('id,a,label\n"p,1,x\nq,2,y\nr",3,x\ns,4,y\n', r"row 0 \(line 2\)"),  # in the first column
+        ('a,note,label\n1,"p,x\n2,q,y\n3,r",x\n', r"row 0 \(line 2\)"),  # in the middle
+        ('a,"label\n1,x\n2,y\n', "the header"),
+    ],
+)
+def test_a_stray_quote_merges_no_rows(tmp_path, content, place):
+    with pytest.raises(DataError, match=f"^{place} of .* has a stray quote"):
+        read(tmp_path / "t.csv", content)
+    with pytest.raises(DataError, match=f"^{place} of .* has a stray quote"):
+        read(tmp_path / "t.tsv", content.replace(",", "\t"))
+
+
+def test_quoted_line_breaks_are_read(tmp_path):
+    content = 'id,a,label\r\n"p\nfirst, then",1,x\r\n"q ""said""\r\n\r\nmore",2,"y"\r\nr,3,5" nail\r\n'
+    made = read(tmp_path / "t.csv", content)
+    assert made.ids == ("p\nfirst, then", 'q "said"\r\n\r\nmore', "r")
+    assert names(made) == ["x", "y", '5" nail']
+
+
+text = st.text(alphabet=st.sampled_from('ab7.,;\t" \r\né'), max_size=12)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(
+        st.tuples(text.filter(bool), st.sampled_from(["x", "y", "007"])), min_size=1, unique_by=lambda r: r[0]
+    )
+)
+def test_what_a_csv_writer_wrote_is_read_or_refused(tmp_path, rows):
+    """Never other rows than those that were written."""
+    quoted = [f'{at},"{key.replace(chr(34), 2 * chr(34))}",{label}' for at, (key, label) in enumerate(rows)]
+    try:
+        made = read(tmp_path / "t.csv", "\n".join(["a,id,label", *quoted]))
+    except DataError as refusal:
+        if "stray quote" not in str(refusal):
+            raise
+    else:
+        assert made.ids == tuple(key for key, _ in rows)
+        assert names(made) == [label for _, label in rows]
+
+
+def test_a_label_of_a_whole_paragraph_stops_with_its_row(tmp_path):
+    pa.parquet.write_table(pa.table({"a": [1, 2], "label": ["x", "y" * 201]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="the label of row 1 has 201 characters"):
+        as_examples(tmp_path / "t.parquet", name="source")
+    with pytest.raises(DataError, match="the label of row 0 has a line break"):
+        as_examples((np.zeros((2, 3)), ["a\nb", "c"]), name="source")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["9007199254740992", "9007199254740993", ""],  # with a missing one Arrow reads doubles
+        ["18446744073709551616", "18446744073709551617"],  # beyond 64 bits
+        ["007", "7", "07"],
+        ["7", "7.0", "+7"],
+        ["1e2", "100"],
+        ["True", "true", "TRUE"],
+        ["b", "b ", " b"],
+        ["2020-01-02", "2020-1-2"],
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_distinct_labels_stay_distinct(tmp_path, labels, suffix):
+    given = [label for label in labels if label]
+    between = "," if suffix == ".csv" else "\t"
+    lines = [between.join(["a", "label"]), *(f"{at}{between}{label}" for at, label in enumerate(given))]
+    assert names(read(tmp_path / f"t{suffix}", "\n".join(lines))) == given
+    if "" in labels:
+        (tmp_path / f"m{suffix}").write_text("\n".join([*lines, f"9{between}"]))
+        assert tables.load(tmp_path / f"m{suffix}", "source")["label"].to_pylist() == [*given, None]
+
+
+def test_big_integers_of_other_files(tmp_path):
+    big = [2**64, 2**64 + 1, 5]
+    content = "".join(f'{{"a": {at}, "label": {label}}}\n' for at, label in enumerate(big))
+    assert names(read(tmp_path / "t.jsonl", content)) == [str(label) for label in big]
+    np.savez(tmp_path / "t.npz", x=np.zeros((2, 3)), y=np.array([2**53, 2**53 + 1]))
+    assert names(as_examples(tmp_path / "t.npz", name="source")) == [str(2**53), str(2**53 + 1)]
+
+
+def test_ids_and_correct_labels_are_text(tmp_path):
+    made = read(tmp_path / "t.csv", "id,a,label,truth\n007,1,01,1\n7,2,1,01\n", truth_column="truth")
+    assert made.ids == ("007", "7")
+    assert [made.classes[label] for label in made.truth.tolist()] == ["1", "01"]
+
+
+def test_integers_written_as_floats_by_pandas_are_integers_if_all_are(tmp_path):
+    assert names(read(tmp_path / "a.csv", "a,label\n1,2.0\n2,10.0\n3,2.0\n")) == ["2", "10", "2"]
+    assert read(tmp_path / "b.csv", "a,label\n1,2.5\n2,10\n3,2.0\n").labels.tolist() == [2.5, 10.0, 2.0]
+    assert names(read(tmp_path / "c.csv", "a,label\n1,NA\n2,cat\n")) == ["NA", "cat"]  # Namibia
+
+
+LATIN = "id,a,label\np,1,bébé\nq,2,bèbè\n"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_other_encodings_are_named_and_read(tmp_path, suffix):
+    path, content = tmp_path / f"t{suffix}", LATIN.replace(",", "," if suffix == ".csv" else "\t")
+    place = r"byte 0xe9 in row 0 \(line 2\), column 'label' of .* is not UTF-8, and the file is probably latin-1"
+    with pytest.raises(DataError, match=place + r".*Reading\(encoding='latin-1'\), or --encoding latin-1"):
+        read(path, content.encode("latin-1"))
+    assert names(read(path, content.encode("latin-1"), encoding="latin-1")) == ["bébé", "bèbè"]
+    with pytest.raises(DataError, match="probably utf-16"):
+        read(path, content.encode("utf-16"))
+    assert names(read(path, content.encode("utf-16"), encoding="utf-16")) == ["bébé", "bèbè"]
+    with pytest.raises(DataError, match="probably cp1252"):
+        read(path, content.replace("è", "’").encode("cp1252"))
+    with pytest.raises(DataError, match="byte 0xe9 in the header"):
+        read(path, content.replace("id", "idé").encode("latin-1"))
+    with pytest.raises(DataError, match="is not ascii: give another encoding"):
+        read(path, content, encoding="ascii")
+
+
+def test_other_encodings_of_json_lines_and_bytes(tmp_path):
+    content = '{"a": 1, "label": "bé"}\n{"a": 2, "label": "bè"}\n'.encode("latin-1")
+    with pytest.raises(DataError, match=r"byte 0xe9 in line 1 of .* probably latin-1"):
+        read(tmp_path / "t.jsonl", content)
+    assert names(read(tmp_path / "t.jsonl", content, encoding="latin-1")) == ["bé", "bè"]
+    np.savez(tmp_path / "t.npz", x=np.zeros((2, 3)), y=np.array([b"b\xe9", b"b\xe8"]))
+    with pytest.raises(DataError, match=r"the label of row 0 is b'b\\xe9', which is not UTF-8.*--encoding latin-1"):
+        as_examples(tmp_path / "t.npz", name="source")
+    made = as_examples(tmp_path / "t.npz", name="source", reading=Reading(encoding="latin-1"))
+    assert names(made) == ["bé", "bè"]
+    pa.parquet.write_table(pa.table({"a": [1, 2], "label": [b"b\xe9", b"b\xe8"]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="the label of row 0 is"):
+        as_examples(tmp_path / "t.parquet", name="source")
+
+
+def test_an_unknown_encoding_is_refused():
+    for unknown in ("latin1000", "base64"):
+        with pytest.raises(UsageError, match=f"unknown encoding '{unknown}'"):
+            Reading(encoding=unknown)
+
+
+def test_a_table_loaded_as_text_still_has_features(tmp_path):
+    """What is written from it, with all columns as text, is read with the same numbers."""
+    content = "id,a,b,label\np,1,0.1,x\nq,,1e300,y\nr,07,nan,x\n"
+    wanted = read(tmp_path / "t.csv", content)
+    pa.parquet.write_table(tables.load(tmp_path / "t.csv", "source"), tmp_path / "t.parquet")
+    made = as_examples(tmp_path / "t.parquet", name="source")
+    assert np.array_equal(made.inputs.numpy(), wanted.inputs.numpy(), equal_nan=True)
