@@ -131,9 +131,12 @@ def forbidden(found: Iterable[Import]) -> list[str]:
         importer, imported = unit_of(one.importer), unit_of(one.imported)
         if one.imported.startswith("."):
             sentences.append(f"{one}: write the whole name, {TOP}.…")
-        elif importer in ENTRY_POINTS or importer == imported or imported == "errors":
-            continue
-        elif imported in ENTRY_POINTS and importer in UNITS and "*" in UNITS[importer].may_import:
+        elif (
+            importer in ENTRY_POINTS
+            or importer == imported
+            or imported == "errors"
+            or (imported in ENTRY_POINTS and importer in UNITS and "*" in UNITS[importer].may_import)
+        ):
             continue
         elif importer not in UNITS or imported not in UNITS:
             sentences.append(f"{one}: not in the table of packages")

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 B = 5  # examples in a batch
-CHECKPOINTS_HAVE_TANGENTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)  # a rule for forward mode
 CLASSES = 3
 
 
@@ -274,7 +273,7 @@ PROBLEMS = [
     Problem("bias_used_again", BiasUsedAgain, vectors(), declines={"layerwise": "something else in another"}),
     Problem("weight_norm", WeightNorm, vectors(), declines={"layerwise": "parametrizations", "forward": "no rule"}),
     Problem("mixing", Mixing, vectors(), declines={"layerwise": "not exact"}),
-    Problem("checkpointed", lambda: Checkpointed(reentrant=False), vectors(), declines={} if CHECKPOINTS_HAVE_TANGENTS else {"forward": "no rule"}),
+    Problem("checkpointed", lambda: Checkpointed(reentrant=False), vectors()),
     Problem("checkpointed_reentrant", lambda: Checkpointed(reentrant=True), vectors(), declines=dict.fromkeys(("loop", "double_backward", "layerwise", "forward"), "use_reentrant=False")),
 ]  # fmt: skip
 BY_NAME = {problem.name: problem for problem in PROBLEMS}

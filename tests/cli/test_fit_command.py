@@ -140,7 +140,7 @@ OTHER_SETTINGS = [
     (["--target", "FOLDER/other.csv"], "the data changed"),
     (["--test", "FOLDER/other.csv"], "the data changed"),
 ]
-WITHOUT_EFFECT = ["--micro-batch-size", "64", "--checkpoint-every", "5", "--device", "auto", "--probes", "0"]
+WITHOUT_EFFECT = ["--micro-batch-size", "64", "--checkpoint-every", "5", "--probes", "0"]
 
 
 def test_an_interrupted_comparison_continues_with_the_same_settings_only(

@@ -172,8 +172,14 @@ def test_without_probes_the_prediction_is_suggested_for_low_weights(tmp_path: Pa
 def test_a_training_with_probes_shows_their_weights(tmp_path: Path) -> None:
     x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
     y = (x[:, 0] > 0).long()
-    given: dict[str, Any] = {"epochs": 2, "batch_size": 180, "lr": 0.01, "probes": 0.5, "out": tmp_path / "run"}
-    fit(torch.nn.Linear(3, 2), (x[:160], y[:160]), (x[160:], y[160:]), **given)
+    given: dict[str, Any] = {
+        "epochs": 2,
+        "batch_size": 180,
+        "lr": 0.01,
+        "probes": 0.5,
+        "device": "cpu",
+    }
+    fit(torch.nn.Linear(3, 2), (x[:160], y[:160]), (x[160:], y[160:]), out=tmp_path / "run", **given)
     last = [record for record in RunFolder(tmp_path / "run").metrics() if record["event"] == "epoch"][-1]
     assert {name: group["count"] for name, group in last["probe_groups"].items()} == {"right": 10, "wrong": 10}
     page = render(tmp_path / "run")

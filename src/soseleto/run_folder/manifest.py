@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from soseleto.data.readers import tables
+from soseleto.data.readers.file_names import escaped, existing
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import names_of
 from soseleto.data.readers.reading import Reading
@@ -24,6 +25,7 @@ from soseleto.run_folder.source_rows import Rows, match
 
 SUFFIXES = (".csv", ".parquet")
 COLUMNS = ("label_column", "path_column", "id_column", "truth_column")
+OPTIONS = (*COLUMNS, "encoding")
 _need = partial(need, to="writing a manifest")
 
 
@@ -40,7 +42,7 @@ def remember(
     """
     path = Path(os.path.abspath(Path(source).expanduser()))
     rows = rows or Rows.of(path, reading)
-    names = {name: given for name in COLUMNS if (given := getattr(reading, name)) is not None}
+    names = {name: given for name in OPTIONS if (given := getattr(reading, name)) is not None}
     note = {"path": str(path), **names, "features": None if features is None else list(features)}
     if rows is not None:
         rows.save(run)
@@ -90,7 +92,7 @@ def _source_table(run: RunFolder, out: Path, corrected: Collection[str]) -> tupl
         return None
     if not file.is_file():
         raise DataError(f"the source {file} no longer exists: restore it, since the export is a copy of it.")
-    table = tables.load(file, "source")
+    table = tables.load(file, "source", encoding=known.get("encoding"))
     options: dict[str, Any] = {name: known.get(name) for name in COLUMNS}
     found = tables.columns_of(table, Reading(**options), what=str(file))
     used = [str(name) for name in run.ranking()["id"]]
@@ -117,6 +119,7 @@ def _ranking_table(run: RunFolder, out: Path) -> tuple[Any, str]:
 def _beside(out: Path, files: list[str]) -> list[str]:
     """The paths of the files relative to the manifest's folder."""
     folder = Path(os.path.abspath(out)).parent
+    files = [existing(file) for file in files]
     relative = [os.path.relpath(file, folder) for file in files]
     if outside(folder, relative):
         common = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
@@ -127,7 +130,7 @@ def _beside(out: Path, files: list[str]) -> list[str]:
     missing = next((file for file in files if not os.path.exists(file)), None)
     if missing is not None:
         raise UsageError(f"{missing} no longer exists: restore the images, or run this from the same folder as fit.")
-    return [Path(path).as_posix() for path in relative]
+    return [escaped(Path(path).as_posix()) for path in relative]
 
 
 def _csv(table: Any, label: str, out: Path) -> bytes:

@@ -39,7 +39,7 @@ class Rows:
         source = source.expanduser()
         if source.suffix.lower() not in tables.SUFFIXES or not source.is_file():
             return None
-        table = tables.load(source, "source")
+        table = tables.load(source, "source", encoding=reading.encoding)
         identity = tables.columns_of(table, reading, what=str(source)).identity
         columns = tuple(table.column_names)
         return cls(columns, tuple(ids_of(table, identity)), digests_of(table, columns))

@@ -126,15 +126,17 @@ def labels_from(values: Any, *, name: str, encoding: str | None = None) -> Names
     return names_of(values, encoding=encoding)
 
 
-def load(path: Path, name: str, reading: Reading | None = None) -> Any:
+def load(path: Path, name: str, reading: Reading | None = None, *, encoding: str | None = None) -> Any:
     """Read the file as a pyarrow table; any error becomes a DataError.
 
     Text files have labels, ids and correct labels as text, exactly; without ``reading`` all columns but those of
     image paths are text.
+
+    encoding: of a text file, where there is no ``reading`` to say so
     """
     need("pyarrow", to=f"reading the table {path}")
     try:
-        table = _parsed(path, reading)
+        table = _parsed(path, reading, encoding if reading is None else reading.encoding)
         table.validate(full=True)  # text that is not UTF-8, offsets out of range
         str(table.column_names)
         return table
@@ -147,18 +149,18 @@ def load(path: Path, name: str, reading: Reading | None = None) -> Any:
         raise DataError(f"the {name} table {path} cannot be read ({reason}): fix it or save it again.") from error
 
 
-def _parsed(path: Path, reading: Reading | None) -> Any:
+def _parsed(path: Path, reading: Reading | None, encoding: str | None) -> Any:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _load_parquet(path)
     if suffix in (".csv", ".tsv"):
-        return _load_csv(path, "\t" if suffix == ".tsv" else ",", reading)
-    return _load_json(path, reading)
+        return _load_csv(path, "\t" if suffix == ".tsv" else ",", reading, encoding)
+    return _load_json(path, reading, encoding)
 
 
-def _load_csv(path: Path, delimiter: str, reading: Reading | None) -> Any:
+def _load_csv(path: Path, delimiter: str, reading: Reading | None, encoding: str | None) -> Any:
     csv, pyarrow = (need(module, to="reading CSV") for module in ("pyarrow.csv", "pyarrow"))
-    text = csv_text.read_text(path, reading.encoding if reading else None, delimiter=delimiter)
+    text = csv_text.read_text(path, encoding, delimiter=delimiter)
     rows = csv_text.check_rows(text, delimiter, str(path))
     header = csv_text.header_of(text, delimiter)
     exact = _exact_columns(header, reading)
@@ -197,9 +199,9 @@ def _with_labels(table: Any, reading: Reading | None, missing: Sequence[str]) ->
     return table
 
 
-def _load_json(path: Path, reading: Reading | None) -> Any:
+def _load_json(path: Path, reading: Reading | None, encoding: str | None) -> Any:
     pyarrow, reader = (need(module, to="reading JSON lines") for module in ("pyarrow", "pyarrow.json"))
-    text = csv_text.read_text(path, reading.encoding if reading else None)
+    text = csv_text.read_text(path, encoding)
     table = reader.read_json(pyarrow.BufferReader(text.encode()))
     for column in _exact_columns(table.column_names, reading):
         # Arrow rounds integers beyond 64 bits.
