@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "soseleto"
-PAGE, PICTURE = ROOT / "docs" / "explanation" / "architecture.md", ROOT / "docs" / "explanation" / "architecture.svg"
+PAGE, PICTURE = ROOT / "docs" / "architecture.md", ROOT / "docs" / "architecture.svg"
 TOP = "soseleto"
 ENTRY_POINTS = {"__init__", "__main__"}  # import whatever the user asks for
 MOST_FLAT = 10  # modules directly in src/soseleto
@@ -238,7 +238,7 @@ def test_the_checks_find_what_is_wrong(made_up: Path) -> None:
     assert cycle(["ab", "bc", "ac"]) == []
 
 
-# docs/explanation/architecture.md
+# docs/architecture.md
 
 
 def exists(name: str) -> bool:
