@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -289,9 +290,10 @@ def test_the_page_holds_the_tables_of_the_results() -> None:
 MARGIN = 40.0  # points above chance (20) that every line reaches with 25 labelled digits and 128 steps
 
 
-@pytest.mark.parametrize(
-    "line", ["target_only", "fine_tuning", "matching_fine_tuned", "luo_label_efficient", "soseleto"]
-)
+LONG = ["matching_fine_tuned", "luo_label_efficient"] if os.environ.get("SOSELETO_LONG_EXPERIMENTS") == "1" else []
+
+
+@pytest.mark.parametrize("line", ["target_only", "fine_tuning", "soseleto", *LONG])
 def test_small_experiment_beats_chance(data_root: Path, line: str) -> None:
     """Real digits, seconds on a CPU."""
     row = run_one(configuration(line, small=True), data_root, "cpu")
