@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every number of docs/speed.md that needs a GPU, in about four minutes: bash benchmarks/all_gpu.sh [FOLDER]
+# Every number of docs/explanation/speed.md that needs a GPU, in about four minutes: bash benchmarks/all_gpu.sh [FOLDER]
 # Without CIFAR-10 in $SOSELETO_DATA the whole training runs on as many random images. Needs only torch and numpy.
 set -u
 cd "$(dirname "$0")/.."

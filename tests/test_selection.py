@@ -455,3 +455,20 @@ def test_the_papers_page_in_a_loop_moves_by_the_alignment() -> None:
     selection = Selection(model, n_source=N, loss=cross_entropy, method=Soseleto.paper(weight_step=0.1))
     selection.backward(source, target, index=index)
     torch.testing.assert_close(selection.weights[index], (0.5 + 0.1 * q).clamp(0, 1))
+
+
+def on_shards(reducer: Reducer) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (reducer.ranks,)))
+    Selection(model, n_source=N, reducer=reducer, loss=cross_entropy)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
+def test_a_sharded_model_is_refused() -> None:
+    for kind, sentence in together(2, on_shards):
+        assert kind == "UsageError"
+        assert "fully_shard" in sentence
+        assert "use fit" in sentence

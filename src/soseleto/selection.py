@@ -12,8 +12,7 @@ moves the weights of the batch's examples: the same Algorithm 1 that ``fit`` run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,6 @@ from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import UsageError
-from soseleto.parallel.fsdp import sharing_of
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.parallel.scaled_losses import Unscaled
@@ -83,7 +81,9 @@ class Selection:
         self._method = method or Soseleto()
         self._losses = LoopLosses(loss, target_loss or loss)
         of_source, of_target = _names(model, source_head, "source_head"), _names(model, target_head, "target_head")
-        self._sharing = sharing_of(model, Sharing(reducer or Single()))
+        self._sharing = Sharing(reducer or Single())
+        if sharded_modules(model):
+            raise UsageError("Selection takes whole models, and this one was split by fully_shard: use fit for it.")
         if not self._method.shares_work:
             raise UsageError("pooled_by_class and domain_loss need labels and inputs of a batch: use them with fit.")
         task = Task(
@@ -145,7 +145,7 @@ class Selection:
         state.task = replace(state.task, sharing=Unscaled(self._sharing, inside))  # type: ignore[arg-type]
         source = self._batch(places, batch)
         target = self._batch(torch.zeros(batch_length(target_batch), dtype=torch.int64, device=device), target_batch)
-        with self._losses.inside(device, inside), _kept_gradients(state.task.model):
+        with self._losses.inside(device, inside):
             found = self._method.evaluate(state, source, target, look=state.kind)
         _add_gradients(state.task.model, found.gradients, scale if factor is None else scale * factor)
         if found.moved is None:
@@ -179,21 +179,6 @@ class Selection:
         weights, device = self._state.weights, self._state.task.device
         for index, rows in reducer.every((found.step.source.index.cpu(), found.rows.cpu())):
             weights.put(index.to(device), rows.to(device))
-
-
-@contextmanager
-def _kept_gradients(model: nn.Module) -> Iterator[None]:
-    """Inside, a sharded model's gradients are free to be used; outside they are as they were."""
-    if not sharded_modules(model):
-        yield
-        return
-    kept = [(p, p.grad) for p in model.parameters()]
-    model.zero_grad(set_to_none=True)
-    try:
-        yield
-    finally:
-        for p, g in kept:
-            p.grad = g
 
 
 def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Tensor | float) -> None:
