@@ -336,7 +336,7 @@ ADD = Rule(
     large="other",
     refuse=_refuse_broadcast,
     gradient=lambda arguments, a, delta, c: _sum_to(delta, arguments, c),
-    tangent=lambda arguments, a, direction: direction,
+    tangent=lambda arguments, a, direction: direction.clone(),  # the caller overwrites it
 )
 MULTIPLY = Rule(
     ("input", "other"),

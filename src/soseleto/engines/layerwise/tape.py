@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from soseleto.engines.contract import is_differentiable, reductions_dtype
+from soseleto.engines.layerwise import kernels
 from soseleto.engines.layerwise.attention import refuse_attention, self_attention
 from soseleto.engines.layerwise.gram import gram_alignment, gram_pays
 from soseleto.engines.layerwise.per_example import each_example, each_pays
@@ -99,14 +100,43 @@ class Call:
         self, direction: Mapping[str, Tensor], coefficients: Tensor, rows: slice
     ) -> tuple[Tensor, dict[str, Tensor]] | None:
         """``alignment`` and ``gradient`` of the chosen rows if one product gives both for less work, else None."""
-        if self.rule is not LINEAR or self.large is None or self.large not in direction:
+        if self.large is None or self.large not in direction:
             return None
         delta, a = self._data(rows)
-        if not len(delta) or not each_pays(a, delta):
+        if not len(delta):
             return None
-        along = whole(direction[self.large]).to(self.dtype)
-        alignment, found = each_example(delta, a, along, coefficients.to(self.dtype))
-        return alignment.to(reductions_dtype(self.dtype)), {self.large: found}
+        along, c = whole(direction[self.large]).to(self.dtype), coefficients.to(self.dtype)
+        if self.rule is LINEAR and each_pays(a, delta):
+            alignment, found = each_example(delta, a, along, c)
+        elif fused := self._fused(delta, a, along, c):
+            alignment, found = fused
+        else:
+            return None
+        return alignment.to(reductions_dtype(self.dtype)), {self.large: self._in_own_dtype(found)}
+
+    def _fused(self, delta: Tensor, a: Tensor, along: Tensor, c: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Alignment and gradient where one kernel multiplies, sums and scales; None where it cannot be used."""
+        rule = self.rule
+        if not kernels.usable(delta):
+            return None
+        assert rule.tangent is not None
+        assert rule.gradient is not None
+        a_is_smaller = a.is_floating_point() and a.numel() < delta.numel()
+        if a_is_smaller and rule.adjoint is not None:
+            scaled = rule.adjoint(delta, along)
+            if not kernels.usable(scaled, a):
+                return None
+            return kernels.dot_and_scale(scaled, a, c), rule.gradient(self.arguments, scaled, delta, None)
+        scaled = rule.tangent(self.arguments, a, along)
+        if not kernels.usable(scaled, delta):
+            return None
+        if a_is_smaller:
+            return kernels.dot_and_scale(scaled, delta, None), rule.gradient(self.arguments, a, delta, c)
+        return kernels.dot_and_scale(scaled, delta, c), rule.gradient(self.arguments, a, scaled, None)
+
+    def _in_own_dtype(self, gradient: Tensor) -> Tensor:
+        assert self.rule.large is not None
+        return gradient.to(self.arguments[self.rule.large].dtype)
 
     def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
         """Σ_j c_j ∂ℓ_j/∂P over the chosen rows for the large parameter, by its name; c = 1 by default."""
@@ -116,7 +146,7 @@ class Call:
         assert self.rule.gradient is not None
         delta, a = self._data(rows)
         found = self.rule.gradient(self.arguments, a, delta, coefficients)
-        return {self.large: found.to(self.arguments[self.rule.large].dtype)}
+        return {self.large: self._in_own_dtype(found)}
 
     def _data(self, rows: slice) -> tuple[Tensor, Tensor]:
         """a and δ of these rows."""
