@@ -121,7 +121,7 @@ def stopped_after(reducer: Reducer | None, out: str, mode: str, steps: int) -> A
     return train_sharded(reducer, mode=mode, epochs=2, out=out, optimizer=ask_at(steps if asked else 0, terminate))
 
 
-@pytest.mark.parametrize("mode", ["noisy", "transfer"])
+@pytest.mark.parametrize("mode", ["noisy", "transfer"] if LONG else ["noisy"])
 def test_a_sharded_run_resumes(mode: str, tmp_path: Path) -> None:
     whole, out = train_sharded(None, mode=mode, epochs=2, optimizer=ask_at(0, terminate)), str(tmp_path / "run")
     for answer in together(2, stopped_after, out, mode, 5):

@@ -99,7 +99,7 @@ def train_all(reducer: Reducer | None, ranks: int) -> dict[str, Any]:
     return {name: train(reducer, **case, epochs=25 if name in long else 2) for name, case in CASES.items()}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 4] if LONG else [2])
 def test_ranks_train_what_one_process_does(ranks: int) -> None:
     alone = train_all(None, ranks)
     for answer in together(ranks, train_all, ranks):
