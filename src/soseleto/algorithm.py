@@ -191,8 +191,7 @@ class Soseleto:
         weight_step, index = self.weight_step * state.lr_left(), step.source.index
         correction = self.direction.correction(state.pieces["direction"])
         aligned = self.alignment.update(Alignment(q * correction), state.pieces["alignment"], step)
-        scaled = aligned.scaled
-        alpha = state.weights.step(index, weight_step * aligned.gate * scaled, scaled, rows)
+        alpha = state.weights.step(index, weight_step * aligned.gate * aligned.moving, aligned.scaled, rows)
         if self.scores is not None:
             state.weights.scores[index] = self.scores.update(aligned, state.pieces["scores"], step).to(torch.float32)
         return Moved(alpha, weight_step, aligned)

@@ -64,15 +64,22 @@ class Alignment:
     q: (B,) one number per source example.
     unit: what q is multiplied by before it moves weights and scores, such as one over its usual size.
     gate: what the move of the weights is multiplied by; 0 holds them. Scores are not gated.
+    evidence: (B,) what moves the weights in place of unit·q; scores still follow unit·q.
     """
 
     q: Tensor
     unit: Tensor | float = 1.0
     gate: Tensor | float = 1.0
+    evidence: Tensor | None = None
 
     @property
     def scaled(self) -> Tensor:
         return self.unit * self.q
+
+    @property
+    def moving(self) -> Tensor:
+        """What moves the weights, before the gate."""
+        return self.scaled if self.evidence is None else self.evidence
 
 
 class Piece:
