@@ -31,13 +31,14 @@ def test_no_part_is_judged_on_what_it_trained_with() -> None:
     parts = comparison.plan(target(), None, folds=3, rivals=comparison.RIVALS, seed=0)
     assert [part.name for part in parts] == [
         "fold-1/soseleto", "fold-2/soseleto", "fold-3/soseleto", "ordinary",
+        "fold-1/mixed", "fold-2/mixed", "fold-3/mixed",
         "fold-1/target_only", "fold-2/target_only", "fold-3/target_only",
     ]  # fmt: skip
     for part in parts:
         if part.method != "ordinary":  # which never looks at the target
             assert not set(part.target.ids or ()) & set(part.judged.ids or ())
             assert len(part.target) + len(part.judged) == 20
-    for method in ("soseleto", "target_only"):
+    for method in ("soseleto", "mixed", "target_only"):
         judged = [name for part in parts if part.method == method for name in part.judged.ids or ()]
         assert sorted(judged, key=int) == [str(i) for i in range(20)]
 
@@ -45,16 +46,17 @@ def test_no_part_is_judged_on_what_it_trained_with() -> None:
 def test_with_a_test_set_rivals_need_no_folds() -> None:
     test = target(8)
     parts = comparison.plan(target(), test, folds=0, rivals=comparison.RIVALS, seed=0)
-    assert [(part.name, part.judged is test) for part in parts] == [("ordinary", True), ("target_only", True)]
+    names = ["ordinary", "mixed", "target_only"]
+    assert [(part.name, part.judged is test) for part in parts] == [(name, True) for name in names]
     assert comparison.plan(target(), None, folds=0, rivals=comparison.RIVALS, seed=0) == []
 
 
 def test_rows_pool_the_folds() -> None:
     right, wrong = torch.eye(2)[[0, 1, 1]], torch.eye(2)[[1]]
     judged = [
-        comparison.Judged("soseleto", right, torch.tensor([0, 1, 1])),
-        comparison.Judged("soseleto", wrong, torch.tensor([0])),
-        comparison.Judged("ordinary", wrong, torch.tensor([0])),
+        comparison.Judged("soseleto", right, torch.tensor([0, 1, 1]), torch.tensor([0, 1, 3])),
+        comparison.Judged("soseleto", wrong, torch.tensor([0]), torch.tensor([2])),
+        comparison.Judged("ordinary", wrong, torch.tensor([0]), torch.tensor([2])),
     ]
     ours, theirs = comparison.rows(judged)
     assert (ours["accuracy"], ours["examples"], theirs["accuracy"]) == (75.0, 4, 0.0)
@@ -62,6 +64,44 @@ def test_rows_pool_the_folds() -> None:
     lines = comparison.describe({"judged_on": "target", "folds": 2, "rows": [ours, theirs]})
     assert "75.0 %" in lines[1]
     assert "(2 folds)" in lines[0]
+
+
+def judged(method: str, right: list[int], places: list[int]) -> comparison.Judged:
+    """Outputs that are right (1) or wrong (0) about examples of class 0."""
+    return comparison.Judged(
+        method, torch.eye(2)[[1 - r for r in right]], torch.zeros(len(right), dtype=torch.int64), torch.tensor(places)
+    )
+
+
+def test_differences_are_paired_by_example() -> None:
+    ours = [judged("soseleto", [1, 0], [2, 0]), judged("soseleto", [1, 1], [3, 1])]  # wrong about example 0
+    rival = [judged("mixed", [1, 1, 1, 0], [0, 1, 2, 3])]  # wrong about example 3
+    found = comparison.differences([*ours, *rival])["mixed"]
+    assert found.value == 0.0
+    discordant = 2 * 2 / 6  # p + r of Bonett and Price
+    assert found.error == pytest.approx(100 * (discordant / 6) ** 0.5)
+    assert found.high == pytest.approx(1.96 * found.error)
+    assert comparison.differences(rival) == {}
+
+
+def test_the_interval_of_a_difference_holds_the_truth() -> None:
+    draw = torch.Generator().manual_seed(0)
+    held = 0
+    for _ in range(400):
+        hard = torch.rand(60, generator=draw)
+        ours, theirs = (hard + 0.2 * torch.randn(60, generator=draw) > cut for cut in (0.2, 0.25))
+        found = comparison.Difference.of(ours, theirs)
+        held += found.low <= 4.37 <= found.high  # measured on 10⁷ draws
+    assert held >= 0.93 * 400
+
+
+def test_a_rival_is_kept_only_if_it_is_better_beyond_chance() -> None:
+    def difference(value: float, error: float) -> comparison.Difference:
+        return comparison.Difference(value, value - 2 * error, value + 2 * error, error)
+
+    assert comparison.winner({}) == "soseleto"
+    assert comparison.winner({"ordinary": difference(1.0, 1.2), "mixed": difference(-3.0, 1.0)}) == "soseleto"
+    assert comparison.winner({"ordinary": difference(1.5, 1.2), "mixed": difference(2.0, 1.0)}) == "mixed"
 
 
 def test_the_temperature_is_the_one_the_labels_were_drawn_with() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from safetensors.torch import load_file
 from sklearn.datasets import load_breast_cancer
 
 import soseleto
@@ -74,7 +75,10 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     code, said, err = type_("fit", *data, "--out", out, "--epochs", 4)
     assert code == 0, err
     assert "300 source and 60 target examples, noisy mode, 4 epochs in batches of 64" in said
-    assert "3 held-out folds of the target beside ordinary training and target only: 7 more trainings" in said
+    assert (
+        "3 held-out folds of the target beside ordinary training, mixed training and target only: 10 more trainings"
+        in said
+    )
     found = RunFolder.open(out).comparison()
     assert found is not None
     rows = {row["method"]: row for row in found["rows"]}
@@ -102,18 +106,18 @@ def test_what_has_ended_is_not_repeated(
             raise KeyboardInterrupt
         return true_train(*given, **more)  # type: ignore[arg-type]
 
-    words = ["fit", *data, "--out", out, "--epochs", 1]
+    words = ["fit", *data, "--out", out, "--epochs", 1, "--keep", "soseleto"]
     monkeypatch.setattr(fit, "train", dies_in_the_fifth)
     assert type_(*words)[0] == 130
     begun = RunFolder.open(out).metrics()
     code, _, err = type_(*words)
     assert code == 0, err
     assert trained[4:6] == [out / "parts/ordinary"] * 2  # the one that was cut short, and not those before it
-    assert len(trained) == 5 + 4
+    assert len(trained) == 5 + 7
     assert RunFolder.open(out).metrics() == begun
     monkeypatch.undo()
     whole = tmp_path / "whole"
-    assert type_("fit", *data, "--out", whole, "--epochs", 1)[0] == 0
+    assert type_("fit", *data, "--out", whole, "--epochs", 1, "--keep", "soseleto")[0] == 0
     assert RunFolder.open(whole).comparison() == RunFolder.open(out).comparison()
     assert RunFolder.open(whole).temperature() == RunFolder.open(out).temperature()
 
@@ -226,7 +230,7 @@ def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_tr
     )
 
 
-def interrupted(self: fit.Job, folder: RunFolder) -> None:
+def interrupted(self: fit.Job, folder: RunFolder, kept: str) -> None:
     raise KeyboardInterrupt
 
 
@@ -245,7 +249,36 @@ def test_a_rival_that_diverges_is_left_out_and_said(
     assert code == 0, err
     assert "target only, fold 2 is left out of the comparison: the loss is NaN." in err
     rows = (RunFolder.open(tmp_path / "run").comparison() or {})["rows"]
-    assert [row["method"] for row in rows] == ["soseleto", "ordinary"]
+    assert [row["method"] for row in rows] == ["soseleto", "ordinary", "mixed"]
+
+
+@pytest.mark.parametrize("keep", ["best", "soseleto"])
+def test_the_best_model_is_kept(
+    keep: str, type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rival is made the winner; its model, trained on the whole target, is what the run predicts with."""
+    monkeypatch.setattr(fit.comparison, "winner", lambda found: "mixed")
+    out = tmp_path / "run"
+    code, said, err = type_("fit", *data, "--out", out, "--epochs", 1, "--folds", 2, "--keep", keep)
+    assert code == 0, err
+    folder = RunFolder.open(out)
+    own = load_file(out / "model.safetensors")
+    state = folder.model_state()
+    assert folder.kept == ("mixed" if keep == "best" else "soseleto")
+    assert all(torch.equal(state[name], own[name]) for name in own) == (keep == "soseleto")
+    assert ("Selection did not pay here: the model of mixed training is kept" in said) == (keep == "best")
+    assert (out / "kept.safetensors").exists() == (keep == "best")
+    report = (out / "report.html").read_text()
+    assert ("Selection did not pay here" in report) == (keep == "best")
+    if keep == "best":
+        predicted = soseleto.load(out).model.state_dict()
+        assert all(torch.equal(predicted[name], state[name]) for name in own)
+        assert json.loads((out / "calibration.json").read_text())["examples"] == 60
+
+
+def test_an_unknown_model_to_keep_is_refused(type_: Type, data: list[object], tmp_path: Path) -> None:
+    code, _, err = type_("fit", *data, "--out", tmp_path / "run", "--keep", "mixed")
+    assert (code, err) == (2, "soseleto: --keep must be best or soseleto, got 'mixed'.\n")
 
 
 def test_folds_and_baselines_can_be_left_out(type_: Type, data: list[object], tmp_path: Path) -> None:
@@ -254,7 +287,7 @@ def test_folds_and_baselines_can_be_left_out(type_: Type, data: list[object], tm
     assert code == 0
     assert "accuracy" not in said
     assert "suspects: source examples of weight below 0.1" in said
-    assert RunFolder.open(out).comparison() == {"judged_on": "target", "folds": 0, "rows": []}
+    assert RunFolder.open(out).comparison() == {"judged_on": "target", "folds": 0, "rows": [], "kept": "soseleto"}
     test = write_table(tmp_path / "test.csv", 50, 3)
     more = ["--test", test, "--folds", 2, "--no-baselines", "--suspect-precision", 0.8]
     code, said, _ = type_("fit", *data, "--out", tmp_path / "other", "--epochs", 1, *more)

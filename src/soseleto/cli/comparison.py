@@ -2,7 +2,8 @@
 
 With a test set every method is evaluated on that. Without one the target is cut into folds, and each example is
 evaluated by a model that was trained without it. Ordinary training does not use the target, so that one training serves
-all folds.
+all folds. The model that is kept is SOSELETO's, unless a rival is better by more than one standard error of the paired
+difference.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from torch import Tensor
 from soseleto.data import Examples, generator
 
 METHOD = "soseleto"
-RIVALS = ("ordinary", "target_only")
+RIVALS = ("ordinary", "mixed", "target_only")
 RIVALS_IN_TRANSFER = ("target_only",)  # ordinary training has no head for the target's classes
-TITLES = {METHOD: "SOSELETO", "ordinary": "ordinary training", "target_only": "target only"}
+TITLES = {METHOD: "SOSELETO", "ordinary": "ordinary training", "mixed": "mixed training", "target_only": "target only"}
+KEEP = ("best", METHOD)
+EVIDENCE = 1.0  # standard errors by which a rival must be better to be kept
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Part:
     method: str
     target: Examples
     judged: Examples
+    places: Tensor  # of the judged examples in the target, or in the test set
 
     @property
     def title(self) -> str:
@@ -48,30 +52,65 @@ class Judged:
     method: str
     outputs: Tensor  # (M, classes)
     labels: Tensor
+    places: Tensor  # (M,) of the examples in the set
 
     @property
-    def right(self) -> int:
-        return int((self.outputs.argmax(1) == self.labels).sum())
+    def right(self) -> Tensor:
+        """(M,) bool."""
+        return self.outputs.argmax(1) == self.labels
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Accuracy of one method minus that of another on the same examples, in points, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    error: float  # one standard error
+
+    @classmethod
+    def of(cls, ours: Tensor, theirs: Tensor) -> Difference:
+        """The interval of Bonett and Price (2012), for n pairs of which n₁ and n₂ are right in one method only:
+
+            p = (n₁ + 1)/(n + 2),  r = (n₂ + 1)/(n + 2),  p − r ± 1.96·√((p + r − (p − r)²)/(n + 2))
+
+        >>> Difference.of(torch.tensor([True] * 8), torch.tensor([True] * 7 + [False])).value
+        12.5
+        """
+        n, first, second = len(ours), int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+        p, r = (first + 1) / (n + 2), (second + 1) / (n + 2)
+        error = math.sqrt((p + r - (p - r) ** 2) / (n + 2))
+        value, half = (first - second) / n, 1.96 * error
+        low, high = min(value, p - r - half), max(value, p - r + half)
+        return cls(100 * value, 100 * max(-1.0, low), 100 * min(1.0, high), 100 * error)
 
 
 def plan(target: Examples, test: Examples | None, *, folds: int, rivals: Sequence[str], seed: int) -> list[Part]:
     """The trainings beside the main one. With a test set, folds serve the calibration only."""
     pieces = [] if folds == 0 else fold_places(target.labels.cpu(), folds, seed)
-    parts = [Part(f"fold-{i}/{METHOD}", METHOD, *split(target, piece)) for i, piece in enumerate(pieces, start=1)]
+    parts = _in_folds(METHOD, target, pieces)
     for rival in rivals:
-        if test is not None:
-            parts.append(Part(rival, rival, target, test))
-        elif rival == "ordinary" and folds:
-            parts.append(Part(rival, rival, target, target))
+        if test is not None or (rival == "ordinary" and folds):
+            parts.append(whole(rival, target, target if test is None else test))
         else:
-            parts += [Part(f"fold-{i}/{rival}", rival, *split(target, piece)) for i, piece in enumerate(pieces, 1)]
+            parts += _in_folds(rival, target, pieces)
     return parts
+
+
+def whole(method: str, target: Examples, judged: Examples) -> Part:
+    """The training of a rival on the whole target."""
+    return Part(method, method, target, judged, torch.arange(len(judged)))
+
+
+def _in_folds(method: str, target: Examples, pieces: Sequence[Tensor]) -> list[Part]:
+    return [Part(f"fold-{i}/{method}", method, *split(target, piece), piece) for i, piece in enumerate(pieces, start=1)]
 
 
 def describe_plan(parts: Sequence[Part], test: Examples | None, folds: int) -> str:
     rivals = [TITLES[method] for method in dict.fromkeys(part.method for part in parts) if method != METHOD]
     judged = f"{folds} held-out folds of the target" if test is None else f"{len(test):,} test examples"
-    beside = f" beside {' and '.join(rivals)}" if rivals else ""
+    beside = f" beside {', '.join(rivals[:-1])}{' and ' * (len(rivals) > 1)}{rivals[-1]}" if rivals else ""
     return (
         f"accuracy is measured on {judged}{beside}: {len(parts)} more trainings "
         "(--folds 0 and --no-baselines leave them out)"
@@ -102,12 +141,31 @@ def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     found = []
     for method in dict.fromkeys(one.method for one in judged):
         mine = [one for one in judged if one.method == method]
-        right, count = sum(one.right for one in mine), sum(len(one.labels) for one in mine)
+        right, count = sum(int(one.right.sum()) for one in mine), sum(len(one.labels) for one in mine)
         low, high = wilson(right, count)
         found.append(
             {"method": method, "accuracy": 100 * right / count, "low": 100 * low, "high": 100 * high, "examples": count}
         )
     return found
+
+
+def differences(judged: Sequence[Judged]) -> dict[str, Difference]:
+    """Every rival's accuracy minus SOSELETO's, by its name; empty without SOSELETO."""
+    right = {method: _by_place(judged, method) for method in dict.fromkeys(one.method for one in judged)}
+    ours = right.pop(METHOD, None)
+    return {} if ours is None else {rival: Difference.of(theirs, ours) for rival, theirs in right.items()}
+
+
+def _by_place(judged: Sequence[Judged], method: str) -> Tensor:
+    """Whether the method is right about each example, in the set's order."""
+    mine = [one for one in judged if one.method == method]
+    return torch.cat([one.right for one in mine])[torch.cat([one.places for one in mine]).argsort()]
+
+
+def winner(found: Mapping[str, Difference]) -> str:
+    """The rival with the largest difference, if that exceeds EVIDENCE standard errors; else SOSELETO."""
+    better = {rival: one.value for rival, one in found.items() if one.value > EVIDENCE * one.error}
+    return max(better, key=lambda rival: better[rival]) if better else METHOD
 
 
 def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:

@@ -31,6 +31,7 @@ from soseleto.parallel.reducer import Reducer, first_reads, ranks
 from soseleto.prediction.load import load
 from soseleto.prediction.temperature import fit_temperature
 from soseleto.report import write_report
+from soseleto.report.sentences import verdict
 from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import PARTS, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
@@ -73,6 +74,7 @@ class FitOptions:
     dtype: str | None
     folds: int | None
     baselines: bool
+    keep: str
     checkpoint_every: float
     micro_batch_size: int | None
     non_finite: str
@@ -132,6 +134,8 @@ class Job:
         if pair.target.labels.is_floating_point():
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape = tuple(pair.source.inputs.shape[1:])
+        if options.keep not in comparison.KEEP:
+            raise UsageError(f"--keep must be {' or '.join(comparison.KEEP)}, got {options.keep!r}.")
         folds = _folds(options, len(pair.target))
         rivals = comparison.RIVALS if options.mode == "noisy" else comparison.RIVALS_IN_TRANSFER
         return cls(
@@ -152,7 +156,8 @@ class Job:
     @property
     def main(self) -> Part:
         """The training that the comparison is about."""
-        return Part("", METHOD, self.pair.target, self.pair.test or self.pair.target)
+        judged = self.pair.test or self.pair.target
+        return Part("", METHOD, self.pair.target, judged, torch.arange(len(judged)))
 
     def plan(self) -> list[str]:
         """The plan, as lines to print."""
@@ -177,19 +182,35 @@ class Job:
         for at, part in enumerate(todo):
             if self.reducer.rank == 0:
                 progress.stage(part.title, later=sum(map(self._cost, todo[at + 1 :])) / self._cost(part))
-            try:
-                self._train(part, progress)
-            except TrainingError as error:
-                if part.method == METHOD:
-                    raise
-                progress("message", {"text": f"{part.title} is left out of the comparison: {error}"})
-        self.reducer.first(self._close)
+            self._train_or_leave_out(part, progress)
+        method = self.reducer.first(self._best)
+        kept = None if method == METHOD else comparison.whole(method, self.pair.target, self.main.judged)
+        if kept is not None and not self.reducer.first(lambda: self._has_ended(kept)):
+            progress.stage(f"{kept.title} on the whole target")
+            self._train(kept, progress)
+        self.reducer.first(lambda: self._close(kept))
 
-    def _close(self) -> None:
+    def _train_or_leave_out(self, part: Part, progress: LiveLine) -> None:
+        try:
+            self._train(part, progress)
+        except TrainingError as error:
+            if part.method == METHOD:
+                raise
+            progress("message", {"text": f"{part.title} is left out of the comparison: {error}"})
+
+    def _best(self) -> str:
+        """The method whose model is kept."""
+        if self.options.keep == METHOD:
+            return METHOD
+        return comparison.winner(comparison.differences(self._judged))
+
+    def _close(self, kept: Part | None) -> None:
         folder = RunFolder(self.options.out)
         manifest.remember(folder, self.options.source, self.options.reading, self.pair.columns, self.rows)
         self._write_problems(folder)
-        self._conclude(folder)
+        if kept is not None:
+            folder.keep_model(RunFolder(self._place(kept)))
+        self._conclude(folder, METHOD if kept is None else kept.method)
         shutil.rmtree(folder.path / PARTS, ignore_errors=True)
 
     def _train(self, part: Part, progress: LiveLine) -> None:
@@ -233,22 +254,35 @@ class Job:
             reducer=self.reducer,
         )
 
-    def _conclude(self, folder: RunFolder) -> None:
-        """Evaluate every part, calibrate the temperature, and write both."""
-        failed = {part.method for part in self.parts if not self._has_ended(part)}  # rivals that diverged
-        judged = [self._judge(part) for part in self.parts if part.method not in failed]
-        held_out = [one for one in judged if one.method == METHOD]
+    def _conclude(self, folder: RunFolder, kept: str) -> None:
+        """Calibrate the temperature of the model that is kept, and write it with the comparison."""
+        held_out = [one for one in self._in_folds if one.method == kept]
         if held_out:
             outputs, labels = comparison.pooled(held_out)
             folder.write_temperature(fit_temperature(outputs, labels), examples=len(labels))
-        if self.pair.test is not None:
-            judged = [self._judge(self.main), *(one for one in judged if one.method != METHOD)]
         how = {"judged_on": "target" if self.pair.test is None else "test", "folds": self.folds}
-        folder.write_comparison({**how, "rows": comparison.rows(judged)})
+        rows = comparison.rows(self._judged)
+        for row in rows:
+            if difference := comparison.differences(self._judged).get(row["method"]):
+                row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
+        folder.write_comparison({**how, "rows": rows, "kept": kept})
+
+    @cached_property
+    def _in_folds(self) -> list[Judged]:
+        """The parts that were trained, evaluated; a rival that diverged in one of its parts is left out."""
+        failed = {part.method for part in self.parts if not self._has_ended(part)}
+        return [self._judge(part) for part in self.parts if part.method not in failed]
+
+    @cached_property
+    def _judged(self) -> list[Judged]:
+        """What the comparison is made of: with a test set the main training, and not its folds."""
+        if self.pair.test is None:
+            return self._in_folds
+        return [self._judge(self.main), *(one for one in self._in_folds if one.method != METHOD)]
 
     def _judge(self, part: Part) -> Judged:
         loaded = load(self._place(part), self._module(), device=self.options.device)
-        return Judged(part.method, loaded.outputs(part.judged.inputs), part.judged.labels.cpu())
+        return Judged(part.method, loaded.outputs(part.judged.inputs), part.judged.labels.cpu(), part.places)
 
     def _has_ended(self, part: Part) -> bool:
         """Whether the part's training has ended; one with other settings raises."""
@@ -359,6 +393,7 @@ def summary(folder: RunFolder) -> list[str]:
     n_source = folder.config()["n_source"]
     return [
         *comparison.describe(folder.comparison() or {}),
+        *filter(None, [verdict(folder.comparison() or {})]),
         f"effective source size {last['effective_source']:,.0f} of {n_source:,}",
         _suspects(folder),
     ]
@@ -391,7 +426,7 @@ def _dtype(name: str | None) -> torch.dtype | None:
 
 def _folds(options: FitOptions, n_target: int) -> int:
     if options.folds is None:
-        return 0 if options.test is not None else folds_for(n_target)
+        return 0 if options.test is not None or not options.baselines else folds_for(n_target)
     if options.folds < 0 or options.folds == 1:
         raise UsageError(f"--folds must be 0 or at least 2, got {options.folds}.")
     if options.folds > n_target // 2:

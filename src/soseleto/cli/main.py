@@ -110,8 +110,15 @@ def fit(
         typer.Option(metavar="N", help="Of the target, to measure accuracy on. [default: 3; 0 with --test]"),
     ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines/--no-baselines", help="Also train without weights, and on the target alone.")
+        bool,
+        typer.Option(
+            "--baselines/--no-baselines",
+            help="Also train without weights, on both sets mixed, and on the target alone.",
+        ),
     ] = True,
+    keep: Annotated[
+        str, typer.Option(metavar="best|soseleto", help="The model to keep: the best on held-out examples, or ours.")
+    ] = "best",
     probes: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Of the target, planted to calibrate suspects. [default: 0.3, if enough]"),
@@ -185,6 +192,7 @@ def fit(
         dtype=dtype,
         folds=folds,
         baselines=baselines,
+        keep=keep,
         checkpoint_every=checkpoint_every,
         micro_batch_size=micro_batch_size,
         non_finite=non_finite,

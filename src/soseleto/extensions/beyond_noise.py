@@ -4,9 +4,9 @@
     s²           (ν s₀² + Σ(u − ū)²)/(ν + n − 1), shrunk towards the mean variance s₀² of all examples
     evidence     sign(ū)·max(|ū| − z·s/√n, 0), by which the weight moves in place of u
 
-A single alignment is mostly noise of the target batch. Without this piece a weight is the clipped sum of all of them: a
-right but hard example, whose alignments scatter around zero, is a random walk that starts at 1 and can only fall. Here it
-stays where it is, while a wrong label, whose mean is well below zero, falls after a few visits.
+A single alignment is mostly noise of the target batch. Without this piece a weight is the clipped sum of all of them:
+that of a right but hard example, whose alignments scatter around zero, is a random walk that starts at 1 and can only
+fall. Here it stays where it is, while a wrong label, whose mean is well below zero, falls after a few visits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PRIOR = 4.0  # ν: how many visits the variance of all examples counts for
 
 @dataclass(frozen=True)
 class beyond_noise(Piece):
-    """Weights move by the part of an example's mean alignment that exceeds ``z`` standard errors; scores by all of it."""
+    """Weights move by the part of an example's mean alignment beyond ``z`` standard errors; scores by all of it."""
 
     z: float = 2.0
 

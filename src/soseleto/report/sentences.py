@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -130,7 +131,8 @@ def evaluated_on(run: RunFiles) -> str:
 
 
 def _method(name: str) -> str:
-    return {"soseleto": "SOSELETO", "ordinary": "ordinary training"}.get(name, name.replace("_", " "))
+    titles = {"soseleto": "SOSELETO", "ordinary": "ordinary training", "mixed": "mixed training"}
+    return titles.get(name, name.replace("_", " "))
 
 
 def _comparison(run: RunFiles) -> str:
@@ -138,7 +140,28 @@ def _comparison(run: RunFiles) -> str:
     if not rows:
         return ""
     accuracies = [f"{method} {percent(accuracy)}" for method, accuracy, _, _ in rows]
-    return f"Held-out accuracy on {evaluated_on(run)}: {', '.join(accuracies)}."
+    text = f"Held-out accuracy on {evaluated_on(run)}: {', '.join(accuracies)}."
+    return f"{text} {verdict(run.comparison)}".rstrip()
+
+
+def verdict(comparison: Mapping[str, Any]) -> str:
+    """Whether selection paid, against the best rival, and which model is kept; empty without rivals."""
+    rivals = [row for row in comparison.get("rows") or [] if "minus_soseleto" in row]
+    if not rivals:
+        return ""
+    kept = comparison.get("kept", "soseleto")
+    best = next((row for row in rivals if row["method"] == kept), max(rivals, key=lambda row: row["accuracy"]))
+    ahead = {name: -best["minus_soseleto"][name] for name in ("value", "high", "low")}
+    interval = f"95 % interval {ahead['high']:+.1f} to {ahead['low']:+.1f}"
+    points = f"{abs(ahead['value']):.1f} points"
+    if kept != "soseleto":
+        return (
+            f"Selection did not pay here: the model of {_method(kept)} is kept, which is {points} better than "
+            f"SOSELETO's ({interval} for SOSELETO)."
+        )
+    if ahead["value"] > 0:
+        return f"SOSELETO's model is kept, {points} better than {_method(best['method'])} ({interval})."
+    return f"SOSELETO's model is kept: no other is better beyond chance ({_method(best['method'])}: {interval})."
 
 
 def _weights(run: RunFiles) -> str:

@@ -45,11 +45,26 @@ CONFIG, METRICS, RANKING, MODEL, REPORT = (
 )
 PROBLEMS, SUSPECTS, PICTURES, REVIEW = "problems.json", "suspects.json", "pictures.parquet", "review.jsonl"
 SOURCE, COMPARISON, CALIBRATION = "source.json", "comparison.json", "calibration.json"
+KEPT = "kept.safetensors"  # the model of a rival that was better, in place of model.safetensors
 ROWS = "rows.parquet"  # of a source table, see source_rows.py
 PARTS = "parts"  # a folder of runs: baselines, and the folds of the target
 CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
 WRITTEN_BY = "written_by"  # entry of config.json: the command whose runs may be replaced by the same command
-_FILES = (METRICS, RANKING, MODEL, REPORT, PROBLEMS, SUSPECTS, PICTURES, REVIEW, SOURCE, ROWS, COMPARISON, CALIBRATION)
+_FILES = (
+    METRICS,
+    RANKING,
+    MODEL,
+    KEPT,
+    REPORT,
+    PROBLEMS,
+    SUSPECTS,
+    PICTURES,
+    REVIEW,
+    SOURCE,
+    ROWS,
+    COMPARISON,
+    CALIBRATION,
+)
 _TIED = "soseleto.tied"  # metadata entry of model.safetensors: alias -> the name its values are stored under
 
 
@@ -248,9 +263,19 @@ class RunFolder:
             if (self.path / CONFIG).exists():  # safetensors writes mode 600: use the mode of the other files
                 shutil.copymode(self.path / CONFIG, part)
 
+    def keep_model(self, rival: RunFolder) -> None:
+        """Keep a rival's model; it is the run's model once ``write_comparison`` has named the rival."""
+        with aside(self.path / KEPT) as part:
+            shutil.copy2(rival._existing(MODEL), part)
+
+    @property
+    def kept(self) -> str:
+        """The method whose model the run keeps."""
+        return str((self.comparison() or {}).get("kept", "soseleto"))
+
     def model_state(self) -> dict[str, Tensor]:
-        """The state dict of ``model.safetensors``, on the CPU."""
-        path = self._existing(MODEL)
+        """The state dict of the model that the run keeps, on the CPU."""
+        path = self._existing(MODEL if self.kept == "soseleto" else KEPT)
         state: dict[str, Tensor] = need("safetensors.torch", to="loading a model").load_file(path)
         with need("safetensors", to="loading a model").safe_open(path, "pt") as file:
             tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
