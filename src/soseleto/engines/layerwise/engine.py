@@ -41,8 +41,10 @@ from soseleto.engines.contract import (
     trainable,
     uncompiled,
 )
+from soseleto.engines.layerwise.find_layout import Layouts, Unclear
 from soseleto.engines.layerwise.small_parameters import SmallGradients
 from soseleto.engines.layerwise.tape import OTHER_ENGINES, Call, Tape
+from soseleto.engines.layerwise.together import together
 from soseleto.engines.proof import (
     Inexact,
     Kinds,
@@ -73,6 +75,7 @@ class LayerwiseEngine:
         self.schedule = Schedule()
         self.proofs = 0  # so far
         self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
+        self._layouts: WeakKeyDictionary[nn.Module, Layouts] = WeakKeyDictionary()
         self._apart: WeakSet[nn.Module] = WeakSet()  # models whose source and target must not share a pass
 
     def __call__(
@@ -83,7 +86,7 @@ class LayerwiseEngine:
         small, parts = SmallGradients(), _Parts(losses)
 
         def finish(calls: list[Call]) -> None:
-            for call in calls:
+            for call in together(calls):
                 parts.add(call.alignment(direction, ALL_ROWS))
                 small.add(call)
                 call.close()
@@ -123,20 +126,23 @@ class LayerwiseEngine:
         tape = Tape(model)
         with torch.enable_grad(), uncompiled(model), tape:
             losses = as_loss_vector(run())
+        layouts = self._layouts.setdefault(model, Layouts())
+        unclear = layouts.find(tape, len(losses))
         tape.check_rows(len(losses))
         if not tape.sharded:  # no rank can hold a whole gradient; ``parallel.fsdp`` has its own proof
-            self._check(model, tape, losses)
+            self._check(model, tape, losses, layouts, unclear)
         return tape, losses
 
-    def _check(self, model: nn.Module, tape: Tape, losses: Tensor) -> None:
+    def _check(self, model: nn.Module, tape: Tape, losses: Tensor, layouts: Layouts, unclear: Unclear) -> None:
         """A proof, if one is due or the model has built another kind of graph than those proved."""
         kinds = self._kinds.setdefault(model, Kinds())
         is_due = self.schedule.count()
         flags = tuple(module.training for module in model.modules())
         several = len(losses) > 1  # a single example cannot show that examples depend on each other
-        if not is_due and not kinds.is_new(tape.functions, flags, several):
+        if not is_due and not kinds.is_new(tape.functions, flags, several) and not layouts.is_new(tape):
             return
         try:
+            layouts.settle(tape, losses, unclear, _tolerance(tape, losses))
             unproved = _prove(tape, trainable(model), losses, seed=self.schedule.calls)
         except Inexact as error:
             raise EngineError(
@@ -147,6 +153,7 @@ class LayerwiseEngine:
             raise no_reentrant_checkpoint(error) or error from error
         self.proofs += 1
         kinds.add(tape.functions, flags, several)
+        layouts.proved(tape)
         if is_due:
             self.schedule.proved(unproved)
 
@@ -162,7 +169,7 @@ def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, s
     small, parts = SmallGradients(), _Parts(losses)
 
     def finish(calls: list[Call]) -> None:
-        for call in calls:
+        for call in together(calls):
             for found, c in zip(mine, cs, strict=True):
                 add_gradients(found, call.gradient(c, ALL_ROWS))
             parts.add(call.alignment(along, ALL_ROWS))
@@ -230,6 +237,7 @@ class _Sweep:
         self._parts = _Parts(losses[:n_source])
 
     def finish(self, calls: list[Call]) -> None:
+        calls = together(calls)
         for call in calls:
             self._small.add(call)
         direction = self.direction if self.direction is not None else self._direction(calls)

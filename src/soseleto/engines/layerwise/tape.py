@@ -19,12 +19,17 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from soseleto.engines.contract import is_differentiable, reductions_dtype
 from soseleto.engines.layerwise import kernels
 from soseleto.engines.layerwise.attention import refuse_attention, self_attention
+from soseleto.engines.layerwise.embedding_bag import EMBEDDING_BAG, bag_numbers
 from soseleto.engines.layerwise.gram import gram_alignment, gram_pays
+from soseleto.engines.layerwise.layouts import Layout
 from soseleto.engines.layerwise.per_example import each_example, each_pays
+from soseleto.engines.layerwise.recurrent import CELLS, LAYERS, all_times, one_time
+from soseleto.engines.layerwise.row_owners import Gathered, RowOwners
 from soseleto.engines.rules import ADD, LINEAR, MULTIPLY, RULES, Arguments, Rule
 from soseleto.engines.shards import sharded_modules, whole
 from soseleto.errors import EngineError
 
+_RULES = RULES | {F.embedding_bag: EMBEDDING_BAG}
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
 
 
@@ -42,6 +47,9 @@ class Call:
     delta: Tensor | None = None
     small: dict[str, Tensor] | None = None
     group: Group | None = None
+    shape: torch.Size = torch.Size()  # of the output
+    gathered: Gathered | None = None  # how the rows of the input were gathered
+    layout: Layout | None = None  # None: the first dimension is the batch
 
     @property
     def large(self) -> str | None:
@@ -56,7 +64,7 @@ class Call:
     def set_small(self, gradients: Iterable[Tensor]) -> None:
         """Per-example gradients of the small parameters, computed by the backward itself."""
         self.small = {
-            name: g.view(self.rows, *self.arguments[k].shape).to(reductions_dtype(g.dtype))
+            name: self._fold(g.view(self.rows, *self.arguments[k].shape).to(reductions_dtype(g.dtype)), slice(None))
             for (k, name), g in zip(self.names.items(), gradients, strict=True)
         }
 
@@ -70,9 +78,9 @@ class Call:
             self.small = {}
             wanted = [k for k in self.rule.small if k in self.names]
             if wanted and self.rule.per_example is not None:
-                delta, a = self._data(slice(None))
+                delta, a = self.data(slice(None))
                 found = self.rule.per_example(self.arguments, a, delta)
-                self.small = {self.names[k]: found[k] for k in wanted}
+                self.small = {self.names[k]: self._fold(found[k], slice(None)) for k in wanted}
         return self.small
 
     def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
@@ -80,21 +88,21 @@ class Call:
         if self.large is None or self.large not in direction:
             return None
         assert self.rule.tangent is not None
-        delta, a = self._data(rows)
+        delta, a = self.data(rows)
         along = whole(direction[self.large]).to(self.dtype)
         if self.rule.adjoint is not None and a.numel() < delta.numel():
             # ⟨δ, f(a; G)⟩ = ⟨f(·; G)ᵀδ, a⟩: the same work with a smaller intermediate (δ of a vocabulary is large)
-            return row_dot(a, self.rule.adjoint(delta, along))
-        return row_dot(delta, self.rule.tangent(self.arguments, a, along))
+            return self._fold(row_dot(a, self.rule.adjoint(delta, along)), rows)
+        return self._fold(row_dot(delta, self.rule.tangent(self.arguments, a, along)), rows)
 
     def alignment_with(self, target: slice, rows: slice) -> Tensor | None:
         """``alignment`` of the chosen rows with the target rows' gradient; None if the product with G is less work."""
-        if self.rule is not LINEAR:
+        if self.rule is not LINEAR or (self.layout is not None and not self.layout.in_order):
             return None
-        (delta, a), (target_delta, target_a) = self._data(rows), self._data(target)
+        (delta, a), (target_delta, target_a) = self.data(rows), self.data(target)
         if not gram_pays(a, delta, len(target_a)):
             return None
-        return gram_alignment(delta, a, target_delta, target_a)
+        return self._fold(gram_alignment(delta, a, target_delta, target_a), rows)
 
     def both(
         self, direction: Mapping[str, Tensor], coefficients: Tensor, rows: slice
@@ -102,17 +110,20 @@ class Call:
         """``alignment`` and ``gradient`` of the chosen rows if one product gives both for less work, else None."""
         if self.large is None or self.large not in direction:
             return None
-        delta, a = self._data(rows)
+        delta, a = self.data(rows)
         if not len(delta):
             return None
-        along, c = whole(direction[self.large]).to(self.dtype), coefficients.to(self.dtype)
+        along, each = whole(direction[self.large]).to(self.dtype), self._spread(coefficients, rows)
+        assert each is not None
+        c = each.to(self.dtype)
         if self.rule is LINEAR and each_pays(a, delta):
             alignment, found = each_example(delta, a, along, c)
         elif fused := self._fused(delta, a, along, c):
             alignment, found = fused
         else:
             return None
-        return alignment.to(reductions_dtype(self.dtype)), {self.large: self._in_own_dtype(found)}
+        q = self._fold(alignment.to(reductions_dtype(self.dtype)), rows)
+        return q, {self.large: self._in_own_dtype(found)}
 
     def _fused(self, delta: Tensor, a: Tensor, along: Tensor, c: Tensor) -> tuple[Tensor, Tensor] | None:
         """Alignment and gradient where one kernel multiplies, sums and scales; None where it cannot be used."""
@@ -144,22 +155,32 @@ class Call:
             return {}
         assert self.rule.large is not None
         assert self.rule.gradient is not None
-        delta, a = self._data(rows)
-        found = self.rule.gradient(self.arguments, a, delta, coefficients)
+        delta, a = self.data(rows)
+        found = self.rule.gradient(self.arguments, a, delta, self._spread(coefficients, rows))
         return {self.large: self._in_own_dtype(found)}
 
-    def _data(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """a and δ of these rows."""
+    def data(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """δ and a of these examples."""
         assert self.delta is not None
         if self.a is None:
-            return self.delta[rows], self.delta[rows]
+            delta = self._part(self.delta, rows)
+            return delta, delta
         if self.a._version != self.version:
             raise EngineError(
                 f"the input of {next(iter(self.names.values()))!r} was changed in place after its use, which the "
                 f"layerwise engine does not support: {OTHER_ENGINES}."
             )
-        a = self.a[rows]
-        return self.delta[rows], a.to(self.dtype) if a.is_floating_point() else a
+        a = self._part(self.a, rows)
+        return self._part(self.delta, rows), a.to(self.dtype) if a.is_floating_point() else a
+
+    def _part(self, x: Tensor, rows: slice) -> Tensor:
+        return x[rows] if self.layout is None else self.layout.part(x, rows)
+
+    def _fold(self, values: Tensor, rows: slice) -> Tensor:
+        return values if self.layout is None else self.layout.fold(values, rows)
+
+    def _spread(self, coefficients: Tensor | None, rows: slice) -> Tensor | None:
+        return coefficients if self.layout is None else self.layout.spread(coefficients, rows)
 
 
 def row_dot(delta: Tensor, tangent: Tensor) -> Tensor:
@@ -245,6 +266,7 @@ class Tape(TorchFunctionMode):
         self.functions: list[
             Hashable
         ] = []  # all that the model called, whether under no_grad, and for which parameters
+        self.owners = RowOwners()
         self._listener = _Listener()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -256,11 +278,16 @@ class Tape(TorchFunctionMode):
         mine = self._mine((*args, *kwargs.values()))
         self.functions.append(func if torch.is_grad_enabled() else (func,))
         if not mine:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            self.owners.follow(func, args, kwargs, out)
+            return out
         self.functions.extend(mine)
         if func is F.multi_head_attention_forward:
             return self._attention(args, kwargs)
-        rule = RULES.get(func)
+        if (cell := LAYERS.get(func) or CELLS.get(func)) is not None:
+            with self:  # the linear layers inside are recorded
+                return one_time(cell, *args, **kwargs) if func in CELLS else all_times(cell, self.owners, *args)
+        rule = _RULES.get(func)
         if rule is not None and rule.lowered:
             args = _cast_data(args)
         if rule is not None and rule.spread is not None and torch.is_grad_enabled() and not _has_saved_tensor_hooks():
@@ -290,7 +317,7 @@ class Tape(TorchFunctionMode):
         return names
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[str], out: Any) -> Any:
-        rule = RULES.get(func)
+        rule = _RULES.get(func)
         if rule is None or not isinstance(out, Tensor):
             raise self._no_rule(mine[0], f"no rule for {resolve_name(func) or func}")
         if (rule is ADD or rule is MULTIPLY) and len(args) == 2 and id(args[0]) in self._names:
@@ -298,7 +325,7 @@ class Tape(TorchFunctionMode):
         arguments = rule.bind(args, kwargs)
         if why := rule.refuse(arguments):
             raise self._no_rule(mine[0], why)
-        data = arguments.pop("input")
+        data = bag_numbers(arguments, out) if rule is EMBEDDING_BAG else arguments.pop("input")
         names = {k: self._names[id(arguments[k])] for k in rule.parameters if id(arguments.get(k)) in self._names}
         if len(names) != len(mine) or not isinstance(data, Tensor):
             raise self._no_rule(mine[0], f"{resolve_name(func)} takes it where no parameter was expected")
@@ -311,9 +338,13 @@ class Tape(TorchFunctionMode):
             0 if a is None else a._version,
             out.shape[0] if out.ndim else 0,
             out.dtype,
+            shape=out.shape,
+            gathered=self.owners.of(data),
         )
         self.calls.append(call)
-        return _Tap.apply(out, self._anchor, call, self._listener)  # type: ignore[no-untyped-call]
+        tapped: Tensor = _Tap.apply(out, self._anchor, call, self._listener)  # type: ignore[no-untyped-call]
+        self.owners.keep(tapped, call.gathered)
+        return tapped
 
     def _spread(self, rule: Rule, arguments: Arguments) -> Tensor:
         """Call the function with a copy of its parameters for every example."""
@@ -321,10 +352,13 @@ class Tape(TorchFunctionMode):
         data = arguments.pop("input")
         names = {k: self._names[id(arguments[k])] for k in rule.parameters if id(arguments.get(k)) in self._names}
         call = Call(rule, arguments, names, None, 0, len(data), data.dtype)
+        call.shape, call.gathered = data.shape, self.owners.of(data)
         self.calls.append(call)
         copies = _Spread.apply(self._anchor, call, self._listener, *(arguments[k] for k in names))  # type: ignore[no-untyped-call]
         frozen = {k: p.repeat(len(data)) for k in rule.small if (p := arguments.get(k)) is not None and k not in names}
-        return rule.spread(arguments, data, frozen | dict(zip(names, copies, strict=True)))
+        out = rule.spread(arguments, data, frozen | dict(zip(names, copies, strict=True)))
+        self.owners.keep(out, call.gathered)
+        return out
 
     def _attention(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if why := refuse_attention(args, kwargs):
@@ -341,9 +375,9 @@ class Tape(TorchFunctionMode):
         )
 
     def check_rows(self, rows: int) -> None:
-        """Raise unless the first dimension of every recorded output is the batch."""
+        """Raise unless the first dimension of every recorded output is the batch, or the layout is known."""
         for call in self.calls:
-            if call.rows != rows:
+            if call.rows != rows and call.layout is None:
                 raise self._no_rule(
                     next(iter(call.names.values())),
                     f"its output has {call.rows} rows where the batch has {rows} losses (is the batch not first?)",
