@@ -1,4 +1,4 @@
-"""Models whose tensors do not have one row per example, each isolating one case. Part of ``zoo``."""
+"""Models whose tensors do not have one row per example, each isolating one case; only layerwise is tested on them."""
 
 # ruff: noqa: E501
 from __future__ import annotations
@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-CLASSES = 3
+from zoo import CLASSES, B, Problem, tokens, vectors
+
 WORDS = 11
 
 
@@ -36,7 +37,9 @@ class Recurrent(nn.Module):
         out, state = self.rnn(x)
         h = state[0] if isinstance(state, tuple) else state
         padded = pad_packed_sequence(out, self.rnn.batch_first)[0]
-        return self.out(padded.mean(1 if self.rnn.batch_first else 0)) + self.out(h[-1].repeat(1, 2)[:, : self.out.in_features])
+        return self.out(padded.mean(1 if self.rnn.batch_first else 0)) + self.out(
+            h[-1].repeat(1, 2)[:, : self.out.in_features]
+        )
 
 
 class Cell(nn.Module):
@@ -101,7 +104,9 @@ class Experts(nn.Module):
     def __init__(self, width: int = 6, experts: int = 3) -> None:
         super().__init__()
         self.route = nn.Linear(width, experts, bias=False)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(width, 8), nn.SiLU(), nn.LayerNorm(8), nn.Linear(8, width)) for _ in range(experts))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 8), nn.SiLU(), nn.LayerNorm(8), nn.Linear(8, width)) for _ in range(experts)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -130,7 +135,12 @@ class Valid(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.layer, self.norm, self.out = nn.Embedding(WORDS, 6), nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, CLASSES)
+        self.embed, self.layer, self.norm, self.out = (
+            nn.Embedding(WORDS, 6),
+            nn.Linear(6, 6),
+            nn.LayerNorm(6),
+            nn.Linear(6, CLASSES),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         valid = torch.arange(tokens.shape[1]) < lengths(tokens).unsqueeze(1)
@@ -145,7 +155,12 @@ class Packed(nn.Module):
 
     def __init__(self, mixes: bool = False) -> None:
         super().__init__()
-        self.embed, self.qkv, self.norm, self.out = nn.Embedding(WORDS, 6), nn.Linear(6, 18), nn.LayerNorm(6), nn.Linear(6, WORDS)
+        self.embed, self.qkv, self.norm, self.out = (
+            nn.Embedding(WORDS, 6),
+            nn.Linear(6, 18),
+            nn.LayerNorm(6),
+            nn.Linear(6, WORDS),
+        )
         self.mixes = mixes
 
     def forward(self, tokens: Tensor, owner: Tensor) -> Tensor:
@@ -201,7 +216,12 @@ def mean_of_flat_tokens(model: nn.Module, batch: Any) -> Tensor:
 class TokenMlp(nn.Module):
     def __init__(self, flat: bool = False) -> None:
         super().__init__()
-        self.embed, self.layer, self.norm, self.out = nn.Embedding(WORDS, 6), nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, WORDS)
+        self.embed, self.layer, self.norm, self.out = (
+            nn.Embedding(WORDS, 6),
+            nn.Linear(6, 6),
+            nn.LayerNorm(6),
+            nn.Linear(6, WORDS),
+        )
         self.scale, self.flat = nn.Parameter(torch.rand(6)), flat
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -242,8 +262,8 @@ def ctc(model: nn.Module, batch: Any) -> Tensor:
     return F.ctc_loss(outputs, labels, torch.full((n,), len(outputs)), torch.full((n,), 2), reduction="none")
 
 
-class OnesNorm(nn.Module):
-    """Time-major, and the examples act on each other: a norm over the batch where it seems to be over time."""
+class TimeMajorMixing(nn.Module):
+    """Time-major, and the examples act on each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,3 +272,42 @@ class OnesNorm(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.layer(self.embed(tokens.T))
         return self.out((x - x.mean(1, keepdim=True)).mean(0))
+
+
+def tokens_that_mix(model: nn.Module, batch: Any) -> Tensor:
+    """A loss for each token, of tokens that attend to each other."""
+    everywhere = torch.zeros(batch[0].shape[1], dtype=torch.long)
+    return F.cross_entropy(model(batch[0], everywhere).flatten(0, 1), batch[0].flatten(), reduction="none")
+
+
+INEXACT = {"layerwise": "not exact"}
+PROBLEMS = [
+    Problem("lstm_deep_packed", lambda: Recurrent(nn.LSTM, packed=True, num_layers=2, bidirectional=True, proj_size=3), tokens()),
+    Problem("lstm_time_major_square", lambda: Recurrent(nn.LSTM, batch_first=False, bias=False), tokens(B)),
+    Problem("gru_time_major_packed", lambda: Recurrent(nn.GRU, packed=True, batch_first=False, bidirectional=True), tokens()),
+    Problem("rnn_deep", lambda: Recurrent(nn.RNN, nonlinearity="relu", num_layers=3, bidirectional=True, batch_first=False), tokens()),
+    Problem("lstm_cell", lambda: Cell(nn.LSTMCell), tokens()),
+    Problem("gru_cell", lambda: Cell(nn.GRUCell), tokens()),
+    Problem("rnn_cell", lambda: Cell(nn.RNNCell), tokens()),
+    Problem("ctc", Speech, lambda: torch.randn(B, 6, 7), ctc),
+    Problem("flattened_tokens", lambda: Flattened(time_major=False), tokens()),
+    Problem("flattened_tokens_time_major", lambda: Flattened(time_major=True), tokens()),
+    Problem("flattened_tokens_time_major_square", lambda: Flattened(time_major=True), tokens(B)),
+    Problem("flattened_logits", lambda: TokenMlp(flat=True), tokens(), mean_of_flat_tokens),
+    Problem("frames", Frames, lambda: torch.randn(B, 4, 3, 8, 8)),
+    Problem("two_views", TwoViews, vectors()),
+    Problem("mixture_of_experts", MixtureOfExperts, tokens()),
+    Problem("valid_tokens", Valid, tokens()),
+    *[Problem(f"packed_{name}", Packed, tokens(), packed_loss(name)) for name in SUMS],
+    Problem("packed_shifted", Packed, tokens(), packed_loss("scatter_add", shift=True)),
+    Problem("packed_mixing", lambda: Packed(mixes=True), tokens(), packed_loss("index_add"), declines=INEXACT),
+    Problem("every_token", TokenMlp, tokens(), every_token),
+    Problem("every_token_mixing", lambda: Packed(mixes=True), tokens(), tokens_that_mix, declines=INEXACT),
+    Problem("embedding_bag", lambda: Bags(padding_idx=3), tokens()),
+    Problem("embedding_bag_weighted", lambda: Bags(mode="sum"), tokens()),
+    Problem("embedding_bag_offsets", lambda: Bags(offsets=True), tokens()),
+    Problem("embedding_bag_max", lambda: Bags(mode="max"), tokens(), declines={"layerwise": "not linear in the weight"}),
+    Problem("time_major_mixing", TimeMajorMixing, tokens(), declines=INEXACT),
+    Problem("time_major_mixing_square", TimeMajorMixing, tokens(B), declines=INEXACT),
+]  # fmt: skip
+BY_NAME = {problem.name: problem for problem in PROBLEMS}

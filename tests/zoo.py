@@ -12,9 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import rows
-from rows import Recurrent
-
 B = 5  # examples in a batch
 CLASSES = 3
 
@@ -135,6 +132,15 @@ class Encoder(nn.Module):
         return self.out(x.mean(1))
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.embed, self.rnn, self.out = nn.Embedding(11, 6), kind(6, 5, batch_first=True), nn.Linear(5, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.rnn(self.embed(tokens))[0][:, -1])
+
+
 class TiedLanguageModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -230,14 +236,6 @@ def convolutions_3d() -> nn.Module:
     return nn.Sequential(nn.Conv3d(2, 4, 2, padding="same"), nn.Tanh(), nn.Conv3d(4, 2, 3, stride=2), *head(16))
 
 
-def packed_tokens(model: nn.Module, batch: Any) -> Tensor:
-    """A loss for each token of a batch whose tokens attend to each other."""
-    mask = torch.zeros(batch[0].shape[1], dtype=torch.long)
-    return F.cross_entropy(model(batch[0], mask).flatten(0, 1), batch[0].flatten(), reduction="none")
-
-
-NOT_FORWARD: dict[str, str] = {"forward": "no rule"}
-ONLY_LOOP: dict[str, str] = {}
 MIXES = {"layerwise": "training mode"}
 PROBLEMS = [
     Problem("linear", lambda: nn.Linear(7, CLASSES), vectors()),
@@ -265,34 +263,7 @@ PROBLEMS = [
     Problem("transformer_sequence_first", lambda: Encoder(batch_first=False), tokens()),
     Problem("transformer_sequence_first_square", lambda: Encoder(batch_first=False), tokens(B)),
     Problem("lstm", lambda: Recurrent(nn.LSTM), tokens()),
-    Problem("lstm_deep_packed", lambda: Recurrent(nn.LSTM, packed=True, num_layers=2, bidirectional=True, proj_size=3), tokens()),
-    Problem("lstm_time_major_square", lambda: Recurrent(nn.LSTM, batch_first=False, bias=False), tokens(B)),
     Problem("gru", lambda: Recurrent(nn.GRU), tokens()),
-    Problem("gru_time_major_packed", lambda: Recurrent(nn.GRU, packed=True, batch_first=False, bidirectional=True), tokens()),
-    Problem("rnn_deep", lambda: Recurrent(nn.RNN, nonlinearity="relu", num_layers=3, bidirectional=True, batch_first=False), tokens()),
-    Problem("lstm_cell", lambda: rows.Cell(nn.LSTMCell), tokens()),
-    Problem("gru_cell", lambda: rows.Cell(nn.GRUCell), tokens()),
-    Problem("rnn_cell", lambda: rows.Cell(nn.RNNCell), tokens()),
-    Problem("ctc", rows.Speech, lambda: torch.randn(B, 6, 7), rows.ctc, declines=ONLY_LOOP),
-    Problem("flattened_tokens", lambda: rows.Flattened(time_major=False), tokens()),
-    Problem("flattened_tokens_time_major", lambda: rows.Flattened(time_major=True), tokens()),
-    Problem("flattened_tokens_time_major_square", lambda: rows.Flattened(time_major=True), tokens(B)),
-    Problem("flattened_logits", lambda: rows.TokenMlp(flat=True), tokens(), rows.mean_of_flat_tokens),
-    Problem("frames", rows.Frames, lambda: torch.randn(B, 4, 3, 8, 8)),
-    Problem("two_views", rows.TwoViews, vectors()),
-    Problem("mixture_of_experts", rows.MixtureOfExperts, tokens()),
-    Problem("valid_tokens", rows.Valid, tokens()),
-    *[Problem(f"packed_{name}", rows.Packed, tokens(), rows.packed_loss(name), declines=NOT_FORWARD if name == "segments" else {}) for name in rows.SUMS],
-    Problem("packed_shifted", rows.Packed, tokens(), rows.packed_loss("scatter_add", shift=True)),
-    Problem("packed_mixing", lambda: rows.Packed(mixes=True), tokens(), rows.packed_loss("index_add"), declines={"layerwise": "not exact"}),
-    Problem("every_token", rows.TokenMlp, tokens(), rows.every_token),
-    Problem("every_token_mixing", lambda: rows.Packed(mixes=True), tokens(), lambda model, batch: packed_tokens(model, batch), declines={"layerwise": "not exact"}),
-    Problem("embedding_bag", lambda: rows.Bags(padding_idx=3), tokens()),
-    Problem("embedding_bag_weighted", lambda: rows.Bags(mode="sum"), tokens()),
-    Problem("embedding_bag_offsets", lambda: rows.Bags(offsets=True), tokens()),
-    Problem("embedding_bag_max", lambda: rows.Bags(mode="max"), tokens(), declines={"layerwise": "not linear in the weight"}),
-    Problem("time_major_mixing", rows.OnesNorm, tokens(), declines={"layerwise": "not exact"}),
-    Problem("time_major_mixing_square", rows.OnesNorm, tokens(B), declines={"layerwise": "not exact"}),
     Problem("tied_language_model", TiedLanguageModel, tokens(), per_token),
     Problem("used_twice", UsedTwice, vectors()),
     Problem("dropout", lambda: nn.Sequential(nn.Linear(7, 9), nn.Dropout(0.5), nn.ReLU(), nn.Linear(9, CLASSES)), vectors()),

@@ -1,7 +1,7 @@
 """F.embedding_bag: each example is the sum or the mean of a bag of rows of the weight.
 
-The bags of an example cannot be cut out of the input where they are given by offsets. So a call's input is the number of
-each bag, and the rule computes with all bags: y = bag(input; P), linear in P.
+The bags of some examples cannot be cut out of the input where they are given by offsets. So a call keeps the number of
+each bag as its data, and the rule computes with all bags: y = bag(input; P), linear in P.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class LayerwiseEngine:
             raise no_reentrant_checkpoint(error) or error from error
         self.proofs += 1
         kinds.add(tape.functions, flags, several)
-        layouts.proved(tape)
+        layouts.proved(tape, len(losses))
         if is_due:
             self.schedule.proved(unproved)
 

@@ -1,12 +1,13 @@
 """The layout of each recorded call, once the number of losses is known.
 
-Sizes and what ``RowOwners`` has seen leave one candidate for most calls. Where several are possible, as for a time-major
-tensor of as many times as examples, ``settle`` decides by the definition: under losses multiplied by c, the δ of the
-rows of example j are multiplied by c_j. The proof checks the result in any case, for every new combination of layouts.
+Sizes and what ``RowOwners`` has seen leave one candidate for most calls. Where several are possible, as for a
+time-major tensor of as many times as examples, ``settle`` decides by the definition: under losses multiplied by c, the
+δ of the rows of example j are multiplied by c_j. The proof checks the result in any case, for every layout of a call.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -45,10 +46,21 @@ class Layouts:
 
     def is_new(self, tape: Tape) -> bool:
         """Whether a call has a layout that was not proved for it."""
-        return not _used(tape) <= self._proved
+        return not self._used(tape) <= self._proved
 
-    def proved(self, tape: Tape) -> None:
-        self._proved |= _used(tape)
+    def proved(self, tape: Tape, examples: int) -> None:
+        """Keep the layouts for calls with other sizes, which may have more candidates."""
+        for call in tape.calls:
+            if call.layout is not None and examples > 1:  # one example has all rows, in any layout
+                self._decided.setdefault(_site(call), call.layout.name)
+        self._proved |= self._used(tape)
+
+    def _used(self, tape: Tape) -> set[tuple[tuple[str, ...], str]]:
+        return {
+            (_site(call), _name(call.layout))
+            for call in tape.calls
+            if call.layout is not None or (self._decided and _site(call) in self._decided)
+        }
 
     def settle(self, tape: Tape, losses: Tensor, several: Unclear, tolerance: float) -> None:
         """Choose among the candidates; a call for which they cannot be told apart keeps its first."""
@@ -65,10 +77,6 @@ class Layouts:
             if 0 < len(right) < len(found):
                 call.layout = right[0]
                 self._decided[_site(call)] = _name(right[0])
-
-
-def _used(tape: Tape) -> set[tuple[tuple[str, ...], str]]:
-    return {(_site(call), call.layout.name) for call in tape.calls if call.layout is not None}
 
 
 def _name(layout: Layout | None) -> str:
@@ -129,7 +137,7 @@ def _from_sums(call: Call, examples: int, seen: RowOwners, lead: int) -> Iterato
     if not seen.sums:
         return
     for dims in range(1, min(lead, 2) + 1):
-        n = call.shape[:dims].numel()
+        n = math.prod(call.shape[:dims])
         for missing in (0, 1):
             if (n - missing, examples) in seen.sums:
                 index = seen.sums[n - missing, examples]()

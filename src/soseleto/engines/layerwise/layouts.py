@@ -1,9 +1,9 @@
 """Where the examples of a batch lie in the tensors of a recorded call.
 
-Most models keep the batch in the first dimension. The others come in a few layouts: time-major tensors (L, B, D), tokens
-flattened to (B·L, D) or (L·B, D), rows gathered by an index as in a mixture of experts, and packed sequences, where an
-index says to which example each token belongs. A layout brings a call's input a and its δ into rows per example, or
-keeps the rows and sums what was computed from them over the rows of each example.
+Most models keep the batch in the first dimension. The others come in a few layouts: time-major tensors (L, B, D),
+tokens flattened to (B·L, D) or (L·B, D), rows gathered by an index as in a mixture of experts, and packed sequences,
+where an index says to which example each token belongs. A layout views a call's input a and its δ as one row per
+example, or keeps the rows and sums what was computed from them over the rows of each example.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class _Times:
         """Outputs at all times, and the state at the end."""
         raise NotImplementedError
 
-    def stack(self, ends: Sequence[Tensor]) -> Tensor:
+    def stack(self, ends: State) -> Tensor:
         return torch.stack(ends)
 
 
@@ -181,7 +181,7 @@ class _Packed(_Times):
         for s in state:
             self.owners.keep(s, self.rows.narrow(0, len(s)))
 
-    def stack(self, ends: Sequence[Tensor]) -> Tensor:
+    def stack(self, ends: State) -> Tensor:
         found = torch.stack(ends)
         self.owners.keep(found, self.rows.narrow(0, self.sizes[0], 1))
         return found

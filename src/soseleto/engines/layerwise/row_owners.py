@@ -51,9 +51,10 @@ class RowOwners:
         return self._gathered.get(x) if self._gathered and isinstance(x, Tensor) else None
 
     def keep(self, x: object, gathered: Gathered | None) -> None:
-        if gathered is not None and isinstance(x, Tensor) and x.ndim > gathered.dim:
-            if x.shape[gathered.dim] == len(gathered.index):
-                self._gathered[x] = gathered
+        if gathered is None or not isinstance(x, Tensor) or x.ndim <= gathered.dim:
+            return
+        if x.shape[gathered.dim] == len(gathered.index):
+            self._gathered[x] = gathered
 
     def follow(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Note a call that was made."""
@@ -218,10 +219,11 @@ def _gather(self: RowOwners, args: Args, kwargs: Kwargs, out: Tensor) -> None:
 
 
 def _split(self: RowOwners, args: Args, kwargs: Kwargs, out: Any) -> None:
-    x, dim = args[0], _get(args, kwargs, 2, "dim", 0)
+    x, dim = args[0], _get(args, kwargs, 2, "dim", 0) % max(args[0].ndim, 1)
     sizes = _get(args, kwargs, 1, "split_size_or_sections", _get(args, kwargs, 1, "split_size"))
-    if isinstance(sizes, (tuple, list)) and dim in (0, 1, -1) and x.shape[dim] > len(sizes):
-        self.sums[x.shape[dim], len(sizes)] = lambda: _segments(torch.tensor(sizes), x.device)
+    if isinstance(sizes, (tuple, list)) and dim < 2 and x.shape[dim] > len(sizes):
+        device, lengths = x.device, torch.tensor(sizes)
+        self.sums[x.shape[dim], len(sizes)] = lambda: _segments(lengths, device)
     if not self._gathered or (gathered := self.of(x)) is None:
         return
     start = 0
@@ -276,7 +278,8 @@ def _segment_reduce(self: RowOwners, args: Args, kwargs: Kwargs, out: Tensor) ->
     x, lengths, offsets = args[0], kwargs.get("lengths"), kwargs.get("offsets")
     lengths = lengths if lengths is not None else None if offsets is None else offsets.diff()
     if lengths is not None and lengths.ndim == 1:
-        self.sums[x.shape[0], len(lengths)] = lambda: _segments(lengths, x.device)
+        device = x.device
+        self.sums[x.shape[0], len(lengths)] = lambda: _segments(lengths, device)
 
 
 HANDLERS: dict[Any, Callable[[RowOwners, Args, Kwargs, Any], None]] = {
@@ -294,8 +297,11 @@ HANDLERS: dict[Any, Callable[[RowOwners, Args, Kwargs, Any], None]] = {
         _split: ("split", "split_with_sizes"),
         _pack: ("_pack_padded_sequence",),
         _pad: ("_pad_packed_sequence",),
-        _add_up: ("index_add", "scatter_add", "scatter_reduce", "index_reduce", "scatter", "index_copy")
-        + ("index_add_", "scatter_add_", "scatter_reduce_", "index_reduce_", "scatter_", "index_copy_"),
+        _add_up: tuple(
+            name + suffix
+            for name in ("index_add", "index_reduce", "index_copy", "scatter", "scatter_add", "scatter_reduce")
+            for suffix in ("", "_")
+        ),
         _segment_reduce: ("segment_reduce",),
     }.items()
     for name in names

@@ -47,7 +47,7 @@ class Call:
     delta: Tensor | None = None
     small: dict[str, Tensor] | None = None
     group: Group | None = None
-    shape: torch.Size = torch.Size()  # of the output
+    shape: tuple[int, ...] = ()  # of the output
     gathered: Gathered | None = None  # how the rows of the input were gathered
     layout: Layout | None = None  # None: the first dimension is the batch
 
