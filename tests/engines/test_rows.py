@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rows import BY_NAME, PROBLEMS, WORDS, Packed, Recurrent, pack
+from rows import BY_NAME, PROBLEMS, WORDS, GroupedExperts, MixtureOfExperts, Packed, Recurrent, pack
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.contract import Passes, PerExampleLoss, SourcePass, SourceStep, Step
@@ -141,6 +141,23 @@ def test_packed_rows_without_an_index_are_declined() -> None:
     tokens = torch.randint(WORDS, (B, 6))
     with pytest.raises(EngineError, match=r"Embedding 'embed'.*1 rows where the batch has 5 losses"):
         make_engine("layerwise")(model, sliced_loss, (tokens, tokens[:, 0]), direction_for(model))
+
+
+def test_experts_in_one_grouped_product() -> None:
+    """In float32, since PyTorch has no such product in float64."""
+    torch.manual_seed(0)
+    model, engine = MixtureOfExperts(GroupedExperts), proved_once()
+    for _ in range(3):
+        step = Step(model, Joined(cross_entropy), batch_of(4), batch_of(2), lambda found: found, torch.rand(4))
+        found, right = engine.passes(step), make_engine("loop").passes(step)
+        torch.testing.assert_close(found.alignment, right.alignment, rtol=1e-4, atol=1e-4)
+        for name, g in right.source_gradient.items():
+            torch.testing.assert_close(found.source_gradient[name], g, rtol=1e-4, atol=1e-4)
+    assert engine.proofs == 1
+
+
+def batch_of(n: int) -> Batch:
+    return Batch(torch.arange(n), torch.randint(WORDS, (n, 6)), torch.randint(CLASSES, (n,)))
 
 
 class Shuffled(nn.Module):

@@ -50,6 +50,13 @@ class RowOwners:
         """How the rows of x were gathered, if they were."""
         return self._gathered.get(x) if self._gathered and isinstance(x, Tensor) else None
 
+    def of_rows(self, x: object, out: Tensor) -> Gathered | None:
+        """How the rows of x were gathered, if ``out`` has the same rows."""
+        gathered = self.of(x)
+        if gathered is None or out.ndim <= gathered.dim or out.shape[gathered.dim] != len(gathered.index):
+            return None
+        return gathered
+
     def keep(self, x: object, gathered: Gathered | None) -> None:
         if gathered is None or not isinstance(x, Tensor) or x.ndim <= gathered.dim:
             return

@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from soseleto.engines.contract import is_differentiable, reductions_dtype
 from soseleto.engines.layerwise import kernels
 from soseleto.engines.layerwise.attention import refuse_attention, self_attention
-from soseleto.engines.layerwise.embedding_bag import EMBEDDING_BAG, bag_numbers
 from soseleto.engines.layerwise.gram import gram_alignment, gram_pays
 from soseleto.engines.layerwise.layouts import Layout
+from soseleto.engines.layerwise.numbered_rows import NUMBERED, number_rows
 from soseleto.engines.layerwise.per_example import each_example, each_pays
 from soseleto.engines.layerwise.recurrent import CELLS, LAYERS, all_times, one_time
 from soseleto.engines.layerwise.row_owners import Gathered, RowOwners
@@ -29,7 +29,7 @@ from soseleto.engines.rules import ADD, LINEAR, MULTIPLY, RULES, Arguments, Rule
 from soseleto.engines.shards import sharded_modules, whole
 from soseleto.errors import EngineError
 
-_RULES = RULES | {F.embedding_bag: EMBEDDING_BAG}
+_RULES = RULES | NUMBERED
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
 
 
@@ -325,7 +325,8 @@ class Tape(TorchFunctionMode):
         arguments = rule.bind(args, kwargs)
         if why := rule.refuse(arguments):
             raise self._no_rule(mine[0], why)
-        data = bag_numbers(arguments, out) if rule is EMBEDDING_BAG else arguments.pop("input")
+        gathered = self.owners.of_rows(arguments["input"], out)
+        data = number_rows(arguments, out) if func in NUMBERED else arguments.pop("input")
         names = {k: self._names[id(arguments[k])] for k in rule.parameters if id(arguments.get(k)) in self._names}
         if len(names) != len(mine) or not isinstance(data, Tensor):
             raise self._no_rule(mine[0], f"{resolve_name(func)} takes it where no parameter was expected")
@@ -339,7 +340,7 @@ class Tape(TorchFunctionMode):
             out.shape[0] if out.ndim else 0,
             out.dtype,
             shape=out.shape,
-            gathered=self.owners.of(data),
+            gathered=gathered,
         )
         self.calls.append(call)
         tapped: Tensor = _Tap.apply(out, self._anchor, call, self._listener)  # type: ignore[no-untyped-call]
