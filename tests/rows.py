@@ -33,7 +33,7 @@ class Recurrent(nn.Module):
         if not self.packed:
             out = self.rnn(x)[0]
             return self.out(out.mean(1 if self.rnn.batch_first else 0))
-        x = pack_padded_sequence(x, lengths(tokens), self.rnn.batch_first, enforce_sorted=False)
+        x = pack_padded_sequence(x, lengths(tokens).cpu(), self.rnn.batch_first, enforce_sorted=False)
         out, state = self.rnn(x)
         h = state[0] if isinstance(state, tuple) else state
         padded = pad_packed_sequence(out, self.rnn.batch_first)[0]
@@ -134,7 +134,7 @@ class GroupedExperts(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         weights, chosen = self.route(rows).softmax(-1).topk(2, -1)
         chosen, order = chosen.flatten().sort()
-        ends = torch.searchsorted(chosen, torch.arange(len(self.up)), right=True).int()
+        ends = torch.searchsorted(chosen, torch.arange(len(self.up), device=x.device), right=True).int()
         h = F.grouped_mm(F.silu(F.grouped_mm(rows[order // 2], self.up, offs=ends)), self.down, offs=ends)
         h = (h * weights.flatten()[order].unsqueeze(-1))[order.argsort()]
         return h.view(len(rows), 2, -1).sum(1).view(x.shape)
@@ -170,7 +170,7 @@ class Valid(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        valid = torch.arange(tokens.shape[1]) < lengths(tokens).unsqueeze(1)
+        valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths(tokens).unsqueeze(1)
         x = self.embed(tokens)
         y = torch.zeros_like(x)
         y[valid] = self.norm(torch.tanh(self.layer(x[valid])))
@@ -194,14 +194,14 @@ class Packed(nn.Module):
         """Logits (1, N, WORDS) of tokens (1, N)."""
         x = self.embed(tokens)
         q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        mask = torch.ones(2 * tokens.shape[1:], dtype=torch.bool).tril()
+        mask = torch.ones(2 * tokens.shape[1:], dtype=torch.bool, device=tokens.device).tril()
         mask = mask if self.mixes else mask & (owner.unsqueeze(0) == owner.unsqueeze(1))
         return self.out(x + F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
 def pack(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """All tokens of a padded batch in one row, and the example of each."""
-    owner = torch.arange(len(tokens)).repeat_interleave(lengths(tokens) + 1)
+    owner = torch.arange(len(tokens), device=tokens.device).repeat_interleave(lengths(tokens) + 1)
     kept = torch.cat([row.repeat(2)[: int(n) + 1] for row, n in zip(tokens, lengths(tokens), strict=True)])
     return kept.unsqueeze(0), owner
 
@@ -303,7 +303,7 @@ class TimeMajorMixing(nn.Module):
 
 def tokens_that_mix(model: nn.Module, batch: Any) -> Tensor:
     """A loss for each token, of tokens that attend to each other."""
-    everywhere = torch.zeros(batch[0].shape[1], dtype=torch.long)
+    everywhere = torch.zeros(batch[0].shape[1], dtype=torch.long, device=batch[0].device)
     return F.cross_entropy(model(batch[0], everywhere).flatten(0, 1), batch[0].flatten(), reduction="none")
 
 

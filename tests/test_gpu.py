@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import rows
 import soseleto
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
+from soseleto.engines.contract import Step
 from soseleto.errors import EngineError
 from soseleto.extensions import (
     chain,
@@ -40,6 +42,7 @@ from zoo import PROBLEMS, Problem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 EXACT = [p for p in PROBLEMS if "loop" not in p.declines]
+ROWS = [p for p in rows.PROBLEMS if not p.declines]
 FUSED_CELLS = ("lstm", "gru")  # on a GPU their fused cells have no forward-mode rule
 CUDA = torch.device("cuda")
 
@@ -49,7 +52,7 @@ CUDA = torch.device("cuda")
     [
         pytest.param(problem, engine, id=f"{engine}-{problem.name}")
         for engine in ("double_backward", "forward", "layerwise")
-        for problem in EXACT
+        for problem in (EXACT if engine != "layerwise" else EXACT + ROWS)
         if engine not in problem.declines
     ],
 )
@@ -316,3 +319,22 @@ def test_selection_never_waits_for_the_gpu() -> None:
             selection.backward(source, target, index=source.index)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", [rows.GroupedExperts, rows.Recurrent], ids=["experts", "lstm"])
+def test_passes_with_gathered_rows_or_times_can_be_captured(kind: Any) -> None:
+    """In a CUDA graph no row can be selected: those of the other side are multiplied by zero instead."""
+    torch.manual_seed(0)
+    model = (rows.MixtureOfExperts(kind) if kind is rows.GroupedExperts else kind(torch.nn.LSTM)).to(CUDA)
+    sides = [Batch(torch.arange(n), torch.randint(11, (n, 6)), torch.randint(3, (n,))).to(CUDA) for n in (6, 3)]
+    step = Step(model, NoisyLosses(), *sides, lambda found: found, torch.rand(6, device=CUDA))
+    engine = make_engine("layerwise")
+    for _ in range(2):
+        right = engine.passes(step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = engine.passes(step)
+    graph.replay()
+    torch.testing.assert_close(found.alignment, right.alignment, rtol=1e-3, atol=1e-4)
+    for name, g in right.source_gradient.items():
+        torch.testing.assert_close(found.source_gradient[name], g, rtol=1e-3, atol=1e-4)
