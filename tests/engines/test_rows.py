@@ -160,6 +160,21 @@ def batch_of(n: int) -> Batch:
     return Batch(torch.arange(n), torch.randint(WORDS, (n, 6)), torch.randint(CLASSES, (n,)))
 
 
+@pytest.mark.parametrize("name", ["lstm_deep_packed", "gru_time_major_packed", "frames", "ctc"])
+def test_mixed_precision_keeps_the_rows(name: str) -> None:
+    model, batch = BY_NAME[name].build()
+    model, batch = model.float(), tuple(part.float() if part.is_floating_point() else part for part in batch)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = model(batch[0])
+        return BY_NAME[name].loss(lambda _: outputs.float(), batch)  # type: ignore[arg-type]
+
+    _, right = make_engine("loop")(model, BY_NAME[name].loss, batch, direction_for(model))
+    _, found = make_engine("layerwise")(model, loss, batch, direction_for(model))
+    assert 0 < float((found - right).norm() / right.norm()) < 0.03
+
+
 class Shuffled(nn.Module):
     """Rows gathered by a permutation that is not undone: losses mix with other examples' rows."""
 

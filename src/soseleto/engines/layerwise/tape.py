@@ -289,7 +289,8 @@ class Tape(TorchFunctionMode):
                 return one_time(cell, *args, **kwargs) if func in CELLS else all_times(cell, self.owners, *args)
         rule = _RULES.get(func)
         if rule is not None and rule.lowered:
-            args = _cast_data(args)
+            given, args = args, _cast_data(args)
+            self.owners.keep(args[0] if args else None, self.owners.of(given[0] if given else None))
         if rule is not None and rule.spread is not None and torch.is_grad_enabled() and not _has_saved_tensor_hooks():
             return self._spread(rule, rule.bind(args, kwargs))
         out = func(*args, **kwargs)
