@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import derived
+
 B = 5  # examples in a batch
 CLASSES = 3
 
@@ -270,8 +272,16 @@ PROBLEMS = [
     Problem("unused_parameters", Unused, vectors()),
     Problem("frozen_parameters", frozen_trunk, images()),
     Problem("frozen_norm", frozen_norm, images()),
-    Problem("bias_used_again", BiasUsedAgain, vectors(), declines={"layerwise": "something else in another"}),
-    Problem("weight_norm", WeightNorm, vectors(), declines={"layerwise": "parametrizations", "forward": "no rule"}),
+    Problem("bias_used_again", BiasUsedAgain, vectors()),
+    Problem("weight_norm", WeightNorm, vectors(), declines={"forward": "no rule"}),
+    Problem("spectral_norm", derived.spectral_norm, images(), training=False),
+    Problem("derived_tokens", derived.Tokens, tokens(9)),
+    Problem("derived_biases_plain", lambda: derived.Biases(fused=False), tokens()),
+    Problem("derived_biases_dropout", lambda: derived.Biases(fused=True), tokens()),
+    Problem("derived_products", derived.Products, vectors()),
+    Problem("derived_gates", derived.Gates, vectors()),
+    Problem("derived_shared", derived.Shared, vectors()),
+    Problem("derived_queries_dropout", derived.Queries, tokens()),
     Problem("mixing", Mixing, vectors(), declines={"layerwise": "not exact"}),
     Problem("checkpointed", lambda: Checkpointed(reentrant=False), vectors()),
     Problem("checkpointed_reentrant", lambda: Checkpointed(reentrant=True), vectors(), declines=dict.fromkeys(("loop", "double_backward", "layerwise", "forward"), "use_reentrant=False")),

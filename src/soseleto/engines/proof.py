@@ -186,7 +186,7 @@ def _equations(
     model: nn.Module, loss: PerExampleLoss, batch: Any, names: list[str], *, seed: int, first: bool
 ) -> _Equations:
     parameters = trainable(model)
-    with _Dtypes() as seen:
+    with Dtypes() as seen:
         losses = as_loss_vector(loss(model, batch))
     cs = coefficients(losses, examples=3 if first else 1, seed=seed)
     g = gradient(losses, parameters, cs[0].to(losses.dtype), retain_graph=True)
@@ -286,7 +286,7 @@ def all_finite(gradients: Mapping[str, Tensor]) -> bool:
     return not gradients or bool(torch.stack([g.isfinite().all() for g in gradients.values()]).all())
 
 
-class _Dtypes(TorchFunctionMode):
+class Dtypes(TorchFunctionMode):
     """Records the dtypes of the activations; changes nothing."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from soseleto.data.batch import Batch
 from soseleto.engines import Engine
 from soseleto.engines.contract import Coefficients, Direction, SourcePass, SourceStep
 from soseleto.engines.layerwise.engine import TOLERANCE
-from soseleto.engines.proof import Schedule
+from soseleto.engines.proof import Dtypes, Schedule
 from soseleto.engines.shards import is_shard, reshard, sharded_modules, whole
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, UsageError
@@ -81,12 +81,12 @@ class ShardedSharing(Sharing):
         source = step.batch
         seeded = torch.Generator().manual_seed(seed)
         c = (torch.rand(len(source), generator=seeded, dtype=torch.float64) + 0.5).to(source.index.device)
-        with unchanged(step.model):
+        with unchanged(step.model), Dtypes() as seen:
             losses, g = self.gradient(step.model, step.loss, source, "source", c / source.total)
         q = self._alignment(engine, replace(step, direction=g))
         square = sum(float(whole(part.double().square().sum())) for part in g.values())
         found = float(self.sum((c / source.total * q).sum()))
-        dtypes = {p.dtype for p in g.values()} | {losses.dtype}
+        dtypes = seen.dtypes | {p.dtype for p in g.values()} | {losses.dtype}
         if abs(found - square) > TOLERANCE.of(dtypes, is_cuda=losses.is_cuda) * square:
             raise EngineError(
                 f"the {engine.name} engine is not exact for this sharded model: examples of a batch act on each "

@@ -57,7 +57,7 @@ from soseleto.engines.proof import (
     unproved,
 )
 from soseleto.engines.tolerance import Tolerance
-from soseleto.engines.unchanged import unchanged
+from soseleto.engines.unchanged import unchanged, unchanged_on_error
 from soseleto.errors import EngineError
 
 logger = logging.getLogger("soseleto")
@@ -76,6 +76,7 @@ class LayerwiseEngine:
         self.proofs = 0  # so far
         self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
         self._layouts: WeakKeyDictionary[nn.Module, Layouts] = WeakKeyDictionary()
+        self._without_copies: WeakSet[nn.Module] = WeakSet()  # models whose examples are not in the first dimension
         self._apart: WeakSet[nn.Module] = WeakSet()  # models whose source and target must not share a pass
 
     def __call__(
@@ -87,12 +88,12 @@ class LayerwiseEngine:
 
         def finish(calls: list[Call]) -> None:
             for call in together(calls):
-                parts.add(call.alignment(direction, ALL_ROWS))
+                parts.add(call.alignment(tape.derived.push(direction, call.names.values()), ALL_ROWS))
                 small.add(call)
                 call.close()
 
         tape.backward(losses, finish)
-        parts.add(small.alignment(direction, ALL_ROWS))
+        parts.add(small.alignment(tape.derived.push(direction, small.keys), ALL_ROWS))
         return losses.detach(), parts.total()
 
     def passes(self, step: Step) -> Passes:
@@ -123,7 +124,23 @@ class LayerwiseEngine:
         return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
     def _forward(self, model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
+        if model in self._without_copies:
+            return self._recorded(Tape(model, copies=False), run)
         tape = Tape(model)
+        if model in self._kinds:
+            return self._recorded(tape, run)
+        try:
+            with unchanged_on_error(model):
+                return self._recorded(tape, run)
+        except EngineError:
+            if not tape.has_copies:
+                raise
+        self._without_copies.add(model)
+        return self._forward(model, run)
+
+    def _recorded(self, tape: Tape, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
+        """One forward pass on the tape, checked where that is due."""
+        model = tape.model
         with torch.enable_grad(), uncompiled(model), tape:
             losses = as_loss_vector(run())
         layouts = self._layouts.setdefault(model, Layouts())
@@ -162,7 +179,8 @@ def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, s
     """Raise ``Inexact`` unless the layers give autograd's gradients and alignments; returns what it does not prove."""
     cs = coefficients(losses, examples=2, seed=seed)
     right = [gradient(losses, parameters, c.to(losses.dtype), retain_graph=True) for c in cs]
-    if unseen := right[0].keys() - {name for call in tape.calls for name in call.names.values()}:
+    derived = tape.derived
+    if unseen := right[0].keys() - derived.roots(key for call in tape.calls for key in call.names.values()):
         raise Inexact(f"parameter {min(unseen)!r} is used outside of torch functions")
     along = random_direction(right[0], {name: parameters[name] for name in right[0]}, seed)
     mine: list[dict[str, Tensor]] = [{} for _ in cs]
@@ -171,25 +189,26 @@ def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, s
     def finish(calls: list[Call]) -> None:
         for call in together(calls):
             for found, c in zip(mine, cs, strict=True):
-                add_gradients(found, call.gradient(c, ALL_ROWS))
-            parts.add(call.alignment(along, ALL_ROWS))
+                add_gradients(found, derived.pull(call.gradient(c, ALL_ROWS)))
+            parts.add(call.alignment(derived.push(along, call.names.values()), ALL_ROWS))
             small.add(call)
             call.close()
 
     tape.backward(losses, finish, retain_graph=True)
-    parts.add(small.alignment(along, ALL_ROWS))
+    parts.add(small.alignment(derived.push(along, small.keys), ALL_ROWS))
     tolerance = _tolerance(tape, losses)
     q = parts.total()
     for found, wanted, c in zip(mine, right, cs, strict=True):
         if not all_finite(wanted):  # guards report losses that are not finite
             return frozenset(parameters)
-        compare(found | small.gradient(c, ALL_ROWS), wanted, tolerance)
+        add_gradients(found, derived.pull(small.gradient(c, ALL_ROWS)))
+        compare(found, wanted, tolerance)
         require_alignment(q, c, wanted, along, tolerance)
     return unproved(right[0], right[0], tolerance)
 
 
 def _tolerance(tape: Tape, losses: Tensor) -> float:
-    return TOLERANCE.of({call.dtype for call in tape.calls} | {losses.dtype}, is_cuda=losses.is_cuda)
+    return TOLERANCE.of(tape.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)
 
 
 def _joins(step: Step, joint: Tensor, tolerance: float) -> bool:
@@ -221,11 +240,13 @@ class _Sweep:
         self._small = SmallGradients()
         self._cast: dict[torch.dtype, Tensor] = {}
         self._late: list[tuple[Call, Tensor]] = []  # calls whose coefficients depend on the alignment
+        self._late_small: list[SmallGradients] = []
 
     def run(self, tape: Tape, losses: Tensor, n_source: int) -> None:
         """Back-propagate ``losses``: n_source source losses, then the target's if they share this pass."""
         refuse_sharded(tape.sharded, "a source gradient in the same pass")
         self._split(losses, n_source)
+        self._derived = tape.derived
         tape.backward(losses, self.finish, scales=self.scales)
         self._close()
 
@@ -237,10 +258,13 @@ class _Sweep:
         self._parts = _Parts(losses[:n_source])
 
     def finish(self, calls: list[Call]) -> None:
+        group = calls[0].group
+        small = SmallGradients() if group is not None and group.is_mixed else self._small
         calls = together(calls)
         for call in calls:
-            self._small.add(call)
-        direction = self.direction if self.direction is not None else self._direction(calls)
+            small.add(call)
+        mine = small if small is not self._small else None
+        direction = self._direction(calls, mine)
         for call in calls:
             if isinstance(self.coefficients, Tensor):
                 self._now(call, direction, self._coefficients(self.coefficients, call), alone=len(calls) == 1)
@@ -249,23 +273,38 @@ class _Sweep:
                 if call.large is not None and call.delta is not None:
                     self._late.append((call, call.delta))
             call.close()
+        if mine is not None:
+            self._parts.add(mine.alignment(direction, self._source))
+            self._late_small.append(mine)
 
     def _now(self, call: Call, direction: Direction, coefficients: Tensor, *, alone: bool) -> None:
         """Alignment and weighted gradient of a call, for coefficients that are known."""
         both = call.both(direction, coefficients, self._source)
         if both is None:
             self._parts.add(self._alignment(call, direction, alone=alone))
-            add_gradients(self.source_gradient, call.gradient(coefficients, self._source))
+            self._add(call.gradient(coefficients, self._source))
         else:
             self._parts.add(both[0])
-            add_gradients(self.source_gradient, both[1])
+            self._add(both[1])
 
-    def _direction(self, calls: list[Call]) -> Direction:
+    def _add(self, found: dict[str, Tensor]) -> None:
+        add_gradients(self.source_gradient, self._derived.pull(found))
+
+    def _direction(self, calls: list[Call], small: SmallGradients | None) -> Direction:
+        """The direction for the parameters of a group, and for what is derived from them."""
+        keys = [call.large for call in calls if call.large is not None]
+        if small is not None:
+            keys += small.keys
+        if self.direction is not None:
+            return self._derived.push(self.direction, keys)
         found: dict[str, Tensor] = {}
         for call in calls:
             add_gradients(found, call.gradient(None, self._target))
+        if small is not None:
+            add_gradients(found, small.gradient(None, self._target))
+        found = self._derived.pull(found)
         self.target_gradient.update(found)
-        return self.to_direction(found) if found else {}
+        return self._derived.push(self.to_direction(found), keys) if found else {}
 
     def _alignment(self, call: Call, direction: Direction, *, alone: bool) -> Tensor | None:
         """The call's alignments; by Gram matrices if the direction is the call's own target gradient, unchanged."""
@@ -278,17 +317,18 @@ class _Sweep:
         """The small parameters, and the gradients whose coefficients depend on the alignment."""
         direction = self.direction
         if direction is None:
-            found = self._small.gradient(None, self._target)
+            found = self._derived.pull(self._small.gradient(None, self._target))
             self.target_gradient.update(found)
             direction = self.to_direction(found)
-        self._parts.add(self._small.alignment(direction, self._source))
+        self._parts.add(self._small.alignment(self._derived.push(direction, self._small.keys), self._source))
         self.alignment = self._parts.total()
         c = self.coefficients(self.alignment) if callable(self.coefficients) else self.coefficients
         for call, delta in self._late:
             call.delta = delta
-            add_gradients(self.source_gradient, call.gradient(self._coefficients(c, call), self._source))
+            self._add(call.gradient(self._coefficients(c, call), self._source))
             call.close()
-        self.source_gradient.update(self._small.gradient(c, self._source))
+        for small in (self._small, *self._late_small):
+            self._add(small.gradient(c, self._source))
 
     def _coefficients(self, c: Tensor, call: Call) -> Tensor:
         """c in the call's precision; cast once per precision."""

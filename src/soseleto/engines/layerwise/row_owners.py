@@ -57,6 +57,12 @@ class RowOwners:
             return None
         return gathered
 
+    def among(self, values: Sequence[Any], rows: int) -> Gathered | None:
+        """How the rows of the first of these arguments that has ``rows`` gathered ones were gathered."""
+        if not self._gathered:
+            return None
+        return next((one for one in self._among(values) if one.dim == 0 and len(one.index) == rows), None)
+
     def keep(self, x: object, gathered: Gathered | None) -> None:
         if gathered is None or not isinstance(x, Tensor) or x.ndim <= gathered.dim:
             return

@@ -23,6 +23,11 @@ class SmallGradients:
         self._dtypes: dict[str, torch.dtype] = {}
         self._matrix: Tensor | None = None
 
+    @property
+    def keys(self) -> list[str]:
+        """The names of the parameters, and the keys of what is derived from parameters."""
+        return list(self._columns)
+
     def add(self, call: Call) -> None:
         for name, each in call.small_gradients().items():
             self._columns[name] = self._columns[name] + each if name in self._columns else each
@@ -56,5 +61,6 @@ class SmallGradients:
     def _all(self) -> Tensor:
         """S, built at the first use."""
         if self._matrix is None:
-            self._matrix = torch.cat([each.flatten(1) for each in self._columns.values()], 1)
+            columns = [each.reshape(len(each), each[0].numel()) for each in self._columns.values()]
+            self._matrix = torch.cat(columns, 1)
         return self._matrix

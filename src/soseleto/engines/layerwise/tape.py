@@ -18,7 +18,24 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from soseleto.engines.contract import is_differentiable, reductions_dtype
 from soseleto.engines.layerwise import kernels
+from soseleto.engines.layerwise.any_function import as_linear, rule_for
 from soseleto.engines.layerwise.attention import refuse_attention, self_attention
+from soseleto.engines.layerwise.copies import (
+    BROADCAST,
+    LARGE_COPIES,
+    OWN_ROWS,
+    SMALL,
+    SMALL_COPIES,
+    batch_form,
+    is_mask,
+    over_batch,
+    promotes,
+    replaced,
+    tensors,
+    writes_to_first,
+)
+from soseleto.engines.layerwise.derived import Arguments as Found
+from soseleto.engines.layerwise.derived import Derived
 from soseleto.engines.layerwise.gram import gram_alignment, gram_pays
 from soseleto.engines.layerwise.layouts import Layout
 from soseleto.engines.layerwise.numbered_rows import NUMBERED, number_rows
@@ -192,10 +209,15 @@ def row_dot(delta: Tensor, tangent: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Group:
-    """Calls that share parameters: the gradient of a tied weight is complete when the backward has reached them all."""
+    """Calls that share parameters: the gradient of a tied weight is complete when the backward has reached them all.
+
+    is_mixed: whether a parameter is among the small ones of one call and the large one of another
+    """
 
     calls: list[Call]
+    roots: set[str] = field(default_factory=set)
     waiting: int = 0
+    is_mixed: bool = False
 
 
 Finish = Callable[[list[Call]], None]
@@ -257,16 +279,22 @@ class Tape(TorchFunctionMode):
 
     model: nn.Module
     calls: list[Call] = field(default_factory=list)
+    copies: bool = True  # whether functions that broadcast may get copies of parameters over the first dimension
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._names: dict[int, str] = {}
-        self._read_names()
         self.sharded = bool(sharded_modules(self.model))
+        self.derived = Derived(self.model)
+        for name, p in self.derived.parameters.items():
+            if p.is_complex():
+                raise self._no_rule(name, "it is complex")
         self.functions: list[
             Hashable
         ] = []  # all that the model called, whether under no_grad, and for which parameters
+        self.dtypes: set[torch.dtype] = set()  # of all results that have a gradient
         self.owners = RowOwners()
+        self.has_copies = False
+        self._copies: dict[tuple[str, int, int, int], Tensor] = {}
         self._listener = _Listener()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -275,84 +303,151 @@ class Tape(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        mine = self._mine((*args, *kwargs.values()))
         self.functions.append(func if torch.is_grad_enabled() else (func,))
-        if not mine:
+        if self.sharded:
+            self._read_gathered((*args, *kwargs.values()))
+        found = self.derived.sort(func, args, kwargs)
+        if found.trainable and found.data and torch.is_grad_enabled():
+            out = self._meet(func, args, kwargs, found.trainable)
+        else:
             out = func(*args, **kwargs)
-            self.owners.follow(func, args, kwargs, out)
-            return out
-        self.functions.extend(mine)
+            if not found.trainable:
+                self.owners.follow(func, args, kwargs, out)
+            if not found.data:
+                self._derive(func, args, found, out)
+        if isinstance(out, Tensor) and out.requires_grad:
+            self.dtypes.add(out.dtype)
+        return out
+
+    def _read_gathered(self, values: Iterable[Any]) -> None:
+        """Learn the whole parameters that a sharded module has gathered since."""
+        if any(v.requires_grad and v.is_leaf and id(v) not in self.derived.names for v in tensors(values)):
+            self.derived.read_names(self.model)
+
+    def _derive(self, func: Any, args: tuple[Any, ...], found: Found, out: Any) -> None:
+        """Record the result of a call without data."""
+        if not found.trainable:
+            self.derived.add_constant(func, found, args, out)
+        elif self.sharded and is_differentiable(out):
+            name = self.derived.key(found.trainable[0])
+            raise self._no_rule(name, f"no rule for {resolve_name(func) or func} of a sharded parameter")
+        else:
+            self.derived.add(func, found, args, out)
+
+    def _meet(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor]) -> Any:
+        """A call that takes data, and parameters or tensors derived from them."""
+        if writes_to_first(func) and self.derived.is_trainable(args[0]):
+            raise self._no_rule(
+                self.derived.key(args[0]), f"{resolve_name(func)} writes data to what is computed from it"
+            )
         if func is F.multi_head_attention_forward:
-            return self._attention(args, kwargs)
+            return self._attention(args, kwargs, mine)
         if (cell := LAYERS.get(func) or CELLS.get(func)) is not None:
             with self:  # the linear layers inside are recorded
                 return one_time(cell, *args, **kwargs) if func in CELLS else all_times(cell, self.owners, *args)
+        if (form := batch_form(func, args, kwargs)) and self._takes_copies(func, args, mine, *form):
+            return self._with_copies(func, args, kwargs, mine, *form)
+        if (linear := as_linear(func, args, kwargs, self.derived)) is not None:
+            return self.__torch_function__(F.linear, (), linear)
         rule = _RULES.get(func)
         if rule is not None and rule.lowered:
             given, args = args, _cast_data(args)
             self.owners.keep(args[0] if args else None, self.owners.of(given[0] if given else None))
-        if rule is not None and rule.spread is not None and torch.is_grad_enabled() and not _has_saved_tensor_hooks():
+        if rule is not None and rule.spread is not None and not _has_saved_tensor_hooks():
             return self._spread(rule, rule.bind(args, kwargs))
         out = func(*args, **kwargs)
-        return self._record(func, args, kwargs, mine, out) if is_differentiable(out) else out
+        if is_differentiable(out) or out is None:
+            return self._record(func, args, kwargs, mine, out)
+        return out
 
-    def _read_names(self) -> None:
-        for name, p in self.model.named_parameters():
-            if p.requires_grad:
-                if p.is_complex():
-                    raise self._no_rule(name, "it is complex")
-                self._names[id(p)] = name
+    def _takes_copies(self, func: Any, args: tuple[Any, ...], mine: list[Tensor], rows: int, ndim: int) -> bool:
+        if func in BROADCAST and not self.copies:
+            return False
+        own_rows = all(value.ndim == ndim and len(value) == rows for value in mine)
+        return own_rows or not (_has_saved_tensor_hooks() or any(promotes(value, tensors(args)) for value in mine))
 
-    def _mine(self, values: Iterable[Any]) -> list[str]:
-        """Names of the model's parameters among the arguments of a call (also inside lists, as LSTM passes them)."""
-        names = []
-        for value in values:
-            if isinstance(value, Tensor):
-                if self.sharded and value.requires_grad and value.is_leaf and id(value) not in self._names:
-                    self._read_names()  # a module has gathered its whole parameters since
-                name = self._names.get(id(value))
-                if name is not None:
-                    names.append(name)
-            elif isinstance(value, (list, tuple)):
-                names += [self._names[id(v)] for v in value if isinstance(v, Tensor) and id(v) in self._names]
-        return names
+    def _with_copies(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor], rows: int, ndim: int
+    ) -> Any:
+        """Call the function with a copy of its parameters for every example."""
+        self.has_copies |= func in BROADCAST
+        size = max(t.numel() for t in tensors((*args, *kwargs.values()))) // max(rows, 1)
+        gathered = self.owners.among((*args, *kwargs.values()), rows)
+        copies = {id(value): self._copy(value, rows, ndim, size, gathered) for value in mine}
+        args, kwargs = replaced((args, kwargs), lambda t: copies.get(id(t), t))
+        if func is Tensor.__setitem__ and is_mask(args[1]):
+            args = (*args[:2], args[2].expand(args[0].shape)[args[1]])
+        out = func(*args, **kwargs)
+        self.owners.keep(out, gathered)
+        return out
 
-    def _record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[str], out: Any) -> Any:
-        rule = _RULES.get(func)
-        if rule is None or not isinstance(out, Tensor):
-            raise self._no_rule(mine[0], f"no rule for {resolve_name(func) or func}")
-        if (rule is ADD or rule is MULTIPLY) and len(args) == 2 and id(args[0]) in self._names:
-            args = (args[1], args[0])  # the parameter comes first: p + x
-        arguments = rule.bind(args, kwargs)
-        if why := rule.refuse(arguments):
-            raise self._no_rule(mine[0], why)
-        gathered = self.owners.of_rows(arguments["input"], out)
-        data = number_rows(arguments, out) if func in NUMBERED else arguments.pop("input")
-        names = {k: self._names[id(arguments[k])] for k in rule.parameters if id(arguments.get(k)) in self._names}
-        if len(names) != len(mine) or not isinstance(data, Tensor):
-            raise self._no_rule(mine[0], f"{resolve_name(func)} takes it where no parameter was expected")
-        a = None if rule is ADD else data.detach()
-        call = Call(
-            rule,
-            arguments,
-            names,
-            a,
-            0 if a is None else a._version,
-            out.shape[0] if out.ndim else 0,
-            out.dtype,
-            shape=out.shape,
-            gathered=gathered,
-        )
+    def _copy(self, value: Tensor, rows: int, ndim: int, size: int, gathered: Gathered | None) -> Tensor:
+        """One copy for all functions that use the same parameter with the same number of dimensions."""
+        value = value if (one := self.derived.one_row(value)) is None else one
+        key = self.derived.key(value)
+        which = key, rows, ndim, id(gathered)
+        if which not in self._copies:
+            self.functions.append(key)
+            own = value.ndim == ndim and len(value) == rows > 1
+            rule = OWN_ROWS if own else SMALL_COPIES if value.numel() * SMALL <= size else LARGE_COPIES
+            numbers = torch.arange(rows, device=value.device) if own else None
+            call = Call(rule, {"other": value}, {"other": key}, numbers, 0, rows, value.dtype, gathered=gathered)
+            self._copies[which] = self._tap(over_batch(value, rows, ndim), call)
+        return self._copies[which]
+
+    def _tap(self, out: Tensor, call: Call) -> Tensor:
+        call.shape = out.shape
         self.calls.append(call)
         tapped: Tensor = _Tap.apply(out, self._anchor, call, self._listener)  # type: ignore[no-untyped-call]
         self.owners.keep(tapped, call.gathered)
         return tapped
 
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor], out: Any) -> Any:
+        rule, keys = _RULES.get(func), [self.derived.key(value) for value in mine]
+        self.functions.extend(keys)
+        if not isinstance(out, Tensor) or any(out is value for value in args):
+            raise self._no_rule(keys[0], f"no rule for {resolve_name(func) or func}")
+        if rule is None:
+            return self._record_any(func, args, kwargs, mine, out)
+        if (rule is ADD or rule is MULTIPLY) and len(args) == 2 and self.derived.is_trainable(args[0]):
+            args = (args[1], args[0])  # the parameter comes first: p + x
+        arguments = rule.bind(args, kwargs)
+        names = self._names(rule, arguments)
+        why = rule.refuse(arguments)
+        if len(names) != len(mine) or (why and (rule is ADD or rule is MULTIPLY)):
+            return self._record_any(func, args, kwargs, mine, out)
+        if why:
+            raise self._no_rule(keys[0], why)
+        gathered = self.owners.of_rows(arguments["input"], out)
+        data = number_rows(arguments, out) if func in NUMBERED else arguments.pop("input")
+        a = None if rule is ADD else data.detach()
+        version, rows = 0 if a is None else a._version, out.shape[0] if out.ndim else 0
+        return self._tap(out, Call(rule, arguments, names, a, version, rows, out.dtype, gathered=gathered))
+
+    def _record_any(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor], out: Tensor
+    ) -> Tensor:
+        """A function without a rule, or one that takes a parameter where none was expected."""
+        rows = out.shape[0] if out.ndim else 0
+        numbers, dtype = torch.arange(rows, device=out.device), out.dtype
+        gathered = self.owners.among((*args, *kwargs.values()), rows)
+        for value in {id(value): value for value in mine}.values():
+            rule, name = rule_for(func, args, kwargs, value), self.derived.key(value)
+            call = Call(rule, {"other": value}, {"other": name}, numbers, 0, rows, dtype, gathered=gathered)
+            out = self._tap(out, call)
+        return out
+
+    def _names(self, rule: Rule, arguments: Arguments) -> dict[str, str]:
+        """The keys of the parameters among the arguments that the rule is for."""
+        given = {k: arguments.get(k) for k in rule.parameters}
+        return {k: self.derived.key(v) for k, v in given.items() if v is not None and self.derived.is_trainable(v)}
+
     def _spread(self, rule: Rule, arguments: Arguments) -> Tensor:
         """Call the function with a copy of its parameters for every example."""
         assert rule.spread is not None
         data = arguments.pop("input")
-        names = {k: self._names[id(arguments[k])] for k in rule.parameters if id(arguments.get(k)) in self._names}
+        names = self._names(rule, arguments)
+        self.functions.extend(names.values())
         call = Call(rule, arguments, names, None, 0, len(data), data.dtype)
         call.shape, call.gathered = data.shape, self.owners.of(data)
         self.calls.append(call)
@@ -362,13 +457,14 @@ class Tape(TorchFunctionMode):
         self.owners.keep(out, call.gathered)
         return out
 
-    def _attention(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _attention(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor]) -> Any:
         if why := refuse_attention(args, kwargs):
-            raise self._no_rule(self._mine((*args, *kwargs.values()))[0], why)
+            raise self._no_rule(self.derived.key(mine[0]), why)
         with self:  # the projections inside are recorded as linear layers
             return self_attention(*args, **kwargs)
 
-    def _no_rule(self, parameter: str, why: str) -> EngineError:
+    def _no_rule(self, key: str, why: str) -> EngineError:
+        parameter = min(self.derived.roots([key]))
         path = parameter.rpartition(".")[0]
         module = self.model.get_submodule(path)
         where = f"{type(module).__name__} {path!r}" if path else f"{type(module).__name__} (the model itself)"
@@ -393,7 +489,7 @@ class Tape(TorchFunctionMode):
         Source losses are not weighted here, so that an example of weight 0 still has an alignment and can recover.
         ``scales`` multiplies each example's δ; it turns the sum of the target losses into a mean.
         """
-        groups = _group(self.calls)
+        groups = _group(self.calls, self.derived)
         self._listener.finish = finish
         torch.autograd.grad(
             losses,
@@ -427,24 +523,22 @@ def _has_saved_tensor_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def _group(calls: list[Call]) -> list[Group]:
+def _group(calls: list[Call], derived: Derived) -> list[Group]:
     """Groups of calls that are connected through shared parameters."""
     owner: dict[str, Group] = {}
     for call in calls:
         merged = Group([call])
-        for group in {id(g): g for name in call.names.values() if (g := owner.get(name))}.values():
+        roots = derived.roots(call.names.values())
+        for group in {id(g): g for name in roots if (g := owner.get(name))}.values():
             merged.calls = group.calls + merged.calls
-        for member in merged.calls:
-            owner.update(dict.fromkeys(member.names.values(), merged))
+            merged.roots |= group.roots
+        merged.roots |= roots
+        owner.update(dict.fromkeys(merged.roots, merged))
     groups = list({id(g): g for g in owner.values()}.values())
     for group in groups:
-        large = {call.large for call in group.calls}
-        for call in group.calls:
-            if twice := large & {call.names.get(k) for k in call.rule.small} - {None}:
-                raise EngineError(
-                    f"the layerwise engine cannot treat parameter {twice.pop()!r}, which is the bias or the affine "
-                    f"part of one layer and something else in another; {OTHER_ENGINES}."
-                )
+        large = derived.roots(call.large for call in group.calls if call.large is not None)
+        small = derived.roots(call.names[k] for call in group.calls for k in call.rule.small if k in call.names)
+        group.is_mixed = not large.isdisjoint(small)
         group.waiting = len(group.calls)
         for call in group.calls:
             call.group = group

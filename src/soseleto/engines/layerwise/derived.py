@@ -1,0 +1,220 @@
+"""Tensors that are functions of parameters and constants only, never of the batch: D = φ(P).
+
+Examples are ``weight.float()``, a table of biases that is indexed, a token expanded over the batch, a weight under
+weight or spectral norm. Where D meets the data it takes the place of a parameter: a rule gives Σ_j c_j ∂ℓ_j/∂D and the
+alignments along a change dD. φ itself is differentiated by PyTorch, on the graph that the forward pass has built:
+
+    gradient of P     the vector-Jacobian product of φ with the gradient of D
+    dD along G        the Jacobian-vector product of φ, as the derivative of v ↦ ⟨vjp(v), G⟩, which is linear in v
+
+φ may depend on any tensor that has no gradient. Only constants are accepted in it, so that data do not become a part of
+it: buffers, frozen parameters, tensors made from sizes (torch.arange) and functions of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.engines.autograd import add_gradients
+from soseleto.errors import EngineError, first_line
+
+MAKERS = {torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.linspace}
+# Functions of their first argument that take the shape or the dtype of another one.
+OF_FIRST = {Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, Tensor.type_as, Tensor.to}
+EXPANDS = {Tensor.expand, Tensor.expand_as, torch.broadcast_to, Tensor.broadcast_to}
+
+
+class Arguments(NamedTuple):
+    """The tensors among the arguments of a call."""
+
+    trainable: list[Tensor]  # parameters and what is derived from them
+    constants: int
+    data: int
+
+
+@dataclass(frozen=True)
+class _Known:
+    tensor: ref[Tensor]
+    version: int  # a tensor that was written to since is not known any more
+    roots: frozenset[str]  # the parameters it is derived from; none for a constant
+    one: Tensor | None  # for a tensor expanded over its first dimension: the same with one row
+
+    def is_for(self, value: Tensor) -> bool:
+        return self.tensor() is value and self.version == value._version
+
+
+class Derived:
+    """The parameters of a model, the constants, and what a forward pass derives from them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters: dict[str, Tensor] = {}
+        self.names: dict[int, str] = {}
+        self.used: dict[str, Tensor] = {}  # what has met the data, by key
+        self._fixed = {id(b) for b in model.buffers()}
+        self._known: dict[int, _Known] = {}
+        self._keys: dict[int, str] = {}
+        self._roots: dict[str, frozenset[str]] = {}
+        self.read_names(model)
+
+    def read_names(self, model: nn.Module) -> None:
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                self.parameters[name], self.names[id(p)] = p, name
+            else:
+                self._fixed.add(id(p))
+
+    # --- which tensors are known ---
+
+    def sort(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+        trainable: list[Tensor] = []
+        counts = self._sort(args[:1] if func in OF_FIRST else (*args, *kwargs.values()), trainable)
+        return Arguments(trainable, *counts)
+
+    def _sort(self, values: Iterable[Any], trainable: list[Tensor]) -> tuple[int, int]:
+        constants = data = 0
+        for value in values:
+            if isinstance(value, Tensor):
+                known = self._lookup(value)
+                if id(value) in self.names or (known is not None and known.roots):
+                    trainable.append(value)
+                elif known is not None or (id(value) in self._fixed and not value.requires_grad):
+                    constants += 1
+                else:
+                    data += 1
+            elif isinstance(value, (list, tuple)):
+                more = self._sort(value, trainable)
+                constants, data = constants + more[0], data + more[1]
+        return constants, data
+
+    def _lookup(self, value: Tensor) -> _Known | None:
+        known = self._known.get(id(value))
+        return known if known is not None and known.is_for(value) else None
+
+    def add_constant(self, func: Any, found: Arguments, args: tuple[Any, ...], out: Any) -> None:
+        """Record the result of a call without trainable tensors and without data."""
+        if found.constants or func in MAKERS or (func is torch.tensor and out.numel() == 1):
+            self._add(args[0] if func is Tensor.__setitem__ else out, frozenset())
+
+    def add(self, func: Any, found: Arguments, args: tuple[Any, ...], out: Any) -> None:
+        """Record the result of a call of trainable tensors and constants."""
+        roots = frozenset().union(*(self.roots_of(value) for value in found.trainable))
+        if func is Tensor.__setitem__:
+            out = args[0]
+        one = _one_row(func, args[0], out) if args and (func in EXPANDS or func is Tensor.repeat) else None
+        if one is not None:
+            self._add(one, roots)
+        self._add(out, roots, one)
+
+    def _add(self, out: Any, roots: frozenset[str], one: Tensor | None = None) -> None:
+        if isinstance(out, Tensor):
+            if not out.is_inference():
+                known = _Known(ref(out), out._version, roots if out.requires_grad else frozenset(), one)
+                self._known[id(out)] = known
+        elif isinstance(out, (list, tuple)):
+            for value in out:
+                self._add(value, roots)
+
+    def derive(self, found: Tensor, source: Tensor) -> Tensor:
+        """``found``, known as derived from what ``source`` is derived from."""
+        self._add(found, self.roots_of(source))
+        return found
+
+    def one_row(self, value: Tensor) -> Tensor | None:
+        """For a tensor that was expanded over its first dimension: the same with one row."""
+        known = self._lookup(value)
+        return None if known is None else known.one
+
+    # --- keys: a parameter's name, or one of our own for a derived tensor that has met the data ---
+
+    def is_trainable(self, value: object) -> bool:
+        return isinstance(value, Tensor) and bool(self.roots_of(value))
+
+    def roots_of(self, value: Tensor) -> frozenset[str]:
+        if (name := self.names.get(id(value))) is not None:
+            return frozenset((name,))
+        known = self._lookup(value)
+        return frozenset() if known is None else known.roots
+
+    def key(self, value: Tensor) -> str:
+        if (name := self.names.get(id(value))) is not None:
+            return name
+        if id(value) not in self._keys:
+            roots = self.roots_of(value)
+            key = f"{min(roots)} ({len(self.used) + 1})"  # no parameter has a name with a space
+            self._keys[id(value)], self.used[key], self._roots[key] = key, value, roots
+        return self._keys[id(value)]
+
+    def roots(self, keys: Iterable[str]) -> set[str]:
+        """The names of the parameters behind these keys."""
+        return {name for key in keys for name in self._roots.get(key, (key,))}
+
+    # --- derivatives of φ ---
+
+    def pull(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients by key to gradients by parameter."""
+        total = {key: g for key, g in found.items() if key not in self.used}
+        if derived := {key: g for key, g in found.items() if key in self.used}:
+            tensors = [self.used[key] for key in derived]
+            gradients = [g.to(t.dtype) for g, t in zip(derived.values(), tensors, strict=True)]
+            names = sorted(self.roots(derived))
+            add_gradients(total, dict(_without_none(names, self._vjp(tensors, names, gradients))))
+        return total
+
+    def push(self, direction: Mapping[str, Tensor], keys: Iterable[str]) -> Mapping[str, Tensor]:
+        """``direction`` with the changes of these derived tensors along it."""
+        derived = [key for key in keys if key in self.used]
+        names = sorted(self.roots(derived) & direction.keys())
+        if not names:
+            return direction
+        tensors = [self.used[key] for key in derived]
+        with torch.enable_grad():
+            vs = [torch.zeros_like(t, requires_grad=True) for t in tensors]
+            linear = dict(_without_none(names, self._vjp(tensors, names, vs, create_graph=True)))
+        try:
+            along = [direction[name].to(g.dtype) for name, g in linear.items()]
+            found = torch.autograd.grad(list(linear.values()), vs, along, allow_unused=True)
+        except RuntimeError as error:
+            raise _not_differentiable(names[0], error) from error
+        return {**direction, **dict(_without_none(derived, found))}
+
+    def _vjp(
+        self, tensors: list[Tensor], names: list[str], gradients: list[Tensor], *, create_graph: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        try:
+            return torch.autograd.grad(
+                tensors,
+                [self.parameters[name] for name in names],
+                gradients,
+                retain_graph=True,
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+        except RuntimeError as error:
+            raise _not_differentiable(names[0], error) from error
+
+
+def _one_row(func: Any, source: Tensor, out: Tensor) -> Tensor | None:
+    """The result of expanding or repeating ``source`` with a first dimension of 1, where all its rows are equal."""
+    if out.ndim == 0 or len(out) < 2 or (out.ndim == source.ndim and len(source) > 1):
+        return None
+    if func is Tensor.repeat:
+        times = [n // m for n, m in zip(out.shape[1:], source.shape[1:], strict=False)]
+        return source.repeat(1, *times) if out.ndim == source.ndim and source.numel() else None
+    return source.expand(1, *out.shape[1:])
+
+
+def _without_none(names: Iterable[str], values: Iterable[Tensor | None]) -> Iterable[tuple[str, Tensor]]:
+    return ((name, value) for name, value in zip(names, values, strict=True) if value is not None)
+
+
+def _not_differentiable(name: str, error: RuntimeError) -> EngineError:
+    return EngineError(
+        f"the layerwise engine cannot differentiate what is computed from parameter {name!r} ({first_line(error)}): "
+        "use engine='forward' or engine='double_backward', or engine='auto', which picks one."
+    )
