@@ -102,7 +102,7 @@ class Gates(nn.Module):
         h = F.softplus(h + self.step) * -self.rate.exp()
         h *= torch.sigmoid(self.gate)
         h -= self.step
-        h = torch.where(h > 0, h, self.choice * h) + torch.where(h > 0.5, self.tail, h)
+        h = torch.where(h > 0, h, self.choice * h) + torch.where(h > 0.5, F.relu(self.tail + 1, inplace=True), h)
         h = torch.lerp(h, self.mix, torch.sigmoid(self.gate))
         h = torch.addcmul(self.shift, h, self.mix, value=0.5)
         h = torch.maximum(h, self.floor.clamp(max=-1.0)) + h.square().add(0.1) ** self.power

@@ -103,13 +103,17 @@ class Derived:
 
     def add(self, func: Any, found: Arguments, args: tuple[Any, ...], out: Any) -> None:
         """Record the result of a call of trainable tensors and constants."""
-        roots = frozenset().union(*(self.roots_of(value) for value in found.trainable))
+        roots = frozenset().union(*(self._roots_before(value) for value in found.trainable))
         if func is Tensor.__setitem__:
             out = args[0]
         one = _one_row(func, args[0], out) if args and (func in EXPANDS or func is Tensor.repeat) else None
         if one is not None:
             self._add(one, roots)
         self._add(out, roots, one)
+
+    def _roots_before(self, value: Tensor) -> frozenset[str]:
+        """The roots of an argument of the last call, which may have written to it."""
+        return self.roots_of(value) or self._known[id(value)].roots
 
     def _add(self, out: Any, roots: frozenset[str], one: Tensor | None = None) -> None:
         if isinstance(out, Tensor):
