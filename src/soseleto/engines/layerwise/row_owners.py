@@ -231,6 +231,12 @@ def _gather(self: RowOwners, args: Args, kwargs: Kwargs, out: Tensor) -> None:
         self.pass_on(args, kwargs, out)
 
 
+def _sort(self: RowOwners, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """sort and topk of numbers, such as those of the experts of all tokens."""
+    if args[0].ndim == 1:
+        self.gather(args[0], out[1], 0, out[0])
+
+
 def _split(self: RowOwners, args: Args, kwargs: Kwargs, out: Any) -> None:
     x, dim = args[0], _get(args, kwargs, 2, "dim", 0) % max(args[0].ndim, 1)
     sizes = _get(args, kwargs, 1, "split_size_or_sections", _get(args, kwargs, 1, "split_size"))
@@ -307,6 +313,7 @@ HANDLERS: dict[Any, Callable[[RowOwners, Args, Kwargs, Any], None]] = {
         _getitem: ("__getitem__",),
         _index_select: ("index_select",),
         _gather: ("gather",),
+        _sort: ("sort", "topk"),
         _split: ("split", "split_with_sizes"),
         _pack: ("_pack_padded_sequence",),
         _pad: ("_pad_packed_sequence",),
