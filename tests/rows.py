@@ -129,13 +129,18 @@ class GroupedExperts(nn.Module):
             nn.Parameter(torch.randn(experts, width, 12)),
             nn.Parameter(torch.randn(experts, 12, width)),
         )
+        self.bias = nn.Embedding(experts, 12)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         weights, chosen = self.route(rows).softmax(-1).topk(2, -1)
         chosen, order = chosen.flatten().sort()
         ends = torch.searchsorted(chosen, torch.arange(len(self.up), device=x.device), right=True).int()
-        h = F.grouped_mm(F.silu(F.grouped_mm(rows[order // 2], self.up, offs=ends)), self.down, offs=ends)
+        h = F.grouped_mm(
+            F.silu(F.grouped_mm(rows[order // 2], self.up, offs=ends) + self.bias(chosen))[..., :12],
+            self.down,
+            offs=ends,
+        )
         h = (h * weights.flatten()[order].unsqueeze(-1))[order.argsort()]
         return h.view(len(rows), 2, -1).sum(1).view(x.shape)
 

@@ -22,6 +22,16 @@ from zoo import CLASSES, B, Problem, cross_entropy
 
 EXACT = [p for p in PROBLEMS if not p.declines]
 STEPS = [p for p in EXACT if p.name != "every_token"]  # a step has one weight per example, not per token
+LATE = (
+    "gru_cell",
+    "ctc",
+    "flattened_tokens",
+    "frames",
+    "two_views",
+    "mixture_of_experts",
+    "packed_split",
+    "embedding_bag",
+)
 
 
 def direction_for(model: nn.Module) -> dict[str, Tensor]:
@@ -81,16 +91,23 @@ def step_of(problem: Problem, coefficients: Tensor | Callable[[Tensor], Tensor],
     return Step(model, Joined(problem.loss), source, target, lambda found: found, coefficients)
 
 
+GIVEN = torch.linspace(0.1, 1, B - 2, dtype=torch.float64)
+
+
 @pytest.mark.parametrize("problem", STEPS, ids=lambda p: p.name)
-@pytest.mark.parametrize("is_known", [True, False], ids=["given", "of_the_alignment"])
-def test_steps_equal_loop(problem: Problem, is_known: bool) -> None:
-    given = torch.linspace(0.1, 1, B - 2, dtype=torch.float64)
-    step = step_of(problem, given if is_known else lambda q: given + q.tanh())
+def test_steps_equal_loop(problem: Problem) -> None:
+    step = step_of(problem, GIVEN)
+    require_equal(make_engine("layerwise").passes(step), make_engine("loop").passes(step))
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_steps_with_coefficients_of_the_alignment_and_parts_of_steps_equal_loop(name: str) -> None:
+    """One problem for each layout. A part of a step has a direction from elsewhere, as micro-batches have."""
+    step = step_of(BY_NAME[name], lambda q: GIVEN + q.tanh())
     engine = make_engine("layerwise")
     require_equal(engine.passes(step), make_engine("loop").passes(step))
-    if is_known:  # a part of a source batch, as with micro-batches, for a direction from elsewhere
-        part = SourceStep(step.model, step.losses.source, step.source, direction_for(step.model), given)
-        require_equal(engine.source_pass(part), make_engine("loop").source_pass(part))
+    part = SourceStep(step.model, step.losses.source, step.source, direction_for(step.model), GIVEN)
+    require_equal(engine.source_pass(part), make_engine("loop").source_pass(part))
 
 
 @pytest.mark.parametrize("name", ["mixture_of_experts", "valid_tokens", "packed_index_add", "packed_shifted"])
@@ -99,7 +116,7 @@ def test_rows_of_other_batches_are_found_without_another_proof(name: str) -> Non
     problem = BY_NAME[name]
     model, _ = problem.build()
     engine = proved_once()
-    for _ in range(6):
+    for _ in range(4):
         require_exact(engine, model, problem.loss, (torch.randint(WORDS, (B, 6)), torch.randint(CLASSES, (B,))))
     if name != "mixture_of_experts":  # where other experts are other graphs
         assert engine.proofs == 1
@@ -120,7 +137,7 @@ def test_a_time_major_model_at_any_length(name: str) -> None:
     from zoo import BY_NAME as PLAIN
 
     problem = BY_NAME.get(name) or PLAIN[name]
-    for lengths in ([6, B, 4, 2 * B], [B, 6, 1, B]):
+    for lengths in ([4, B], [B, 3, 1]):
         model, _ = problem.build()
         engine = proved_once()
         for length in lengths:
@@ -232,7 +249,7 @@ def test_a_recurrent_layer_costs_one_product_for_all_times() -> None:
     torch.manual_seed(0)
     model = Recurrent(nn.LSTM).double()
     products = []
-    for length in (8, 16):
+    for length in (6, 8):
         batch = torch.randint(WORDS, (B, length)), torch.randint(CLASSES, (B,))
         engine = proved_once()
         engine(model, cross_entropy, batch, direction_for(model))
@@ -240,7 +257,7 @@ def test_a_recurrent_layer_costs_one_product_for_all_times() -> None:
             engine(model, cross_entropy, batch, direction_for(model))
         products.append(after.count)
     forward_and_backward = 2  # per time: W_hh·h, and its backward to h
-    assert products[1] - products[0] == 8 * forward_and_backward
+    assert products[1] - products[0] == 2 * forward_and_backward
 
 
 class Products(torch.utils._python_dispatch.TorchDispatchMode):

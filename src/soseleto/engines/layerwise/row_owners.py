@@ -202,6 +202,8 @@ def _getitem(self: RowOwners, args: Args, kwargs: Kwargs, out: Any) -> None:
 
 def _sliced(gathered: Gathered, x: Tensor, key: Args) -> Gathered | None:
     """The rows that are left of gathered ones by a key without a tensor at the first place."""
+    if key[0] is ...:
+        return gathered if x.ndim - len(key) + 1 > gathered.dim and not any(k is None for k in key) else None
     if gathered.dim == 0:
         return _cut(gathered, key[0], 0) if isinstance(key[0], slice) else None
     if isinstance(key[0], int):
