@@ -199,7 +199,9 @@ def _equations(
     values, scales = (torch.stack(rows, 1) for rows in zip(*columns, strict=True))
     scales = scales + scales[:, :1] / len(losses)
     tolerance = TOLERANCE.of(seen.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)
-    return _Equations(losses.detach(), cs, g, parts, values, scales, tolerance, unproved(g, names, tolerance))
+    return _Equations(
+        losses.detach(), cs, g, parts, values, scales, tolerance, unproved(gradient_norms(g), names, tolerance)
+    )
 
 
 def _along(g: Mapping[str, Tensor], parts: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -214,12 +216,17 @@ def _along(g: Mapping[str, Tensor], parts: list[dict[str, Tensor]]) -> tuple[Ten
     return torch.stack(values), torch.stack(scales)
 
 
-def unproved(gradients: Mapping[str, Tensor], names: Iterable[str], tolerance: float) -> frozenset[str]:
+def gradient_norms(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The norm of each parameter's gradient, in float64."""
+    return {name: g.norm().double() for name, g in gradients.items()}
+
+
+def unproved(norms: Mapping[str, Tensor], names: Iterable[str], tolerance: float) -> frozenset[str]:
     """The parameters with gradients so small that an error in them could not be seen; those unused have none."""
-    if not gradients:
+    if not norms:
         return frozenset()
-    norms = torch.stack([g.norm().double() for g in gradients.values()])
-    shares = dict(zip(gradients, (norms / norms.max().clamp_min(1e-300)).tolist(), strict=True))
+    sizes = torch.stack(list(norms.values()))
+    shares = dict(zip(norms, (sizes / sizes.max().clamp_min(1e-300)).tolist(), strict=True))
     return frozenset(name for name in names if name in shares and not shares[name] > UNPROVED * tolerance)
 
 
@@ -242,18 +249,27 @@ def _require_equal_gradient(losses: Tensor, model: nn.Module, wanted: _Equations
 
 def compare(mine: Mapping[str, Tensor], right: Mapping[str, Tensor], tolerance: float) -> None:
     """Raise ``Inexact`` unless two gradients agree in each parameter."""
-    if not right:
+    left = {name: g.clone() for name, g in right.items()}
+    subtract(left, mine)
+    require_zero(left, gradient_norms(right), tolerance)
+
+
+def subtract(left: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Subtract gradients from those in ``left``, in place."""
+    for name, g in found.items():
+        left[name] = left[name].sub_(g) if name in left else -g
+
+
+def require_zero(left: Mapping[str, Tensor], norms: Mapping[str, Tensor], tolerance: float) -> None:
+    """Raise ``Inexact`` unless nothing is left of gradients that had these norms, up to the tolerance."""
+    if not norms:
         return
-    norms = torch.stack([g.norm().double() for g in right.values()])
-    floor = FLOOR * norms.norm()  # a gradient that cancels to zero consists of rounding errors only
-    errors = torch.stack([_distance(mine.get(name), g) for name, g in right.items()])
-    off = (errors > tolerance * (norms + floor)).nonzero().flatten().tolist()
+    sizes = torch.stack([norms.get(name, g.new_zeros((), dtype=torch.float64)) for name, g in left.items()])
+    floor = FLOOR * sizes.norm()  # a gradient that cancels to zero consists of rounding errors only
+    errors = torch.stack(list(gradient_norms(left).values()))
+    off = (~(errors <= tolerance * (sizes + floor))).nonzero().flatten().tolist()
     if off:
-        raise Inexact(f"the gradient of parameter {list(right)[off[0]]!r} is not that of an ordinary backward pass")
-
-
-def _distance(mine: Tensor | None, right: Tensor) -> Tensor:
-    return (right if mine is None else mine.to(right.dtype) - right).norm().double()
+        raise Inexact(f"the gradient of parameter {list(left)[off[0]]!r} is not that of an ordinary backward pass")
 
 
 def _require_alignments(q: Tensor, number: int, wanted: _Equations) -> None:
@@ -267,14 +283,25 @@ def _require_alignments(q: Tensor, number: int, wanted: _Equations) -> None:
         )
 
 
-def require_alignment(
-    q: Tensor, c: Tensor, gradients: Mapping[str, Tensor], direction: dict[str, Tensor], tolerance: float
-) -> None:
-    """Raise ``Inexact`` unless Σ c_j q_j = ⟨g, direction⟩, for g the gradient of Σ c_j ℓ_j."""
-    values, scales = _along(gradients, [direction])
-    off = _relative(torch.dot(q.double(), c) - values, scales, tolerance)
-    if not bool((off <= tolerance).all()):
-        raise Inexact(f"its alignments differ from one backward per example by {float(off.max()):.1e}")
+@dataclass(frozen=True)
+class Equation:
+    """Σ c_j q_j = ⟨g, direction⟩, for g the gradient of Σ c_j ℓ_j."""
+
+    c: Tensor
+    value: Tensor
+    scale: Tensor
+    is_finite: bool
+
+    @classmethod
+    def of(cls, c: Tensor, gradients: Mapping[str, Tensor], direction: dict[str, Tensor]) -> Equation:
+        values, scales = _along(gradients, [direction])
+        return cls(c, values, scales, all_finite(gradients))
+
+    def require(self, q: Tensor, tolerance: float) -> None:
+        """Raise ``Inexact`` unless these alignments satisfy the equation."""
+        off = _relative(torch.dot(q.double(), self.c) - self.value, self.scale, tolerance)
+        if not bool((off <= tolerance).all()):
+            raise Inexact(f"its alignments differ from one backward per example by {float(off.max()):.1e}")
 
 
 def _relative(error: Tensor, scale: Tensor, tolerance: float) -> Tensor:

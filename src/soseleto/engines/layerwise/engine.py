@@ -46,14 +46,15 @@ from soseleto.engines.layerwise.small_parameters import SmallGradients
 from soseleto.engines.layerwise.tape import OTHER_ENGINES, Call, Tape
 from soseleto.engines.layerwise.together import together
 from soseleto.engines.proof import (
+    Equation,
     Inexact,
     Kinds,
     Schedule,
-    all_finite,
     coefficients,
-    compare,
+    gradient_norms,
     random_direction,
-    require_alignment,
+    require_zero,
+    subtract,
     unproved,
 )
 from soseleto.engines.tolerance import Tolerance
@@ -176,35 +177,39 @@ class LayerwiseEngine:
 
 
 def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, seed: int) -> frozenset[str]:
-    """Raise ``Inexact`` unless the layers give autograd's gradients and alignments; returns what it does not prove."""
-    cs = coefficients(losses, examples=2, seed=seed)
-    right = [gradient(losses, parameters, c.to(losses.dtype), retain_graph=True) for c in cs]
-    derived = tape.derived
-    if unseen := right[0].keys() - derived.roots(key for call in tape.calls for key in call.names.values()):
+    """Raise ``Inexact`` unless the layers give autograd's gradients and alignments; returns what it does not prove.
+
+    The graph of the step is kept meanwhile, so little else is: one gradient, from which the layers' parts are
+    subtracted, and one direction.
+    """
+    c, *one_hot = coefficients(losses, examples=2, seed=seed)
+    left = gradient(losses, parameters, c.to(losses.dtype), retain_graph=True)
+    derived, tolerance = tape.derived, _tolerance(tape, losses)
+    if unseen := left.keys() - derived.roots(key for call in tape.calls for key in call.names.values()):
         raise Inexact(f"parameter {min(unseen)!r} is used outside of torch functions")
-    along = random_direction(right[0], {name: parameters[name] for name in right[0]}, seed)
-    mine: list[dict[str, Tensor]] = [{} for _ in cs]
-    small, parts = SmallGradients(), _Parts(losses)
+    norms, small, parts = gradient_norms(left), SmallGradients(), _Parts(losses)
+    along = random_direction(left, {name: parameters[name] for name in left}, seed)
+    equations = [Equation.of(c, left, along)]
+    for one in one_hot:
+        equations.append(Equation.of(one, gradient(losses, parameters, one.to(losses.dtype), retain_graph=True), along))
+    if not all(equation.is_finite for equation in equations):  # guards report losses that are not finite
+        return frozenset(parameters)
 
     def finish(calls: list[Call]) -> None:
         for call in together(calls):
-            for found, c in zip(mine, cs, strict=True):
-                add_gradients(found, derived.pull(call.gradient(c, ALL_ROWS)))
+            subtract(left, derived.pull(call.gradient(c, ALL_ROWS)))
             parts.add(call.alignment(derived.push(along, call.names.values()), ALL_ROWS))
             small.add(call)
             call.close()
 
     tape.backward(losses, finish, retain_graph=True)
     parts.add(small.alignment(derived.push(along, small.keys), ALL_ROWS))
-    tolerance = _tolerance(tape, losses)
+    subtract(left, derived.pull(small.gradient(c, ALL_ROWS)))
+    require_zero(left, norms, tolerance)
     q = parts.total()
-    for found, wanted, c in zip(mine, right, cs, strict=True):
-        if not all_finite(wanted):  # guards report losses that are not finite
-            return frozenset(parameters)
-        add_gradients(found, derived.pull(small.gradient(c, ALL_ROWS)))
-        compare(found, wanted, tolerance)
-        require_alignment(q, c, wanted, along, tolerance)
-    return unproved(right[0], right[0], tolerance)
+    for equation in equations:
+        equation.require(q, tolerance)
+    return unproved(norms, norms, tolerance)
 
 
 def _tolerance(tape: Tape, losses: Tensor) -> float:
