@@ -297,7 +297,7 @@ MODELS = [
 TIMM = [
     RealModel("timm_resnet18", of_timm("resnet18", channels=(8, 8, 16, 16)), image, classify, engine="forward"),
     RealModel("timm_resnet50", of_timm("resnet50", channels=(4, 4, 8, 8)), image, classify, engine="forward"),
-    RealModel("timm_efficientnet", of_timm("efficientnet_b0", channel_multiplier=0.25), image, classify, engine="forward"),
+    RealModel("timm_efficientnet", of_timm("test_efficientnet"), image, classify, engine="forward"),
     RealModel("timm_convnext", of_timm("convnext_atto", dims=(8, 8, 16, 16), depths=lambda size: (1, 1, size.layers, 1)), image, classify),
     RealModel("timm_vit", of_timm("vit_tiny_patch16_224", img_size=lambda size: size.pixels, patch_size=8, embed_dim=32, depth=layers, num_heads=2), image, classify),
 ]  # fmt: skip

@@ -43,6 +43,7 @@ NOT_YET = {
     "t5": FORWARD,
     "mamba": FORWARD,
     "dora_llama": FORWARD,
+    "timm_convnext": FORWARD,
     "timm_vit": FORWARD,
 }
 
