@@ -33,7 +33,7 @@ from soseleto.errors import EngineError, UsageError
 LONG = bool(os.environ.get("SOSELETO_LONG_RANDOM"))
 STEPS = 6
 # Relative to the sum of the parts of an alignment, one for each parameter, taken as positive.
-TOLERANCES = {"float64": 1e-6, "float32": 2e-4, "bf16": 0.06}
+TOLERANCES = {"float64": 1e-6, "float32": 3e-3, "bf16": 0.15}
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,11 @@ class Recipe:
         return RandomModel(stem, layers, self.zero_head).to(self.dtype)
 
     @property
+    def half(self) -> bool:
+        """Under autocast; PyTorch has no LSTM and GRU in bfloat16 on every CPU."""
+        return self.precision == "bf16" and self.stem not in ("lstm", "gru")
+
+    @property
     def dtype(self) -> torch.dtype:
         return torch.float64 if self.precision == "float64" else torch.float32
 
@@ -75,7 +80,7 @@ class Losses:
     clock: Clock
 
     def source(self, model: nn.Module, batch: Batch) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.precision == "bf16"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.half):
             outputs = model(batch.inputs)
         outputs = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
         return LOSSES[self.recipe.loss](outputs, batch.labels, self.clock.step)

@@ -9,10 +9,11 @@ act as they do in training. c is random, and one-hot for a few examples j, where
 d has a part for every parameter, of a random sign and of a size such that no parameter outweighs another.
 
 A parameter whose gradient is (near) zero is not proved by this, as with all layers below a head that starts at zero. So
-proofs are repeated: with a call number that doubles while a parameter is unproved, and else grows fourfold: calls 1, 4,
-16, 64, ... In units of one forward pass F of the source batch a proof costs at most 26F (1 forward, 4 backward passes
+proofs are repeated: at calls 1, 4, 16, 64, ...; while a parameter is unproved at each of the first eight calls (behind a
+head that starts at zero there may be a gate that starts at zero) and then whenever the number of calls has doubled. What
+grows steadily from zero on has grown by a small factor since it was last too small to be seen. In units of one forward pass F of the source batch a proof costs at most 26F (1 forward, 4 backward passes
 and 4 calls of an engine at 4F each, plus the gradient of its losses), a later one at most 11F, a step about 5F. That is
-below 1 % of a run from 2,000 steps on, or 3,000 where a parameter stays unproved, as a bias before a BatchNorm does.
+below 1 % of a run from 2,000 steps on, or 4,000 where a parameter stays unproved, as a bias before a BatchNorm does.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import PerExampleLoss, as_loss_vector, inner, trainable
+from soseleto.engines.recorded import Recorded
 from soseleto.engines.tolerance import Tolerance
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, first_line
@@ -34,6 +35,8 @@ from soseleto.errors import EngineError, first_line
 TOLERANCE = Tolerance(half=5e-2, tf32=1e-2, single=1e-3, double=1e-8)
 FLOOR = 1e-2  # gradients below this share of the largest are compared on the scale of that share
 UNPROVED = 10 * FLOOR  # times the tolerance: a share below which an error could not be seen
+
+EARLY = 8  # calls that each hold a proof while a parameter is unproved
 
 # (losses with their graph, alignments) along a direction
 Align = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
@@ -63,7 +66,10 @@ class Schedule:
 
     def proved(self, unproved: Iterable[str]) -> None:
         self.unproved = frozenset(unproved)
-        self.at = self.calls * (2 if self.unproved else 4)
+        if self.unproved and self.calls < EARLY:
+            self.at = self.calls + 1
+        else:
+            self.at = self.calls * (2 if self.unproved else 4)
 
 
 @dataclass
@@ -186,7 +192,7 @@ def _equations(
     model: nn.Module, loss: PerExampleLoss, batch: Any, names: list[str], *, seed: int, first: bool
 ) -> _Equations:
     parameters = trainable(model)
-    with _Dtypes() as seen:
+    with Recorded() as seen:
         losses = as_loss_vector(loss(model, batch))
     cs = coefficients(losses, examples=3 if first else 1, seed=seed)
     g = gradient(losses, parameters, cs[0].to(losses.dtype), retain_graph=True)
@@ -284,17 +290,3 @@ def _relative(error: Tensor, scale: Tensor, tolerance: float) -> Tensor:
 
 def all_finite(gradients: Mapping[str, Tensor]) -> bool:
     return not gradients or bool(torch.stack([g.isfinite().all() for g in gradients.values()]).all())
-
-
-class _Dtypes(TorchFunctionMode):
-    """Records the dtypes of the activations; changes nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dtypes: set[torch.dtype] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.requires_grad:
-            self.dtypes.add(out.dtype)
-        return out

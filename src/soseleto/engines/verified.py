@@ -1,14 +1,15 @@
 """Engines made of one or more functions that follow the whole model: ``forward``, ``double_backward``, ``loop``.
 
 Each function (a way) returns the batch's losses, still attached to their graph, and the alignments. A way is used once
-it has been proved for the model at hand (``proof``); a way that fails a later proof is replaced by the next one.
+it has been proved for the model at hand (``proof``); a way that fails a later proof is replaced by the next one. Between
+proofs, the first alignments from each kind of graph are compared with a backward of that graph.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary, WeakMethod, ref
@@ -30,7 +31,17 @@ from soseleto.engines.contract import (
     trainable,
     uncompiled,
 )
-from soseleto.engines.proof import Inexact, Schedule, prove
+from soseleto.engines.proof import (
+    TOLERANCE,
+    Inexact,
+    Kinds,
+    Schedule,
+    all_finite,
+    coefficients,
+    prove,
+    require_alignment,
+)
+from soseleto.engines.recorded import Recorded
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.tangents import CannotFollow
 from soseleto.errors import EngineError, first_line
@@ -75,10 +86,40 @@ class VerifiedEngine:
     ) -> tuple[Tensor, Tensor]:
         while True:
             try:
-                return self._run(case.way, model, loss, batch, direction)
-            except CannotFollow as error:  # this batch takes another path through the model than the proved one
+                with Recorded() as recorded:
+                    losses, alignment = self._run(case.way, model, loss, batch, direction)
+                if self.schedule is not None and case.kinds.is_new(recorded.functions, len(losses) > 1):
+                    self._check(case, model, loss, batch, direction, (losses, alignment, recorded))
+            except (CannotFollow, Inexact) as error:  # this batch takes another path through the model than the proved
                 case.failed(first_line(error))
                 self._prove(case, model, loss, batch, direction)
+            else:
+                return losses, alignment
+
+    def _check(
+        self,
+        case: _Case,
+        model: nn.Module,
+        loss: PerExampleLoss,
+        batch: Any,
+        direction: Direction,
+        found: tuple[Tensor, Tensor, Recorded],
+    ) -> None:
+        """Raise ``Inexact`` unless the losses' own graph, of a new kind, has these alignments."""
+        losses, alignment, recorded = found
+        tolerance = TOLERANCE.of(recorded.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)
+        for c in coefficients(losses, examples=1, seed=self.schedule.calls if self.schedule else 0):
+            try:
+                right = gradient(losses, trainable(model), c.to(losses.dtype), retain_graph=True)
+            except RuntimeError:  # of a graph that cannot be differentiated, such as one with a checkpoint
+                if case.with_gradient:
+                    raise
+                self._prove(case, model, loss, batch, direction)
+                break
+            if not all_finite(right):  # guards report losses that are not finite
+                return
+            require_alignment(alignment, c, right, dict(direction), tolerance)
+        case.kinds.add(recorded.functions, len(losses) > 1)
 
     def _case(
         self,
@@ -110,7 +151,12 @@ class VerifiedEngine:
             way = case.way
 
             def align(along: dict[str, Tensor], way: Linearize = way) -> tuple[Tensor, Tensor]:
-                return self._run(way, model, loss, batch, along)
+                try:
+                    return self._run(way, model, loss, batch, along)
+                except (EngineError, CannotFollow, torch.OutOfMemoryError):
+                    raise
+                except (RuntimeError, TypeError, AttributeError) as error:  # an ordinary pass has just succeeded
+                    raise Inexact(first_line(error)) from error
 
             try:
                 unproved = prove(
@@ -152,6 +198,7 @@ class _Case:
     ways: list[Linearize]
     with_gradient: bool
     is_proved: bool = False
+    kinds: Kinds = field(default_factory=Kinds)
 
     @property
     def way(self) -> Linearize:
@@ -159,7 +206,7 @@ class _Case:
 
     def failed(self, why: str) -> None:
         """Drop the way in use; raises if it was the last one."""
-        dropped = self.ways.pop(0)
+        dropped, self.kinds = self.ways.pop(0), Kinds()
         if not self.ways:
             self.ways.append(dropped)
             raise EngineError(
@@ -172,7 +219,7 @@ class _Case:
 class PerModel(Generic[Value]):
     """A value for a model and a loss, both referenced weakly.
 
-    It holds while the model's modules, their training flags and its trainable parameters stay the same.
+    It holds while the model's modules, their training flags and hooks and its trainable parameters stay the same.
     """
 
     def __init__(self) -> None:
@@ -203,12 +250,16 @@ class _Kept(Generic[Value]):
 
 
 def _settings(model: nn.Module) -> Hashable:
-    """Each module's class, training flag, and the names of its own trainable parameters."""
+    """Each module's class, training flag, number of hooks, and its own trainable parameters with theirs."""
 
-    def own(module: nn.Module) -> tuple[str, ...]:
-        return tuple(name for name, p in module._parameters.items() if p is not None and p.requires_grad)
+    def own(module: nn.Module) -> tuple[tuple[str, int], ...]:
+        parameters = ((name, p) for name, p in module._parameters.items() if p is not None and p.requires_grad)
+        return tuple((name, len(p._backward_hooks or ())) for name, p in parameters)
 
-    return tuple((type(module), module.training, own(module)) for module in model.modules())
+    def hooks(module: nn.Module) -> tuple[int, int]:
+        return len(module._forward_hooks) + len(module._forward_pre_hooks), len(module._backward_hooks)
+
+    return tuple((type(module), module.training, hooks(module), own(module)) for module in model.modules())
 
 
 def _weak(loss: PerExampleLoss) -> Callable[[], PerExampleLoss | None]:
