@@ -65,11 +65,11 @@ class Schedule:
         return self.calls >= self.at
 
     def proved(self, unproved: Iterable[str]) -> None:
+        """Set the next proof; one of a new kind of graph, held before its time, does not postpone it."""
         self.unproved = frozenset(unproved)
-        if self.unproved and self.calls < EARLY:
-            self.at = self.calls + 1
-        else:
-            self.at = self.calls * (2 if self.unproved else 4)
+        growing = self.calls * (2 if self.unproved else 4)
+        following = self.calls + 1 if self.unproved and self.calls < EARLY else growing
+        self.at = following if self.calls >= self.at else min(self.at, following)
 
 
 @dataclass

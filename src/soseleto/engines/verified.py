@@ -1,8 +1,8 @@
 """Engines made of one or more functions that follow the whole model: ``forward``, ``double_backward``, ``loop``.
 
 Each function (a way) returns the batch's losses, still attached to their graph, and the alignments. A way is used once
-it has been proved for the model at hand (``proof``); a way that fails a later proof is replaced by the next one. Between
-proofs, the first alignments from each kind of graph are compared with a backward of that graph.
+it has been proved for the model at hand (``proof``), and again for every new kind of graph that the model builds; a way
+that fails a later proof is replaced by the next one.
 """
 
 from __future__ import annotations
@@ -31,19 +31,11 @@ from soseleto.engines.contract import (
     trainable,
     uncompiled,
 )
-from soseleto.engines.proof import (
-    TOLERANCE,
-    Inexact,
-    Kinds,
-    Schedule,
-    all_finite,
-    coefficients,
-    prove,
-    require_alignment,
-)
+from soseleto.engines.proof import Inexact, Kinds, Schedule, prove
 from soseleto.engines.recorded import Recorded
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.tangents import CannotFollow
+from soseleto.engines.unchanged import Restore
 from soseleto.errors import EngineError, first_line
 
 logger = logging.getLogger("soseleto")
@@ -84,42 +76,21 @@ class VerifiedEngine:
     def _linearize(
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction, case: _Case
     ) -> tuple[Tensor, Tensor]:
+        """Losses and alignments by the proved way; a new kind of graph is proved first."""
+        is_checked = self.schedule is None
         while True:
+            restore = None if is_checked else Restore(model)
             try:
-                with Recorded() as recorded:
-                    losses, alignment = self._run(case.way, model, loss, batch, direction)
-                if self.schedule is not None and case.kinds.is_new(recorded.functions, len(losses) > 1):
-                    self._check(case, model, loss, batch, direction, (losses, alignment, recorded))
-            except (CannotFollow, Inexact) as error:  # this batch takes another path through the model than the proved
+                losses, alignment, calls = self._run(case.way, model, loss, batch, direction)
+            except CannotFollow as error:  # this batch takes another path through the model than the proved one
                 case.failed(first_line(error))
-                self._prove(case, model, loss, batch, direction)
             else:
-                return losses, alignment
-
-    def _check(
-        self,
-        case: _Case,
-        model: nn.Module,
-        loss: PerExampleLoss,
-        batch: Any,
-        direction: Direction,
-        found: tuple[Tensor, Tensor, Recorded],
-    ) -> None:
-        """Raise ``Inexact`` unless the losses' own graph, of a new kind, has these alignments."""
-        losses, alignment, recorded = found
-        tolerance = TOLERANCE.of(recorded.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)
-        for c in coefficients(losses, examples=1, seed=self.schedule.calls if self.schedule else 0):
-            try:
-                right = gradient(losses, trainable(model), c.to(losses.dtype), retain_graph=True)
-            except RuntimeError:  # of a graph that cannot be differentiated, such as one with a checkpoint
-                if case.with_gradient:
-                    raise
-                self._prove(case, model, loss, batch, direction)
-                break
-            if not all_finite(right):  # guards report losses that are not finite
-                return
-            require_alignment(alignment, c, right, dict(direction), tolerance)
-        case.kinds.add(recorded.functions, len(losses) > 1)
+                if restore is None or not case.kinds.is_new(calls, len(losses) > 1):
+                    return losses, alignment
+                is_checked = True
+            if restore is not None:
+                restore()
+            self._prove(case, model, loss, batch, direction)
 
     def _case(
         self,
@@ -149,14 +120,17 @@ class VerifiedEngine:
         seed, first = self.schedule.calls, not case.is_proved
         while True:
             way = case.way
+            kinds: list[tuple[list[Hashable], bool]] = [([], False)]
 
             def align(along: dict[str, Tensor], way: Linearize = way) -> tuple[Tensor, Tensor]:
                 try:
-                    return self._run(way, model, loss, batch, along)
+                    losses, alignment, seen = self._run(way, model, loss, batch, along)
                 except (EngineError, CannotFollow, torch.OutOfMemoryError):
                     raise
                 except (RuntimeError, TypeError, AttributeError) as error:  # an ordinary pass has just succeeded
                     raise Inexact(first_line(error)) from error
+                kinds.append((seen, len(losses) > 1))
+                return losses, alignment
 
             try:
                 unproved = prove(
@@ -168,15 +142,23 @@ class VerifiedEngine:
                 case.failed(first_line(error))
                 continue
             case.is_proved = True
+            case.kinds.add(*kinds[-1])
             self.schedule.proved(unproved)
             return
 
     def _run(
         self, way: Linearize, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, list[Hashable]]:
+        """Losses, alignments, and what the model called."""
+        recorded = Recorded()
+
+        def recording(model: nn.Module, batch: Any) -> Tensor:
+            with recorded:
+                return loss(model, batch)
+
         try:
             with torch.enable_grad(), uncompiled(model):
-                return way(model, loss, batch, direction)
+                return *way(model, recording, batch, direction), recorded.functions
         except CannotFollow:
             raise
         except RuntimeError as error:
