@@ -250,16 +250,37 @@ def layers(size: Size) -> int:
 
 
 VOCABULARY = {"vocab_size": lambda size: size.vocabulary}
-ENCODER = {**VOCABULARY, "hidden_size": width(), "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": width(2), "max_position_embeddings": length}
+ENCODER = {
+    **VOCABULARY,
+    "hidden_size": width(),
+    "num_hidden_layers": layers,
+    "num_attention_heads": 2,
+    "intermediate_size": width(2),
+    "max_position_embeddings": length,
+}
 DECODER = {**ENCODER, "num_key_value_heads": 1, "pad_token_id": 0}
-PATCHES = {"hidden_size": width(), "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": width(2), "image_size": lambda size: size.pixels, "patch_size": 8}
+PATCHES = {
+    "hidden_size": width(),
+    "num_hidden_layers": layers,
+    "num_attention_heads": 2,
+    "intermediate_size": width(2),
+    "image_size": lambda size: size.pixels,
+    "patch_size": 8,
+}
 BERT = of_transformers("BertForSequenceClassification", **ENCODER)
 GPT2 = of_transformers("GPT2LMHeadModel", **VOCABULARY, n_embd=width(), n_layer=layers, n_head=2, n_positions=length)
 LLAMA = of_transformers("LlamaForCausalLM", **DECODER)
 CLIP = of_transformers(
     "CLIPModel",
-    text_config=lambda size: {**{k: v(size) if callable(v) else v for k, v in ENCODER.items()}, "eos_token_id": 2, "attention_dropout": 0.0},
-    vision_config=lambda size: {**{k: v(size) if callable(v) else v for k, v in PATCHES.items()}, "attention_dropout": 0.0},
+    text_config=lambda size: {
+        **{k: v(size) if callable(v) else v for k, v in ENCODER.items()},
+        "eos_token_id": 2,
+        "attention_dropout": 0.0,
+    },
+    vision_config=lambda size: {
+        **{k: v(size) if callable(v) else v for k, v in PATCHES.items()},
+        "attention_dropout": 0.0,
+    },
     projection_dim=16,
 )
 

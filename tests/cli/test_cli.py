@@ -318,7 +318,9 @@ def test_check_gradients_on_the_users_data_and_model(soseleto: Soseleto, tmp_pat
     assert said.out.endswith("auto takes forward.\n")
     stated = soseleto("check-gradients", "--model", model, "--shape", "3", "--engine", "forward")
     assert stated.code == 0
-    assert "needs the shape of its inputs: add --source DATA" in one_sentence(soseleto("check-gradients", "--model", model))
+    assert "needs the shape of its inputs: add --source DATA" in one_sentence(
+        soseleto("check-gradients", "--model", model)
+    )
     both = soseleto("check-gradients", "--model", model, "--shape", "3", "--source", tmp_path / "rows.csv")
     assert "--shape has no effect with --source" in one_sentence(both)
     odd = soseleto("check-gradients", "--shape", "3x32x32")

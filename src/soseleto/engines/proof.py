@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import PerExampleLoss, as_loss_vector, inner, trainable
-from soseleto.engines.recorded import Recorded
 from soseleto.engines.tolerance import Tolerance
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, first_line
@@ -192,7 +192,7 @@ def _equations(
     model: nn.Module, loss: PerExampleLoss, batch: Any, names: list[str], *, seed: int, first: bool
 ) -> _Equations:
     parameters = trainable(model)
-    with Recorded() as seen:
+    with Dtypes() as seen:
         losses = as_loss_vector(loss(model, batch))
     cs = coefficients(losses, examples=3 if first else 1, seed=seed)
     g = gradient(losses, parameters, cs[0].to(losses.dtype), retain_graph=True)
@@ -290,3 +290,17 @@ def _relative(error: Tensor, scale: Tensor, tolerance: float) -> Tensor:
 
 def all_finite(gradients: Mapping[str, Tensor]) -> bool:
     return not gradients or bool(torch.stack([g.isfinite().all() for g in gradients.values()]).all())
+
+
+class Dtypes(TorchFunctionMode):
+    """Records the dtypes of the activations; changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.requires_grad:
+            self.dtypes.add(out.dtype)
+        return out

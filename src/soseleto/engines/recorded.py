@@ -6,7 +6,6 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
@@ -23,16 +22,12 @@ def described(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 
 
 class Recorded(TorchFunctionMode):
-    """Records the calls and the precisions of activations while it is open; changes nothing."""
+    """Records the calls while it is open; changes nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.functions: list[Hashable] = []
-        self.dtypes: set[torch.dtype] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.functions.append(described(func, args, kwargs))
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.requires_grad:
-            self.dtypes.add(out.dtype)
-        return out
+        return func(*args, **(kwargs or {}))
