@@ -4,9 +4,9 @@
 
 An ordinary step is forward, backward and SGD on the source batch of B examples; ours adds a target batch of T, B exact
 alignments and the update of the weights. ``times`` is the ratio of the two, timed in turns in one run, on a GPU as CUDA
-graphs where both can be captured. ``memory`` is the peak of our step over that of an ordinary step on B+T examples, both
-above what was allocated before. ``--small`` is a BERT of two layers, for a CPU. A line that fails, because memory runs
-out or an engine declines, is reported, and the others follow. transformers is needed for all but the image networks.
+graphs where both can be captured. ``memory`` is the peak of our step over that of an ordinary step on B+T examples,
+both above what was allocated before. ``--small`` is a BERT of two layers, for a CPU. A line that fails, because memory
+runs out or an engine declines, is reported, and the others follow. All but the ResNets and Quick need transformers.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from real_models import LARGER, MODELS, TIMM, TINY, RealLosses, RealModel, joined
 from soseleto.data.batch import Batch
 from soseleto.engines import Passes, make_engine, trainable
-from soseleto.engines.autograd import gradient
 from soseleto.engines.auto import AutoEngine
+from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import Engine, Step
 from soseleto.engines.peak_memory import peak_bytes
 

@@ -37,7 +37,7 @@ class LiveTensors(TorchDispatchMode):
     """Counts the bytes of the tensors that operators return while it is open, each storage once while it is alive."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
         self.peak = 0
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}

@@ -9,11 +9,13 @@ act as they do in training. c is random, and one-hot for a few examples j, where
 d has a part for every parameter, of a random sign and of a size such that no parameter outweighs another.
 
 A parameter whose gradient is (near) zero is not proved by this, as with all layers below a head that starts at zero. So
-proofs are repeated: at calls 1, 4, 16, 64, ...; while a parameter is unproved at each of the first eight calls (behind a
-head that starts at zero there may be a gate that starts at zero) and then whenever the number of calls has doubled. What
-grows steadily from zero on has grown by a small factor since it was last too small to be seen. In units of one forward pass F of the source batch a proof costs at most 26F (1 forward, 4 backward passes
-and 4 calls of an engine at 4F each, plus the gradient of its losses), a later one at most 11F, a step about 5F. That is
-below 1 % of a run from 2,000 steps on, or 4,000 where a parameter stays unproved, as a bias before a BatchNorm does.
+proofs are repeated: at calls 1, 4, 16, 64, ...; while a parameter is unproved, at each of the first eight calls (behind
+a head that starts at zero there may be a gate that starts at zero) and then when the number of calls has doubled, so
+that what grows steadily from zero on has grown by a small factor since it was last too small to be seen.
+
+In units of one forward pass F of the source batch a proof costs at most 26F (1 forward, 4 backward passes and 4 calls
+of an engine at 4F each, plus the gradient of its losses), a later one at most 11F, a step about 5F. That is below 1 %
+of a run from 2,000 steps on, or 4,000 where a parameter stays unproved, as a bias before a BatchNorm does.
 """
 
 from __future__ import annotations

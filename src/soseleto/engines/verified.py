@@ -31,7 +31,7 @@ from soseleto.engines.contract import (
     trainable,
     uncompiled,
 )
-from soseleto.engines.proof import Inexact, Kinds, Schedule, prove
+from soseleto.engines.proof import Align, Inexact, Kinds, Schedule, prove
 from soseleto.engines.recorded import Recorded
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.tangents import CannotFollow
@@ -119,19 +119,8 @@ class VerifiedEngine:
         assert self.schedule is not None
         seed, first = self.schedule.calls, not case.is_proved
         while True:
-            way = case.way
-            kinds: list[tuple[list[Hashable], bool]] = [([], False)]
-
-            def align(along: dict[str, Tensor], way: Linearize = way) -> tuple[Tensor, Tensor]:
-                try:
-                    losses, alignment, seen = self._run(way, model, loss, batch, along)
-                except (EngineError, CannotFollow, torch.OutOfMemoryError):
-                    raise
-                except (RuntimeError, TypeError, AttributeError) as error:  # an ordinary pass has just succeeded
-                    raise Inexact(first_line(error)) from error
-                kinds.append((seen, len(losses) > 1))
-                return losses, alignment
-
+            kinds: list[tuple[list[Hashable], bool]] = []
+            align = self._align(case.way, model, loss, batch, kinds)
             try:
                 unproved = prove(
                     align, model, loss, batch, names, seed=seed, first=first, with_gradient=case.with_gradient
@@ -142,9 +131,32 @@ class VerifiedEngine:
                 case.failed(first_line(error))
                 continue
             case.is_proved = True
-            case.kinds.add(*kinds[-1])
+            for kind in kinds[-1:]:
+                case.kinds.add(*kind)
             self.schedule.proved(unproved)
             return
+
+    def _align(
+        self,
+        way: Linearize,
+        model: nn.Module,
+        loss: PerExampleLoss,
+        batch: Any,
+        kinds: list[tuple[list[Hashable], bool]],
+    ) -> Align:
+        """A way as a function of the direction, for a proof; the kinds of its graphs are added to ``kinds``."""
+
+        def align(along: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            try:
+                losses, alignment, seen = self._run(way, model, loss, batch, along)
+            except (EngineError, CannotFollow, torch.OutOfMemoryError):
+                raise
+            except (RuntimeError, TypeError, AttributeError) as error:  # an ordinary pass has just succeeded
+                raise Inexact(first_line(error)) from error
+            kinds.append((seen, len(losses) > 1))
+            return losses, alignment
+
+        return align
 
     def _run(
         self, way: Linearize, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
