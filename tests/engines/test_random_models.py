@@ -33,7 +33,7 @@ from soseleto.errors import EngineError, UsageError
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # on a CPU without bfloat16
 LONG = bool(os.environ.get("SOSELETO_LONG_RANDOM"))
 STEPS = 6
-# Relative to the sum of the sizes of an alignment's parts, one for each parameter. They are a few times the tolerances of
+# Relative to the sum of the sizes of an alignment's parts, one for each parameter; a few times the tolerances of
 # proofs, since what was too small to be seen may grow until the next proof.
 TOLERANCES = {"float64": 1e-6, "float32": 3e-3, "bf16": 0.3}
 
