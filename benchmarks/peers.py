@@ -1,6 +1,6 @@
 """Alignments of a source batch with a target gradient: our engines against other implementations.
 
-    python benchmarks/peers.py [--device cpu|cuda] [--out FILE] [--check]
+    python benchmarks/peers.py [--device cpu|cuda] [--language-model] [--out FILE] [--check]
 
 Every contender gets the same model, source batch, target batch and coefficients, and two jobs:
 
@@ -11,7 +11,8 @@ Every contender gets the same model, source batch, target batch and coefficients
 without TF32. On a GPU a contender that can be captured as a CUDA graph is timed with and without, and the better time
 counts; the two loops are timed without. On a CPU the notebook's loop, a minute per batch, is timed on its first
 examples and extrapolated. ``times ours`` is the time over our best in the same job; ``peak MiB`` is the peak memory
-above what was allocated before. higher, TorchOpt and Opacus are included if they are installed.
+above what was allocated before. higher, TorchOpt and Opacus are included if they are installed. ``--language-model``
+compares on a Llama-like model of 135M parameters instead (``language_peers``).
 """
 
 from __future__ import annotations
@@ -482,6 +483,7 @@ def shortfalls(rows: Sequence[Mapping[str, Any]], device: torch.device) -> list[
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, to test that it runs")
+    parser.add_argument("--language-model", action="store_true", help="only a language model of 135M parameters")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
     torch.manual_seed(0)
@@ -489,6 +491,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{name}: {why}")
     rounds, calls = (1, 1) if options.tiny else (5, 5) if device.type == "cuda" else (3, 1)
     rows: list[dict[str, Any]] = []
+    if options.language_model:
+        import language_peers
+
+        rows = language_peers.measure(device, tiny=options.tiny, rounds=rounds, calls=calls)
+        write(options.out, "peers", device, rows)
+        show("Ours against its peers on a language model, each at the largest batch that fits", rows)
+        if options.check and (found := language_peers.shortfalls(rows)):
+            raise SystemExit("\n".join(found))
+        return
     for case in peer_cases(device, tiny=options.tiny):
         for job in JOBS:
             rows += measure(case, job, device, rounds=rounds, calls=calls)

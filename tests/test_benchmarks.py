@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import sys
@@ -140,6 +141,44 @@ def test_overhead(tmp_path: Path) -> None:
     rows = run("overhead", tmp_path / "overhead.json")
     assert [row["step"] for row in rows] == ["ours", "ordinary"]
     assert all(row["operations ms"] > 0 and row["overhead %"] >= 0 for row in rows)
+
+
+def test_language_peers_give_equal_answers() -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    peers = importlib.import_module("language_peers")
+    case = peers.line(tiny=True)
+    problem = peers.problem_of(case, case.source, torch.device("cpu"), torch.float64)
+    right_q, right_g = peers.ours(problem)()
+    for name, make in peers.CONTENDERS.items():
+        q, g = make(problem)()
+        torch.testing.assert_close(q.double(), right_q, rtol=1e-4, atol=1e-7, msg=f"{name}: alignments")
+        for parameter, wanted in right_g.items():
+            found = g[parameter].double()
+            torch.testing.assert_close(found, wanted.double(), rtol=1e-4, atol=1e-7, msg=f"{name}: {parameter}")
+
+
+def test_language_peers(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    rows = run("peers", tmp_path / "peers.json", "--language-model")
+    assert [row.get("error") for row in rows] == [None] * 5
+    assert rows[0]["times ours"] == 1.0
+    assert rows[0]["extra memory"] == 1.0
+
+
+def test_models_reports_a_line_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = importlib.import_module("models")
+    cpu = torch.device("cpu")
+    small = models.Line("MLP", lambda: torch.nn.Linear(4, 10), 6, 2, lambda n: torch.randn(n, 4), precision=None)
+    row = models.guarded(small, "auto", cpu)
+    assert row["engine"] == "layerwise"
+    assert row["times"] > 0
+    assert 0 < row["memory"] < 5
+    normed = dataclasses.replace(
+        small, make=lambda: torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 10))
+    )
+    declined = models.guarded(normed, "layerwise", cpu)
+    assert "BatchNorm in training mode" in declined["remark"]
+    assert len(models.shortfalls([row | {"at most": 0.1}, declined])) == 2
 
 
 def test_step_check_names_what_is_too_slow_or_too_large() -> None:

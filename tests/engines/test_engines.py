@@ -226,6 +226,14 @@ def test_unknown_engine() -> None:
         make_engine("foward")
 
 
+def test_check_gradients_of_auto_says_what_it_takes() -> None:
+    for name, engine, message in (("mlp", "layerwise", ""), ("mixing", "forward", "slower forward engine, because")):
+        problem = BY_NAME[name]
+        (report,) = soseleto.check_gradients(*problem.build()[:1], problem.loss, problem.build()[1], engines=["auto"])
+        assert report.engine == engine
+        assert message in report.message
+
+
 def test_check_gradients_compares_engines_and_leaves_the_model_alone() -> None:
     problem = BY_NAME["residual_batchnorm_train"]
     model, batch = problem.build()
@@ -238,4 +246,6 @@ def test_check_gradients_compares_engines_and_leaves_the_model_alone() -> None:
     assert reports["forward"].error <= 1e-10
     assert reports["loop"].ratio is not None
     assert reports["loop"].ratio > 0
+    assert reports["forward"].memory_ratio is not None
+    assert 1 < reports["forward"].memory_ratio < 4
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())

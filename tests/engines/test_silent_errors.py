@@ -196,6 +196,43 @@ class ManifoldMixup(nn.Module):
         return self.two(h)
 
 
+class Later(nn.Module):
+    """From a step on, something that forward mode cannot see: a hook, or a function of the user's."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(7, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
+        self.act, self.step = act, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.norm(self.one(x)))
+        return self.two(self.act(h) if self.step >= 2 else h)
+
+
+def hooked(h: Tensor) -> Tensor:
+    h = h * 1.0
+    if h.requires_grad:
+        h.register_hook(lambda g: 0.1 * g)
+    return h
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> Tensor:  # type: ignore[override]
+        return -delta
+
+
+def gate_behind_zero_head() -> nn.Module:
+    """The gate has a gradient from the second step on, and the branch from the third."""
+    model = Gated(6)
+    nn.init.zeros_(model.out.weight)
+    return model
+
+
 class ComplexLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -259,6 +296,9 @@ CASES = [
     Case("layer_scale", lambda: Gated(6)),
     Case("mixup_later", lambda: ManifoldMixup(lambda step: step >= 3), before=count),
     Case("mixup_half", lambda: ManifoldMixup(lambda step: step in (1, 2, 4)), before=count),
+    Case("gate_behind_zero_head", gate_behind_zero_head),
+    Case("hook_later", lambda: Later(hooked), before=count),
+    Case("reversal_later", lambda: Later(lambda h: h + Reverse.apply(torch.tanh(h))), before=count),  # type: ignore[no-untyped-call]
     Case("complex", ComplexLayer),
     Case("scripted", scripted),
     Case("buffer", RunningMean),
@@ -406,7 +446,7 @@ def test_detached_statistics_are_those_of_the_source_batch() -> None:
 
 
 def test_proofs_are_repeated_while_a_parameter_is_unproved() -> None:
-    for unproved, wanted in (({"a"}, [1, 2, 4, 8, 16]), (set(), [1, 4, 16])):
+    for unproved, wanted in (({"a"}, [1, 2, 3, 4, 5, 6, 7, 8, 16]), (set(), [1, 4, 16])):
         schedule, held = Schedule(), []
         for call in range(1, 20):
             if schedule.count():
@@ -444,6 +484,35 @@ class LayerDrop(nn.Module):
             if torch.rand(()) < 0.5:
                 x = x + torch.tanh(layer(x))
         return self.out(x)
+
+
+def test_a_hook_registered_later_is_noticed() -> None:
+    torch.manual_seed(0)
+    model, engine = batch_norm().double(), make_engine("auto")
+    batch = vectors(), torch.randint(CLASSES, (8,))
+    for step in range(3):
+        if step == 2:
+            with_parameter_hook(model)
+        direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
+        _, right = make_engine("loop")(model, cross_entropy, batch, direction)
+        _, found = engine(model, cross_entropy, batch, direction)
+        torch.testing.assert_close(found, right)
+
+
+def test_a_way_that_fails_in_autocast_is_replaced() -> None:
+    """PyTorch's forward mode does not run under autocast; weight norm has no rule of ours."""
+    torch.manual_seed(0)
+    layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(7, 6))
+    model, engine = nn.Sequential(layer, nn.BatchNorm1d(6), nn.Linear(6, CLASSES)), make_engine("auto")
+
+    def half(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = model(batch[0])
+        return F.cross_entropy(outputs.float(), batch[1], reduction="none")
+
+    batch = vectors().float(), torch.randint(CLASSES, (8,))
+    engine(model, half, batch, {n: torch.randn_like(p) for n, p in trainable(model).items()})
+    assert engine.name in ("double_backward", "loop")
 
 
 def test_a_model_with_very_many_graphs_is_not_proved_at_every_step() -> None:

@@ -2,63 +2,133 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
+from soseleto.data import as_examples
+from soseleto.data.preprocess import make_prepare
 from soseleto.engines import FASTEST_FIRST, EngineReport
 from soseleto.engines import check_gradients as compare
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.models.by_name import by_name, is_file, load_function
-from soseleto.task.losses import cross_entropy
+from soseleto.models.by_name import by_name, is_file, load_function, make_model
+from soseleto.parallel.device import choose_device
+from soseleto.task.losses import cross_entropy, squared_error
+from soseleto.training.data import class_count
 
 _SHAPES = {"quick": (3, 32, 32), "lenet": (1, 28, 28), "resnet18": (3, 32, 32), "mlp": (2,)}
+_CLASSES = 10  # of generated data
 
 
-def check_gradients(model: str, batch_size: int, engines: Sequence[str]) -> None:
-    """Print a table of every engine's error and time."""
-    if batch_size < 1:
-        raise UsageError(f"--batch must be at least 1, got {batch_size}.")
-    for name in engines:
+@dataclass(frozen=True)
+class CheckOptions:
+    """The options of the command."""
+
+    model: str
+    batch: int
+    engines: tuple[str, ...]
+    source: str | None = None
+    shape: str | None = None
+    device: str = "auto"
+
+
+def check_gradients(options: CheckOptions) -> None:
+    """Print which engine ``auto`` takes, and a table of every engine's error, time and memory."""
+    if options.batch < 1:
+        raise UsageError(f"--batch must be at least 1, got {options.batch}.")
+    for name in options.engines:
         if name not in FASTEST_FIRST:
             known = ", ".join(FASTEST_FIRST)
             raise UsageError(f"unknown engine {name!r}{did_you_mean(name, FASTEST_FIRST)}: choose from {known}.")
-    module, loss, batch = _problem(model, batch_size)
-    reports = compare(module, loss, batch, engines=tuple(engines) or FASTEST_FIRST)
-    Console().print(_engine_table(reports))
+    model, loss, batch = _problem(options)
+    device = choose_device(options.device)
+    model, batch = model.to(device), tree_map_only(Tensor, lambda x: x.to(device), batch)
+    chosen, *reports = compare(model, loss, batch, engines=("auto", *(options.engines or FASTEST_FIRST)))
+    console = Console()
+    console.print(_engine_table(reports))
+    console.print(f"auto takes {chosen.engine}.")
 
 
 def _engine_table(reports: Sequence[EngineReport]) -> Table:
-    table = Table(title="Engines against the loop, one example at a time", title_justify="left")
+    table = Table(title="Error against the loop; time and memory of an ordinary step = 1", title_justify="left")
     table.add_column("engine")
-    table.add_column("relative error", justify="right")
-    table.add_column("times an ordinary step", justify="right")
+    table.add_column("error", justify="right")
+    table.add_column("time", justify="right")
+    table.add_column("memory", justify="right")
     table.add_column("remark", overflow="fold")
     for row in reports:
         error = "–" if row.error is None else f"{row.error:.1e}"
-        ratio = "–" if row.ratio is None else f"{row.ratio:.2f}"
-        table.add_row(row.engine, error, ratio, row.message)
+        table.add_row(row.engine, error, _ratio(row.ratio), _ratio(row.memory_ratio), row.message)
     return table
 
 
-def _problem(model: str, batch_size: int) -> tuple[nn.Module, Any, Any]:
-    """A model, its per-example loss and a batch: random images for a named model, otherwise from the user's file."""
-    if is_file(model):
-        made = load_function(model)(batch_size)
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _problem(options: CheckOptions) -> tuple[nn.Module, Any, Any]:
+    """A model, its per-example loss and a batch: of the user's data, or generated."""
+    name = options.model
+    if is_file(name) and not _makes_models(name):
+        if options.source or options.shape:
+            option = "--source" if options.source else "--shape"
+            raise UsageError(f"{option} has no effect, since {name} returns its own batch: leave it out.")
+        made = load_function(name)(options.batch)
         if not isinstance(made, tuple) or len(made) != 3:
-            raise UsageError(f"{model} must return (model, per_example_loss, batch), got {type(made).__name__}.")
+            raise UsageError(f"{name} must return (model, per_example_loss, batch), got {type(made).__name__}.")
         return made
-    if model not in _SHAPES:
-        by_name(model, classes=10, shape=(1,))  # raises, with the known names
+    if options.source and options.shape:
+        raise UsageError("--shape has no effect with --source, whose inputs have a shape of their own: leave it out.")
+    if options.source:
+        return _on_data(name, options.source, options.batch)
+    return _generated(name, _shape(name, options.shape), options.batch)
+
+
+def _makes_models(name: str) -> bool:
+    """Whether a user's function is one for ``fit``, of the number of classes and the shape of an input."""
+    return {"classes", "shape"} & inspect.signature(load_function(name)).parameters.keys() != set()
+
+
+def _on_data(name: str, source: str, size: int) -> tuple[nn.Module, Any, Any]:
+    examples = as_examples(source, name="source")
+    outputs = class_count(examples)
+    examples = examples.subset(range(min(size, len(examples))))
+    model = make_model(name, "noisy", classes=outputs or 1, shape=tuple(examples.inputs.shape[1:]), seed=0)
+    inputs = make_prepare(examples, model, standardize=None)(examples.inputs)
+    return model, _labelled_loss if outputs else _regression_loss, (inputs, examples.labels)
+
+
+def _generated(name: str, shape: tuple[int, ...], size: int) -> tuple[nn.Module, Any, Any]:
+    """Random inputs with random labels."""
     draw = torch.Generator().manual_seed(0)
-    inputs = torch.randn(batch_size, *_SHAPES[model], generator=draw)
-    labels = torch.randint(10, (batch_size,), generator=draw)
-    return by_name(model, classes=10, shape=_SHAPES[model]), _labelled_loss, (inputs, labels)
+    inputs = torch.randn(size, *shape, generator=draw)
+    labels = torch.randint(_CLASSES, (size,), generator=draw)
+    return make_model(name, "noisy", classes=_CLASSES, shape=shape, seed=0), _labelled_loss, (inputs, labels)
+
+
+def _shape(name: str, stated: str | None) -> tuple[int, ...]:
+    if stated is not None:
+        try:
+            return tuple(int(size) for size in stated.split(","))
+        except ValueError:
+            raise UsageError(f"--shape must be numbers with commas, such as 3,32,32, got {stated!r}.") from None
+    if is_file(name):
+        raise UsageError(f"{name} needs the shape of its inputs: add --source DATA, or --shape 3,32,32.")
+    if name not in _SHAPES:
+        by_name(name, classes=_CLASSES, shape=(1,))  # raises, with the known names
+    return _SHAPES[name]
 
 
 def _labelled_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return cross_entropy(model(batch[0]), batch[1])
+
+
+def _regression_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return squared_error(model(batch[0]), batch[1])

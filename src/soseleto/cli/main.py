@@ -368,18 +368,28 @@ def check_gradients(
         str, typer.Option(metavar="NAME|FILE.py:FUNCTION", help="A model by name, or your own.")
     ] = "quick",
     batch: Annotated[int, typer.Option(metavar="N", help="Examples in the batch.")] = 32,
+    source: Annotated[
+        str | None, typer.Option(metavar="DATA", help="Take the batch from this data, as in fit.", show_default=False)
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="C,H,W", help="Generate inputs of this shape, without --source.", show_default=False),
+    ] = None,
     engine: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An engine to compare; may be repeated.")
     ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
 ) -> None:
-    """Compare the engines on a model: errors against the reference, and times.
+    """Compare the engines on a model: which one auto takes, and every engine's
+    error against the reference, time, memory, or reason to decline.
 
-    FUNCTION(batch_size) of your own file returns (model, per_example_loss,
-    batch); per_example_loss(model, batch) returns one loss per example.
+    FUNCTION of your own file is as for fit: FUNCTION(classes=, shape=) returns
+    a model. Or FUNCTION(batch_size) returns (model, per_example_loss, batch),
+    where per_example_loss(model, batch) returns one loss per example.
     """
     import soseleto.cli.check_gradients as command
 
-    command.check_gradients(model, batch, engine or [])
+    command.check_gradients(command.CheckOptions(model, batch, tuple(engine or ()), source, shape, device))
 
 
 @app.command(short_help="Fetch and verify a public data set.")

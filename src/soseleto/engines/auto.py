@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -86,9 +85,8 @@ class AutoEngine:
         reasons: list[str] = []
         while True:
             engine = choice.engine
-            may_fail = choice.calls == 1 or reasons or _is_due(engine)
             try:
-                with unchanged_on_error(model) if may_fail else nullcontext():
+                with unchanged_on_error(model):  # a proof may fail at any step, when the model builds another graph
                     found = run(engine)
             except EngineError as error:
                 reasons.append(str(error))
@@ -125,11 +123,6 @@ def _slower(engine: Engine, reasons: list[str]) -> Engine:
             reasons[0] if len(set(reasons)) == 1 else "no engine can treat this model; " + " ".join(reasons)
         )
     return make_engine(names[0])
-
-
-def _is_due(engine: Engine) -> bool:
-    schedule = getattr(engine, "schedule", None)
-    return schedule is not None and schedule.is_due
 
 
 class _Once:

@@ -1,9 +1,9 @@
-"""Compare the engines on a user's model and batch: errors relative to ``loop``, and times."""
+"""Compare the engines on a user's model and batch: errors relative to ``loop``, times and memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,20 +12,30 @@ from torch import Tensor, nn
 
 from soseleto.engines.auto import FASTEST_FIRST, make_engine
 from soseleto.engines.autograd import gradient
-from soseleto.engines.contract import Engine, PerExampleLoss, as_loss_vector, trainable
+from soseleto.engines.contract import Engine, PerExampleLoss, SourceStep, as_loss_vector, trainable
+from soseleto.engines.peak_memory import peak_bytes
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """One engine on one batch: ``error`` is ‖q − q_loop‖/‖q_loop‖, ``ratio`` its time over that of an ordinary step."""
+    """One engine on one batch.
+
+    engine: its name; for ``auto`` the engine that it takes.
+    error: ‖q − q_loop‖/‖q_loop‖; None if the engine declines the model.
+    seconds, ratio: the time of alignments and weighted gradient, also divided by that of forward and backward alone.
+    memory, memory_ratio: peak bytes above what was allocated before, also divided by those of forward and backward.
+    message: why it declines, with the module's name; for ``auto`` why it takes no faster engine.
+    """
 
     engine: str
     error: float | None
     seconds: float | None
     ratio: float | None
     message: str = ""
+    memory: int | None = None
+    memory_ratio: float | None = None
 
 
 def check_gradients(
@@ -38,45 +48,63 @@ def check_gradients(
 ) -> list[EngineReport]:
     """Each engine's alignments of ``batch`` compared with those of ``loop``, along the batch's own mean gradient.
 
-    Times are compared with one forward and backward pass of the same batch. Random layers draw the same numbers in
-    every engine. The model is not changed.
+    Times and memory are those of the source's part of a training step, alignments and weighted gradient, compared with
+    one forward and backward pass of the same batch. Memory is what the GPU's allocator reports; on a CPU it is the size
+    of the tensors alive at one time. Random layers draw the same numbers in every engine. The model is not changed.
+    ``engines`` may also contain ``"auto"``.
     """
     with unchanged(model):
         direction = gradient(as_loss_vector(per_example_loss(model, batch)).mean(), trainable(model))
-    reference, _ = _timed(model, lambda: make_engine("loop")(model, per_example_loss, batch, direction)[1], 1)
-    ordinary = _ordinary_seconds(model, per_example_loss, batch, repeats)
-    reports = []
-    for name in engines:
-        engine = make_engine(name)
-        try:
-            q, seconds = _timed(model, _call(engine, model, per_example_loss, batch, direction), repeats)
-        except EngineError as error:
-            reports.append(EngineReport(name, None, None, None, str(error)))
-            continue
-        difference = (q.double() - reference.double()).norm() / reference.double().norm().clamp_min(1e-300)
-        reports.append(EngineReport(name, float(difference), seconds, seconds / ordinary))
-    return reports
+    with unchanged(model):
+        torch.manual_seed(0)
+        reference = make_engine("loop")(model, per_example_loss, batch, direction)[1].double()
+    c = torch.full_like(reference, 1.0 / len(reference))
+    step = SourceStep(model, per_example_loss, batch, direction, c)
+    ordinary = _measure(step, lambda: _ordinary(step), repeats)
+    return [_report(name, step, reference, ordinary, repeats) for name in engines]
 
 
-def _call(engine: Engine, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Any) -> Any:
-    return lambda: engine(model, per_example_loss, batch, direction)[1]
+def _ordinary(step: SourceStep) -> Tensor:
+    losses = step.loss(step.model, step.batch)
+    gradient(losses.mean(), trainable(step.model))
+    return losses
 
 
-def _ordinary_seconds(model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, repeats: int) -> float:
-    def step() -> Tensor:
-        losses = per_example_loss(model, batch)
-        gradient(losses.mean(), trainable(model))
-        return losses
-
-    return _timed(model, step, repeats)[1]
+@dataclass(frozen=True)
+class _Measured:
+    result: Tensor
+    seconds: float
+    memory: int
 
 
-def _timed(model: nn.Module, run: Any, repeats: int) -> tuple[Tensor, float]:
-    """The result, and the shortest time of ``repeats`` runs (after one warm-up run if there is more than one)."""
+def _report(name: str, step: SourceStep, reference: Tensor, ordinary: _Measured, repeats: int) -> EngineReport:
+    engine = make_engine(name)
+    try:
+        found = _measure(step, _aligned(engine, step), 1 if name == "loop" else repeats)
+    except EngineError as error:
+        return EngineReport(name, None, None, None, str(error))
+    difference = (found.result.double() - reference).norm() / reference.norm().clamp_min(1e-300)
+    return EngineReport(
+        engine.name,
+        float(difference),
+        found.seconds,
+        found.seconds / ordinary.seconds,
+        "; ".join(getattr(engine, "messages", ())),
+        found.memory,
+        found.memory / max(ordinary.memory, 1),
+    )
+
+
+def _aligned(engine: Engine, step: SourceStep) -> Callable[[], Tensor]:
+    return lambda: engine.source_pass(step).alignment
+
+
+def _measure(step: SourceStep, run: Callable[[], Tensor], repeats: int) -> _Measured:
+    """The result, the shortest time of ``repeats`` runs (after a warm-up run if there are several), and the memory."""
     times = []
     result = None
     for _ in range(repeats + (repeats > 1)):
-        with unchanged(model):
+        with unchanged(step.model):
             torch.manual_seed(0)  # the same dropout for every engine; ``unchanged`` restores the user's state
             start = time.perf_counter()
             result = run()
@@ -84,4 +112,6 @@ def _timed(model: nn.Module, run: Any, repeats: int) -> tuple[Tensor, float]:
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
     assert result is not None
-    return result, min(times[1:] or times)
+    with unchanged(step.model):
+        memory = peak_bytes(run, result.device)
+    return _Measured(result, min(times[1:] or times), memory)

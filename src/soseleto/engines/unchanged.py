@@ -14,7 +14,7 @@ from torch import nn
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Restore the model's buffers and the random states of torch, numpy and Python at the end of the block."""
-    restore = _Restore(model)
+    restore = Restore(model)
     try:
         yield
     finally:
@@ -24,7 +24,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def unchanged_on_error(model: nn.Module) -> Iterator[None]:
     """``unchanged`` for a block that fails; a block that succeeds keeps what it did."""
-    restore = _Restore(model)
+    restore = Restore(model)
     try:
         yield
     except BaseException:
@@ -32,11 +32,14 @@ def unchanged_on_error(model: nn.Module) -> Iterator[None]:
         raise
 
 
-class _Restore:
-    """A copy of buffers and random states; a call writes them back."""
+class Restore:
+    """A copy of buffers and random states; a call writes them back. Does nothing while a CUDA graph is recorded."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._is_recording = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if self._is_recording:
+            return
         self._buffers = {name: b.clone() for name, b in model.named_buffers()}
         devices = {p.device for p in model.parameters() if p.is_cuda}
         self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
@@ -44,6 +47,8 @@ class _Restore:
         self._numpy = np.random.get_state()  # noqa: NPY002  # what the user's code draws from
 
     def __call__(self) -> None:
+        if self._is_recording:
+            return
         torch.set_rng_state(self._cpu)
         for device, state in self._cuda.items():
             torch.cuda.set_rng_state(state, device)

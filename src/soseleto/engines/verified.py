@@ -1,14 +1,15 @@
 """Engines made of one or more functions that follow the whole model: ``forward``, ``double_backward``, ``loop``.
 
 Each function (a way) returns the batch's losses, still attached to their graph, and the alignments. A way is used once
-it has been proved for the model at hand (``proof``); a way that fails a later proof is replaced by the next one.
+it has been proved for the model at hand (``proof``), and again for every new kind of graph that the model builds; a way
+that fails a later proof is replaced by the next one.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary, WeakMethod, ref
@@ -30,9 +31,11 @@ from soseleto.engines.contract import (
     trainable,
     uncompiled,
 )
-from soseleto.engines.proof import Inexact, Schedule, prove
+from soseleto.engines.proof import Align, Inexact, Kinds, Schedule, prove
+from soseleto.engines.recorded import Recorded
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.tangents import CannotFollow
+from soseleto.engines.unchanged import Restore
 from soseleto.errors import EngineError, first_line
 
 logger = logging.getLogger("soseleto")
@@ -73,12 +76,21 @@ class VerifiedEngine:
     def _linearize(
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction, case: _Case
     ) -> tuple[Tensor, Tensor]:
+        """Losses and alignments by the proved way; a new kind of graph is proved first."""
+        is_checked = self.schedule is None
         while True:
+            restore = None if is_checked else Restore(model)
             try:
-                return self._run(case.way, model, loss, batch, direction)
+                losses, alignment, calls = self._run(case.way, model, loss, batch, direction)
             except CannotFollow as error:  # this batch takes another path through the model than the proved one
                 case.failed(first_line(error))
-                self._prove(case, model, loss, batch, direction)
+            else:
+                if restore is None or not case.kinds.is_new(calls, len(losses) > 1):
+                    return losses, alignment
+                is_checked = True
+            if restore is not None:
+                restore()
+            self._prove(case, model, loss, batch, direction)
 
     def _case(
         self,
@@ -107,11 +119,8 @@ class VerifiedEngine:
         assert self.schedule is not None
         seed, first = self.schedule.calls, not case.is_proved
         while True:
-            way = case.way
-
-            def align(along: dict[str, Tensor], way: Linearize = way) -> tuple[Tensor, Tensor]:
-                return self._run(way, model, loss, batch, along)
-
+            kinds: list[tuple[list[Hashable], bool]] = []
+            align = self._align(case.way, model, loss, batch, kinds)
             try:
                 unproved = prove(
                     align, model, loss, batch, names, seed=seed, first=first, with_gradient=case.with_gradient
@@ -122,15 +131,46 @@ class VerifiedEngine:
                 case.failed(first_line(error))
                 continue
             case.is_proved = True
+            for kind in kinds[-1:]:
+                case.kinds.add(*kind)
             self.schedule.proved(unproved)
             return
 
+    def _align(
+        self,
+        way: Linearize,
+        model: nn.Module,
+        loss: PerExampleLoss,
+        batch: Any,
+        kinds: list[tuple[list[Hashable], bool]],
+    ) -> Align:
+        """A way as a function of the direction, for a proof; the kinds of its graphs are added to ``kinds``."""
+
+        def align(along: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            try:
+                losses, alignment, seen = self._run(way, model, loss, batch, along)
+            except (EngineError, CannotFollow, torch.OutOfMemoryError):
+                raise
+            except (RuntimeError, TypeError, AttributeError) as error:  # an ordinary pass has just succeeded
+                raise Inexact(first_line(error)) from error
+            kinds.append((seen, len(losses) > 1))
+            return losses, alignment
+
+        return align
+
     def _run(
         self, way: Linearize, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, list[Hashable]]:
+        """Losses, alignments, and what the model called."""
+        recorded = Recorded()
+
+        def recording(model: nn.Module, batch: Any) -> Tensor:
+            with recorded:
+                return loss(model, batch)
+
         try:
             with torch.enable_grad(), uncompiled(model):
-                return way(model, loss, batch, direction)
+                return *way(model, recording, batch, direction), recorded.functions
         except CannotFollow:
             raise
         except RuntimeError as error:
@@ -152,6 +192,7 @@ class _Case:
     ways: list[Linearize]
     with_gradient: bool
     is_proved: bool = False
+    kinds: Kinds = field(default_factory=Kinds)
 
     @property
     def way(self) -> Linearize:
@@ -159,7 +200,7 @@ class _Case:
 
     def failed(self, why: str) -> None:
         """Drop the way in use; raises if it was the last one."""
-        dropped = self.ways.pop(0)
+        dropped, self.kinds = self.ways.pop(0), Kinds()
         if not self.ways:
             self.ways.append(dropped)
             raise EngineError(
@@ -172,7 +213,7 @@ class _Case:
 class PerModel(Generic[Value]):
     """A value for a model and a loss, both referenced weakly.
 
-    It holds while the model's modules, their training flags and its trainable parameters stay the same.
+    It holds while the model's modules, their training flags and hooks and its trainable parameters stay the same.
     """
 
     def __init__(self) -> None:
@@ -203,12 +244,16 @@ class _Kept(Generic[Value]):
 
 
 def _settings(model: nn.Module) -> Hashable:
-    """Each module's class, training flag, and the names of its own trainable parameters."""
+    """Each module's class, training flag, number of hooks, and its own trainable parameters with theirs."""
 
-    def own(module: nn.Module) -> tuple[str, ...]:
-        return tuple(name for name, p in module._parameters.items() if p is not None and p.requires_grad)
+    def own(module: nn.Module) -> tuple[tuple[str, int], ...]:
+        parameters = ((name, p) for name, p in module._parameters.items() if p is not None and p.requires_grad)
+        return tuple((name, len(p._backward_hooks or ())) for name, p in parameters)
 
-    return tuple((type(module), module.training, own(module)) for module in model.modules())
+    def hooks(module: nn.Module) -> tuple[int, int]:
+        return len(module._forward_hooks) + len(module._forward_pre_hooks), len(module._backward_hooks)
+
+    return tuple((type(module), module.training, hooks(module), own(module)) for module in model.modules())
 
 
 def _weak(loss: PerExampleLoss) -> Callable[[], PerExampleLoss | None]:
