@@ -1,6 +1,6 @@
 """Exact alignments against those with BatchNorm's statistics held fixed, on small images with flipped labels.
 
-    python benchmarks/held_statistics.py [--data mnist cifar10] [--seeds 3] [--epochs 20] [--out FILE] [--tiny]
+    python benchmarks/held_statistics.py [--data mnist cifar10] [--seeds 3] [--epochs 12] [--out FILE] [--tiny]
 
 A small ResNet with BatchNorm is trained on 2,000 source images, 40 % of them with a wrong label, with 300 trusted ones.
 Lines: exact alignments; held alignments with the true source gradient; held alignments and gradient; and ordinary
@@ -30,7 +30,7 @@ from soseleto.experiments.detection import auroc
 from soseleto.models.architectures import _Block
 
 SOURCE, TARGET, TEST, NOISE = 2000, 300, 2000, 0.4
-SIDES = {"mnist": 14, "cifar10": 16}
+SIDES = {"mnist": 8, "cifar10": 12}
 LINES = ("exact", "held_statistics", "held_statistics_and_gradient", "ordinary")
 
 
@@ -109,7 +109,7 @@ def small(images: Tensor, side: int) -> Tensor:
 def measure(name: str, line: str, seed: int, *, epochs: int, tiny: bool) -> dict[str, Any]:
     source, target, test = problem(name, seed, tiny)
     torch.manual_seed(seed)
-    model = network(source.inputs.shape[1], 4 if tiny else 16)
+    model = network(source.inputs.shape[1], 4 if tiny else 8)
     compared = Compared()
     engine: Any = compared if line == "exact" else "auto" if line == "ordinary" else line
     method = soseleto.Soseleto(engine=engine, **({"weight_step": None} if line == "ordinary" else {}))
@@ -135,7 +135,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--data", nargs="+", default=["mnist", "cifar10"], choices=list(SIDES))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--tiny", action="store_true", help="random images, for tests")
     options = parser.parse_args(given)
     names, seeds, epochs = (["mnist"], 1, 1) if options.tiny else (options.data, options.seeds, options.epochs)
