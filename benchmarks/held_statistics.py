@@ -2,7 +2,7 @@
 
     python benchmarks/held_statistics.py [--data mnist cifar10] [--seeds 3] [--epochs 12] [--out FILE] [--tiny]
 
-A small ResNet with BatchNorm is trained on 2,000 source images, 40 % of them with a wrong label, with 300 trusted ones.
+A small ResNet with BatchNorm is trained on 1,500 source images, 40 % of them with a wrong label, with 300 trusted ones.
 Lines: exact alignments; held alignments with the true source gradient; held alignments and gradient; and ordinary
 training (weights stay at 1). In the line of exact alignments the held ones are computed too, at the same parameters and
 for the same direction, and the two are compared within each batch.
@@ -29,14 +29,14 @@ from soseleto.engines.unchanged import unchanged
 from soseleto.experiments.detection import auroc
 from soseleto.models.architectures import _Block
 
-SOURCE, TARGET, TEST, NOISE = 2000, 300, 2000, 0.4
-SIDES = {"mnist": 8, "cifar10": 12}
+SOURCE, TARGET, TEST, NOISE = 1500, 300, 2000, 0.4
+SIDES = {"mnist": 7, "cifar10": 12}
 LINES = ("exact", "held_statistics", "held_statistics_and_gradient", "ordinary")
 
 
 @dataclass
 class Compared:
-    """The forward engine; ``similar`` collects correlations of its alignments with the held ones, one per four steps."""
+    """The forward engine; ``similar`` has correlations of its alignments with the held ones, of every fourth step."""
 
     similar: list[tuple[float, float]] = field(default_factory=list)
     exact: Engine = field(default_factory=lambda: make_engine("forward"))

@@ -135,7 +135,7 @@ class Checkpointed(nn.Module):
 def test_checkpointed_statistics_are_refused() -> None:
     model = Checkpointed().double()
     batch = torch.randn(4, 7, dtype=torch.float64), torch.arange(4) % CLASSES
-    with pytest.raises(EngineError, match="inside torch.utils.checkpoint"):
+    with pytest.raises(EngineError, match=r"inside torch\.utils\.checkpoint"):
         soseleto.alignment(model, cross_entropy, batch, direction_for(model), "held_statistics")
 
 

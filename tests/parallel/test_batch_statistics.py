@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 import soseleto
 from parallel.test_ranks import ask_at, points, terminate
 from ranks import together
-from soseleto.data import TargetCycle, source_batches
+from soseleto.data import TargetCycle
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
@@ -37,10 +36,6 @@ def batch(n: int, seed: int) -> Batch:
     return Batch(torch.arange(n), *points(n, seed))
 
 
-def parts_of(whole: Batch, sizes: list[int]) -> list[Batch]:
-    return [Batch(i, x, y, whole=len(whole)) for i, x, y in zip(*(t.split(sizes) for t in (whole.index, whole.inputs, whole.labels)), strict=True)]
-
-
 @pytest.mark.parametrize("first", [False, True], ids=["weights known", "weights from alignments"])
 @pytest.mark.parametrize("engine", ["auto", "double_backward", "held_statistics"])
 def test_micro_batches_are_evaluated_one_by_one(engine: str, first: bool) -> None:
@@ -48,13 +43,12 @@ def test_micro_batches_are_evaluated_one_by_one(engine: str, first: bool) -> Non
     model, source, target = net(), batch(7, 0), batch(5, 1)
     oracle = copy.deepcopy(model)
     c = torch.linspace(0.1, 0.4, 7, dtype=torch.float64)
-    found = Sharing(micro_batch_size=3, even=True).passes(
-        make_engine(engine), model, LOSSES, source, target, to_direction=lambda g: g, coefficients=(lambda q: c) if first else c
-    )
-    of_target = [gradient(LOSSES.target(oracle, part), trainable(oracle), torch.full((len(part),), 0.2, dtype=torch.float64)) for part in parts_of(target, [3, 2])]
+    given: dict[str, Any] = {"to_direction": lambda g: g, "coefficients": (lambda q: c) if first else c}
+    found = Sharing(micro_batch_size=3, even=True).passes(make_engine(engine), model, LOSSES, source, target, **given)
+    of_target = [gradient(LOSSES.target(oracle, part).sum() / 5, trainable(oracle)) for part in target.split([3, 2])]
     direction = {name: sum(g[name] for g in of_target) for name in of_target[0]}
     right, wanted = [], {name: torch.zeros_like(p) for name, p in trainable(oracle).items()}
-    for part, mine in zip(parts_of(source, [3, 2, 2]), c.split([3, 2, 2]), strict=True):
+    for part, mine in zip(source.split([3, 2, 2]), c.split([3, 2, 2]), strict=True):
         reference = "loop" if engine != "held_statistics" else engine
         right.append(soseleto.alignment(copy.deepcopy(oracle), LOSSES.source, part, direction, reference)[1])  # type: ignore[arg-type]
         for name, g in gradient(LOSSES.source(oracle, part), trainable(oracle), mine).items():
@@ -84,56 +78,66 @@ def test_micro_batches_say_that_statistics_are_per_part() -> None:
     assert PER_PART not in train(None).messages
 
 
-def test_two_ranks_take_one_step_as_their_parts_do() -> None:
-    answers = together(2, state)
-    assert all(isinstance(answer, dict) for answer in answers), answers
-    assert PER_PART in answers[0]["messages"]
-    for name, value in answers[0].items():
-        assert name == "messages" or torch.equal(value, answers[1][name]), name
-    model, ranks = net(), [net(), net()]
-    x, y = points(8, 0)
-    tx, ty = points(4, 1)
-    order = TargetCycle(4, 4, 0)(0)
-    wanted = {name: torch.zeros_like(p) for name, p in trainable(model).items()}
-    for rank, one in enumerate(ranks):
-        F.cross_entropy(one(tx[order[rank::2]]), ty[order[rank::2]])
-        losses = F.cross_entropy(one(x[rank::2]), y[rank::2], reduction="sum") / 8
-        for name, g in gradient(losses, trainable(one)).items():
-            wanted[name] += g
-    for name, p in trainable(model).items():
-        torch.testing.assert_close(answers[0][name], p.detach() - 0.1 * wanted[name], rtol=1e-6, atol=1e-7)
-    for name, buffer in ranks[0].named_buffers():
-        mean = (buffer + dict(ranks[1].named_buffers())[name]) / 2
-        torch.testing.assert_close(answers[0][name].double(), mean.double(), rtol=1e-9, atol=1e-12)
-
-
 def stopped_after(reducer: Reducer, out: str | None, steps: int) -> Any:
     optimizer = ask_at(steps if reducer.rank == 1 else 0, terminate)
     return state(reducer, out=out, epochs=4, optimizer=optimizer, batch_size=12, n=24)
 
 
-def test_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:
-    whole = together(2, stopped_after, None, 0)
-    assert together(2, stopped_after, str(tmp_path), 5)[0][0] == "Interrupted"
-    for rank, answer in enumerate(together(2, stopped_after, str(tmp_path), 0)):
-        assert isinstance(answer, dict), answer
-        for name, value in whole[rank].items():
-            assert name == "messages" or torch.equal(value, answer[name]), name
-            assert name == "messages" or torch.equal(value, whole[0][name]), name
-
-
 def select(reducer: Reducer) -> dict[str, Tensor]:
     model = net()
-    selection = soseleto.Selection(model, n_source=8, loss=lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"), reducer=reducer)
+    selection = soseleto.Selection(model, n_source=8, loss=cross_entropy, reducer=reducer)
     x, y = (t[reducer.rank :: 2] for t in points(8, 0))
     selection.backward((x, y), (x.flip(1), y), index=torch.arange(8)[reducer.rank :: 2])
     return dict(model.named_buffers())
 
 
-def test_ranks_of_a_selection_have_the_same_running_statistics() -> None:
-    one, other = together(2, select)
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert float((one["1.running_mean"]).norm()) > 0
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def everything(reducer: Reducer) -> dict[str, Any]:
+    return {"step": state(reducer), "selection": select(reducer), "whole": stopped_after(reducer, None, 0)}
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Any]:
+    found = together(2, everything)
+    assert all(isinstance(answer, dict) for answer in found), found
+    return found
+
+
+def test_ranks_hold_the_same_model(answers: list[Any]) -> None:
+    assert PER_PART in answers[0]["step"]["messages"]
+    assert float(answers[0]["selection"]["1.running_mean"].norm()) > 0
+    for training, found in answers[0].items():
+        for name, value in found.items():
+            assert name == "messages" or torch.equal(value, answers[1][training][name]), f"{training}, {name}"
+
+
+def test_two_ranks_take_one_step_as_their_parts_do(answers: list[Any]) -> None:
+    found, ranks = answers[0]["step"], [net(), net()]
+    x, y = points(8, 0)
+    tx, ty = points(4, 1)
+    order = TargetCycle(4, 4, 0)(0)
+    wanted = {name: p.detach().clone() for name, p in trainable(ranks[0]).items()}
+    for rank, one in enumerate(ranks):
+        F.cross_entropy(one(tx[order[rank::2]]), ty[order[rank::2]])
+        losses = F.cross_entropy(one(x[rank::2]), y[rank::2], reduction="sum") / 8
+        for name, g in gradient(losses, trainable(one)).items():
+            wanted[name] -= 0.1 * g
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7)
+    for name, buffer in ranks[0].named_buffers():
+        mean = (buffer + dict(ranks[1].named_buffers())[name]) / 2
+        torch.testing.assert_close(found[name].double(), mean.double(), rtol=1e-6, atol=1e-8)
+
+
+def test_a_resumed_run_is_bit_identical(answers: list[Any], tmp_path: Path) -> None:
+    assert together(2, stopped_after, str(tmp_path), 5)[0][0] == "Interrupted"
+    for resumed in together(2, stopped_after, str(tmp_path), 0):
+        assert isinstance(resumed, dict), resumed
+        for name, value in answers[0]["whole"].items():
+            assert name == "messages" or torch.equal(value, resumed[name]), name
 
 
 class Synchronised(nn.Module):

@@ -41,7 +41,7 @@ class HeldStatisticsEngine(LayerwiseEngine):
 
     def __init__(self, name: str, *, true_gradient: bool) -> None:
         super().__init__()
-        self.name = name  # type: ignore[misc]
+        self.name = name
         self._true_gradient = true_gradient
 
     def passes(self, step: Step) -> Passes:
@@ -107,8 +107,9 @@ class _Normalised:
     def __init__(self, arguments: Arguments, switch: _Switch) -> None:
         self.switch, self.eps = switch, arguments.get("eps", 1e-5)
         self.running = arguments.get("running_mean"), arguments.get("running_var")
-        x, weight, bias = (arguments.get(k) for k in ("input", "weight", "bias"))
+        x, weight, bias = arguments["input"], arguments.get("weight"), arguments.get("bias")
         momentum, cudnn = arguments.get("momentum", 0.1), torch.backends.cudnn.enabled
+        self.out: Tensor | None
         with torch.no_grad():
             self.out, self.mean, self.invstd, self.reserve, self.kind = torch._batch_norm_impl_index(
                 x, weight, bias, *self.running, True, momentum, self.eps, cudnn
@@ -117,6 +118,7 @@ class _Normalised:
     def taken(self) -> Tensor:
         """The output, which is then held by the graph alone."""
         out, self.out = self.out, None
+        assert out is not None
         return out
 
     def backward(self, delta: Tensor, x: Tensor, weight: Tensor | None, wanted: list[bool]) -> Any:
@@ -135,8 +137,8 @@ def held_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, n
     """BatchNorm that was computed before; its backward holds the statistics while the switch is on."""
     tensors = tuple(t for t in (input, weight, bias) if t is not None)
     if has_torch_function(tensors):  # the tape records it
-        return handle_torch_function(held_batch_norm, tensors, input, weight, bias, normalised)  # type: ignore[no-any-return]
-    return _Held.apply(input, weight, bias, normalised)  # type: ignore[no-any-return, no-untyped-call]
+        return handle_torch_function(held_batch_norm, tensors, input, weight, bias, normalised)
+    return _Held.apply(input, weight, bias, normalised)  # type: ignore[no-untyped-call]
 
 
 class _Held(torch.autograd.Function):
@@ -157,7 +159,11 @@ class _Held(torch.autograd.Function):
 def _per_example(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
     """Σ δx̂ = (Σ δx − μ Σ δ)/σ and Σ δ over the positions of each example."""
     normalised, dtype = arguments["normalised"], reductions_dtype(delta.dtype)
-    total, product = (each.flatten(2).sum(2, dtype=dtype) if each.ndim > 2 else each.to(dtype) for each in (delta, delta * a))
+
+    def summed(each: Tensor) -> Tensor:
+        return each.sum(list(range(2, each.ndim)), dtype=dtype) if each.ndim > 2 else each.to(dtype)
+
+    total, product = summed(delta), summed(delta * a)
     return {"weight": (product - total * normalised.mean) * normalised.invstd, "bias": total}
 
 

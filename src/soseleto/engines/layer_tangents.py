@@ -49,7 +49,7 @@ def _one_product(
     func: Any, arguments: dict[str, Any], da: Tensor | None, d_weight: Tensor | None, d_bias: Tensor | None
 ) -> Tensor | None:
     if d_weight is not None:
-        return func(**{**arguments, "weight": d_weight, "bias": d_bias})  # type: ignore[no-any-return]
+        return func(**{**arguments, "weight": d_weight, "bias": d_bias})
     return None if da is None else func(**{**arguments, "input": da, "bias": None})
 
 
@@ -58,11 +58,12 @@ def _in_one_kernel(func: Any, arguments: dict[str, Any], da: Tensor, d_weight: T
     way = _way(func, arguments)
     if way is None:
         return None
-    a, da, weight, d_weight = (t.detach().to(out.dtype) for t in (arguments["input"], da, arguments["weight"], d_weight))
+    tensors = arguments["input"], da, arguments["weight"], d_weight
+    a, da, weight, d_weight = (t.detach().to(out.dtype) for t in tensors)
     with torch.autocast(out.device.type, enabled=False):
         if way == "concatenated":
             inputs, weights = torch.cat((da, a), 1), torch.cat((weight, d_weight), 1)
-            return func(**{**arguments, "input": inputs, "weight": weights, "bias": None})  # type: ignore[no-any-return]
+            return func(**{**arguments, "input": inputs, "weight": weights, "bias": None})
         if func is F.linear:
             return _accumulated(a, da, weight, d_weight).view(out.shape)
         a, da = a.permute(0, 2, 3, 1), da.permute(0, 2, 3, 1)

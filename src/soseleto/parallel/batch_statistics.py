@@ -20,8 +20,8 @@ from soseleto.errors import UsageError
 from soseleto.parallel.reducer import Reducer
 
 PER_PART = (
-    "BatchNorm takes its statistics over each part of a batch (per rank and micro-batch), as DistributedDataParallel and "
-    "gradient accumulation do, so that another number of parts trains another model"
+    "BatchNorm takes its statistics over each part of a batch (per rank and micro-batch), as DistributedDataParallel "
+    "and gradient accumulation do, so that another number of parts trains another model"
 )
 
 

@@ -1,7 +1,8 @@
 """The work of one step, divided over ranks and over micro-batches.
 
 A step's result is that of the whole batch: losses and alignments belong to single examples, and gradients are sums over
-examples. With BatchNorm in training mode it is the sum over parts instead (``batch_statistics``). The target comes first, because every source example is compared with the gradient of the whole target batch.
+examples. With BatchNorm in training mode, statistics are those of each part (``batch_statistics``). The target comes
+first, because every source example is compared with the gradient of the whole target batch.
 """
 
 from __future__ import annotations
