@@ -10,6 +10,7 @@ benchmark takes ten minutes. Memory is the peak of a step over that of an ordina
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -74,6 +75,8 @@ def shortfalls(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def measure(case: Case, device: torch.device, memory_format: torch.memory_format) -> dict[str, Any]:
+    gc.collect()
+    torch.cuda.empty_cache()  # graphs of the case before
     method = Soseleto(engine=case.engine)
     memory_format = torch.channels_last if case.channels_last else memory_format
     ours, plain = (case.make().to(device).to(memory_format=memory_format).train() for _ in range(2))  # type: ignore[call-overload]

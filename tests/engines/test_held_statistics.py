@@ -115,6 +115,16 @@ def _gradient(model: nn.Module, batch: Any, c: Tensor) -> dict[str, Tensor]:
     return gradient(cross_entropy(model, batch), trainable(model), c)
 
 
+def test_a_run_names_the_quantity() -> None:
+    x = torch.randn(16, 4)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    method = soseleto.Soseleto(engine="held_statistics_and_gradient")
+    result = soseleto.fit(
+        model, (x, torch.arange(16) % 3), (x[:6], torch.arange(6) % 3), method=method, epochs=1, lr=0.1
+    )
+    assert any("another quantity" in text and "source gradient" in text for text in result.messages)
+
+
 def test_auto_never_takes_it(caplog: pytest.LogCaptureFixture) -> None:
     model, batch = problem("batchnorm_mlp_train")
     engine = make_engine("auto")

@@ -33,6 +33,9 @@ from soseleto.engines.rules import BATCH_NORM, RULES, Arguments, Rule
 from soseleto.errors import EngineError
 
 
+MESSAGE = "alignments with BatchNorm's statistics held fixed, another quantity than the exact alignments"
+
+
 class HeldStatisticsEngine(LayerwiseEngine):
     """The engine; it is proved against ordinary autograd of the held losses ℓ̃.
 
@@ -42,6 +45,7 @@ class HeldStatisticsEngine(LayerwiseEngine):
     def __init__(self, name: str, *, true_gradient: bool) -> None:
         super().__init__()
         self.name = name
+        self.messages = [MESSAGE if true_gradient else f"{MESSAGE}; the source gradient holds them too"]
         self._true_gradient = true_gradient
 
     def passes(self, step: Step) -> Passes:
@@ -127,9 +131,14 @@ class _Normalised:
             return torch.ops.aten._batch_norm_impl_index_backward(
                 self.kind, x, delta, weight, *self.running, self.mean, self.invstd, True, self.eps, wanted, self.reserve
             )
-        variance = self.invstd.square().reciprocal() - self.eps  # as in evaluation mode, with the batch's statistics
+        running: tuple[Tensor | None, Tensor | None] = (
+            None,
+            None,
+        )  # as in evaluation mode, with the batch's statistics; one CUDA kernel needs no more
+        if not x.is_cuda or any(wanted[1:]):
+            running = self.mean, self.invstd.square().reciprocal() - self.eps
         return torch.ops.aten.native_batch_norm_backward(
-            delta, x, weight, self.mean, variance, self.mean, self.invstd, False, self.eps, wanted
+            delta, x, weight, *running, self.mean, self.invstd, False, self.eps, wanted
         )
 
 
