@@ -32,7 +32,6 @@ from soseleto.engines.layerwise.tape import Tape
 from soseleto.engines.rules import BATCH_NORM, RULES, Arguments, Rule
 from soseleto.errors import EngineError
 
-
 MESSAGE = "alignments with BatchNorm's statistics held fixed, another quantity than the exact alignments"
 
 
@@ -131,10 +130,8 @@ class _Normalised:
             return torch.ops.aten._batch_norm_impl_index_backward(
                 self.kind, x, delta, weight, *self.running, self.mean, self.invstd, True, self.eps, wanted, self.reserve
             )
-        running: tuple[Tensor | None, Tensor | None] = (
-            None,
-            None,
-        )  # as in evaluation mode, with the batch's statistics; one CUDA kernel needs no more
+        # As in evaluation mode, with the batch's statistics; the CUDA kernel for x alone reads none as running ones.
+        running: tuple[Tensor | None, Tensor | None] = (None, None)
         if not x.is_cuda or any(wanted[1:]):
             running = self.mean, self.invstd.square().reciprocal() - self.eps
         return torch.ops.aten.native_batch_norm_backward(
