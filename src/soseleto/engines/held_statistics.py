@@ -130,7 +130,7 @@ class _Normalised:
             return torch.ops.aten._batch_norm_impl_index_backward(
                 self.kind, x, delta, weight, *self.running, self.mean, self.invstd, True, self.eps, wanted, self.reserve
             )
-        # As in evaluation mode, with the batch's statistics; the CUDA kernel for x alone reads none as running ones.
+        # As in evaluation mode, with the batch's statistics. The CUDA kernel for x alone needs no running statistics.
         running: tuple[Tensor | None, Tensor | None] = (None, None)
         if not x.is_cuda or any(wanted[1:]):
             running = self.mean, self.invstd.square().reciprocal() - self.eps
