@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import soseleto
-from parallel.test_ranks import ask_at, points, terminate
+from parallel.test_ranks import LONG, ask_at, points, terminate
 from ranks import together
 from soseleto.data import TargetCycle
 from soseleto.data.batch import Batch
@@ -132,12 +132,25 @@ def test_two_ranks_take_one_step_as_their_parts_do(answers: list[Any]) -> None:
         torch.testing.assert_close(found[name].double(), mean.double(), rtol=1e-6, atol=1e-8)
 
 
-def test_a_resumed_run_is_bit_identical(answers: list[Any], tmp_path: Path) -> None:
+@pytest.mark.skipif(not LONG, reason="starts four processes: SOSELETO_LONG_RANKS=1")
+def test_a_resumed_run_of_ranks_is_bit_identical(answers: list[Any], tmp_path: Path) -> None:
     assert together(2, stopped_after, str(tmp_path), 5)[0][0] == "Interrupted"
     for resumed in together(2, stopped_after, str(tmp_path), 0):
         assert isinstance(resumed, dict), resumed
-        for name, value in answers[0]["whole"].items():
-            assert name == "messages" or torch.equal(value, resumed[name]), name
+        require_equal(resumed, answers[0]["whole"])
+
+
+def test_a_resumed_run_of_micro_batches_is_bit_identical(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"micro_batch_size": 5, "epochs": 4, "batch_size": 12, "n": 24}
+    whole = state(None, **given, optimizer=ask_at(0, terminate))
+    with pytest.raises(soseleto.Interrupted):
+        state(None, **given, optimizer=ask_at(5, terminate), out=tmp_path)
+    require_equal(state(None, **given, optimizer=ask_at(0, terminate), out=tmp_path), whole)
+
+
+def require_equal(found: dict[str, Any], right: dict[str, Any]) -> None:
+    for name, value in right.items():
+        assert name == "messages" or torch.equal(value, found[name]), name
 
 
 class Synchronised(nn.Module):
