@@ -44,9 +44,43 @@ class Encoder(nn.Module):
         return self.out(x.mean(1))
 
 
+class Bottleneck(nn.Module):
+    """The block of ResNet-50: 1x1, 3x3 and 1x1 convolutions with BatchNorm."""
+
+    def __init__(self, before: int, inner: int, stride: int) -> None:
+        super().__init__()
+        after = 4 * inner
+        self.body = nn.Sequential(
+            nn.Conv2d(before, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True),
+            nn.Conv2d(inner, inner, 3, stride, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True),
+            nn.Conv2d(inner, after, 1, bias=False), nn.BatchNorm2d(after),
+        )  # fmt: skip
+        self.short: nn.Module = nn.Identity()
+        if before != after:
+            self.short = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+        self.end = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.body(x) + self.short(x))
+
+
+def resnet50(classes: int = 10, width: int = 64) -> nn.Sequential:
+    """ResNet-50 for images of 224x224, with BatchNorm."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1),
+    ]  # fmt: skip
+    before = width
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        for i in range(blocks):
+            inner = width * 2**stage
+            layers.append(Bottleneck(before, inner, 2 if stage and i == 0 else 1))
+            before = 4 * inner
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+
+
 @dataclass(frozen=True)
 class Case:
-    """A model with its batch sizes and inputs."""
+    """A model with its batch sizes and inputs, and the engine that computes its alignments."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -54,6 +88,8 @@ class Case:
     target: int
     inputs: Callable[[int], Tensor]
     precision: torch.dtype | None = None
+    engine: str = "auto"
+    channels_last: bool = False  # always, whatever --channels-last says
 
     def batch(self, n: int, device: torch.device) -> Batch:
         return Batch(torch.arange(n, device=device), self.inputs(n).to(device), torch.randint(10, (n,)).to(device))
@@ -61,6 +97,10 @@ class Case:
 
 def images(n: int) -> Tensor:
     return torch.randn(n, 3, 32, 32)
+
+
+def photographs(n: int) -> Tensor:
+    return torch.randn(n, 3, 224, 224)
 
 
 def layout(channels_last: bool) -> torch.memory_format:
@@ -91,6 +131,19 @@ def cases(device: torch.device, *, full: bool = False) -> list[Case]:
             Case("ResNet-18 GroupNorm, equal batches", resnet18, 256, 256, images),
         ]
     return found
+
+
+def batch_norm_cases() -> list[Case]:
+    """ResNets with BatchNorm in bf16 and channels last: exact alignments, and those with statistics held."""
+    models = (
+        ("ResNet-18 BatchNorm", lambda: resnet18(norm=nn.BatchNorm2d), images),
+        ("ResNet-50 BatchNorm", resnet50, photographs),
+    )
+    return [
+        Case(name + ending, make, 256, 32, inputs, torch.bfloat16, engine, channels_last=True)
+        for ending, engine in (("", "auto"), (", statistics held", "held_statistics_and_gradient"))
+        for name, make, inputs in models
+    ]
 
 
 def task_for(case: Case, model: nn.Module, n_source: int, device: torch.device) -> Task:

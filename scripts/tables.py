@@ -62,6 +62,41 @@ def engines() -> str:
     return "\n".join(lines)
 
 
+def held() -> str:
+    """Exact alignments and those with BatchNorm's statistics held, mean ± standard deviation over seeds."""
+    titles = {
+        "exact": "exact",
+        "held_statistics": "`held_statistics`",
+        "held_statistics_and_gradient": "`held_statistics_and_gradient`",
+        "ordinary": "weights kept at 1",
+    }
+    columns = {"test accuracy": "accuracy", "AUROC of weights": "AUROC weight", "AUROC of scores": "AUROC score"}
+    columns |= {"norm of the convolutions": "norm of convolutions"}
+    rows, lines = load("held_statistics-cpu.json")["rows"], []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        for line, title in titles.items():
+            own = [row for row in rows if (row["data"], row["line"]) == (data, line)]
+            digits = {"accuracy": 1, "norm of convolutions": 1}
+            cells = [_spread([row[c] for row in own if c in row], digits.get(c, 3)) for c in columns.values()]
+            lines.append([data, title, *cells])
+    return table(["data", "alignments", *columns], lines)
+
+
+def _spread(values: list[float], digits: int) -> str:
+    return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}" if values else ""
+
+
+def similar() -> str:
+    """How close held alignments are to exact ones within a batch, in one sentence."""
+    rows = [row for row in load("held_statistics-cpu.json")["rows"] if row["line"] == "exact"]
+    means = {key: statistics.fmean(row[key] for row in rows) for key in ("correlation", "rank correlation")}
+    lowest = min(row["lowest correlation"] for row in rows)
+    return (
+        f"Within a batch the held alignments correlate with the exact ones by {means['correlation']:.2f} on average "
+        f"({means['rank correlation']:.2f} by rank), and by {lowest:.2f} at the lowest."
+    )
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(["| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *rows)])
 
@@ -80,7 +115,9 @@ def step(row: dict[str, Any]) -> list[str]:
     return [row["model"], form, f"{row['B']}, {row['T']}", row["engine"], *times, memory]
 
 
-def price(row: dict[str, Any]) -> list[str]:
+def price(row: dict[str, Any]) -> list[str] | None:
+    if row["engine"].startswith("held"):  # not exact
+        return None
     return [f"{row['model']}, {row['engine']}", row["precision"], f"{row['times']:.2f}x", f"{row['floor']:.2f}x"]
 
 
@@ -218,8 +255,9 @@ def transfer() -> str:
 def cost() -> str:
     """The price of a step in one sentence."""
     found = load(STEPS[0])
-    small = [row["times"] for row in found["rows"] if row["T"] * 8 == row["B"]]
-    equal = [row["times"] for row in found["rows"] if row["T"] == row["B"]]
+    exact = [row for row in found["rows"] if not row["engine"].startswith("held")]
+    small = [row["times"] for row in exact if row["T"] * 8 == row["B"]]
+    equal = [row["times"] for row in exact if row["T"] == row["B"]]
     return (
         f"A step costs {min(small):.2f} to {max(small):.2f} ordinary training steps with a target batch an eighth of "
         f"the source batch, and {max(equal):.2f} with equal batches ({found['device']})."
@@ -254,7 +292,7 @@ def pages() -> dict[Path, str]:
             filled("docs/results/synthetic.md", {"synthetic": synthetic()}),
             filled("docs/results/price.md", {"price": price_table}),
             filled("docs/explanation/speed.md", speed()),
-            filled("docs/explanation/engines.md", {"engines": engines()}),
+            filled("docs/explanation/engines.md", {"engines": engines(), "held": held(), "similar": similar()}),
             filled("docs/how-to/scale.md", {"measured": scale()}),
             filled("docs/how-to/suspects.md", {"intervals": intervals()}),
         ]

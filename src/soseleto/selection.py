@@ -12,6 +12,7 @@ moves the weights of the batch's examples: the same Algorithm 1 that ``fit`` run
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import UsageError
+from soseleto.parallel.batch_statistics import PER_PART, average_running_statistics, require_divisible
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.parallel.scaled_losses import Unscaled
@@ -33,6 +35,7 @@ from soseleto.task.settings import to_data
 from soseleto.task.state import Evaluated
 from soseleto.task.task import Task, laid_out_like
 
+logger = logging.getLogger("soseleto")
 Part = nn.Module | str | Iterable[str] | None  # of a model: a submodule, or prefixes of parameter names
 
 
@@ -98,6 +101,7 @@ class Selection:
             guard=lambda side, losses, index: None,
             sharing=self._sharing,
         )
+        self._announced = False
         self._state = self._method.start(task)
         if optimizer is not None:
             self._state.follow(optimizer)
@@ -139,6 +143,7 @@ class Selection:
         Called under ``torch.autocast`` the losses are computed in its precision and the alignments in float32.
         """
         state, device = self._state, self._state.task.device
+        self._check_statistics()
         places = torch.as_tensor(index, dtype=torch.int64).to(device)
         factor = None if scaler is None else scaler.scale(torch.ones((), device=device))
         inside = None if factor is None else factor / _power_of_two(len(places))  # losses are not divided by B here
@@ -151,8 +156,15 @@ class Selection:
         if found.moved is None:
             self._method.move(state, found.step, found.rows)
         self._exchange(found)
+        average_running_statistics(state.task.model, self._sharing.reducer)
         state.advance(1)
         return found.numbers
+
+    def _check_statistics(self) -> None:
+        """Log once that BatchNorm's statistics are those of each rank's part."""
+        if self._sharing.reducer.ranks > 1 and require_divisible(self._state.task.model) and not self._announced:
+            self._announced = True
+            logger.info(PER_PART)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, scores, visits and running means, for ``torch.save`` or safetensors; ranks all hold the same."""

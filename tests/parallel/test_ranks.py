@@ -206,7 +206,7 @@ def broken(reducer: Reducer, out: str) -> list[str]:
     for changes in (
         {"source": (bad, y)},
         {"source": other},
-        {"model": nn.BatchNorm1d(4).double()},
+        {"model": nn.SyncBatchNorm(4).double()},
         {"method": METHODS["xiao"]()},
         {"source": points(1, 0), "batch_size": 1},
         {"out": out},
@@ -227,7 +227,7 @@ def test_all_ranks_stop_with_one_sentence(tmp_path: Path) -> None:
         [
             "TrainingError: the loss of 1 source example(s) (ids 33) is NaN",
             "UsageError: rank 1 and rank 0 disagree about source_fingerprint",
-            "UsageError: BatchNorm1d '' mixes the examples of a batch",
+            "UsageError: SyncBatchNorm '' is not supported with ranks",
             "UsageError: the method 'xiao' trains in one process",
             "UsageError: 2 ranks are too many for 1 source examples",
             f"UsageError: {tmp_path / 'file'} is a file",

@@ -37,7 +37,7 @@ FOUR = {"micro_batch_size": 4}
     [
         ({"compute": {"micro_batch_size": 0}}, "micro_batch_size must be at least 1, got 0"),
         ({"compute": FOUR, "method": METHODS["reweight"]()}, "'reweight' trains in one process and on whole"),
-        ({"compute": FOUR, "model": nn.BatchNorm1d(4).double()}, "BatchNorm1d '' mixes the examples"),
+        ({"compute": FOUR, "model": nn.SyncBatchNorm(4).double()}, "SyncBatchNorm '' is not supported"),
         ({"compute": FOUR, "probes": 0.5}, "probes need one process and whole batches"),
         ({"compute": {"non_finite": "ignore"}}, "non_finite must be 'stop' or 'skip', got 'ignore'"),
     ],

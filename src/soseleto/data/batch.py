@@ -28,8 +28,8 @@ class Batch:
         """The size of the whole batch."""
         return len(self) if self.whole is None else self.whole
 
-    def split(self, size: int) -> list[Batch]:
-        """Parts of at most ``size`` examples."""
+    def split(self, size: int | list[int]) -> list[Batch]:
+        """Parts of at most ``size`` examples, or of the given sizes."""
         pieces = zip(self.index.split(size), self.inputs.split(size), self.labels.split(size), strict=True)
         return [Batch(*piece, whole=self.total) for piece in pieces]
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from soseleto.engines.autograd import cudnn_allowed
 from soseleto.engines.contract import Direction, PerExampleLoss, as_loss_vector, named_in, reductions_dtype
-from soseleto.engines.tangents import CannotFollow, Dual, Tangents
+from soseleto.engines.tangents import CannotFollow, Dual, Tangents, dense
 
 
 def by_hand(
@@ -34,7 +34,8 @@ def by_hand(
         losses = per_example_loss(model, batch)
     if not isinstance(losses, Dual):
         raise CannotFollow("the losses have no tangent")
-    return as_loss_vector(losses.primal), losses.tangent.to(reductions_dtype(losses.tangent.dtype)).detach()
+    tangent = dense(losses.tangent)
+    return as_loss_vector(losses.primal), tangent.to(reductions_dtype(tangent.dtype)).detach()
 
 
 def by_autograd(

@@ -3,10 +3,7 @@
 PyTorch's forward mode keeps tangents with what is saved for the backward. Only the tangents of the losses are needed
 here, so a tangent is freed after the last use of its activation. The most expensive layers have short rules; a function
 without a rule is evaluated a second time, alone, under PyTorch's forward mode.
-
-The tangent of BatchNorm in training mode, y = γx̂ + β, is its backward, a symmetric map, applied to dx:
-
-    dy = γ/σ·(dx − mean(dx) − x̂·mean(x̂·dx)) + dγ·x̂ + dβ
+``layer_tangents`` has the rules of linear layers and convolutions, ``norm_tangents`` that of BatchNorm.
 """
 
 from __future__ import annotations
@@ -23,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from soseleto.engines import rules
 from soseleto.engines.contract import is_differentiable
+from soseleto.engines.layer_tangents import layer
+from soseleto.engines.norm_tangents import Combination, batch_norm
 
 
 class CannotFollow(RuntimeError):
@@ -33,11 +32,11 @@ class Dual(Tensor):
     """An activation with its tangent, used in place of the activation. Direct access raises."""
 
     primal: Tensor
-    tangent: Tensor
+    tangent: Tensor | Combination
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, primal: Tensor, tangent: Tensor) -> Dual:
+    def __new__(cls, primal: Tensor, tangent: Tensor | Combination) -> Dual:
         made: Dual = torch.Tensor._make_wrapper_subclass(cls, primal.shape, dtype=primal.dtype, device=primal.device)
         made.primal, made.tangent = primal, tangent
         return made
@@ -56,11 +55,13 @@ class Tangents(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given: dict[int, Tensor] = {}  # by the primal's id
+        given: dict[int, Tensor | Combination] = {}  # by the primal's id
         duals: dict[int, Dual] = {}
 
         def primal(value: Any) -> Any:
             if isinstance(value, Dual):
+                if func not in _COMBINES:
+                    value.tangent = dense(value.tangent)
                 given[id(value.primal)], duals[id(value.primal)] = value.tangent, value
                 return value.primal
             if isinstance(value, Tensor) and id(value) in self._directions:
@@ -74,7 +75,7 @@ class Tangents(TorchFunctionMode):
             return func(*args, **kwargs)
         return _paired(*self._both(func, args, kwargs, given), duals)
 
-    def _both(self, func: Any, args: Any, kwargs: Any, given: dict[int, Tensor]) -> tuple[Any, Any]:
+    def _both(self, func: Any, args: Any, kwargs: Any, given: dict[int, Any]) -> tuple[Any, Any]:
         if func in RULES:
             found = RULES[func](func, args, kwargs, given)
             if found is not None:
@@ -84,7 +85,11 @@ class Tangents(TorchFunctionMode):
             return out, None
         if any(out is value for value in (*args, *kwargs.values())):
             raise CannotFollow(f"{func} works in place")
-        return out, _by_autograd(func, args, kwargs, given)
+        return out, _by_autograd(func, args, kwargs, {key: dense(tangent) for key, tangent in given.items()})
+
+
+def dense(tangent: Tensor | Combination) -> Tensor:
+    return tangent.dense() if isinstance(tangent, Combination) else tangent
 
 
 def _paired(out: Any, tangent: Any, duals: dict[int, Dual]) -> Any:
@@ -129,21 +134,6 @@ Given = Mapping[int, Tensor]
 Both = tuple[Tensor, Tensor | None]
 
 
-def _layer(func: Any, args: Any, kwargs: Any, given: Given) -> Both | None:
-    """y = f(a; W) + b: dy = f(da; W) + f(a; dW) + db."""
-    arguments = rules.RULES[func].bind(args, kwargs)
-    da, d_weight, d_bias = (given.get(id(arguments.get(k))) for k in ("input", "weight", "bias"))
-    if d_weight is None and d_bias is not None:
-        return None
-    out = func(*args, **kwargs)
-    with torch.no_grad():
-        along = None if d_weight is None else func(**{**arguments, "weight": d_weight, "bias": d_bias})
-        if da is None:
-            return out, along
-        before = func(**{**arguments, "input": da, "bias": None})
-        return out, before if along is None else before.add_(along)
-
-
 def _embedding(func: Any, args: Any, kwargs: Any, given: Given) -> Both:
     arguments = rules.EMBEDDING.bind(args, kwargs)
     index, direction = arguments.pop("input"), given[id(arguments["weight"])]
@@ -152,48 +142,26 @@ def _embedding(func: Any, args: Any, kwargs: Any, given: Given) -> Both:
         return out, rules.EMBEDDING.tangent(arguments, index, direction)  # type: ignore[misc]
 
 
-def _batch_norm(func: Any, args: Any, kwargs: Any, given: Given) -> Both | None:
-    arguments = rules.BATCH_NORM.bind(args, kwargs)
-    if not arguments.get("training", False):
-        return None
-    x, weight = arguments["input"], arguments.get("weight")
-    old = arguments.get("running_mean"), arguments.get("running_var")
-    momentum, eps = arguments.get("momentum", 0.1), arguments.get("eps", 1e-5)
-    out, mean, invstd, reserve, kind = torch._batch_norm_impl_index(
-        x, weight, arguments.get("bias"), *old, True, momentum, eps, torch.backends.cudnn.enabled
-    )
-    dx, d_weight, d_bias = (given.get(id(value)) for value in (x, weight, arguments.get("bias")))
-    with torch.no_grad():
-        dy = None
-        if dx is not None:
-            dy = torch.ops.aten._batch_norm_impl_index_backward(
-                kind, x, dx.to(x.dtype), weight, *old, mean, invstd, True, eps, [True, False, False], reserve
-            )[0]
-        shape = (1, -1, *[1] * (x.ndim - 2))
-        if d_weight is not None:  # dγ·x̂ = x·scale − mean·scale
-            scale = d_weight * invstd
-            shift = torch.addcmul(torch.zeros_like(scale) if d_bias is None else d_bias, mean, scale, value=-1)
-            scale = scale.to(x.dtype).view(shape)
-            dy, d_bias = x * scale if dy is None else dy.addcmul_(x, scale), shift
-        if d_bias is not None:
-            d_bias = d_bias.to(x.dtype).view(shape)
-            dy = d_bias.expand_as(x) if dy is None else dy.add_(d_bias)
-    return out, dy
-
-
-def _relu(func: Any, args: Any, kwargs: Any, given: Given) -> Both:
+def _relu(func: Any, args: Any, kwargs: Any, given: Mapping[int, Tensor | Combination]) -> Both:
     before = given[id(args[0])]
     out = func(*args, **kwargs)
     with torch.no_grad():
+        if isinstance(before, Combination):
+            return out, before.masked(out.detach())
         return out, torch.ops.aten.threshold_backward(before, out.detach(), 0)
 
 
-def _sum(func: Any, args: Any, kwargs: Any, given: Given) -> Both | None:
+def _sum(func: Any, args: Any, kwargs: Any, given: Mapping[int, Any]) -> tuple[Tensor, Any] | None:
     if kwargs or len(args) != 2:
         return None
     out = func(*args)
     one, other = (given.get(id(value)) for value in args)
     with torch.no_grad():
+        if isinstance(other, Combination):
+            one, other = other, one
+        if isinstance(one, Combination) and isinstance(other, Tensor | Combination) and _have_shape(out.shape, *args):
+            return out, one.plus(other)
+        one, other = (None if tangent is None else dense(tangent) for tangent in (one, other))
         if one is None or other is None:
             tangent = one if one is not None else other
             assert tangent is not None
@@ -201,15 +169,26 @@ def _sum(func: Any, args: Any, kwargs: Any, given: Given) -> Both | None:
         return out, one + other
 
 
-def _max_pool(func: Any, args: Any, kwargs: Any, given: Given) -> Both:
+def _have_shape(shape: torch.Size, *values: Any) -> bool:
+    return all(isinstance(value, Tensor) and value.shape == shape for value in values)
+
+
+def _max_pool(func: Any, args: Any, kwargs: Any, given: Given) -> Both | None:
     names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    if kwargs.get("return_indices") or len(args) > len(names):
+        return None
     settings = {"stride": [], "padding": 0, "dilation": 1, "ceil_mode": False}
     arguments = settings | {
         k: v for k, v in {**dict(zip(names, args, strict=False)), **kwargs}.items() if v is not None
     }
     x = arguments["input"]
     out, index = torch._C._nn.max_pool2d_with_indices(*(arguments[k] for k in names))
-    return out, given[id(x)].flatten(-2).gather(-1, index.flatten(-2)).view_as(out)
+    tangent = given[id(x)]
+    if out.ndim == 4 and not out.is_contiguous() and out.is_contiguous(memory_format=torch.channels_last):
+        chosen, places = (t.permute(0, 2, 3, 1).flatten(1, 2) for t in (tangent, index))  # (N, positions, C)
+        n, c, h, w = out.shape
+        return out, chosen.gather(1, places).view(n, h, w, c).permute(0, 3, 1, 2)
+    return out, tangent.flatten(-2).gather(-1, index.flatten(-2)).view_as(out)
 
 
 def _dropout(func: Any, args: Any, kwargs: Any, given: Given) -> Both | None:
@@ -236,14 +215,17 @@ def _linear_map(func: Any, args: Any, kwargs: Any, given: Given) -> Both | None:
         return out, func(tangent, *args[1:], **kwargs)
 
 
-RULES: dict[Any, Callable[[Any, Any, Any, Given], Both | None]] = {
-    **{func: _layer for func in rules.RULES if rules.RULES[func].lowered},
+_RELU = (F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
+_ADD = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_)
+_COMBINES = {*_RELU, *_ADD}  # functions whose rules take tangents that are not computed yet
+RULES: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
+    **{func: layer for func in rules.RULES if rules.RULES[func].lowered},
     F.embedding: _embedding,
-    F.batch_norm: _batch_norm,
-    **dict.fromkeys((F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_), _relu),
-    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_), _sum),
+    F.batch_norm: batch_norm,
+    **dict.fromkeys(_RELU, _relu),
+    **dict.fromkeys(_ADD, _sum),
     F.dropout: _dropout,
-    torch.max_pool2d: _max_pool,
+    **dict.fromkeys((torch.max_pool2d, F.max_pool2d), _max_pool),
     **dict.fromkeys(
         (
             torch.flatten, Tensor.flatten, Tensor.view, torch.reshape, Tensor.reshape, torch.permute, Tensor.permute,

@@ -1,7 +1,8 @@
 """The work of one step, divided over ranks and over micro-batches.
 
 A step's result is that of the whole batch: losses and alignments belong to single examples, and gradients are sums over
-examples. The target comes first, because every source example is compared with the gradient of the whole target batch.
+examples. With BatchNorm in training mode, statistics are those of each part (``batch_statistics``). The target comes
+first, because every source example is compared with the gradient of the whole target batch.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from soseleto.engines.contract import (
 )
 from soseleto.engines.shards import reshard
 from soseleto.errors import UsageError
+from soseleto.parallel.batch_statistics import running_statistics_restored
 from soseleto.parallel.reducer import Reducer, Single
 
 LossOf = Callable[[nn.Module, Batch], Tensor]
@@ -37,10 +39,12 @@ class Sharing:
 
     reducer: the ranks that take part
     micro_batch_size: maximum examples per forward pass; None for whole batches
+    even: whether micro-batches are of equal size, up to one example, so that none has too few for BatchNorm
     """
 
     reducer: Reducer = field(default_factory=Single)
     micro_batch_size: int | None = None
+    even: bool = False
 
     @property
     def nothing(self) -> bool:
@@ -124,7 +128,8 @@ class Sharing:
 
     def _two_sweeps(self, engine: Engine, step: SourceStep) -> SourcePass:
         """The alignments of all parts first, then the gradient, whose coefficients may depend on them."""
-        alignment = self._alignment(engine, step)
+        with running_statistics_restored(step.model):  # the second sweep updates them
+            alignment = self._alignment(engine, step)
         c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
         losses, total = self.gradient(step.model, step.loss, step.batch, "source", c)
         return SourcePass(losses, alignment, total)
@@ -136,7 +141,10 @@ class Sharing:
 
     def _parts(self, batch: Batch) -> Iterator[tuple[Batch, int]]:
         """The micro-batches, each with the number of its rows that are examples of the batch."""
-        for part in batch.split(self.micro_batch_size or len(batch)) if len(batch) else []:
+        size: int | list[int] = self.micro_batch_size or len(batch)
+        if self.even and isinstance(size, int) and size < len(batch):
+            size = _even(len(batch), -(-len(batch) // size))
+        for part in batch.split(size) if len(batch) else []:
             yield part, len(part)
 
     def _weighted(self, batch: Batch, coefficients: Tensor | None) -> Iterator[tuple[Batch, Tensor]]:
@@ -159,15 +167,10 @@ def require_sharing(method: object, name: str) -> None:
         )
 
 
-def require_independent(model: nn.Module) -> None:
-    """Raise if a layer mixes the examples of a batch: the parts would not give the result of the whole batch."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            raise UsageError(
-                f"{type(module).__name__} {name!r} mixes the examples of a batch, so that training with "
-                "ranks or micro-batches would differ from training with whole batches: use GroupNorm, or keep that "
-                "layer in evaluation mode by overriding train()."
-            )
+def _even(n: int, parts: int) -> list[int]:
+    """Sizes of parts that differ by at most one."""
+    smaller, more = divmod(n, parts)
+    return [smaller + 1] * more + [smaller] * (parts - more)
 
 
 def _joined(parts: Sequence[Tensor], model: nn.Module) -> Tensor:

@@ -16,9 +16,14 @@ from soseleto.data.batch import Batch
 from soseleto.engines.shards import reshard, sharded_modules
 from soseleto.errors import TrainingError, UsageError
 from soseleto.methods.wrappers.record_signals import Signals
+from soseleto.parallel.batch_statistics import (
+    PER_PART,
+    average_running_statistics,
+    require_divisible,
+    single_example,
+)
 from soseleto.parallel.device import announcing_emulation
 from soseleto.parallel.fsdp import gathered
-from soseleto.parallel.micro_batches import require_independent
 from soseleto.parallel.reducer import Reducer, my_rows, owned
 from soseleto.run_folder import thumbnails
 from soseleto.suspects.signals import gather
@@ -69,8 +74,8 @@ class Loop:
         self.records.begin({"epochs": self.settings.epochs, "steps": self.task.steps, **facts}, resumed=done > 0)
         flags = [(module, module.training) for module in self.task.model.modules()]
         _train_mode(self.task.model)
-        if not self.task.sharing.nothing:
-            require_independent(self.task.model)
+        if not self.task.sharing.nothing and require_divisible(self.task.model):
+            self.records.message(PER_PART)
         self._epochs(state, keeper, done)
         for module, training in flags:
             module.training = training
@@ -105,6 +110,8 @@ class Loop:
         try:
             return step(source, target, monitor=monitor)
         except Exception as error:
+            if explained := single_example(error):
+                raise explained from error
             if not is_out_of_memory(error):
                 raise
             self.task.model.zero_grad(set_to_none=True)
@@ -132,6 +139,7 @@ class Loop:
         )
         for count, (source, target) in enumerate(pairs, start=start + 1):
             numbers = self._within_memory(step, state, source, target, monitor=count == len(batches))
+            average_running_statistics(self.task.model, self.team)
             if state.schedule is not None:
                 state.schedule.step()
             self._report_engine(state, before + count)

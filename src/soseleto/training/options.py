@@ -65,6 +65,9 @@ class Probes:
 class Compute:
     """How a step is computed; the result of a step is the same for all but ``dtype`` and ``non_finite``.
 
+    With BatchNorm in training mode it also depends on ``micro_batch_size`` and on the number of ranks, since statistics
+    are those of each part.
+
     dtype: ``torch.bfloat16`` runs the model under autocast; weights, scores and alignments stay float32
     micro_batch_size: maximum number of examples per forward pass
     cuda_graph: on a GPU, record a step once and replay it; the run logs a message if that is impossible

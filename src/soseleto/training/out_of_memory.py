@@ -10,6 +10,7 @@ from soseleto.data.batch import Batch
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import OutOfMemory
+from soseleto.parallel.batch_statistics import batch_norms
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.task.task import Task
 
@@ -36,13 +37,18 @@ def too_large(task: Task, state: Any, source: Batch, target: Batch) -> OutOfMemo
     fix = (
         "not even one example at a time fits, so take a smaller model, or checkpoint its activations"
         if size is None
-        else f"add compute=Compute(micro_batch_size={size}) (--micro-batch-size {size}), which fits and gives the same "
-        "result"
+        else f"add compute=Compute(micro_batch_size={size}) (--micro-batch-size {size}), which fits and {_effect(task)}"
     )
     return OutOfMemory(
         f"there is not enough memory on {task.device} for {now} examples at a time: {fix}; "
         "run the same again to resume from the last checkpoint."
     )
+
+
+def _effect(task: Task) -> str:
+    if batch_norms(task.model):
+        return "gives BatchNorm the statistics of that many examples"
+    return "gives the same result"
 
 
 def size_that_fits(task: Task, state: Any, source: Batch, target: Batch, size: int) -> int | None:

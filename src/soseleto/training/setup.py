@@ -94,7 +94,8 @@ def _name_of(value: Any) -> str | None:
 def make_sharing(model: nn.Module, settings: Settings) -> Sharing:
     """How the work of a step is divided over ranks and micro-batches."""
     compute, method = settings.compute, settings.method
-    sharing = sharing_of(model, Sharing(compute.reducer or Single(), compute.micro_batch_size))
+    even = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    sharing = sharing_of(model, Sharing(compute.reducer or Single(), compute.micro_batch_size, even))
     if not sharing.nothing:
         require_sharing(method, method.name)
     if isinstance(sharing, ShardedSharing):

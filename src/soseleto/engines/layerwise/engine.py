@@ -85,17 +85,7 @@ class LayerwiseEngine:
     ) -> tuple[Tensor, Tensor]:
         named_in(direction, model)
         tape, losses = self._forward(model, lambda: per_example_loss(model, batch))
-        small, parts = SmallGradients(), _Parts(losses)
-
-        def finish(calls: list[Call]) -> None:
-            for call in together(calls):
-                parts.add(call.alignment(tape.derived.push(direction, call.names.values()), ALL_ROWS))
-                small.add(call)
-                call.close()
-
-        tape.backward(losses, finish)
-        parts.add(small.alignment(tape.derived.push(direction, small.keys), ALL_ROWS))
-        return losses.detach(), parts.total()
+        return losses.detach(), alignments(tape, losses, direction)
 
     def passes(self, step: Step) -> Passes:
         """Source and target in one forward and backward where the batches can be joined, else the target first."""
@@ -231,6 +221,21 @@ def _gpu_state(like: Tensor) -> Tensor:
     return torch.cuda.get_rng_state(like.device) if like.is_cuda else torch.empty(0)
 
 
+def alignments(tape: Tape, losses: Tensor, direction: Direction, *, retain_graph: bool = False) -> Tensor:
+    """The alignments of all rows, by one backward pass."""
+    small, parts = SmallGradients(), _Parts(losses)
+
+    def finish(calls: list[Call]) -> None:
+        for call in together(calls):
+            parts.add(call.alignment(tape.derived.push(direction, call.names.values()), ALL_ROWS))
+            small.add(call)
+            call.close()
+
+    tape.backward(losses, finish, retain_graph=retain_graph)
+    parts.add(small.alignment(tape.derived.push(direction, small.keys), ALL_ROWS))
+    return parts.total()
+
+
 class _Sweep:
     """Collects gradients and alignments during one backward pass; each group of calls is finished once."""
 
@@ -318,6 +323,7 @@ class _Sweep:
             found = call.alignment_with(self._target, self._source)
         return call.alignment(direction, self._source) if found is None else found
 
+    @torch.no_grad()
     def _close(self) -> None:
         """The small parameters, and the gradients whose coefficients depend on the alignment."""
         direction = self.direction

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from soseleto.engines.contract import is_differentiable, reductions_dtype
+from soseleto.engines.held_batch_norm import HELD
 from soseleto.engines.layerwise import kernels
 from soseleto.engines.layerwise.any_function import as_linear, rule_for
 from soseleto.engines.layerwise.attention import refuse_attention, self_attention
@@ -46,7 +47,7 @@ from soseleto.engines.rules import ADD, LINEAR, MULTIPLY, RULES, Arguments, Rule
 from soseleto.engines.shards import sharded_modules, whole
 from soseleto.errors import EngineError
 
-_RULES = RULES | NUMBERED
+_RULES = RULES | NUMBERED | HELD
 OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
 
 
@@ -318,6 +319,11 @@ class Tape(TorchFunctionMode):
         if isinstance(out, Tensor) and out.requires_grad:
             self.dtypes.add(out.dtype)
         return out
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward that the tape has started is under way."""
+        return self._listener.finish is not None
 
     def _read_gathered(self, values: Iterable[Any]) -> None:
         """Learn the whole parameters that a sharded module has gathered since."""
