@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from soseleto.engines import FASTEST_FIRST, EngineReport
 from soseleto.engines import check_gradients as compare
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.models.by_name import by_name, is_file, load_function
+from soseleto.models.by_name import by_name, is_file, load_function, running
 from soseleto.task.losses import cross_entropy
 
 _SHAPES = {"quick": (3, 32, 32), "lenet": (1, 28, 28), "resnet18": (3, 32, 32), "mlp": (2,)}
@@ -48,7 +48,9 @@ def _engine_table(reports: Sequence[EngineReport]) -> Table:
 def _problem(model: str, batch_size: int) -> tuple[nn.Module, Any, Any]:
     """A model, its per-example loss and a batch: random images for a named model, otherwise from the user's file."""
     if is_file(model):
-        made = load_function(model)(batch_size)
+        function = load_function(model)
+        with running(model):
+            made = function(batch_size)
         if not isinstance(made, tuple) or len(made) != 3:
             raise UsageError(f"{model} must return (model, per_example_loss, batch), got {type(made).__name__}.")
         return made
