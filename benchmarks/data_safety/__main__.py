@@ -45,30 +45,28 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # forked processes
     found: dict[str, Any] = {
-        "name": "data-safety", "commit": commit(), "device": device_name("cpu"), "versions": versions(), "seconds": {},
+        "name": "data-safety", "commit": commit(), "device": device_name("cpu"), "versions": versions(), "rows": [],
     }  # fmt: skip
-    campaigns: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "flips": lambda folder: flips(folder, given.flips, others=10),
-        "full_disk": lambda folder: full_disk(folder, lambda count: spread(count, given.writes), both=not given.short),
-        "kills": lambda folder: kills(folder, given.kills),
+    campaigns: dict[str, tuple[int, Callable[[Path], dict[str, Any]]]] = {
+        "flips": (given.flips, lambda folder: flips(folder, given.flips, others=10)),
+        "full_disk": (given.writes, lambda folder: full_disk(folder, _chosen(given.writes), both=not given.short)),
+        "kills": (given.kills, lambda folder: kills(folder, given.kills)),
     }
-    sizes = {"flips": given.flips, "full_disk": given.writes, "kills": given.kills}
-    for name, run in campaigns.items():
-        if not sizes[name]:
+    for name, (size, run) in campaigns.items():
+        if not size:
             continue
         begin = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = _without_folder(run(Path(folder)), folder)
-        found["seconds"][name] = round(time.perf_counter() - begin)
-        print(name, {key: value for key, value in found[name].items() if key != "wrong"}, flush=True)
-        print(len(found[name]["wrong"]), "wrong", json.dumps(found[name]["wrong"][:5]), flush=True)
+            text = json.dumps(run(Path(folder))).replace(folder, "FOLDER")
+        row = {"campaign": name, **json.loads(text), "seconds": round(time.perf_counter() - begin)}
+        found["rows"].append(row)
+        print(f"{name}: {row['tried']} tried, {len(row['wrong'])} wrong", flush=True)
         given.out.write_text(json.dumps(found, indent=1) + os.linesep)
     return found
 
 
-def _without_folder(value: dict[str, Any], folder: str) -> dict[str, Any]:
-    cleaned: dict[str, Any] = json.loads(json.dumps(value).replace(folder, "FOLDER"))
-    return cleaned
+def _chosen(most: int) -> Callable[[int], list[int]]:
+    return lambda count: spread(count, most)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def flips(folder: Path, count: int, *, others: int = 1, seed: int = 0) -> dict[s
                 counted[name] += fine
                 if not fine:
                     wrong.append({"file": name, "place": where, "command": what, "code": said.code, "said": said.err})
-    return {"flips": count, "files": names, "detected": dict(detected), "unaffected": dict(unread), "wrong": wrong}
+    return {"tried": count, "files": names, "detected": dict(detected), "unaffected": dict(unread), "wrong": wrong}
 
 
 def flip(path: Path, draw: random.Random) -> str:

@@ -118,7 +118,7 @@ def full_disk(folder: Path, chosen: Callable[[int], Iterable[int]], *, both: boo
             problems += differences(out, folder / "whole") if not problems else []
             wrong += [{"write": k, "until": "once" if last == k else "the end", "what": one} for one in problems]
             shutil.rmtree(out, ignore_errors=True)
-    return {"writes": counting.count, "failures": tried, "ended anyway": survived, "wrong": wrong}
+    return {"tried": tried, "writes": counting.count, "ended anyway": survived, "wrong": wrong}
 
 
 def _problems(said: Said, out: Path) -> list[str]:

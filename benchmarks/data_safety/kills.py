@@ -46,7 +46,7 @@ def kills(folder: Path, count: int, *, seed: int = 0) -> dict[str, Any]:
         problems = differences(out, folder / "whole") if again in (0, 2) else [f"resuming: exit code {again}"]
         wrong += [{"phase": phase, "signal": number.name, "what": one} for one in problems]
         shutil.rmtree(out, ignore_errors=True)
-    return {"kills": count, "killed": dict(killed), "ended before the kill": finished, "wrong": wrong}
+    return {"tried": count, "killed": dict(killed), "ended before the kill": finished, "wrong": wrong}
 
 
 def _interrupted(folder: Path, out: Path, phase: str, number: signal.Signals, delay: float) -> int:

@@ -25,8 +25,8 @@ def test_nothing_is_lost_by_a_full_disk_or_a_kill(tmp_path: Path) -> None:
     words = [sys.executable, str(CAMPAIGNS), "--flips", "0", *SIZES, "--out", str(out)]
     ran = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    found = json.loads(out.read_text())
+    found = {row["campaign"]: row for row in json.loads(out.read_text())["rows"]}
     assert found["full_disk"]["wrong"] == []
     assert found["kills"]["wrong"] == []
-    assert found["full_disk"]["failures"] >= 10
+    assert found["full_disk"]["tried"] >= 10
     assert sum(found["kills"]["killed"].values()) >= 3  # one may have ended before the signal came
