@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
+import typer
 from PIL import Image
 
-from soseleto.cli.main import main
+from soseleto.cli import main as command_line
 from soseleto.review.decisions import Decision, Decisions
 from soseleto.review.server import Review
 from soseleto.run_folder.folder import RunFolder
@@ -29,12 +33,19 @@ class Said:
     err: str
 
 
+@functools.cache
+def _built() -> Any:
+    """The parser of the command line, which a process usually builds once."""
+    return typer.main.get_command(command_line.app)
+
+
 def command(*words: object) -> Said:
     """Run ``soseleto WORDS`` in this process."""
     out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    built = mock.patch.object(command_line, "app", _built())
+    with built, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main([str(word) for word in words])
+            command_line.main([str(word) for word in words])
             code = 0
         except SystemExit as left:
             code = int(left.code or 0)

@@ -70,7 +70,7 @@ def _start(folder: Path, out: Path, seen: mmap.mmap) -> int:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _mark_phases(seen)
-        said = command(*fit_words(folder, out, "--checkpoint-every", 0))
+        said = command(*fit_words(folder, out, "--checkpoint-every", 0, "--epochs", 1))
         code = said.code
         if code not in (0, 2, 128 + signal.SIGINT):
             os.write(2, said.err[-2000:].encode())
