@@ -238,6 +238,55 @@ def test_all_ranks_stop_with_one_sentence(tmp_path: Path) -> None:
     assert second[-1] == first[-1].replace("UsageError", "RankStopped")
 
 
+def disagreeing(reducer: Reducer) -> list[str]:
+    """The messages of trainings whose settings differ from rank to rank."""
+    mine = reducer.rank
+    said = []
+    for changes in (
+        {"seed": mine, "epochs": 3 + mine, "batch_size": 8 + mine},
+        {"lr": 0.1 * (1 + mine)},
+        {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9 * mine)},
+        {"method": soseleto.Soseleto(weight_step=0.1 + mine)},
+        {"augment": Augment(crop=1) if mine else None},
+        {"test": None} if mine else {},
+        {"compute": {"non_finite": "skip"}} if mine else {},
+    ):
+        try:
+            train(reducer, **changes)
+        except soseleto.SoseletoError as error:
+            said.append(str(error))
+    return said
+
+
+def test_ranks_with_different_settings_stop_with_all_differences() -> None:
+    first, second = together(2, disagreeing, answer=20.0)
+    assert first == second
+    for sentence, words in zip(
+        first,
+        [
+            "epochs is 3 on rank 0 and 4 on rank 1, seed is 0 on rank 0 and 1 on rank 1, batch_size is 8 on rank 0",
+            "lr is 0.1 on rank 0 and 0.2 on rank 1",
+            "optimizer group 0.momentum is 0.0 on rank 0 and 0.9 on rank 1",
+            "settings.weight_step is 0.1 on rank 0 and 1.1 on rank 1",
+            'augment_source is "None" on rank 0 and "Augment(',
+            "test is true on rank 0 and false on rank 1",
+            'non_finite is "stop" on rank 0 and "skip" on rank 1',
+        ],
+        strict=True,
+    ):
+        assert sentence.startswith("the ranks were started with different settings, since ")
+        assert words in sentence
+        assert sentence.endswith(": give every rank the same.")
+
+
+def test_several_processes_without_a_reducer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(soseleto.UsageError, match=r"one of 4 processes .* write `with soseleto.ranks\(\) as reducer:`"):
+        train(None)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    train(None, epochs=1)
+
+
 def test_torchrun_runs_the_command_line(tmp_path: Path) -> None:
     for name, n in (("source", 40), ("target", 12)):
         x, y = points(n, n)

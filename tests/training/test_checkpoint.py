@@ -531,7 +531,8 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     cut_short(run, 7)
     free = os.statvfs(small_disk)
     (small_disk / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize))
-    with pytest.raises(DiskError, match=r"cannot be written \(.*No space left.*\): fix that and run again"):
+    lost = "the training has ended, but all after step 5, from which it can be resumed, is lost"
+    with pytest.raises(DiskError, match=rf"cannot be written \(.*No space left.*\): {lost}; fix that and run again"):
         fit(run)
     assert steps_saved(run) == [5]
     (small_disk / "filler").unlink()
@@ -548,8 +549,9 @@ def test_a_write_that_fails_keeps_the_last_checkpoint(
 
     with monkeypatch.context() as broken:
         broken.setattr(checkpoint, "sync", fail)
-        with pytest.raises(DiskError, match=r"cannot be written \(No space left on device\)"):
-            fit(tmp_path / "run")
+        with pytest.raises(Crash):
+            fit(tmp_path / "run", 12)
+    assert "continues in memory" in RunFolder(tmp_path / "run").metrics()[-2]["text"]
     assert steps_saved(tmp_path / "run") == [5]
     assert not list((tmp_path / "run" / "checkpoint").glob(".*"))
     require_equal(uninterrupted, fit(tmp_path / "run"))

@@ -18,7 +18,7 @@ from soseleto.data.preprocess import make_prepare
 from soseleto.engines import FASTEST_FIRST, EngineReport
 from soseleto.engines import check_gradients as compare
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.models.by_name import by_name, is_file, load_function, make_model
+from soseleto.models.by_name import by_name, is_file, load_function, make_model, running
 from soseleto.parallel.device import choose_device
 from soseleto.task.losses import cross_entropy, squared_error
 from soseleto.training.data import class_count
@@ -80,7 +80,9 @@ def _problem(options: CheckOptions) -> tuple[nn.Module, Any, Any]:
         if options.source or options.shape:
             option = "--source" if options.source else "--shape"
             raise UsageError(f"{option} has no effect, since {name} returns its own batch: leave it out.")
-        made = load_function(name)(options.batch)
+        function = load_function(name)
+        with running(name):
+            made = function(options.batch)
         if not isinstance(made, tuple) or len(made) != 3:
             raise UsageError(f"{name} must return (model, per_example_loss, batch), got {type(made).__name__}.")
         return made

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from soseleto.algorithm import Soseleto
 from soseleto.cli import comparison
 from soseleto.cli.choices import augment_for, folds_for, probes_for, target_share_for
 from soseleto.cli.comparison import METHOD, Judged, Part
+from soseleto.cli.home import Home
 from soseleto.data import Augment, Pair, Reading, read_pair
-from soseleto.errors import TrainingError, UsageError, did_you_mean
+from soseleto.errors import DiskError, TrainingError, UsageError, did_you_mean, first_line
 from soseleto.extensions import chain, target_share
 from soseleto.models.by_name import default_name, make_model
 from soseleto.parallel.device import choose_device
@@ -33,17 +34,21 @@ from soseleto.prediction.temperature import fit_temperature
 from soseleto.report import write_report
 from soseleto.report.sentences import verdict
 from soseleto.run_folder import manifest
-from soseleto.run_folder.folder import PARTS, RunFolder
+from soseleto.run_folder.folder import PARTS, REPORT, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
 from soseleto.run_folder.source_rows import Rows, unchanged
 from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
 from soseleto.task.losses import cross_entropy
+from soseleto.task.settings import to_data
 from soseleto.task.task import Method
+from soseleto.training.agreement import require_same_settings
 from soseleto.training.defaults import TARGET_BATCH, batch_size_for
 from soseleto.training.fit import fit as train
 from soseleto.training.optimizers import Momentum, linear, sgd
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
+from soseleto.training.place import check_rescue
 from soseleto.training.progress import LiveLine
+from soseleto.training.result import Result
 from soseleto.training.resume import comparable, differences, model_fingerprint
 from soseleto.training.setup import Settings
 
@@ -76,6 +81,7 @@ class FitOptions:
     baselines: bool
     keep: str
     checkpoint_every: float
+    rescue: Path | None
     micro_batch_size: int | None
     non_finite: str
     seed: int
@@ -91,9 +97,40 @@ def fit(options: FitOptions, echo: Callable[[str], None]) -> None:
 
 
 def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> None:
+    require_same_settings(reducer, _settings(options))
+    check_rescue(options.rescue, options.out)
+    out = options.out
+    if not reducer.first(lambda: _only_report_missing(RunFolder(out))):
+        out = _train_all(options, echo, reducer)
+    if reducer.rank != 0:
+        return
+    page = write_report(out)
+    shutil.rmtree(out / PARTS, ignore_errors=True)
+    for line in [*summary(RunFolder.open(out)), f"report: {page}"]:
+        echo(line)
+
+
+def _settings(options: FitOptions) -> dict[str, Any]:
+    """The options, which must be the same on every rank; the same data may have another path on another machine."""
+    settings: dict[str, Any] = to_data(options)
+    return {
+        name: value for name, value in settings.items() if name not in ("source", "target", "test", "out", "rescue")
+    }
+
+
+def _only_report_missing(folder: RunFolder) -> bool:
+    """Whether a command was interrupted after its comparison; UsageError where nothing is left to do."""
+    if folder.comparison() is None:
+        return False
+    if folder.has(REPORT) and not (folder.path / PARTS).exists():
+        raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
+    return True
+
+
+def _train_all(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> Path:
+    """The folder that the run was written to."""
+
     def read() -> tuple[Pair, Rows | None]:
-        if RunFolder(options.out).comparison() is not None:
-            raise UsageError(f"{options.out} holds a run already: give --out another folder, or delete that one.")
         sets = options.source, options.target, options.test
         with unchanged(options.source):
             pair = read_pair(*sets, mode=options.mode, reading=options.reading, skip_bad=options.skip_bad)
@@ -107,11 +144,7 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
         echo(line)
     with LiveLine() as progress:
         job.run(progress)
-    if reducer.rank != 0:
-        return
-    page = write_report(options.out)
-    for line in [*summary(RunFolder.open(options.out)), f"report: {page}"]:
-        echo(line)
+    return job.home.path
 
 
 @dataclass(frozen=True)
@@ -127,7 +160,12 @@ class Job:
     folds: int
     parts: list[Part]
     reducer: Reducer
+    home: Home
     rows: Rows | None = None  # of a source table
+    failed: set[str] = field(default_factory=set)  # parts that diverged
+    # Of parts that have ended, where there is a rescue folder:
+    remembered: dict[str, Judged] = field(default_factory=dict)
+    models: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, options: FitOptions, pair: Pair, reducer: Reducer, rows: Rows | None = None) -> Job:
@@ -147,6 +185,7 @@ class Job:
             augment=augment_for(options.augment, shape),
             folds=folds,
             reducer=reducer,
+            home=Home(options.out, options.rescue),
             rows=rows,
             parts=comparison.plan(
                 pair.target, pair.test, folds=folds, rivals=rivals if options.baselines else (), seed=options.seed
@@ -176,27 +215,54 @@ class Job:
 
     def run(self, progress: LiveLine) -> None:
         """The main training, the parts and the comparison; a training that has ended is not repeated."""
-        every = (self.main, *self.parts)
-        ended = self.reducer.first(lambda: [self._has_ended(part) for part in every])
-        todo = [part for part, has_ended in zip(every, ended, strict=True) if not has_ended]
-        for at, part in enumerate(todo):
+        self.home.report = lambda text: progress("message", {"text": text})
+        while todo := self._todo():
+            part, *later = todo
             if self.reducer.rank == 0:
-                progress.stage(part.title, later=sum(map(self._cost, todo[at + 1 :])) / self._cost(part))
+                progress.stage(part.title, later=sum(map(self._cost, later)) / self._cost(part))
             self._train_or_leave_out(part, progress)
         method = self.reducer.first(self._best)
         kept = None if method == METHOD else comparison.whole(method, self.pair.target, self.main.judged)
-        if kept is not None and not self.reducer.first(lambda: self._has_ended(kept)):
+        if kept is not None and not self.reducer.first(lambda: self._is_done(kept)):
             progress.stage(f"{kept.title} on the whole target")
-            self._train(kept, progress)
+            self._note(kept, self._train(kept, progress))
         self.reducer.first(lambda: self._close(kept))
+
+    def _todo(self) -> list[Part]:
+        """The trainings that have not ended."""
+        every = [self.main, *(part for part in self.parts if part.name not in self.failed)]
+        ended = self.reducer.first(lambda: self._ended(every))
+        return [part for part, has_ended in zip(every, ended, strict=True) if not has_ended]
+
+    def _ended(self, every: list[Part]) -> list[bool]:
+        self.home.check()
+        if not self.home.main_ended and self._has_ended(self.main):
+            self.home.keep()
+        return [self._is_done(part) for part in every]
+
+    def _is_done(self, part: Part) -> bool:
+        """Whether a training has ended, in its folder or in memory."""
+        return part.name in self.remembered or self._has_ended(part)
 
     def _train_or_leave_out(self, part: Part, progress: LiveLine) -> None:
         try:
-            self._train(part, progress)
+            self._note(part, self._train(part, progress))
         except TrainingError as error:
             if part.method == METHOD:
                 raise
+            self.failed.add(part.name)
             progress("message", {"text": f"{part.title} is left out of the comparison: {error}"})
+
+    def _note(self, part: Part, result: Result) -> None:
+        """After a training: follow it to the rescue folder, and keep what the comparison needs in memory."""
+        if self.reducer.rank != 0 or self.options.rescue is None:
+            return
+        if part.name:
+            outputs = result.outputs(part.judged.inputs)
+            self.remembered[part.name] = Judged(part.method, outputs, part.judged.labels.cpu(), part.places)
+        if part.name == part.method and result.out is not None:  # trained on the whole target, so it may be kept
+            self.models[part.name] = RunFolder(result.out).model_bytes()
+        self.home.follow(result.out)
 
     def _best(self) -> str:
         """The method whose model is kept."""
@@ -205,17 +271,25 @@ class Job:
         return comparison.winner(comparison.differences(self._judged))
 
     def _close(self, kept: Part | None) -> None:
-        folder = RunFolder(self.options.out)
+        try:
+            self._finish(kept)
+        except DiskError as error:
+            self.home.move(first_line(error).partition(": ")[0])
+            self._finish(kept)
+
+    def _finish(self, kept: Part | None) -> None:
+        self.home.check()
+        folder = RunFolder(self.home.path)
         manifest.remember(folder, self.options.source, self.options.reading, self.pair.columns, self.rows)
         self._write_problems(folder)
         if kept is not None:
-            folder.keep_model(RunFolder(self._place(kept)))
+            rival = RunFolder(self._place(kept))
+            folder.keep_model(rival.model_bytes() if rival.is_run() else self.models[kept.name])
         self._conclude(folder, METHOD if kept is None else kept.method)
-        shutil.rmtree(folder.path / PARTS, ignore_errors=True)
 
-    def _train(self, part: Part, progress: LiveLine) -> None:
+    def _train(self, part: Part, progress: LiveLine) -> Result:
         options = self.options
-        train(
+        return train(
             self._module(),
             self.pair.source,
             part.target,
@@ -270,7 +344,7 @@ class Job:
     @cached_property
     def _in_folds(self) -> list[Judged]:
         """The parts that were trained, evaluated; a rival that diverged in one of its parts is left out."""
-        failed = {part.method for part in self.parts if not self._has_ended(part)}
+        failed = {part.method for part in self.parts if not self._is_done(part)}
         return [self._judge(part) for part in self.parts if part.method not in failed]
 
     @cached_property
@@ -281,6 +355,8 @@ class Job:
         return [self._judge(self.main), *(one for one in self._in_folds if one.method != METHOD)]
 
     def _judge(self, part: Part) -> Judged:
+        if part.name in self.remembered and not RunFolder(self._place(part)).is_run():
+            return self.remembered[part.name]
         loaded = load(self._place(part), self._module(), device=self.options.device)
         return Judged(part.method, loaded.outputs(part.judged.inputs), part.judged.labels.cpu(), part.places)
 
@@ -329,7 +405,8 @@ class Job:
     def _checkpoints(self, part: Part) -> Checkpoints:
         """With the entries of ``config.json`` in addition to the training's own settings."""
         notes = {**self._notes, "probe_share": self._probes(part)}
-        return Checkpoints(seconds=self.options.checkpoint_every, notes=notes)
+        rescue = None if self.home.rescue is None else _within(self.home.rescue, part)
+        return Checkpoints(seconds=self.options.checkpoint_every, rescue=rescue, notes=notes)
 
     @cached_property
     def _notes(self) -> dict[str, Any]:
@@ -346,7 +423,7 @@ class Job:
         }
 
     def _place(self, part: Part) -> Path:
-        return self.options.out / PARTS / part.name if part.name else self.options.out
+        return _within(self.home.path, part)
 
     def _module(self) -> nn.Module:
         shape = tuple(self.pair.source.inputs.shape[1:])
@@ -376,6 +453,10 @@ class Job:
         if self.pair.problems:
             dropped = set(self.pair.dropped)
             folder.write_problems([{**p.to_dict(), "left_out": p in dropped} for p in self.pair.problems])
+
+
+def _within(folder: Path, part: Part) -> Path:
+    return folder / PARTS / part.name if part.name else folder
 
 
 def _digest(pair: Pair) -> str:

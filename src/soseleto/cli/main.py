@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -135,6 +136,9 @@ def fit(
     checkpoint_every: Annotated[
         float, typer.Option(metavar="SECONDS", help="Between two checkpoints.")
     ] = CHECKPOINT_SECONDS,
+    rescue: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Written instead of --out, if that is lost during the run.")
+    ] = None,
     micro_batch_size: Annotated[
         int | None, typer.Option(metavar="N", help="Examples per forward pass, to save memory; same result.")
     ] = None,
@@ -194,6 +198,7 @@ def fit(
         baselines=baselines,
         keep=keep,
         checkpoint_every=checkpoint_every,
+        rescue=rescue,
         micro_batch_size=micro_batch_size,
         non_finite=non_finite,
         seed=seed,
@@ -466,8 +471,30 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(_run(given or ["--help"], debug))
 
 
+class _Warnings(logging.Handler):
+    """Prints each warning about a run folder once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.printed: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (text := record.getMessage()) not in self.printed:
+            self.printed.add(text)
+            typer.echo(f"soseleto: {text}.", err=True)
+
+
 def _run(arguments: list[str], debug: bool) -> int:
     """The exit code."""
+    logger, warnings = logging.getLogger("soseleto.run_folder"), _Warnings()
+    logger.addHandler(warnings)
+    try:
+        return _code(arguments, debug)
+    finally:
+        logger.removeHandler(warnings)
+
+
+def _code(arguments: list[str], debug: bool) -> int:
     try:
         returned = app(arguments, prog_name="soseleto", standalone_mode=False)
         code = returned if isinstance(returned, int) else DONE

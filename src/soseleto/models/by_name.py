@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,24 @@ def make_model(name: str, mode: str, *, classes: int, shape: tuple[int, ...], se
 
 
 def _own_model(name: str, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    model = load_function(name)(classes=classes, shape=shape)
+    function = load_function(name)
+    with running(name):
+        model = function(classes=classes, shape=shape)
     if not isinstance(model, nn.Module):
         raise UsageError(f"{name} must return a torch.nn.Module, got {type(model).__name__}.")
     return model
+
+
+@contextmanager
+def running(name: str) -> Iterator[None]:
+    """Turn an error or an exit in the user's own file into one sentence."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise UsageError(
+            f"{name} stopped with {' '.join(what.split())[:300].rstrip('.')}: correct that file."
+        ) from error
 
 
 def is_file(name: str) -> bool:
@@ -61,7 +76,8 @@ def load_function(name: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
+    with running(str(path)):
+        spec.loader.exec_module(module)
     found = getattr(module, function, None)
     if not callable(found):
         raise UsageError(f"{path} has no function {function!r}{did_you_mean(function, dir(module))}.")

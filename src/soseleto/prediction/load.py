@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from soseleto.data import Preprocess
 from soseleto.data.preprocess import Prepare
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import DataError, UsageError, first_line
 from soseleto.models.by_name import is_file, make_model
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
 from soseleto.prediction.predictor import Predictor, TaskKind
-from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.folder import CONFIG, RunFolder
+from soseleto.run_folder.plausible import check_bound, readable
 from soseleto.task.losses import Loss, cross_entropy, squared_error
 
 _LOSSES: Mapping[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
@@ -68,9 +69,15 @@ def load(
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     """
     folder = RunFolder.open(run)
-    config, state = folder.config(), folder.model_state()
-    where = choose_device(device)
-    whole = _with_heads(_module(model, config, folder), state)
+    with readable(folder.path):
+        return _load(folder, model, loss, choose_device(device))
+
+
+def _load(folder: RunFolder, model: nn.Module | str | None, loss: Loss | None, where: torch.device) -> LoadedRun:
+    config = folder.config()
+    state, metadata = folder.model_and_metadata()
+    check_bound(folder.path / CONFIG, config, metadata)
+    whole = _with_heads(_module(model, config, state, folder), state)
     _fill(whole, state, folder)
     classes = config.get("classes")
     return LoadedRun(
@@ -86,7 +93,9 @@ def load(
     )
 
 
-def _module(model: nn.Module | str | None, config: Mapping[str, Any], folder: RunFolder) -> nn.Module:
+def _module(
+    model: nn.Module | str | None, config: Mapping[str, Any], state: Mapping[str, Tensor], folder: RunFolder
+) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
     name = model or config.get("model")
@@ -100,7 +109,29 @@ def _module(model: nn.Module | str | None, config: Mapping[str, Any], folder: Ru
             f"the model of {folder.path} was built by {name}: name it again to allow running that file, "
             f"model={name!r} (--model {name})."
         )
-    return make_model(name, config["mode"], classes=config["n_classes"], shape=tuple(config["input_shape"]), seed=0)
+    sizes = {"classes": config["n_classes"], "shape": tuple(config["input_shape"])}
+    if not is_file(name):
+        _require_sizes(name, config["mode"], sizes, state, folder)
+    return make_model(name, config["mode"], **sizes, seed=0)
+
+
+def _require_sizes(name: str, mode: str, sizes: dict[str, Any], state: Mapping[str, Tensor], folder: RunFolder) -> None:
+    """Raise, before any memory is allocated, where the sizes in ``config.json`` are not those of the stored model."""
+    try:
+        with torch.device("meta"):
+            empty = make_model(name, mode, **sizes, seed=0)
+    except (RuntimeError, OverflowError, TypeError, ZeroDivisionError) as error:
+        raise _other_sizes(folder, first_line(error)) from error
+    stored = {key.removeprefix("trunk."): value.shape for key, value in state.items()}
+    for key, value in empty.state_dict().items():
+        if key in stored and stored[key] != value.shape:
+            raise _other_sizes(folder, f"{key} would have shape {tuple(value.shape)} instead of {tuple(stored[key])}")
+
+
+def _other_sizes(folder: RunFolder, why: str) -> DataError:
+    return DataError(
+        f"the sizes in {folder.path / CONFIG} are not those of model.safetensors ({why}): restore both from a copy."
+    )
 
 
 def _with_heads(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:

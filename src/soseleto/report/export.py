@@ -12,6 +12,7 @@ from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import Ranking, is_suspect, suspect_rows
 
 FORMATS = ("csv", "parquet", "json")
@@ -30,10 +31,12 @@ def export_ranking(
         hint = did_you_mean(format, FORMATS)
         raise UsageError(f"unknown format {format!r}{hint}: choose one of {', '.join(FORMATS)}.")
     rows = _rows({"--best": best, "--worst": worst, "--suspects": suspects or None})
-    ranking = RunFolder.open(run_path).ranking()
-    chosen = rows(ranking)
-    columns = {name: values[chosen] for name, values in with_usual_names(ranking).items()}
-    return {"csv": _csv, "parquet": _parquet, "json": _json}[format](columns)
+    run = RunFolder.open(run_path)
+    ranking = run.ranking()
+    with readable(run.path):
+        chosen = rows(ranking)
+        columns = {name: values[chosen] for name, values in with_usual_names(ranking).items()}
+        return {"csv": _csv, "parquet": _parquet, "json": _json}[format](columns)
 
 
 def with_usual_names(ranking: Ranking) -> dict[str, Any]:

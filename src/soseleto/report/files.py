@@ -72,7 +72,7 @@ def read(path: str | os.PathLike[str]) -> RunFiles:
         epochs=tuple(record for record in records if record.get("event") == "epoch"),
         end=_first(records, "end"),
         messages=_messages(records),
-        ranking=folder.ranking() if (folder.path / RANKING).exists() else None,
+        ranking=folder.ranking() if folder.has(RANKING) else None,
         pictures=thumbnails.load(folder),
         source=folder.source(),
         comparison=folder.comparison() or {},

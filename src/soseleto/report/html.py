@@ -15,8 +15,10 @@ from soseleto.report.assets import asset, digest, template
 from soseleto.report.charts import Figure
 from soseleto.report.files import RunFiles, read
 from soseleto.report.gallery import ClassGallery
+from soseleto.run_folder import checksums
 from soseleto.run_folder.files import write_text
 from soseleto.run_folder.folder import REPORT
+from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import most_suspicious_first, suspect_rows
 
 EXAMPLES_SHOWN = 20
@@ -29,13 +31,18 @@ def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] |
     path = Path(run_path) / REPORT if out is None else Path(out)
     page = render(run_path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, page)
+    inside = os.path.realpath(path) == os.path.realpath(Path(run_path) / REPORT)
+    (checksums.write if inside else write_text)(path, page)
     return path
 
 
 def render(run_path: str | os.PathLike[str]) -> str:
     """The report of a run as one self-contained HTML page."""
-    run = read(run_path)
+    with readable(Path(run_path)):
+        return _render(read(run_path))
+
+
+def _render(run: RunFiles) -> str:
     style, script = asset("style.css"), asset("report.js")
     return template("report.html.j2", filters=FILTERS).render(
         run=run,

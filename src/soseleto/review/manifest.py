@@ -10,6 +10,7 @@ from soseleto.errors import UsageError
 from soseleto.review.decisions import read_decisions
 from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import suspect_rows
 
 
@@ -27,12 +28,17 @@ class Exported:
 def export_manifest(run_path: str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False) -> Exported:
     """Write the source with every decision of the review applied; ``force`` replaces an existing file."""
     run = RunFolder.open(run_path)
+    with readable(run.path):
+        return _export(run, Path(out), force=force)
+
+
+def _export(run: RunFolder, out: Path, *, force: bool) -> Exported:
     decisions = read_decisions(run)
     if not decisions:
         raise UsageError(f"{run.path} has no review decisions yet: type `soseleto review {run.path}` first.")
     ranking = run.ranking()
     drop = {name for name, one in decisions.items() if one.action == "drop"}
     relabel = {name: one.label for name, one in decisions.items() if one.label is not None}
-    rows = manifest.write(run, Path(out), drop=drop, relabel=relabel, force=force)
+    rows = manifest.write(run, out, drop=drop, relabel=relabel, force=force)
     undecided = sum(str(name) not in decisions for name in ranking["id"][suspect_rows(ranking)])
-    return Exported(Path(out), rows, len(drop), len(relabel), undecided)
+    return Exported(out, rows, len(drop), len(relabel), undecided)

@@ -12,6 +12,7 @@ import numpy as np
 from soseleto.errors import UsageError
 from soseleto.run_folder import thumbnails
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import ClassRows, by_class, feature_columns, suggested_labels, suspect_rows
 
 TYPICAL = 6  # examples shown of each class
@@ -31,6 +32,11 @@ class Queue:
 
     @classmethod
     def of(cls, run: RunFolder) -> Queue:
+        with readable(run.path):
+            return cls._of(run)
+
+    @classmethod
+    def _of(cls, run: RunFolder) -> Queue:
         ranking = run.ranking()
         if ranking["label"].dtype.kind == "f":
             raise UsageError(f"the labels of {run.path} are real numbers: only classes can be reviewed.")

@@ -20,9 +20,10 @@ from typing import Any
 
 from torch import Tensor
 
-from soseleto.errors import CannotSave, DataError, need
+from soseleto.errors import CannotSave, DataError, first_line, need
 from soseleto.run_folder.files import sync, writing
 from soseleto.run_folder.folder import CHECKPOINT
+from soseleto.run_folder.reading import MOST_LINES, bounded, regular, tensors_of
 
 FORMAT = "soseleto checkpoint 1"
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -35,12 +36,13 @@ def save(run: Path, step: int, state: Tree) -> Path:
     """Write a checkpoint atomically, then delete all but the last ``KEPT``."""
     tensors: dict[str, Tensor] = {}
     tree = encode(state, tensors)
-    home = run / CHECKPOINT
+    home = _home(run)
     path = home / f"{step:012d}"
     part = home / f".{path.name}.{os.getpid()}.part"
     try:
         with writing(path):
-            part.mkdir(parents=True)
+            home.mkdir(exist_ok=True)  # a run folder that was deleted is not made again
+            part.mkdir()
             _write(part, step, tree, tensors)
             shutil.rmtree(path, ignore_errors=True)  # exists only if it was found damaged
             part.rename(path)
@@ -80,25 +82,35 @@ def load_last(run: Path, warn: Callable[[str], None]) -> tuple[int, Tree] | None
 def load(path: Path) -> tuple[int, Tree]:
     """Step and state of one checkpoint; DataError where a checksum does not match."""
     try:
-        payload = _unsealed((path / STATE).read_bytes())
+        if not (regular(path / STATE) and regular(path / TENSORS)):
+            raise ValueError("a file is missing")
+        payload = _unsealed(bounded(path / STATE, MOST_LINES))
         if _digest(path / TENSORS) != payload["tensors"]:
             raise ValueError(f"the checksum of {TENSORS} does not match")
-        tensors = need("safetensors.torch", to="loading a checkpoint").load_file(path / TENSORS)
+        tensors, _ = tensors_of(path / TENSORS)
         return payload["step"], decode(payload["state"], tensors)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"the checkpoint {path} is damaged ({error})") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"the checkpoint {path} is damaged ({first_line(error)})") from error
 
 
 def found(run: Path) -> list[Path]:
     """Existing checkpoints, newest first; incomplete ones were never renamed and are not listed."""
-    home = run / CHECKPOINT
+    home = _home(run)
     names = [entry for entry in home.iterdir() if entry.name.isdecimal()] if home.is_dir() else []
     return sorted(names, key=lambda entry: int(entry.name), reverse=True)
 
 
+def _home(run: Path) -> Path:
+    """The folder of the checkpoints. A link is refused, since old checkpoints are deleted."""
+    home = run / CHECKPOINT
+    if home.is_symlink():
+        raise DataError(f"{home} is a link, but must be a folder: delete it, or give --out another folder.")
+    return home
+
+
 def tidy(run: Path) -> None:
     """Delete the temporary folders of writes that were killed."""
-    for entry in (run / CHECKPOINT).glob(".*.part"):
+    for entry in _home(run).glob(".*.part"):
         shutil.rmtree(entry, ignore_errors=True)
 
 

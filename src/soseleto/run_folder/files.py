@@ -51,7 +51,8 @@ def aside(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
     if os.name == "posix":  # a rename is durable once its folder is flushed
-        sync(path.parent)
+        with writing(path):
+            sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,7 +2,8 @@
 
 ``config.json``, ``metrics.jsonl``, ``ranking.parquet``, ``model.safetensors``, ``report.html``, and ``checkpoint/``
 while the training runs. Files are written to a temporary name, flushed to disk and renamed, so that a kill at any
-moment leaves the previous file intact; ``metrics.jsonl`` grows by one line per record (json_lines.py).
+moment leaves the previous file intact; ``metrics.jsonl`` grows by one line per record (json_lines.py). Of a finished
+run every file is compared with its checksum (checksums.py) before it is used.
 Torch, safetensors and pyarrow are imported only where they are used: opening a run must not take seconds.
 """
 
@@ -10,27 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from soseleto.errors import DataError, UsageError, did_you_mean, need
-from soseleto.run_folder import json_lines
-from soseleto.run_folder.files import (
-    as_json,
-    aside,
-    device_name,
-    locked,
-    sync,
-    untie,
-    versions,
-    write_text,
-    writing,
-)
+from soseleto.run_folder import checksums, json_lines
+from soseleto.run_folder.checksums import CHECKSUMS, logger
+from soseleto.run_folder.files import as_json, aside, device_name, locked, sync, untie, versions, writing
+from soseleto.run_folder.plausible import check_config, check_ranking, check_tensors, readable
+from soseleto.run_folder.reading import complete_lines, json_of, regular, table_of, tensors_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +60,8 @@ _FILES = (
     COMPARISON,
     CALIBRATION,
 )
-_TIED = "soseleto.tied"  # metadata entry of model.safetensors: alias -> the name its values are stored under
+_NOTES = "soseleto"  # metadata entry of model.safetensors, a JSON object with ...
+_TIED = "soseleto.tied"  # ... alias -> the name its values are stored under
 
 
 class RunFolder:
@@ -108,7 +104,7 @@ class RunFolder:
                 raise UsageError(f"{run.path} {reason}: give --out another folder, or delete that one.")
             for name in (CHECKPOINT, PARTS):
                 shutil.rmtree(run.path / name, ignore_errors=True)
-            for name in (*_FILES, CONFIG):  # last, because it marks the folder as a run
+            for name in (CHECKSUMS, *_FILES, CONFIG):  # last, because it marks the folder as a run
                 (run.path / name).unlink(missing_ok=True)
 
     def _review_held(self) -> contextlib.AbstractContextManager[None]:
@@ -124,28 +120,31 @@ class RunFolder:
         review = self.path / REVIEW
         if review.exists() and review.stat().st_size:
             return "holds review decisions"
-        known = {*_FILES, CONFIG, CHECKPOINT, PARTS}
+        known = {*_FILES, CONFIG, CHECKSUMS, CHECKPOINT, PARTS}
         others = [entry.name for entry in self.path.iterdir() if entry.name not in known and not _is_leftover(entry)]
         return f"holds {others[0]} beside the run" if others else None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """An existing run; UsageError with the closest name otherwise."""
+        """An existing run; UsageError with the closest name otherwise. Warns about a finished run without checksums."""
         run = cls(path)
         if not run.path.exists():
             near = [str(entry) for entry in _siblings(run.path)]
             raise UsageError(f"there is no run folder {run.path}{did_you_mean(str(run.path), near)}.")
         if not run.is_run():
             raise UsageError(f"{run.path} is not a soseleto run: name a folder that `soseleto fit` or `demo` wrote.")
+        checksums.verified(run.path, CONFIG)
+        if not (run.path / CHECKSUMS).exists() and (run.path / MODEL).exists():
+            logger.warning("%s has no checksums, so that damage to its files may not be noticed", run.path)
         return run
 
     def is_run(self) -> bool:
-        """Whether this class wrote the folder's ``config.json`` (other programs use that name too)."""
+        """Whether this class wrote the folder, by its ``config.json`` (others use that name too) or its checksums."""
         try:
-            config = json.loads((self.path / CONFIG).read_text("utf-8"))
-        except (OSError, ValueError):
-            return False
-        return isinstance(config, dict) and config.get("format") == FORMAT
+            config = json_of(self.path / CONFIG) if regular(self.path / CONFIG) else None
+        except (OSError, DataError):
+            config = None
+        return (isinstance(config, dict) and config.get("format") == FORMAT) or checksums.are_ours(self.path)
 
     def has_ended(self) -> bool:
         """Whether the training finished: its last record is the end event."""
@@ -162,7 +161,7 @@ class RunFolder:
         """Everything needed to repeat the run; adds versions and the device name."""
         device = str(config.get("device", "cpu"))
         added = {"format": FORMAT, "versions": versions(), "device_name": device_name(device)}
-        write_text(self.path / CONFIG, as_json({**config, **added}, indent=2) + "\n")
+        checksums.write(self.path / CONFIG, as_json({**config, **added}, indent=2) + "\n")
 
     def write_problems(self, problems: Sequence[Mapping[str, Any]]) -> None:
         """Problems found in the data, and the examples left out because of them."""
@@ -191,7 +190,7 @@ class RunFolder:
     def temperature(self) -> float:
         """What ``write_temperature`` wrote; 1 without calibration."""
         found = (self._json_or_none(CALIBRATION) or {}).get("temperature", 1.0)
-        if not isinstance(found, int | float) or not found > 0:
+        if not isinstance(found, int | float) or not 0 < found < math.inf:
             raise DataError(f"{self.path / CALIBRATION} holds no temperature above 0: delete the file.")
         return float(found)
 
@@ -205,12 +204,33 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """What ``write_config`` wrote."""
-        loaded: dict[str, Any] = json.loads(self._existing(CONFIG).read_text("utf-8"))
-        return loaded
+        path = self._existing(CONFIG)
+        return check_config(path, json_of(path))
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one record to ``metrics.jsonl``."""
         json_lines.append(self.path / METRICS, record)
+
+    def write_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Replace ``metrics.jsonl``."""
+        with aside(self.path / METRICS) as part:
+            part.write_bytes(b"".join(map(json_lines.line_of, records)))
+
+    def end(self, record: Mapping[str, Any]) -> None:
+        """Write the checksums of all files, and then the last record of ``metrics.jsonl``."""
+        try:
+            checksums.create(self.path, (CONFIG, *_FILES))
+            content = complete_lines(self.path / METRICS) + json_lines.line_of(record)
+            with checksums.changing(self.path / METRICS, checksums.digest_of(content)):
+                self.log(record)
+        except OSError:  # the run has not ended, and may still log why
+            with contextlib.suppress(OSError):
+                self.unseal()
+            raise
+
+    def unseal(self) -> None:
+        """Delete the checksums of a run that was killed at its end, and will be written again."""
+        checksums.remove(self.path)
 
     def kept_metrics(self) -> int:
         """Flush ``metrics.jsonl`` to disk and return its size in bytes."""
@@ -236,6 +256,7 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """Every complete record, in order."""
         fix = "restore the file, or train again"
+        checksums.verified(self.path, METRICS)
         return json_lines.read(self.path / METRICS, dict, kind="a JSON object", fix=fix)
 
     def write_ranking(self, columns: Mapping[str, Sequence[Any] | np.ndarray | Tensor]) -> None:
@@ -245,28 +266,36 @@ class RunFolder:
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of a ranking must have the same length, got {lengths}.")
-        with aside(self.path / RANKING) as part:
+        with checksums.replacing(self.path / RANKING) as part:
             parquet.write_table(pyarrow.table(arrays), part, compression="zstd")
 
     def ranking(self) -> dict[str, np.ndarray]:
         """The columns of ``ranking.parquet``, best example first."""
         path = self._existing(RANKING)
-        table = need("pyarrow.parquet", to="reading a ranking").read_table(path, memory_map=False)
-        return {name: table.column(name).to_numpy() for name in table.column_names}
+        table = table_of(path)
+        with readable(self.path):
+            columns = {name: table.column(name).to_numpy() for name in table.column_names}
+            n_source = self.config().get("n_source") if (self.path / CONFIG).exists() else None
+            check_ranking(path, columns, n_source)
+        return columns
 
     def write_model(self, state_dict: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
         """Write ``model.safetensors``; a tensor with two names is stored once, and shared again on reading."""
         tensors, tied = untie(state_dict)
-        notes = {**(metadata or {}), _TIED: json.dumps(tied)}
-        with aside(self.path / MODEL) as part:
+        notes = {_NOTES: as_json({**(metadata or {}), _TIED: tied})}  # the order of several entries would be random
+        with checksums.replacing(self.path / MODEL) as part:
             need("safetensors.torch", to="saving a model").save_file(tensors, part, metadata=notes)
             if (self.path / CONFIG).exists():  # safetensors writes mode 600: use the mode of the other files
                 shutil.copymode(self.path / CONFIG, part)
 
-    def keep_model(self, rival: RunFolder) -> None:
+    def model_bytes(self) -> bytes:
+        """The content of ``model.safetensors``."""
+        return self._existing(MODEL).read_bytes()
+
+    def keep_model(self, rival: bytes) -> None:
         """Keep a rival's model; it is the run's model once ``write_comparison`` has named the rival."""
-        with aside(self.path / KEPT) as part:
-            shutil.copy2(rival._existing(MODEL), part)
+        with checksums.replacing(self.path / KEPT) as part:
+            part.write_bytes(rival)
 
     @property
     def kept(self) -> str:
@@ -275,33 +304,43 @@ class RunFolder:
 
     def model_state(self) -> dict[str, Tensor]:
         """The state dict of the model that the run keeps, on the CPU."""
-        path = self._existing(MODEL if self.kept == "soseleto" else KEPT)
-        state: dict[str, Tensor] = need("safetensors.torch", to="loading a model").load_file(path)
-        with need("safetensors", to="loading a model").safe_open(path, "pt") as file:
-            tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
-        return state | {alias: state[name] for alias, name in tied.items()}
+        return self.model_and_metadata()[0]
 
     def model_metadata(self) -> dict[str, str]:
         """The metadata strings given to ``write_model``."""
-        with need("safetensors", to="loading a model").safe_open(self._existing(MODEL), "pt") as file:
-            return {name: text for name, text in (file.metadata() or {}).items() if name != _TIED}
+        return self.model_and_metadata()[1]
+
+    def model_and_metadata(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        path = self._existing(MODEL if self.kept == "soseleto" else KEPT)
+        state, metadata = tensors_of(path)
+        with readable(self.path):
+            if _NOTES in metadata:
+                metadata = json.loads(metadata[_NOTES])
+            found: Any = metadata.pop(_TIED, {})
+            tied = json.loads(found) if isinstance(found, str) else found  # text in earlier versions
+            state |= {alias: state[name] for alias, name in tied.items()}
+        check_tensors(path, state)
+        return state, metadata
+
+    def has(self, name: str) -> bool:
+        """Whether the run has this file; raises where it is damaged or was lost."""
+        return checksums.verified(self.path, name) is not None
 
     def _write_json(self, name: str, value: object, indent: int | None = 1) -> None:
-        write_text(self.path / name, as_json(value, indent=indent) + "\n")
+        checksums.write(self.path / name, as_json(value, indent=indent) + "\n")
 
     def _json_or_none(self, name: str) -> dict[str, Any] | None:
-        path = self.path / name
-        if not path.exists():
+        path = checksums.verified(self.path, name)
+        if path is None:
             return None
-        try:
-            found = json.loads(path.read_text("utf-8"))
-        except ValueError as error:
-            raise DataError(f"{path} is not valid JSON: restore the file, or delete it.") from error
-        return dict(found)
+        found = json_of(path, fix="restore the file, or delete it")
+        if not isinstance(found, dict):
+            raise DataError(f"{path} is not a JSON object: restore the file, or delete it.")
+        return found
 
     def _existing(self, name: str) -> Path:
-        path = self.path / name
-        if not path.exists():
+        path = checksums.verified(self.path, name)
+        if path is None:
             raise DataError(f"{self.path} has no {name}: the run has not finished, or was interrupted.")
         return path
 

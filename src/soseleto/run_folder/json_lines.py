@@ -15,8 +15,14 @@ from typing import Any, BinaryIO, TypeVar
 
 from soseleto.errors import DataError
 from soseleto.run_folder.files import as_json, writing
+from soseleto.run_folder.reading import complete_lines
 
 T = TypeVar("T")
+
+
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """A record as it is written."""
+    return as_json(record).encode() + b"\n"
 
 
 def append(path: Path, record: Mapping[str, Any], *, durable: bool = False) -> None:
@@ -24,7 +30,7 @@ def append(path: Path, record: Mapping[str, Any], *, durable: bool = False) -> N
 
     A failed write is undone: either the whole record is in the file or nothing of it.
     """
-    line = as_json(record).encode() + b"\n"
+    line = line_of(record)
     with writing(path), path.open("a+b", buffering=0) as file:
         _remove_incomplete_line(file)
         before = file.seek(0, os.SEEK_END)
@@ -45,14 +51,14 @@ def read(path: Path, parse: Callable[[dict[str, Any]], T], *, kind: str, fix: st
     """
     if not path.exists():
         return []
-    *lines, _incomplete = path.read_bytes().split(b"\n")
+    *lines, _incomplete = complete_lines(path).split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             records.append(parse(_object(line)))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"line {number} of {path} is not {kind}: {fix}.") from error
     return records
 

@@ -20,6 +20,7 @@ from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.outputs import require_writable
+from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import feature_columns, suspect_rows
 from soseleto.run_folder.source_rows import Rows, match
 
@@ -167,13 +168,18 @@ def write_clean(
     ``force`` replaces an existing file.
     """
     folder = RunFolder.open(run)
+    with readable(folder.path):
+        return _write_clean(folder, Path(out), relabel=relabel, force=force)
+
+
+def _write_clean(folder: RunFolder, out: Path, *, relabel: bool, force: bool) -> Cleaned:
     ranking = folder.ranking()
     suspects = suspect_rows(ranking)
     names = [str(name) for name in ranking["id"][suspects]]
     if not relabel:
-        return Cleaned(write(folder, Path(out), drop=set(names), relabel={}, force=force), len(names), 0)
+        return Cleaned(write(folder, out, drop=set(names), relabel={}, force=force), len(names), 0)
     if "suggested_label" not in ranking:
         raise UsageError(f"{folder.path} was trained without probes and has no suggested labels: leave out --relabel.")
     labels = [str(label) for label in ranking["suggested_label"][suspects]]
     corrected = dict(zip(names, labels, strict=True))
-    return Cleaned(write(folder, Path(out), drop=set(), relabel=corrected, force=force), 0, len(names))
+    return Cleaned(write(folder, out, drop=set(), relabel=corrected, force=force), 0, len(names))

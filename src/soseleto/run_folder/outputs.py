@@ -51,7 +51,7 @@ def _is_part_of(out: Path, data: Path) -> bool:
 
 def _is_image_of(out: Path, run: RunFolder) -> bool:
     """Whether ``out`` is an image that the run was trained on."""
-    if not (run.path / RANKING).exists():
+    if not run.has(RANKING):
         return False
     paths: Iterable[str] = map(str, run.ranking().get("path", ()))
     names = {out.name.lower(), os.path.basename(os.path.realpath(out)).lower()}

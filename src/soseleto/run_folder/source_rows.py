@@ -18,8 +18,10 @@ from soseleto.data.readers import tables
 from soseleto.data.readers.problems import some
 from soseleto.data.readers.reading import Reading
 from soseleto.errors import DataError, need
-from soseleto.run_folder.files import aside
+from soseleto.run_folder import checksums
 from soseleto.run_folder.folder import ROWS, RunFolder
+from soseleto.run_folder.plausible import readable
+from soseleto.run_folder.reading import table_of
 
 _BATCH = 1 << 14  # rows at a time, whose cells are in memory as text
 _need = partial(need, to="recording the rows of a table")
@@ -47,17 +49,19 @@ class Rows:
     def save(self, run: RunFolder) -> None:
         pyarrow, parquet = _need("pyarrow"), _need("pyarrow.parquet")
         columns = {"id": list(self.ids), "digest": pyarrow.array(self.digests, pyarrow.binary())}
-        with aside(run.path / ROWS) as part:
+        with checksums.replacing(run.path / ROWS) as part:
             parquet.write_table(pyarrow.table(columns), part, compression="zstd")
 
     @classmethod
     def load(cls, run: RunFolder) -> Rows | None:
         """None where the run did not record them; its ``source.json`` has the names of the columns."""
         columns = run.source().get("columns")
-        if columns is None or not (run.path / ROWS).exists():
+        path = None if columns is None else checksums.verified(run.path, ROWS)
+        if columns is None or path is None:
             return None
-        table = _need("pyarrow.parquet").read_table(run.path / ROWS, memory_map=False)
-        return cls(tuple(columns), *(tuple(table.column(name).to_pylist()) for name in ("id", "digest")))
+        table = table_of(path)
+        with readable(run.path):
+            return cls(tuple(columns), *(tuple(table.column(name).to_pylist()) for name in ("id", "digest")))
 
 
 @contextmanager

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soseleto.errors import need
-from soseleto.run_folder.files import aside
+from soseleto.run_folder import checksums
 from soseleto.run_folder.folder import PICTURES, RunFolder
+from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import PER_CLASS, Ranking, by_class, is_suspect, most_suspicious_first
+from soseleto.run_folder.reading import table_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +27,7 @@ LARGEST = 96  # longer side, in pixels
 LOSSLESS = 64  # images up to this side are stored as PNG
 MOST_SUSPECTS = 4000
 BATCH = 64
+_STARTS = (b"\x89PNG", b"\xff\xd8")
 
 
 def save(folder: RunFolder, source: Examples) -> None:
@@ -36,16 +39,21 @@ def save(folder: RunFolder, source: Examples) -> None:
     names = ranking["id"][_rows(ranking)].tolist()
     place = {source.id_of(at): at for at in range(len(source))}
     pictures = [_encode(pixels) for pixels in _pixels(source, [place[name] for name in names])]
-    with aside(folder.path / PICTURES) as part:
+    with checksums.replacing(folder.path / PICTURES) as part:
         parquet.write_table(pyarrow.table({"id": names, "picture": pictures}), part, compression="none")
 
 
 def load(folder: RunFolder) -> dict[str, bytes]:
     """Thumbnails by id; empty where the run has none."""
-    if not (folder.path / PICTURES).exists():
+    path = checksums.verified(folder.path, PICTURES)
+    if path is None:
         return {}
-    table = need("pyarrow.parquet", to="reading thumbnails").read_table(folder.path / PICTURES, memory_map=False)
-    return dict(zip(table.column("id").to_pylist(), table.column("picture").to_pylist(), strict=True))
+    table = table_of(path)
+    with readable(folder.path):
+        ids, pictures = table.column("id").to_pylist(), table.column("picture").to_pylist()
+        if not all(isinstance(picture, bytes) and picture.startswith(_STARTS) for picture in pictures):
+            raise ValueError("a thumbnail is neither PNG nor JPEG")
+        return dict(zip(ids, pictures, strict=True))
 
 
 def kind(picture: bytes) -> str:

@@ -15,12 +15,13 @@ from soseleto.data import Augment, Preprocess
 from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.parallel.device import choose_device
-from soseleto.parallel.reducer import Reducer
+from soseleto.parallel.reducer import Reducer, Single
 from soseleto.run_folder.folder import RunFolder
 from soseleto.suspects.probes import Share
 from soseleto.task.finite import make_guard
 from soseleto.task.losses import Loss, cross_entropy
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
+from soseleto.training.agreement import require_reducer, require_same_settings
 from soseleto.training.data import BatchSizes, Data
 from soseleto.training.defaults import EPOCHS, LR
 from soseleto.training.history import Records
@@ -40,6 +41,7 @@ from soseleto.training.options import (
     as_watchers,
     checks_arguments,
 )
+from soseleto.training.place import check_rescue
 from soseleto.training.result import Result
 from soseleto.training.resume import require_folder_for_steps
 from soseleto.training.setup import Settings, Setup, make_sharing, seeded
@@ -122,7 +124,12 @@ def fit(
         checkpoints=checkpoints,
         seed=seed,
     )
+    require_reducer(compute.reducer)
+    given = {"batch_size": batch_size, "target_batch_size": target_batch_size, "standardize": standardize}
+    given |= {"test": test is not None, "out": out is not None, "resume": checkpoints.resume}
+    require_same_settings(compute.reducer or Single(), {**settings.describe_all(), **given})
     require_folder_for_steps(checkpoints, out)
+    check_rescue(_path(checkpoints.rescue), _path(out))
     sharing = make_sharing(model, settings)
     team, where = sharing.reducer, sharing.reducer.device or choose_device(device)
     data = Data.read(source, target, test, mode).plant(settings.probes, mode=mode, seed=seed)
@@ -132,10 +139,13 @@ def fit(
         setup = Setup.of(model, settings, data, sizes=sizes, sharing=sharing, device=where, standardize=standardize)
         folder = _folder(out, checkpoints.resume, team)
         functions, loggers = as_watchers(progress) if team.rank == 0 else ([], [])
-        loop = make_loop(setup, Records(folder, functions, loggers), keeps=out is not None)
+        records = Records(folder, functions, loggers, rescue=_path(checkpoints.rescue))
+        loop = make_loop(setup, records, keeps=out is not None)
         with ExitStack() as stack:
             if out is not None:
                 team.first(lambda: stack.enter_context(folder.held()) if folder else None)
+            if records.place is not None:
+                stack.callback(records.place.close)
             return loop.run(setup.describe())
 
 
@@ -169,3 +179,7 @@ def _folder(out: str | Path | None, resume: bool, team: Reducer) -> RunFolder | 
         return None
     folder = team.first(lambda: RunFolder.create(out, resume=resume))
     return folder if team.rank == 0 else None
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)

@@ -6,15 +6,18 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from soseleto.errors import TrainingError
+from soseleto.errors import DiskError, TrainingError
 from soseleto.parallel.reducer import Reducer
+from soseleto.run_folder import checkpoint
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training.loggers import Logger, numbers_of
+from soseleto.training.place import Place
 from soseleto.weights import Weights
 
 logger = logging.getLogger("soseleto")
@@ -28,9 +31,13 @@ class Records:
     """Sums the steps' numbers on the device and reads them once at the end of an epoch."""
 
     def __init__(
-        self, folder: RunFolder | None, functions: Sequence[Progress] = (), loggers: Sequence[Logger] = ()
+        self,
+        folder: RunFolder | None,
+        functions: Sequence[Progress] = (),
+        loggers: Sequence[Logger] = (),
+        rescue: Path | None = None,
     ) -> None:
-        self.folder = folder
+        self.place = None if folder is None else Place(folder, rescue)
         self._functions, self._loggers = functions, loggers
         self.history: list[dict[str, Any]] = []
         self.messages: list[str] = []
@@ -39,22 +46,28 @@ class Records:
         self._last_step_event = 0.0
         self._start = time.perf_counter()
 
-    def begin(self, record: dict[str, Any], *, resumed: bool) -> None:
-        """The start event; a resumed run has it in its folder already."""
+    @property
+    def folder(self) -> RunFolder | None:
+        """The folder that the run is written to now."""
+        return None if self.place is None else self.place.folder
+
+    def begin(self, record: dict[str, Any], config: Mapping[str, Any], *, resumed: bool) -> None:
+        """The start event, which a resumed run has in its folder already; later writes may fail."""
         if not resumed:
             self.event("start", record)
         else:
             self._report("start", record)
+        if self.place is not None:
+            self.place.begin(config, self.message)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds; flushes the folder's records to the disk."""
+        """What a checkpoint holds, beside the size of ``metrics.jsonl``."""
         return {
             "history": self.history,
             "messages": self.messages,
             "sums": self._sums,
             "counts": self._counts,
             "seconds": self.seconds,
-            "metrics": 0 if self.folder is None else self.folder.kept_metrics(),
         }
 
     def load_state(self, state: Mapping[str, Any], device: torch.device) -> None:
@@ -69,9 +82,20 @@ class Records:
 
     def event(self, name: str, record: dict[str, Any]) -> None:
         """Write it to the run folder and report it to the progress functions."""
-        if self.folder is not None:
-            self.folder.log({"event": name, **record})
+        if self.place is not None:
+            self.place.log({"event": name, **record})
         self._report(name, record)
+
+    def end(self, record: dict[str, Any], write: Callable[[RunFolder], None]) -> None:
+        """``write`` the files of the finished run, its checksums and the last event."""
+
+        def write_all(folder: RunFolder) -> None:
+            write(folder)
+            folder.end({"event": "end", **record})
+
+        if self.place is not None and (error := self.place.attempt(write_all)):
+            raise DiskError(_lost(error, self.place.folder)) from error
+        self._report("end", record)
 
     def _report(self, name: str, record: dict[str, Any]) -> None:
         for function in self._functions:
@@ -133,6 +157,16 @@ class Records:
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._start
+
+
+def _lost(error: Exception, folder: RunFolder) -> str:
+    """The sentence for a training that has ended and could not be written."""
+    why = str(error).partition(": fix that")[0].rstrip(".")
+    saved = checkpoint.found(folder.path)
+    lost = f"all after step {int(saved[0].name)}, from which it can be resumed, is" if saved else "its results are"
+    return (
+        f"{why}: the training has ended, but {lost} lost; fix that and run again, with --rescue DIR for another folder."
+    )
 
 
 def weight_record(weights: Weights, wrong: Tensor | None, reducer: Reducer) -> dict[str, Any]:

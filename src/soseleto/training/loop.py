@@ -26,9 +26,12 @@ from soseleto.parallel.device import announcing_emulation
 from soseleto.parallel.fsdp import gathered
 from soseleto.parallel.reducer import Reducer, my_rows, owned
 from soseleto.run_folder import thumbnails
+from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.plausible import BOUND, bound
 from soseleto.suspects.signals import gather
 from soseleto.task.finite import NonFiniteLoss, check_guard
 from soseleto.task.task import Method, Task
+from soseleto.training.agreement import optimizer_settings, require_same_settings
 from soseleto.training.cuda_graph import CapturedStep, EagerStep
 from soseleto.training.data import Data
 from soseleto.training.history import Records, group_record, weight_record
@@ -59,6 +62,7 @@ class Loop:
         _require_equal(self.team.every(facts))
         config = {**config, **facts}
         state = self.method.init(self.task)
+        require_same_settings(self.team, optimizer_settings(state.optimizer.param_groups))
         keeper = Keeper(
             self.records,
             self.task,
@@ -71,7 +75,8 @@ class Loop:
         done = keeper.begin(config)
         if self.team.rank:  # dropout must differ from rank to rank
             torch.manual_seed(seed_for(self.settings.seed, f"training/rank {self.team.rank}", done))
-        self.records.begin({"epochs": self.settings.epochs, "steps": self.task.steps, **facts}, resumed=done > 0)
+        start = {"epochs": self.settings.epochs, "steps": self.task.steps, **facts}
+        self.records.begin(start, config, resumed=done > 0)
         flags = [(module, module.training) for module in self.task.model.modules()]
         _train_mode(self.task.model)
         if not self.task.sharing.nothing and require_divisible(self.task.model):
@@ -82,7 +87,8 @@ class Loop:
         result = self._with_evidence(replace(self._result(state, config), learned=self._gathered(state)), state)
         parameters = self._whole_parameters(result) if self.keeps else {}
         self.team.first(lambda: self._close(result, parameters))
-        return result
+        written = self.records.folder
+        return result if written is None or written.path == result.out else replace(result, out=written.path)
 
     def _epochs(self, state: Any, keeper: Keeper, done: int) -> None:
         """Everything after the first ``done`` steps."""
@@ -271,19 +277,19 @@ class Loop:
         return TrainingError(message)
 
     def _close(self, result: Result, parameters: Mapping[str, Tensor]) -> None:
-        folder = self.records.folder
-        if folder is not None:
+        def write(folder: RunFolder) -> None:
             if result.learned is not None:
                 folder.write_ranking(result.ranking())
                 thumbnails.save(folder, result.source)
             if result.evidence is not None:
                 folder.write_suspects(result.suspects().to_dict())
-            folder.write_model(parameters, {"prepare": repr(self.setup.prepare.describe())})
+            folder.write_model(parameters, {BOUND: bound(result.config)})
+
         last = self.records.history[-1]
         end = {name: value for name, value in last.items() if name.startswith("test_")}
-        self.records.event("end", {"seconds": round(self.records.seconds, 3), **end})
-        if folder is not None:
-            folder.drop_checkpoints()
+        self.records.end({"seconds": round(self.records.seconds, 3), **end}, write)
+        if self.records.folder is not None:
+            self.records.folder.drop_checkpoints()
 
 
 def _train_mode(model: nn.Module) -> None:

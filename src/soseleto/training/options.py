@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
+from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
@@ -100,12 +101,14 @@ class Checkpoints:
 
     seconds, steps: between two checkpoints; ``None`` disables that interval
     resume: continue an unfinished run in ``out``; ``False`` refuses a folder that holds any run
+    rescue: a new or empty folder that the run is written to if ``out`` is deleted or cannot be written any more
     notes: further entries for ``config.json``; a resumed run must have the same
     """
 
     seconds: float | None = CHECKPOINT_SECONDS
     steps: int | None = None
     resume: bool = True
+    rescue: str | Path | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -30,8 +30,9 @@ from soseleto.extensions import target_share
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Single
-from soseleto.run_folder.files import aside
+from soseleto.run_folder import checksums
 from soseleto.run_folder.folder import RANKING, RunFolder
+from soseleto.run_folder.reading import tensors_of
 from soseleto.task.task import Method
 from soseleto.training.data import Data, are_class_indices
 from soseleto.training.fit import fit
@@ -133,6 +134,8 @@ class _Rounds:
     def run(self) -> Result:
         unlabelled, out = self.unlabelled, self._out
         inputs = _inputs(unlabelled.inputs)
+        if self.given["checkpoints"].rescue is not None:
+            raise UsageError("fit_unlabelled writes several runs and has no rescue folder: leave rescue out.")
         if out is not None and _ended(out / _round(unlabelled.rounds)):
             RunFolder.create(out, resume=self.given["checkpoints"].resume)  # raises: the last round has ended
         first = self._on_source()
@@ -202,14 +205,14 @@ class _Rounds:
     def _guesses(self, result: Result, inputs: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """The class of every example, and the places of those to learn from; a resumed round reads both from a file."""
         file = None if self._out is None else self._out / f"{_round(number)}.safetensors"
-        if file is not None and file.exists():
-            saved = need("safetensors.torch", to="loading pseudo-labels").load_file(file)
+        if file is not None and checksums.verified(file.parent, file.name):
+            saved, _ = tensors_of(file)
             return saved["labels"], saved["kept"]
         views, seed = self.unlabelled.views, self.given["seed"]
         sure, labels = class_probabilities(result, inputs, self._augment, views, seed=seed, number=number).max(1)
         kept = surest(labels, sure, self.unlabelled.share(number))
         if file is not None:
-            with aside(file) as part:
+            with checksums.replacing(file) as part:
                 need("safetensors.torch", to="saving pseudo-labels").save_file({"labels": labels, "kept": kept}, part)
         return labels, kept
 
@@ -290,7 +293,7 @@ def _ended(folder: Path) -> bool:
 
 def _weights(folder: Path, source: Examples) -> Weights | None:
     """The weights of an ended run, from its ranking; None for a method without weights."""
-    if not (folder / RANKING).exists():
+    if not RunFolder(folder).has(RANKING):
         return None
     ranking = RunFolder(folder).ranking()
     place = {id_: row for row, id_ in enumerate(ranking["id"])}

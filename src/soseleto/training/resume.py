@@ -22,6 +22,7 @@ from soseleto.errors import CannotSave, DataError, Interrupted, UsageError, firs
 from soseleto.parallel.fsdp import gathered, in_parts
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.files import as_json
+from soseleto.run_folder.folder import RunFolder
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.task import Task, state_of
 from soseleto.training.history import Records
@@ -79,6 +80,7 @@ class Keeper:
             self._reducer.largest(0)  # detects a lost rank, even while the device is busy
             return
         due = self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
+        due = due or (self._records.place is not None and self._records.place.checkpoint_due)
         # Agreed by all ranks: 0 for nothing, 1 for a checkpoint, 1 + n for signal n.
         code = self._reducer.largest(int(due) if self._received is None else 1 + self._received)
         if code > 1:
@@ -128,13 +130,17 @@ class Keeper:
             if last is not None:
                 step, saved = last
                 require_same(folder.path, comparable(saved["config"]), self._config)
+                folder.unseal()
                 return step, saved, damage
+        folder.unseal()
         folder.write_config(config)
         folder.cut_metrics(0)
         return None
 
     def _resume(self, step: int, saved: Mapping[str, Any], damage: list[str]) -> int:
         """Restore an unfinished run."""
+        if type(step) is not int or not 0 <= step <= self._task.steps:
+            raise DataError(f"there is no step {step!r} in this training of {self._task.steps}: give another folder.")
         try:
             self._restore(saved)
         except (KeyError, ValueError, RuntimeError, TypeError) as error:
@@ -148,37 +154,47 @@ class Keeper:
 
     def _can_save(self) -> bool:
         """Whether this training can be saved; checked before the first step, so that the message comes early."""
-        return self._reducer.first(self._trying(self._gather, lambda state: checkpoint.encode(state, {})))
+        possible, _ = self._reducer.first(self._trying(self._gather, lambda state: bool(checkpoint.encode(state, {}))))
+        return possible
 
     def _save(self, step: int) -> bool:
         if isinstance(self._task.guard, DeferredGuard):
             self._task.guard.check()  # raises rather than save a state with a NaN in it
 
-        def write(state: Any) -> None:
-            assert self._records.folder is not None
-            checkpoint.save(self._records.folder.path, step, state)
+        def write(state: Any) -> bool:
+            place = self._records.place
+            assert place is not None
+            place.checkpoint_due = False
 
-        self._possible = self._reducer.first(self._trying(self._gather, write))
+            def save(folder: RunFolder) -> None:
+                state["records"]["metrics"] = folder.kept_metrics()
+                checkpoint.save(folder.path, step, state)
+
+            return place.attempt(save) is None
+
+        self._possible, saved = self._reducer.first(self._trying(self._gather, write))
         self._saved_at = time.monotonic()
-        return self._possible
+        return saved
 
-    def _trying(self, gather: Callable[[], Any], use: Callable[[Any], object]) -> Callable[[], bool]:
-        """For the first rank: a function that applies ``use`` to what all ranks have gathered; False if it cannot."""
+    def _trying(self, gather: Callable[[], Any], use: Callable[[Any], bool]) -> Callable[[], tuple[bool, bool]]:
+        """For the first rank: a function that applies ``use`` to what all ranks have gathered.
+
+        It returns whether the state can be saved at all, and the result of ``use``.
+        """
         cannot: CannotSave | None = None
         try:
             gathered = gather()
         except CannotSave as error:
             cannot = error
 
-        def done() -> bool:
+        def done() -> tuple[bool, bool]:
             try:
                 if cannot is not None:
                     raise cannot
-                use(gathered)
+                return True, use(gathered)
             except CannotSave as error:
                 self._records.message(f"no checkpoints are written, as this training cannot be saved: {error}")
-                return False
-            return True
+                return False, False
 
         return done
 

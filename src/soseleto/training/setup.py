@@ -22,6 +22,7 @@ from soseleto.parallel.reducer import Single, owned
 from soseleto.prediction.predictor import TaskKind
 from soseleto.task.finite import Guard
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses
+from soseleto.task.settings import to_data
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, Task
 from soseleto.training.checks import TaskLosses, check_fit
 from soseleto.training.data import BatchSizes, Data, class_count, classes_of
@@ -85,6 +86,12 @@ class Settings:
             "augment_target": repr(self.augment[1]),
             "seed": self.seed,
         }
+
+    def describe_all(self) -> dict[str, Any]:
+        """``describe`` with what may change when a run is resumed, but not from rank to rank."""
+        more = {"probes": to_data(self.probes), "checkpoint seconds": self.checkpoints.seconds}
+        more |= {"checkpoint steps": self.checkpoints.steps, "examples per pass": self.compute.micro_batch_size}
+        return {**self.describe(), **more}
 
 
 def _name_of(value: Any) -> str | None:
