@@ -61,7 +61,7 @@ UNITS = {
     "estimator": unit("`fit` as a scikit-learn estimator", "training algorithm prediction models data"),
     "integrations": unit("trainers of other libraries", "selection data"),
     "report": unit("the report page of a run folder", "run_folder"),
-    "review": unit("the page on which suspects are reviewed", "run_folder report"),
+    "review": unit("the page on which suspects are reviewed and audited", "run_folder report suspects"),
     "experiments": unit("the paper's tables and figures", f"training report {TRAINING}"),
     "cli": unit("the command line", "*"),
 }

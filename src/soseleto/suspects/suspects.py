@@ -20,6 +20,7 @@ from torch import Tensor
 from soseleto.data import seed_for
 from soseleto.errors import UsageError
 from soseleto.suspects import calibration
+from soseleto.suspects.estimate import Estimate
 from soseleto.suspects.intervals import Rectifier
 from soseleto.suspects.probes import PlantedProbes
 from soseleto.suspects.signals import Evidence
@@ -28,24 +29,6 @@ RESAMPLES = 100
 MOST_RESAMPLED = 20_000  # source examples on which shares and intervals are computed
 CURVE = tuple(round(0.01 * step, 2) for step in range(1, 100))
 Array = np.ndarray
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number in [0, 1] with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, value: float, *resampled: Array) -> Estimate:
-        """The smallest interval that contains the middle 95 % of each of the resampled sets."""
-        ends = [float(end) for one in resampled for end in np.quantile(one, [0.025, 0.975])]
-        return cls(value, min(*ends, value), max(*ends, value))
-
-    def __str__(self) -> str:
-        return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
 
 @dataclass(frozen=True)
