@@ -22,7 +22,7 @@ def answered(stratum: Stratum, wrong: np.ndarray, checks: int) -> Checked:
     answers = tuple(bool(one) for one in wrong[stratum.order[:checks]])
     right = len(answers) - sum(answers)
     return Checked(
-        stratum.suspects, len(stratum.rows), stratum.planned, stratum.expected, answers, sum(answers), right
+        stratum.suspects, stratum.size, stratum.planned, stratum.expected, answers, sum(answers), right
     )
 
 

@@ -346,6 +346,40 @@ def review(
         typer.echo(f"\ndecided so far: {decided:,}; `soseleto review {run} --export FILE` applies them")
 
 
+@app.command(short_help="Measure the error rate of a run's suspects.")
+def audit(
+    run: RunArgument,
+    checks: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Of suspects, and as many others. [default: 60; no limit with --width]"),
+    ] = None,
+    width: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Check until the intervals are this narrow, such as 0.1.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the random sample. [default: 0]")] = None,
+    summary: Annotated[bool, typer.Option("--summary", help="Print the figures so far, and exit.")] = False,
+    port: Annotated[int, typer.Option(help="Of the page; 0 for any free one.")] = 0,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
+) -> None:
+    """Check a random sample of suspects and of other examples in the browser.
+
+    The answers give the precision and recall of the suspects and the share of
+    wrong labels, without any assumption about the mistakes. The intervals hold
+    whenever you stop, and the same command continues an audit. Report, rank and
+    suspects.json then have these figures instead of the estimates.
+    """
+    import soseleto.cli.audit as command
+    from soseleto.review.server import AuditOptions
+
+    if summary:
+        if (checks, width, seed) != (None, None, None):
+            raise UsageError("--summary prints an audit as it is: leave --checks, --width and --seed out.")
+        command.print_summary(run, typer.echo)
+        return
+    asked = AuditOptions(checks=checks, width=width, seed=seed)
+    command.audit(run, asked, typer.echo, lambda link: _show_link(link, open_, "audit"), port=port)
+
+
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="synthetic", show_default=False)],
@@ -434,8 +468,8 @@ def _show_report(page: Path, show: bool) -> None:
         webbrowser.open(page.resolve().as_uri())
 
 
-def _show_link(link: str, show: bool) -> None:
-    typer.echo(f"review: {link}")
+def _show_link(link: str, show: bool, command: str = "review") -> None:
+    typer.echo(f"{command}: {link}")
     typer.echo("the link works once; Ctrl-C stops, and every decision is kept")
     if show:
         import webbrowser

@@ -33,7 +33,7 @@ from soseleto.suspects.finite_population import (
 
 CHECKS = 60  # of the suspects, and as many of the others
 ALPHA, ALPHA_AFTER_ALL = 0.05, 0.04
-LONGEST = 5000  # places of a stratum that are drawn
+LONGEST = 1000  # checks of a stratum
 SMALLEST, FEWEST = 20, 10  # examples and checks of a stratum
 WORTH_IT = 0.85  # two strata instead of one if they make the standard error this much smaller
 FLOOR = 0.02  # no stratum is taken to have fewer wrong labels, however low its probabilities
@@ -46,19 +46,23 @@ FLOOR = 0.02  # no stratum is taken to have fewer wrong labels, however low its 
 class Stratum:
     """A part of the suspects, or of the others, of which none was decided when the audit began.
 
-    rows: all of its rows; order: the rows to check, in random order; planned: how many, fixed beforehand
+    size: the number of its examples; order: the rows to check, in random order; planned: how many, fixed beforehand
     expected: the mean probability of a wrong label, which makes intervals narrower where it is right
     """
 
     suspects: bool
-    rows: Array
+    size: int
     order: Array
     planned: int
     expected: float
 
 
 def draw(probability: Array | None, is_suspect: Array, decided: Array, *, checks: int, seed: int) -> list[Stratum]:
-    """The strata of an audit of ``checks`` suspects and as many others; rows in ``decided`` are not sampled."""
+    """The strata of an audit of ``checks`` suspects and as many others; rows in ``decided`` are not sampled.
+
+    The order of a stratum is its part of one permutation of all rows, so that it hardly depends on ``decided``.
+    """
+    place = np.random.default_rng(seed).permutation(len(is_suspect))
     guess = np.where(is_suspect, 0.5, FLOOR) if probability is None else probability
     made: list[Stratum] = []
     for suspects in (True, False):
@@ -67,10 +71,15 @@ def draw(probability: Array | None, is_suspect: Array, decided: Array, *, checks
         expected = [float(guess[part].mean()) for part in parts if len(part)]
         planned = allocate([len(part) for part in parts], expected, checks)
         for part, number, mean in zip(parts, planned, expected, strict=False):
-            random = np.random.default_rng([seed, len(made)])
-            order = random.permutation(part)[:LONGEST]
-            made.append(Stratum(suspects, part, order, number, mean))
+            order = part[np.argsort(place[part])][:LONGEST]
+            made.append(Stratum(suspects, len(part), order, number, mean))
     return made
+
+
+def default_rows(probability: Array | None, is_suspect: Array) -> list[int]:
+    """The rows that an audit with default options checks, and as many more: those worth a thumbnail."""
+    strata = draw(probability, is_suspect, np.zeros(len(is_suspect), dtype=bool), checks=CHECKS, seed=0)
+    return [int(row) for one in strata for row in one.order[: 2 * one.planned]]
 
 
 def split(rows: Array, probability: Array) -> list[Array]:
@@ -102,6 +111,16 @@ def allocate(sizes: Sequence[int], expected: Sequence[float], checks: int) -> li
 def _deviation(mean: Array | float) -> Array:
     shrunk = FLOOR + (1 - 2 * FLOOR) * np.asarray(mean)
     return np.sqrt(shrunk * (1 - shrunk))
+
+
+def schedule(strata: Sequence[Stratum], targets: Sequence[int]) -> Array:
+    """The rows to check: the first ``targets`` of each stratum, interleaved in proportion to the planned numbers."""
+    rows = np.concatenate([one.order[:number] for one, number in zip(strata, targets, strict=True)])
+    when = [
+        (np.arange(min(number, len(one.order))) + 0.5) / max(one.planned, 1)
+        for one, number in zip(strata, targets, strict=True)
+    ]
+    return np.asarray(rows[np.argsort(np.concatenate(when), kind="stable")])
 
 
 # The figures

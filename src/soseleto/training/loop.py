@@ -21,6 +21,8 @@ from soseleto.parallel.fsdp import gathered
 from soseleto.parallel.micro_batches import require_independent
 from soseleto.parallel.reducer import Reducer, my_rows, owned
 from soseleto.run_folder import thumbnails
+from soseleto.run_folder.ranking import is_suspect
+from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
 from soseleto.task.finite import NonFiniteLoss, check_guard
 from soseleto.task.task import Method, Task
@@ -266,8 +268,10 @@ class Loop:
         folder = self.records.folder
         if folder is not None:
             if result.learned is not None:
-                folder.write_ranking(result.ranking())
-                thumbnails.save(folder, result.source)
+                ranking = result.ranking()
+                folder.write_ranking(ranking)
+                sample = default_rows(ranking.get("mislabelled_probability"), is_suspect(ranking))
+                thumbnails.save(folder, result.source, also=sample)
             if result.evidence is not None:
                 folder.write_suspects(result.suspects().to_dict())
             folder.write_model(parameters, {"prepare": repr(self.setup.prepare.describe())})

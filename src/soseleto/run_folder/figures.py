@@ -1,0 +1,36 @@
+"""The figures of ``suspects.json``: precision, recall and share of wrong labels, each with its interval and its basis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FIGURES = ("precision", "recall", "wrong_share")
+ESTIMATED = "estimated"  # entry of suspects.json: the estimates that audited figures have replaced
+UNKNOWN = "unknown"
+
+
+def with_audit(suspects: Mapping[str, Any], audit: Mapping[str, Any]) -> dict[str, Any]:
+    """``suspects.json`` with the audited figures in place of the estimates, which stay under "estimated".
+
+    A figure that the audit does not know yet keeps its estimate.
+    """
+    estimated = suspects.get(ESTIMATED) or {name: suspects[name] for name in FIGURES if suspects.get(name)}
+    audited = {name: figure for name, figure in (audit.get("figures") or {}).items() if is_known(figure)}
+    merged = {**suspects, **estimated, **audited}
+    basis = next((merged[name].get("basis") for name in FIGURES if is_known(merged.get(name))), UNKNOWN)
+    return {**merged, "basis": basis, ESTIMATED: estimated}
+
+
+def is_known(figure: Mapping[str, Any] | None) -> bool:
+    """Whether a figure has a value; an interval that says nothing has none."""
+    return bool(figure) and figure.get("value") is not None  # type: ignore[union-attr]
+
+
+def in_words(figure: Mapping[str, Any] | None) -> str:
+    """``95 % (90 to 98; audited)``, or ``unknown``."""
+    if not is_known(figure):
+        return UNKNOWN
+    assert figure is not None
+    value, low, high = (f"{100 * figure[name]:.0f}" for name in ("value", "low", "high"))
+    return f"{value} % ({low} to {high}; {figure['basis']})"
