@@ -63,10 +63,12 @@ def data(tmp_path: Path) -> list[object]:
 def test_no_suspects_are_told_without_a_precision(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     folder.write_ranking({"id": np.array(["a", "b"]), "mislabelled_probability": np.array([0.718, 0.1])})
-    folder.write_suspects({"count": 0, "precision": {}, "recall": {}})
+    precision = {"value": 0.6, "low": 0.5, "high": 0.7, "basis": "assumes random mistakes"}
+    best = {"count": 40, "precision": precision}
+    folder.write_suspects({"count": 0, "precision": {}, "recall": {}, "best": best})
     assert fit._suspects(folder) == (
-        "no suspects: no label is mislabelled with a probability above 72 % by estimate "
-        f"(the worst ranked: soseleto rank {folder.path} --worst 20)"
+        "no suspects: no label is mislabelled with a probability above 72 % by estimate; the best list has 40 examples "
+        f"with precision 60 % (50 to 70; assumes random mistakes) (soseleto rank {folder.path} --suspects)"
     )
 
 
@@ -85,7 +87,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert {row["examples"] for row in rows.values()} == {60}
     assert rows["soseleto"]["accuracy"] >= rows["ordinary"]["accuracy"]
     assert re.search(r"SOSELETO +\d+\.\d %", said)
-    assert re.search(r"\d+ suspects, of which \d+ % \(\d+ to \d+\) are mislabelled by estimate", said)
+    assert re.search(r"\d+ suspects with precision \d+ % \(\d+ to \d+; assumes random mistakes\) and recall", said)
     assert said.endswith(f"report: {out / 'report.html'}\n")
     assert not (out / "parts").exists()
     assert err.count("engine") == 1  # four SOSELETO trainings, one sentence
@@ -133,6 +135,8 @@ OTHER_SETTINGS = [
     (["--target-batch-size", "16"], "target_batch_size was 32 and is 16"),
     (["--probes", "0.2"], 'probe_share was "auto" and is 0.2'),
     (["--suspect-precision", "0.8"], "suspect_precision was 0.95 and is 0.8"),
+    (["--guarantee"], "guarantee was false and is true"),
+    (["--doubt-labels"], "settings.source_loss"),
     (["--dtype", "bfloat16"], 'precision was null and is "torch.bfloat16"'),
     (["--non-finite", "skip"], 'non_finite was "stop" and is "skip"'),
     (["--seed", "1"], "seed was 0 and is 1"),

@@ -33,13 +33,16 @@ class Queue:
     suggested: np.ndarray | None
     features: Mapping[str, str]  # column -> name in the source
     blind: bool = False
+    basis: str = ""  # of the probabilities
+    noun: str = "Suspect"
 
     @classmethod
     def of(cls, run: RunFolder) -> Queue:
         ranking = _ranking(run)
         rows = suspect_rows(ranking)
         if not len(rows):
-            raise UsageError(f"{run.path} has no suspects: there is nothing to review.")
+            low = "no low weights" if run.config().get("mode") == "transfer" else "no suspects"
+            raise UsageError(f"{run.path} has {low}: there is nothing to review.")
         return cls._make(run, ranking, rows)
 
     @classmethod
@@ -58,13 +61,16 @@ class Queue:
 
     @classmethod
     def _make(cls, run: RunFolder, ranking: Mapping[str, np.ndarray], rows: np.ndarray) -> Queue:
+        transfer = run.config().get("mode") == "transfer"
         return cls(
             ranking=ranking,
             rows=rows,
             pictures=thumbnails.load(run),
             classes=_classes(run, ranking),
-            suggested=suggested_labels(ranking),
+            suggested=None if transfer else suggested_labels(ranking),
             features=feature_columns(ranking, run.source()),
+            basis=(run.suspects() or {}).get("probability_basis", ""),
+            noun="Low weight" if transfer else "Suspect",
         )
 
     def id_of(self, row: int) -> str:
@@ -79,6 +85,8 @@ class Queue:
             "pictures": bool(self.pictures) or "path" in self.ranking,
             "features": list(self.features.values()),
             "typical": self._typical(),
+            "basis": self.basis,
+            "noun": self.noun,
         }
 
     def picture(self, row: int) -> bytes | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from soseleto.errors import UsageError
+
 FIGURES = ("precision", "recall", "wrong_share")
 ESTIMATED = "estimated"  # entry of suspects.json: the estimates that audited figures have replaced
 UNKNOWN = "unknown"
@@ -22,6 +24,28 @@ def with_audit(suspects: Mapping[str, Any], audit: Mapping[str, Any]) -> dict[st
     return {**merged, "basis": basis, ESTIMATED: estimated}
 
 
+def best_count(suspects: Mapping[str, Any] | None) -> int:
+    """The length of the best list of a run without suspects; 0 where the run has suspects, or no probabilities."""
+    return int(((suspects or {}).get("best") or {}).get("count", 0))
+
+
+def guaranteed_count(suspects: Mapping[str, Any] | None, asked: float) -> int:
+    """How many examples, the most probable, are a list whose precision is at least ``asked`` by its interval's lower end.
+
+    An audited precision decides about the suspects as they are; otherwise the estimates at every threshold do.
+    """
+    if suspects is None or "curve" not in suspects:
+        raise UsageError("this run was trained without probes, so no precision can be guaranteed: leave out --guarantee.")
+    precision = suspects["precision"]
+    if precision.get("basis") == "audited":
+        return int(suspects["count"]) if precision["low"] >= asked else 0
+    curve = suspects["curve"]
+    if "precision_low" not in curve:
+        raise UsageError("this run has no intervals at every threshold: train again, or leave out --guarantee.")
+    enough = (n for n, low in zip(curve["count"], curve["precision_low"], strict=True) if n and low >= asked)
+    return next(enough, 0)
+
+
 def is_known(figure: Mapping[str, Any] | None) -> bool:
     """Whether a figure has a value; an interval that says nothing has none."""
     return bool(figure) and figure.get("value") is not None  # type: ignore[union-attr]
@@ -33,4 +57,5 @@ def in_words(figure: Mapping[str, Any] | None) -> str:
         return UNKNOWN
     assert figure is not None
     value, low, high = (f"{100 * figure[name]:.0f}" for name in ("value", "low", "high"))
-    return f"{value} % ({low} to {high}; {figure['basis']})"
+    basis = figure.get("basis")
+    return f"{value} % ({low} to {high}{f'; {basis}' if basis else ''})"

@@ -229,6 +229,7 @@ class Loop:
             engine=getattr(getattr(state, "engine", None), "name", ""),
             config=config,
             suspect_precision=self.settings.probes.precision,
+            guarantee=self.settings.probes.guarantee,
         )
 
     def _with_evidence(self, result: Result, state: Any) -> Result:

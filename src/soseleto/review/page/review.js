@@ -139,7 +139,7 @@
       return;
     }
     const item = current();
-    at("which").textContent = `${state.audit ? "Example" : "Suspect"} ${whole.format(place + 1)} of ${whole.format(state.items.length)}`;
+    at("which").textContent = `${state.audit ? "Example" : state.noun} ${whole.format(place + 1)} of ${whole.format(state.items.length)}`;
     at("id").textContent = item.id;
     at("wrong").textContent = percent(item.wrong);
     at("weight").textContent = item.weight?.toFixed(2) ?? "–";
@@ -261,6 +261,7 @@
     state = found;
     at("label").append(...state.classes.map((name) => new Option(name, name)));
     if (state.items.every((item) => item.wrong === null)) document.querySelectorAll(".facts div")[0].hidden = true;
+    if (state.basis) document.querySelectorAll(".facts dt")[0].textContent = `P(mislabelled), ${state.basis}`;
     showAudit(state.audit);
     place = undecidedAfter(0);
     show();
