@@ -399,3 +399,46 @@ def test_regression_is_for_python(tmp_path: Path) -> None:
     pair = soseleto.data.read_pair(tmp_path / "numbers.csv", tmp_path / "numbers.csv", mode="transfer", skip_bad=True)
     with pytest.raises(UsageError, match="real numbers"):
         fit.Job.of(None, pair, None)  # type: ignore[arg-type]
+
+
+def test_earlier_labels_doubt_and_a_guarantee(type_: Type, data: list[object], tmp_path: Path) -> None:
+    target = tmp_path / "target.csv"
+    header, *lines = write_table(target, 120, 2).read_text().splitlines()
+    other = {"right": "left", "left": "right"}
+    was = [other[line.split(",")[-1]] if row % 4 == 0 else line.split(",")[-1] for row, line in enumerate(lines)]
+    target.write_text("\n".join([f"{header},was", *map(",".join, zip(lines, was, strict=True))]) + "\n")
+    before = tmp_path / "before.csv"
+    before.write_text("\n".join(["label", *was]) + "\n")
+    found = {}
+    for name, given in (("column", "was"), ("file", before)):
+        if name == "file":
+            target.write_text("\n".join([header, *lines]) + "\n")
+        words = [
+            "--epochs",
+            1,
+            "--folds",
+            2,
+            "--no-baselines",
+            "--doubt-labels",
+            "--guarantee",
+            "--labels-before",
+            given,
+        ]
+        code, said, err = type_("fit", *data, "--out", tmp_path / name, *words)
+        assert code == 0, err
+        folder = RunFolder.open(tmp_path / name)
+        found[name] = folder.suspects() or {}
+        assert found[name]["basis"] == "from earlier labels"
+        assert folder.config()["guarantee"] is True
+        assert "label_doubt" in json.dumps(folder.config()["settings"]["source_loss"])
+        assert "from earlier labels" in said or "unknown" in said
+    assert found["column"] == found["file"]
+    assert found["column"]["count"] == 0 or found["column"]["precision"]["low"] >= 0.95
+    for words, message in (
+        (["--labels-before", "was"], "is neither a column of"),
+        (["--labels-before", before, "--mode", "transfer"], "--labels-before has no effect in transfer mode"),
+        (["--labels-before", before, "--probes", 0], "labels_before has no effect without probes"),
+        (["--guarantee", "--probes", 0], "--guarantee has no effect, since this training has no probes"),
+    ):
+        code, _, err = type_("fit", *data, "--out", tmp_path / "off", *words)
+        assert (code, message in err) == (2, True), err

@@ -1,4 +1,4 @@
-"""The audit: a random sample that is checked on the review page, kept between sessions, and figures in the run folder."""
+"""The audit: a random sample checked on the review page and kept between sessions, and figures in the run folder."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,9 +21,7 @@ def answered(stratum: Stratum, wrong: np.ndarray, checks: int) -> Checked:
     """The first ``checks`` of the sample's order, answered by the truth."""
     answers = tuple(bool(one) for one in wrong[stratum.order[:checks]])
     right = len(answers) - sum(answers)
-    return Checked(
-        stratum.suspects, stratum.size, stratum.planned, stratum.expected, answers, sum(answers), right
-    )
+    return Checked(stratum.suspects, stratum.size, stratum.planned, stratum.expected, answers, sum(answers), right)
 
 
 def of_one(size: int, checked: int, wrong: int, *, planned: int = 0, expected: float = 0.5, fixed: bool) -> Estimate:
@@ -38,7 +36,9 @@ def of_one(size: int, checked: int, wrong: int, *, planned: int = 0, expected: f
 # Evidence
 
 
-@pytest.mark.parametrize(("size", "checked", "wrong"), [(50, 10, 3), (50, 10, 0), (50, 10, 10), (30, 30, 7), (30, 0, 0)])
+@pytest.mark.parametrize(
+    ("size", "checked", "wrong"), [(50, 10, 3), (50, 10, 0), (50, 10, 10), (30, 30, 7), (30, 0, 0)]
+)
 def test_the_p_values_are_hypergeometric(size: int, checked: int, wrong: int) -> None:
     for evidence, tail in (
         (against_fewer(size, checked, wrong), lambda w: stats.hypergeom.sf(wrong - 1, size, w, checked)),
@@ -88,13 +88,13 @@ def test_the_ends_below_a_bound() -> None:
 # Coverage
 
 
-@lru_cache(maxsize=None)
+@cache
 def any_time(size: int, checked: int, wrong: int) -> tuple[float, float]:
     found = of_one(size, checked, wrong, fixed=False)
     return found.low, found.high
 
 
-@lru_cache(maxsize=None)
+@cache
 def wilson(size: int, checked: int, wrong: int) -> tuple[float, float]:
     p, z = wrong / checked, Z
     middle, half = p + z * z / (2 * checked), z * math.sqrt(p * (1 - p) / checked + z * z / (4 * checked * checked))
@@ -133,14 +133,14 @@ def test_intervals_of_a_fixed_size_have_the_exact_coverage() -> None:
 
 
 def population(random: np.random.Generator, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Probabilities, which are suspects, and which labels are wrong; the probabilities promise too much or too little."""
+    """Probabilities, which are suspects, and which labels are wrong: ``share`` of what they promise."""
     probability = np.concatenate([random.uniform(0.6, 1.0, 60), random.beta(0.2, 1.2, 340)])
     return probability, np.arange(400) < 60, random.random(400) < share * probability
 
 
 def test_all_figures_hold_at_the_worst_moment_to_stop() -> None:
     random = np.random.default_rng(0)
-    bad = {name: 0 for name in ("precision", "recall", "wrong_share")}
+    bad = dict.fromkeys(("precision", "recall", "wrong_share"), 0)
     repeats = 60
     for repeat in range(repeats):
         probability, is_suspect, wrong = population(random, (0.5, 1.0)[repeat % 2])

@@ -1,4 +1,4 @@
-"""What estimates rest on, precision by the lower end of the interval, and the best list where no list is good enough."""
+"""The basis of estimates, precision by the lower end of the interval, and the best list where none is good enough."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from soseleto.suspects.signals import Evidence
 from soseleto.suspects.suspects import Calibrated
 
 
-def calibrated(*, apart: float, share: float = 0.3, probes: int = 400, checked: tuple[int, int] | None = None) -> Calibrated:
+def calibrated(
+    *, apart: float, share: float = 0.3, probes: int = 400, checked: tuple[int, int] | None = None
+) -> Calibrated:
     """One signal, whose means for right and wrong labels are ``apart`` standard deviations apart."""
     draw = np.random.default_rng(0)
     wrong = np.append(draw.random(3000) < share, np.arange(probes) % 2 == 0)

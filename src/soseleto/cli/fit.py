@@ -24,7 +24,7 @@ from soseleto.cli.choices import augment_for, folds_for, probes_for, target_shar
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.data import Augment, Pair, Reading, column_of, read_labels_before, read_pair
 from soseleto.errors import TrainingError, UsageError, did_you_mean
-from soseleto.extensions import chain, label_doubt, target_share
+from soseleto.extensions import chain, label_doubt, normalized, target_share
 from soseleto.models.by_name import default_name, make_model
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
@@ -262,8 +262,8 @@ class Job:
             return methods.by_name(part.method)
         share = target_share_for(options.target_share, options.mode)
         mixed = target_share(share) if share else chain()
-        doubt = {"source_loss": label_doubt()} if options.doubt_labels else {}
-        return Soseleto(weight_step=options.weight_step, gradients=mixed, engine=options.engine, **doubt)
+        loss = label_doubt() if options.doubt_labels else normalized()
+        return Soseleto(weight_step=options.weight_step, gradients=mixed, engine=options.engine, source_loss=loss)
 
     def _compute(self) -> Compute:
         options = self.options
@@ -449,7 +449,9 @@ def _suspects(folder: RunFolder) -> str:
     if found is None:
         count = int(is_suspect(folder.ranking()).sum())
         if folder.config().get("mode") == "transfer":
-            return f"{count:,} source examples have a weight below {LOW_WEIGHT} (soseleto rank {folder.path} --worst 20)"
+            return (
+                f"{count:,} source examples have a weight below {LOW_WEIGHT} (soseleto rank {folder.path} --worst 20)"
+            )
         return (
             f"{count:,} suspects: source examples of weight below {LOW_WEIGHT}, with an unknown precision ({command}; "
             f"soseleto audit {folder.path} measures it)"

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.figures import best_count, guaranteed_count, in_words
+from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.ranking import Ranking, is_suspect, most_suspicious_first, worst_rows
 
 FORMATS = ("csv", "parquet", "json")
@@ -73,7 +73,9 @@ def describe_list(run_path: str | os.PathLike[str], *, guarantee: bool = False) 
         )
     if not is_suspect(ranking).any():
         best = in_words((found.get("best") or {}).get("precision"))
-        return f"no suspects at a precision of {asked}: the {count:,} most probable, with an expected precision of {best}"
+        return (
+            f"no suspects at a precision of {asked}: the {count:,} most probable, with an expected precision of {best}"
+        )
     return f"{count:,} suspects: precision {in_words(found.get('precision'))}, recall {in_words(found.get('recall'))}"
 
 

@@ -209,8 +209,8 @@ def _suspects(run: RunFiles) -> str:
     asked = run.config.get("suspect_precision")
     at = f" at a precision of {share(asked)}" if _is_number(asked) else ""
     return (
-        f"No label is suspected to be wrong{at}{_highest(run)}. The best list has {count(best['count'])} examples, with "
-        f"an expected precision of {in_words(best.get('precision'))}."
+        f"No label is suspected to be wrong{at}{_highest(run)}. The best list has {count(best['count'])} examples, "
+        f"with an expected precision of {in_words(best.get('precision'))}."
     )
 
 

@@ -182,8 +182,8 @@ def prepare(
         return Audit.begin(run, decisions, checks=checks, width=width, seed=seed or 0)
     if seed not in (None, there.seed):
         raise UsageError(
-            f"the audit of {run.path} began with --seed {there.seed}: leave --seed out, or delete {run.path / AUDIT} to "
-            "begin another."
+            f"the audit of {run.path} began with --seed {there.seed}: leave --seed out, or delete {run.path / AUDIT} "
+            "to begin another."
         )
     if there.width is None and width is not None:  # both plans share one error rate, which has been divided already
         raise UsageError(

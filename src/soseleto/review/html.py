@@ -12,7 +12,10 @@ HERE = Path(__file__).parent / "page"
 
 
 def render(name: str, run_path: str, *, audit: bool = False) -> tuple[bytes, str]:
-    """The page for a review or an audit of the run ``name``, and its content security policy: requests go to this server only."""
+    """The page for a review or an audit of the run ``name``, and its content security policy.
+
+    Requests go to this server only.
+    """
     style, script = asset("style.css") + asset("review.css", HERE), asset("review.js", HERE)
     page = template("review.html.j2", HERE).render(
         name=name,

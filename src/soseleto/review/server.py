@@ -263,7 +263,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Sec-Fetch-Site") not in OWN:
             raise Refused(http.HTTPStatus.FORBIDDEN, "Cross-site requests are refused.")
         if not self._has_session():
-            raise Refused(http.HTTPStatus.FORBIDDEN, f"No session: open the link that `{self.server.review.command}` printed.")
+            raise Refused(
+                http.HTTPStatus.FORBIDDEN, f"No session: open the link that `{self.server.review.command}` printed."
+            )
 
     def _has_session(self) -> bool:
         try:

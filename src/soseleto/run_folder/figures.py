@@ -1,4 +1,4 @@
-"""The figures of ``suspects.json``: precision, recall and share of wrong labels, each with its interval and its basis."""
+"""The figures of ``suspects.json``: precision, recall and share of wrong labels, each with its interval and basis."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def best_count(suspects: Mapping[str, Any] | None) -> int:
 
 
 def guaranteed_count(suspects: Mapping[str, Any] | None, asked: float) -> int:
-    """How many examples, the most probable, are a list whose precision is at least ``asked`` by its interval's lower end.
+    """The length of the longest list whose precision is at least ``asked`` by the lower end of its interval.
 
     An audited precision decides about the suspects as they are; otherwise the estimates at every threshold do.
     """
     if suspects is None or "curve" not in suspects:
-        raise UsageError("this run was trained without probes, so no precision can be guaranteed: leave out --guarantee.")
+        raise UsageError(
+            "this run was trained without probes, so no precision can be guaranteed: leave out --guarantee."
+        )
     precision = suspects["precision"]
     if precision.get("basis") == "audited":
         return int(suspects["count"]) if precision["low"] >= asked else 0

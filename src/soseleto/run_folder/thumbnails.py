@@ -28,7 +28,7 @@ BATCH = 64
 
 
 def save(folder: RunFolder, source: Examples, also: Sequence[int] = ()) -> None:
-    """Write thumbnails of the best, the worst, the suspects and the rows ``also``; nothing where these are no images."""
+    """Write thumbnails of the best, the worst, the suspects and the rows ``also``; nothing for other inputs."""
     if not is_images(source.inputs):
         return
     pyarrow, parquet = (need(name, to="writing thumbnails") for name in ("pyarrow", "pyarrow.parquet"))

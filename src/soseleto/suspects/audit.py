@@ -5,9 +5,9 @@ probability separates them, with more checks where labels are more doubtful (Ney
 the audit began are a stratum of their own whose wrong labels are counted.
 
 Each figure (precision, recall, share of wrong labels) has an interval that contains the truth with a probability of at
-least 95 %, whenever one stops. Without a wanted width, the number of checks is fixed beforehand: 4 % of error are spent
-on the exact interval after all of them and 1 % on intervals that hold at any time. With a wanted width all 5 % go to the
-latter. See finite_population.py.
+least 95 %, whenever one stops. Without a wanted width, the number of checks is fixed beforehand: of the 5 % of error, 4
+are spent on the exact interval after all checks and 1 on intervals that hold at any time. With a wanted width all 5 are
+spent on the latter. See finite_population.py.
 
 NumPy in double precision; all functions are pure.
 """

@@ -1,12 +1,12 @@
 """Evidence about the number W of wrong labels in a finite population, from a random sample without replacement.
 
-Each function returns an ``Evidence``: for every W that is still possible, how much evidence the sample is against it, as
-a convex function of W. A set of W that has 95 % coverage is that of all W with evidence below a bound.
+Each function returns an ``Evidence``: for every W that is still possible, how much evidence there is against it, a convex
+function of W. A set of W that has 95 % coverage is that of all W with evidence below a bound.
 
 - One sample of a size fixed beforehand: −log of the exact (hypergeometric) one-sided p-value. Over H strata the sum of
   −log p is at most that of H exponential variables (Fisher), whose quantile is the bound.
 - A sample that may be stopped at any time: log of the prior-posterior ratio (Waudby-Smith and Ramdas 2020). At the true
-  W the ratio is a supermartingale that starts at 1, so it ever reaches 1/α with probability at most α (Ville). So is the
+  W the ratio is a supermartingale that starts at 1, so it ever reaches 1/α with probability at most α (Ville). So is a
   product over independently sampled strata: logarithms add, and the bound stays log 1/α.
 
 NumPy in double precision.

@@ -60,7 +60,7 @@ class Suspects:
 
     @property
     def best(self) -> Suspects:
-        """The best list without a wanted precision: as many examples, the most probable, as wrong labels are expected."""
+        """The best list without a wanted precision: the most probable, as many as wrong labels are expected."""
         ordered = np.sort(self.calibrated.probability)[::-1]
         count = min(max(round(float(ordered.sum())), 1), len(ordered))
         return self.at(float(ordered[count - 1]))
@@ -83,8 +83,8 @@ class Suspects:
                 f"{best.precision} ({self.basis})"
             )
         return (
-            f"{len(self):,} suspects of {len(self.probability):,} (probability {self.threshold:.2f} or more): precision "
-            f"{self.precision}, recall {self.recall}, wrong labels in all {self.wrong_share} ({self.basis})"
+            f"{len(self):,} suspects of {len(self.probability):,} (probability {self.threshold:.2f} or more): "
+            f"precision {self.precision}, recall {self.recall}, wrong labels in all {self.wrong_share} ({self.basis})"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Probes:
     labels_before: the labels that the target's examples had before they were checked, if these are known: wrong probes
         then carry real mistakes; otherwise a wrong label is drawn uniformly
     precision: the share of the suspects that should really be mislabelled
-    guarantee: choose the suspects so that the lower end of the precision's interval reaches ``precision``, not its middle
+    guarantee: choose the suspects so that the lower end of the interval, not its middle, reaches ``precision``
     """
 
     share: Share = "auto"

@@ -53,8 +53,8 @@ def read_labels_before(given: str, target: Examples, path: Path, reading: Readin
     missing = [name for name in map(target.id_of, range(len(target))) if by_key.get(name) is None]
     if missing:
         raise DataError(
-            f"{what} has no label for {len(missing)} of the {len(target)} target examples ({some(missing)}): give every "
-            "one the label it had before the check, and the same id."
+            f"{what} has no label for {len(missing)} of the {len(target)} target examples ({some(missing)}): give "
+            "every one the label it had before the check, and the same id."
         )
     return _index([str(by_key[target.id_of(row)]) for row in range(len(target))], target, reading, what)
 
