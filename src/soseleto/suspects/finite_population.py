@@ -1,6 +1,6 @@
 """Evidence about the number W of wrong labels in a finite population, from a random sample without replacement.
 
-Each function returns an ``Evidence``: for every W that is still possible, how much evidence there is against it, a convex
+Each function returns an ``Evidence``: how much evidence there is against every W that is still possible, a convex
 function of W. A set of W that has 95 % coverage is that of all W with evidence below a bound.
 
 - One sample of a size fixed beforehand: −log of the exact (hypergeometric) one-sided p-value. Over H strata the sum of
