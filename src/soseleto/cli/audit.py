@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from soseleto.errors import UsageError
-from soseleto.review.audit import Audit, require_auditable, summary
+from soseleto.review.audit import Audit, require_auditable
 from soseleto.review.decisions import read_decisions
 from soseleto.review.server import AuditOptions, serve
 from soseleto.run_folder.folder import RunFolder
@@ -30,5 +30,5 @@ def print_summary(run: Path, echo: Callable[[str], None]) -> None:
     there = Audit.load(folder)
     if there is None:
         raise UsageError(f"{run} has not been audited yet: type `soseleto audit {run}`.")
-    for line in summary(there, read_decisions(folder)):
+    for line in there.progress(read_decisions(folder)).summary():
         echo(line)

@@ -98,28 +98,14 @@ class Audit:
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{run.path / AUDIT} is not an audit: restore it, or delete it to begin again.") from error
 
-    def to_dict(self, decisions: Mapping[str, Decision]) -> dict[str, Any]:
-        """The content of ``audit.json``."""
-        found = self.figures(decisions)
-        checked = [len(one.answers) for one in self._strata(decisions)]
-        shown = {name: getattr(found, name) for name in TITLES}
-        return {
-            "seed": self.seed,
-            "checks": self.checks,
-            "width": self.width,
-            "complete": found.complete,
-            "checked": {
-                name: sum(n for n, part in zip(checked, self.parts, strict=True) if part.suspects == kind)
-                for name, kind in (("suspects", True), ("others", False))
-            },
-            "figures": {name: one.to_dict(AUDITED) for name, one in shown.items() if one is not None},
-            "decided_before": dict(zip(("suspects", "others"), self.before, strict=True)),
-            "strata": [asdict(part) for part in self.parts],
-        }
-
-    def figures(self, decisions: Mapping[str, Decision]) -> Figures:
+    def progress(self, decisions: Mapping[str, Decision]) -> Progress:
+        """The figures of the decisions so far."""
+        strata = [self._checked(part, decisions) for part in self.parts]
         before = [self._decided(ids, decisions) for ids in self.before]
-        return statistics.figures(self._strata(decisions), (before[0], before[1]), fixed=self.width is None)
+        found = statistics.figures(strata, (before[0], before[1]), fixed=self.width is None)
+        checked = [sum(len(one.answers) for one in strata if one.suspects == kind) for kind in (True, False)]
+        left = sum(name not in decisions for name in self.ids())
+        return Progress(self, found, checked[0], checked[1], left)
 
     def ids(self) -> list[str]:
         """The examples to check, in order."""
@@ -128,11 +114,6 @@ class Audit:
             for one in self.parts
         ]
         return [str(name) for name in statistics.schedule(strata, self._targets())]
-
-    def is_narrow(self, found: Figures) -> bool:
-        """Whether precision and share of wrong labels are as narrow as was asked for."""
-        asked = [one for one in (found.precision, found.wrong_share) if one is not None]
-        return self.width is not None and all(one.width <= self.width for one in asked)
 
     def _targets(self) -> list[int]:
         """Checks per stratum; those beyond the planned ones count at any time only."""
@@ -143,9 +124,6 @@ class Audit:
             parts = [part for part in self.parts if part.suspects == kind]
             targets += statistics.allocate([p.size for p in parts], [p.expected for p in parts], self.checks)
         return [max(number, part.planned) for number, part in zip(targets, self.parts, strict=True)]
-
-    def _strata(self, decisions: Mapping[str, Decision]) -> list[Checked]:
-        return [self._checked(part, decisions) for part in self.parts]
 
     def _checked(self, part: Part, decisions: Mapping[str, Decision]) -> Checked:
         known = [self._is_wrong(decisions.get(name)) for name in part.order]
@@ -164,6 +142,76 @@ class Audit:
         if decision is None:
             return None
         return decision.action != "keep" and decision.label != self.labels.get(decision.id)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of an audit: its figures, the answers that count so far, and the checks that are left."""
+
+    audit: Audit
+    figures: Figures
+    suspects: int
+    others: int
+    left: int
+
+    @property
+    def shown(self) -> dict[str, Estimate]:
+        """The figures by name; only the share of wrong labels without suspects."""
+        return {name: one for name in TITLES if (one := getattr(self.figures, name)) is not None}
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether precision and share of wrong labels are as narrow as was asked for."""
+        return all(self._is_narrow(one) for name, one in self.shown.items() if name != "recall")
+
+    def _is_narrow(self, figure: Estimate) -> bool:
+        return self.audit.width is not None and figure.width <= self.audit.width
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of ``audit.json``."""
+        audit = self.audit
+        return {
+            **{"seed": audit.seed, "checks": audit.checks, "width": audit.width, "complete": self.figures.complete},
+            "checked": {"suspects": self.suspects, "others": self.others},
+            "figures": {name: one.to_dict(AUDITED) for name, one in self.shown.items()},
+            "decided_before": dict(zip(("suspects", "others"), audit.before, strict=True)),
+            "strata": [asdict(part) for part in audit.parts],
+        }
+
+    def on_page(self) -> dict[str, Any]:
+        """What the page shows."""
+        rows = [
+            {
+                **{"name": TITLES[name], "low": one.low, "high": one.high, "narrow": self._is_narrow(one)},
+                "value": one.value if one.known else None,
+            }
+            for name, one in self.shown.items()
+        ]
+        return {"figures": rows, "sentence": self.sentence(), "narrow": self.is_narrow}
+
+    def summary(self) -> list[str]:
+        """Lines to print."""
+        before = sum(len(ids) for ids in self.audit.before)
+        more = f"; {before:,} were decided before" if before else ""
+        return [
+            f"checked {self.suspects:,} suspects and {self.others:,} other examples{more}",
+            *(f"{TITLES[name].lower()}: {one}{f', {AUDITED}' * one.known}" for name, one in self.shown.items()),
+            self.sentence(),
+        ]
+
+    def sentence(self) -> str:
+        """What is left to do."""
+        certain = "Every interval contains the truth with a probability of at least 95 %."
+        if self.is_narrow:
+            return f"Narrow enough: you can stop. {certain}"
+        if not self.left:
+            return f"All checks are done. {certain}"
+        if self.audit.width is not None:
+            points = f"{100 * self.audit.width:.0f} points"
+            return f"Until precision and share of wrong labels are known within {points}; you can stop at any time."
+        if self.figures.complete:
+            return f"{self.left:,} further checks left. You can stop at any time."
+        return f"{self.left:,} checks left. You can stop at any time; after the last one the intervals become narrower."
 
 
 def prepare(
@@ -199,49 +247,6 @@ def require_auditable(run: RunFolder) -> None:
             f"{run.path} was trained in transfer mode, where weights are about the target and not about wrong labels: "
             "there is nothing to audit."
         )
-
-
-def summary(audit: Audit, decisions: Mapping[str, Decision]) -> list[str]:
-    """The figures as lines to print."""
-    found, made = audit.figures(decisions), audit.to_dict(decisions)["checked"]
-    before = sum(len(ids) for ids in audit.before)
-    first = f"checked {made['suspects']:,} suspects and {made['others']:,} other examples"
-    more = f"; {before:,} were decided before" if before else ""
-    lines = [f"{first}{more}"]
-    for name, title in TITLES.items():
-        figure = getattr(found, name)
-        if figure is not None:
-            basis = f", {AUDITED}" if figure.known else ""
-            lines.append(f"{title.lower()}: {figure}{basis}")
-    return [*lines, sentence(audit, decisions)]
-
-
-def sentence(audit: Audit, decisions: Mapping[str, Decision]) -> str:
-    """What is left to do."""
-    found, queue = audit.figures(decisions), audit.ids()
-    left = sum(name not in decisions for name in queue)
-    if audit.width is not None and audit.is_narrow(found):
-        return "Narrow enough: you can stop. Every interval contains the truth with a probability of at least 95 %."
-    if not left:
-        return "All checks are done. Every interval contains the truth with a probability of at least 95 %."
-    if audit.width is not None:
-        points = f"{100 * audit.width:.0f} points"
-        return f"Until precision and share of wrong labels are known within {points}; you can stop at any time."
-    if found.complete:
-        return f"{left:,} further checks left. You can stop at any time."
-    return f"{left:,} checks left. You can stop at any time; after the last one the intervals become narrower."
-
-
-def on_page(audit: Audit, decisions: Mapping[str, Decision]) -> dict[str, Any]:
-    """The figures as the page shows them."""
-    found = audit.figures(decisions)
-    rows = [_row(name, getattr(found, name), audit.width) for name in TITLES if getattr(found, name) is not None]
-    return {"figures": rows, "sentence": sentence(audit, decisions), "narrow": audit.is_narrow(found)}
-
-
-def _row(name: str, figure: Estimate, width: float | None) -> dict[str, Any]:
-    ends = {"low": figure.low, "high": figure.high, "value": figure.value if figure.known else None}
-    return {"name": TITLES[name], **ends, "narrow": width is not None and figure.width <= width}
 
 
 def _check(checks: int | None, width: float | None) -> None:

@@ -7,6 +7,7 @@ their row in the ranking, so that no request contains a path.
 
 from __future__ import annotations
 
+import contextlib
 import http
 import http.cookies
 import http.server
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from soseleto.errors import DiskError, SoseletoError, UsageError
-from soseleto.review.audit import Audit, on_page, prepare
+from soseleto.review.audit import Audit, prepare
 from soseleto.review.decisions import Decision, Decisions
 from soseleto.review.html import render
 from soseleto.review.queue import Queue
@@ -64,6 +65,7 @@ class Review:
     def __init__(self, run_path: str | os.PathLike[str], asked: AuditOptions | None = None) -> None:
         self.run = RunFolder.open(run_path)
         self.is_audit = asked is not None
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self.decisions = Decisions(self.run)
         try:
             self._prepare(asked)
@@ -74,7 +76,6 @@ class Review:
         self.session = secrets.token_urlsafe(32)
         self._token: str | None = secrets.token_urlsafe(32)
         self._rows = frozenset(self.queue.rows.tolist())
-        self._lock = threading.Lock()
 
     def _prepare(self, asked: AuditOptions | None) -> None:
         if asked is None:
@@ -83,17 +84,16 @@ class Review:
         made = self.decisions.latest()
         audit = prepare(self.run, made, **vars(asked))
         self.queue, self.audit = Queue.of_sample(self.run, audit.ids()), audit
-        self._save_audit()
-
-    def _save_audit(self) -> None:
-        """Write the figures; decisions of a review change them too."""
-        if self.audit is not None:
-            self.run.write_audit(self.audit.to_dict(self.decisions.latest()))
+        self._audited()
 
     def _audited(self) -> dict[str, Any] | None:
-        if not self.is_audit or self.audit is None:
+        """Write the figures of an audit, which a review changes too; return them for the page of an audit."""
+        if self.audit is None:
             return None
-        return on_page(self.audit, self.decisions.latest())
+        with self._writing, contextlib.suppress(DiskError):  # the decision is saved; the next one writes this again
+            progress = self.audit.progress(self.decisions.latest())
+            self.run.write_audit(progress.to_dict())
+        return progress.on_page() if self.is_audit else None
 
     @property
     def command(self) -> str:
@@ -123,7 +123,6 @@ class Review:
         if label is not None and label not in self.queue.classes:
             raise UsageError(f"{label!r} is not a class of this run.")
         self.decisions.decide(Decision(self.queue.id_of(row), str(request.get("action")), label))
-        self._save_audit()
         return {"row": row, "audit": self._audited()}
 
     def undo(self) -> dict[str, Any]:
@@ -131,7 +130,6 @@ class Review:
         undone = self.decisions.undo()
         if undone is None:
             return {"id": None}
-        self._save_audit()
         before = self.decisions.latest().get(undone.id)
         earlier = before and {"action": before.action, "label": before.label}
         return {"id": undone.id, "before": earlier, "audit": self._audited()}
