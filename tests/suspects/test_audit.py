@@ -164,6 +164,9 @@ def test_60_checks_give_a_useful_interval() -> None:
     after_all = of_one(500, 60, 57, planned=60, expected=0.95, fixed=True)
     assert after_all.low > 0.85
     assert after_all.width < 0.14
+    assert [round(100 * end) for end in (after_all.low, after_all.high)] == [86, 99]  # as in docs/how-to/audit.md
+    open_end = of_one(500, 60, 57, expected=0.95, fixed=False)
+    assert [round(100 * end) for end in (open_end.low, open_end.high)] == [83, 99]
     before = of_one(500, 59, 56, planned=60, expected=0.95, fixed=True)
     assert before.width > after_all.width  # stopping early costs width
 
