@@ -134,7 +134,7 @@ def test_intervals_of_a_fixed_size_have_the_exact_coverage() -> None:
 
 def population(random: np.random.Generator, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Probabilities, which are suspects, and which labels are wrong: ``share`` of what they promise."""
-    probability = np.concatenate([random.uniform(0.6, 1.0, 60), random.beta(0.2, 1.2, 340)])
+    probability = np.concatenate([random.uniform(0.6, 1.0, 60), np.where(np.arange(340) < 60, 0.5, 0.01)])
     return probability, np.arange(400) < 60, random.random(400) < share * probability
 
 
@@ -245,9 +245,9 @@ def test_the_sample_is_random_without_replacement_and_repeatable() -> None:
 
 
 def test_doubtful_examples_are_checked_more_often() -> None:
-    probability = np.where(np.arange(1000) < 100, 0.5, 0.01)
+    probability = np.where(np.arange(1000) < 150, 0.5, 0.01)
     doubtful, clear = split(np.arange(1000), probability)
-    assert len(doubtful) == pytest.approx(100, abs=10)
+    assert len(doubtful) == pytest.approx(150, abs=10)
     assert probability[clear].max() == pytest.approx(0.01)
     number, of_clear = allocate([len(doubtful), len(clear)], [0.5, 0.01], 60)
     assert number + of_clear == 60
@@ -257,19 +257,20 @@ def test_doubtful_examples_are_checked_more_often() -> None:
     assert allocate([30], [0.5], 60) == [30]
 
 
-def test_stratifying_makes_the_interval_narrower() -> None:
+def test_stratifying_makes_the_recall_narrower() -> None:
     random = np.random.default_rng(1)
-    probability = np.where(np.arange(2000) < 300, 0.5, 0.01)
-    none = np.zeros(2000, bool)
-    widths = {}
-    for name, given in (("by probability", probability), ("none", None)):
-        widths[name] = []
-        for seed in range(8):
-            wrong = random.random(2000) < probability
-            strata = draw(given, none, none, checks=120, seed=seed)
+    probability = np.concatenate([np.full(500, 0.95), np.full(300, 0.5), np.full(1700, 0.01)])
+    is_suspect, none = np.arange(2500) < 500, np.zeros(2500, bool)
+    widths: dict[int, list[float]] = {2: [], 3: []}
+    for seed in range(12):
+        wrong = random.random(2500) < probability
+        for given in (probability, None):
+            strata = draw(given, is_suspect, none, checks=60, seed=seed)
             found = figures([answered(one, wrong, one.planned) for one in strata], fixed=True)
-            widths[name].append(found.wrong_share.width)
-    assert np.mean(widths["by probability"]) < 0.9 * np.mean(widths["none"])
+            assert found.recall is not None
+            widths[len(strata)].append(found.recall.width)
+    assert len(widths[2]) == len(widths[3]) == 12
+    assert np.mean(widths[3]) < 0.97 * np.mean(widths[2])
 
 
 def test_a_million_examples_take_no_time_and_little_memory() -> None:

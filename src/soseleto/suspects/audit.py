@@ -35,7 +35,7 @@ CHECKS = 60  # of the suspects, and as many of the others
 ALPHA, ALPHA_AFTER_ALL = 0.05, 0.04
 LONGEST = 1000  # checks of a stratum
 SMALLEST, FEWEST = 20, 10  # examples and checks of a stratum
-WORTH_IT = 0.85  # two strata instead of one if they make the standard error this much smaller
+WORTH_IT = 0.75  # two strata if they make the standard error this much smaller: combining them costs a part of it
 FLOOR = 0.02  # no stratum is taken to have fewer wrong labels, however low its probabilities
 
 
