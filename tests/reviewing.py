@@ -8,13 +8,13 @@ import threading
 from collections.abc import Iterator
 
 from browser import Browser
-from soseleto.review.server import Review, Server
+from soseleto.review.server import AuditOptions, Review, Server
 from soseleto.run_folder.folder import RunFolder
 
 
 @contextlib.contextmanager
-def serving(run: RunFolder) -> Iterator[Server]:
-    review = Review(run.path)
+def serving(run: RunFolder, asked: AuditOptions | None = None) -> Iterator[Server]:
+    review = Review(run.path, asked)
     with Server(review) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

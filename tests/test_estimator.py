@@ -130,3 +130,19 @@ def test_a_target_that_is_off_is_one_sentence() -> None:
         quick().fit(X, y, target=(X[:5], y[:4]))
     with pytest.raises(ValueError, match="2 features, but SoseletoClassifier is expecting 3"):
         quick().fit(X, y, target=(X[:5, :2], y[:5]))
+
+
+def test_suspects_of_an_estimator(flipped: tuple[Arrays, Arrays, Arrays, np.ndarray]) -> None:
+    (X, y), target, _, wrong = flipped
+    made = SoseletoClassifier(epochs=8, batch_size=64, lr=0.1, random_state=0, device="cpu", probes=0.5)
+    found = made.fit(X, y, target=target).suspects(0.8)
+    chosen = found.is_suspect.numpy()
+    assert len(chosen) == len(X)
+    assert wrong[chosen].mean() > 0.6 > 0.4 > wrong.mean()
+    assert (made.classes_[found.suggested.numpy()] != y).all()
+    assert len(made.suspects()) <= len(found)
+    assert pickle.loads(pickle.dumps(made)).suspects(0.8).threshold == found.threshold
+    with pytest.raises(soseleto.UsageError, match=r"write SoseletoClassifier\(probes='auto'\)"):
+        quick().fit(X, y, target=target).suspects()
+    with pytest.raises(soseleto.UsageError, match=r"give fit a target=\(X, y\)"):
+        quick(probes="auto").fit(X, y)

@@ -20,9 +20,11 @@ from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.predictor import Predictor
+from soseleto.suspects.suspects import Calibrated, Suspects
 from soseleto.training.defaults import EPOCHS, LR, WEIGHT_STEP
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import sgd
+from soseleto.training.options import as_probes
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -49,6 +51,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         the whole data.
     weight_decay : of the model's parameters, as in ``soseleto.sgd``.
     weight_step : how far a source weight moves per visit, as in ``soseleto.Soseleto``.
+    probes : the share of the target that calibrates ``suspects``, ``"auto"``, a ``soseleto.Probes``, or None for none.
     standardize : centre and scale the inputs by the statistics of X.
     device : ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : an int makes two fits identical, to the last bit on a CPU.
@@ -73,6 +76,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         lr: float = LR,
         weight_decay: float = 0.0,
         weight_step: float = WEIGHT_STEP,
+        probes: Any = None,
         standardize: bool = True,
         device: str = "auto",
         random_state: Any = None,
@@ -85,6 +89,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.lr = lr
         self.weight_decay = weight_decay
         self.weight_step = weight_step
+        self.probes = probes
         self.standardize = standardize
         self.device = device
         self.random_state = random_state
@@ -112,6 +117,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             target_batch_size=_at_most(len(X_target), self.target_batch_size),
             optimizer=sgd(self.lr, self.weight_decay),
             method=Soseleto(weight_step=self.weight_step),
+            probes=self._checked_probes(target),
             standardize=self.standardize,
             seed=seed,
             device=self.device,
@@ -119,7 +125,27 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.model_, self._prepare, self.history_ = result.model, result.prepare, result.history
         self.source_weights_ = result.weights.numpy()
         self.source_scores_ = result.scores.numpy()
+        self._evidence, self._seed = result.evidence, seed
         return self
+
+    def suspects(self, precision: float | None = None, *, guarantee: bool | None = None) -> Suspects:
+        """The rows of X that are probably mislabelled, as ``soseleto.Result.suspects``; needs ``probes``.
+
+        The suggested labels are places in ``classes_``.
+        """
+        check_is_fitted(self)
+        if self._evidence is None:
+            raise UsageError("this estimator was fitted without probes: write SoseletoClassifier(probes='auto').")
+        options = as_probes(self.probes)
+        return Calibrated.learn(self._evidence, self._seed).for_precision(
+            options.precision if precision is None else precision,
+            guarantee=options.guarantee if guarantee is None else guarantee,
+        )
+
+    def _checked_probes(self, target: Any) -> Any:
+        if target is None and self.probes is not None:
+            raise UsageError("probes are planted from a target: give fit a target=(X, y), or leave probes out.")
+        return self.probes
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of every row."""

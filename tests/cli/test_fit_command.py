@@ -63,10 +63,12 @@ def data(tmp_path: Path) -> list[object]:
 def test_no_suspects_are_told_without_a_precision(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     folder.write_ranking({"id": np.array(["a", "b"]), "mislabelled_probability": np.array([0.718, 0.1])})
-    folder.write_suspects({"count": 0, "precision": {}, "recall": {}})
+    precision = {"value": 0.6, "low": 0.5, "high": 0.7, "basis": "assumes random mistakes"}
+    best = {"count": 40, "precision": precision}
+    folder.write_suspects({"count": 0, "precision": {}, "recall": {}, "best": best})
     assert fit._suspects(folder) == (
-        "no suspects: no label is mislabelled with a probability above 72 % by estimate "
-        f"(the worst ranked: soseleto rank {folder.path} --worst 20)"
+        "no suspects: no label is mislabelled with a probability above 72 % by estimate; the best list has 40 examples "
+        f"with precision 60 % (50 to 70; assumes random mistakes) (soseleto rank {folder.path} --suspects)"
     )
 
 
@@ -85,7 +87,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert {row["examples"] for row in rows.values()} == {60}
     assert rows["soseleto"]["accuracy"] >= rows["ordinary"]["accuracy"]
     assert re.search(r"SOSELETO +\d+\.\d %", said)
-    assert re.search(r"\d+ suspects, of which \d+ % \(\d+ to \d+\) are mislabelled by estimate", said)
+    assert re.search(r"\d+ suspects with precision \d+ % \(\d+ to \d+; assumes random mistakes\) and recall", said)
     assert said.endswith(f"report: {out / 'report.html'}\n")
     assert not (out / "parts").exists()
     assert err.count("engine") == 1  # four SOSELETO trainings, one sentence
@@ -133,6 +135,8 @@ OTHER_SETTINGS = [
     (["--target-batch-size", "16"], "target_batch_size was 32 and is 16"),
     (["--probes", "0.2"], 'probe_share was "auto" and is 0.2'),
     (["--suspect-precision", "0.8"], "suspect_precision was 0.95 and is 0.8"),
+    (["--guarantee"], "guarantee was false and is true"),
+    (["--doubt-labels"], "settings.source_loss"),
     (["--dtype", "bfloat16"], 'precision was null and is "torch.bfloat16"'),
     (["--non-finite", "skip"], 'non_finite was "stop" and is "skip"'),
     (["--seed", "1"], "seed was 0 and is 1"),
@@ -395,3 +399,46 @@ def test_regression_is_for_python(tmp_path: Path) -> None:
     pair = soseleto.data.read_pair(tmp_path / "numbers.csv", tmp_path / "numbers.csv", mode="transfer", skip_bad=True)
     with pytest.raises(UsageError, match="real numbers"):
         fit.Job.of(None, pair, None)  # type: ignore[arg-type]
+
+
+def test_earlier_labels_doubt_and_a_guarantee(type_: Type, data: list[object], tmp_path: Path) -> None:
+    target = tmp_path / "target.csv"
+    header, *lines = write_table(target, 120, 2).read_text().splitlines()
+    other = {"right": "left", "left": "right"}
+    was = [other[line.split(",")[-1]] if row % 4 == 0 else line.split(",")[-1] for row, line in enumerate(lines)]
+    target.write_text("\n".join([f"{header},was", *map(",".join, zip(lines, was, strict=True))]) + "\n")
+    before = tmp_path / "before.csv"
+    before.write_text("\n".join(["label", *was]) + "\n")
+    found = {}
+    for name, given in (("column", "was"), ("file", before)):
+        if name == "file":
+            target.write_text("\n".join([header, *lines]) + "\n")
+        words = [
+            "--epochs",
+            1,
+            "--folds",
+            2,
+            "--no-baselines",
+            "--doubt-labels",
+            "--guarantee",
+            "--labels-before",
+            given,
+        ]
+        code, said, err = type_("fit", *data, "--out", tmp_path / name, *words)
+        assert code == 0, err
+        folder = RunFolder.open(tmp_path / name)
+        found[name] = folder.suspects() or {}
+        assert found[name]["basis"] == "from earlier labels"
+        assert folder.config()["guarantee"] is True
+        assert "label_doubt" in json.dumps(folder.config()["settings"]["source_loss"])
+        assert "from earlier labels" in said or "unknown" in said
+    assert found["column"] == found["file"]
+    assert found["column"]["count"] == 0 or found["column"]["precision"]["low"] >= 0.95
+    for words, message in (
+        (["--labels-before", "was"], "is neither a column of"),
+        (["--labels-before", before, "--mode", "transfer"], "--labels-before has no effect in transfer mode"),
+        (["--labels-before", before, "--probes", 0], "labels_before has no effect without probes"),
+        (["--guarantee", "--probes", 0], "--guarantee has no effect, since this training has no probes"),
+    ):
+        code, _, err = type_("fit", *data, "--out", tmp_path / "off", *words)
+        assert (code, message in err) == (2, True), err

@@ -115,7 +115,7 @@ def test_suspects_are_counted_estimated_and_shown(images: RunFolder, tmp_path: P
     numbers = dict.fromkeys(("precision", "recall", "wrong_share"), estimate)
     run.write_suspects({"threshold": 0.5, "n_probes": 30, "curve": curve, **numbers})
     text = text_of(render(run.path))
-    assert "with an estimated precision of 95.3 %" in text
+    assert "12 labels are suspected to be wrong, with a precision of 95 % (90 to 100)." in text
     assert "Estimated recall 95.3 % of the mislabelled examples are suspects (95 % interval 90.0 % to 100 %)" in text
     assert "Estimated from 30 probes" in text
     assert "Probability of being mislabelled" in text

@@ -182,8 +182,7 @@ def test_suggestions_are_right_where_the_label_is_not(result: soseleto.Result, w
     hit = found.is_suspect & wrong
     assert result.source.truth is not None
     assert float((found.suggested == result.source.truth)[hit].float().mean()) > 0.85
-    assert torch.equal(found.suggested[~found.is_suspect], result.source.labels[~found.is_suspect])
-    assert bool((found.suggested != result.source.labels)[found.is_suspect].all())
+    assert bool((found.suggested != result.source.labels).all())
 
 
 def test_any_threshold_has_its_estimates(result: soseleto.Result) -> None:

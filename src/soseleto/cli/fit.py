@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from soseleto import methods
 from soseleto.algorithm import Soseleto
@@ -23,9 +23,9 @@ from soseleto.cli import comparison
 from soseleto.cli.choices import augment_for, folds_for, probes_for, target_share_for
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.home import Home
-from soseleto.data import Augment, Pair, Reading, read_pair
+from soseleto.data import Augment, Pair, Reading, column_of, read_labels_before, read_pair
 from soseleto.errors import DiskError, TrainingError, UsageError, did_you_mean, first_line
-from soseleto.extensions import chain, target_share
+from soseleto.extensions import chain, label_doubt, normalized, target_share
 from soseleto.models.by_name import default_name, make_model
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
@@ -34,10 +34,11 @@ from soseleto.prediction.temperature import fit_temperature
 from soseleto.report import write_report
 from soseleto.report.sentences import verdict
 from soseleto.run_folder import manifest
+from soseleto.run_folder.figures import in_words
 from soseleto.run_folder.folder import PARTS, REPORT, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
 from soseleto.run_folder.source_rows import Rows, unchanged
-from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
+from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, FEWEST_WRONG, Share
 from soseleto.task.losses import cross_entropy
 from soseleto.task.settings import to_data
 from soseleto.task.task import Method
@@ -76,6 +77,9 @@ class FitOptions:
     augment: str | None
     probes: float | None
     suspect_precision: float
+    guarantee: bool
+    labels_before: str | None
+    doubt_labels: bool
     dtype: str | None
     folds: int | None
     baselines: bool
@@ -133,7 +137,7 @@ def _train_all(options: FitOptions, echo: Callable[[str], None], reducer: Reduce
     def read() -> tuple[Pair, Rows | None]:
         sets = options.source, options.target, options.test
         with unchanged(options.source):
-            pair = read_pair(*sets, mode=options.mode, reading=options.reading, skip_bad=options.skip_bad)
+            pair = read_pair(*sets, mode=options.mode, reading=_reading(options), skip_bad=options.skip_bad)
             return pair, Rows.of(options.source, options.reading) if reducer.rank == 0 else None
 
     pair, rows = first_reads(reducer, read)
@@ -145,6 +149,16 @@ def _train_all(options: FitOptions, echo: Callable[[str], None], reducer: Reduce
     with LiveLine() as progress:
         job.run(progress)
     return job.home.path
+
+
+def _reading(options: FitOptions) -> Reading:
+    """With the column of earlier labels, which is not a feature."""
+    if options.labels_before is None:
+        return options.reading
+    if options.mode == "transfer":
+        raise UsageError("--labels-before has no effect in transfer mode, which has no suspects: leave it out.")
+    column = column_of(options.labels_before, options.target.expanduser(), options.reading)
+    return replace(options.reading, before_column=column)
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,7 @@ class Job:
     # Of parts that have ended, where there is a rescue folder:
     remembered: dict[str, Judged] = field(default_factory=dict)
     models: dict[str, bytes] = field(default_factory=dict)
+    before: Tensor | None = None  # the target's labels before they were checked
 
     @classmethod
     def of(cls, options: FitOptions, pair: Pair, reducer: Reducer, rows: Rows | None = None) -> Job:
@@ -176,7 +191,7 @@ class Job:
             raise UsageError(f"--keep must be {' or '.join(comparison.KEEP)}, got {options.keep!r}.")
         folds = _folds(options, len(pair.target))
         rivals = comparison.RIVALS if options.mode == "noisy" else comparison.RIVALS_IN_TRANSFER
-        return cls(
+        made = cls(
             options=options,
             pair=pair,
             model=options.model or default_name(shape),
@@ -190,7 +205,11 @@ class Job:
             parts=comparison.plan(
                 pair.target, pair.test, folds=folds, rivals=rivals if options.baselines else (), seed=options.seed
             ),
+            before=_labels_before(options, pair),
         )
+        if options.guarantee and not made._probes(made.main):
+            raise UsageError("--guarantee has no effect, since this training has no probes: leave it out.")
+        return made
 
     @property
     def main(self) -> Part:
@@ -317,7 +336,8 @@ class Job:
             return methods.by_name(part.method)
         share = target_share_for(options.target_share, options.mode)
         mixed = target_share(share) if share else chain()
-        return Soseleto(weight_step=options.weight_step, gradients=mixed, engine=options.engine)
+        loss = label_doubt() if options.doubt_labels else normalized()
+        return Soseleto(weight_step=options.weight_step, gradients=mixed, engine=options.engine, source_loss=loss)
 
     def _compute(self) -> Compute:
         options = self.options
@@ -400,7 +420,24 @@ class Job:
         return sgd(self.options.lr, self.options.weight_decay)
 
     def _planted(self, part: Part) -> Probes:
-        return Probes(share=self._probes(part), precision=self.options.suspect_precision)
+        share = self._probes(part)
+        return Probes(
+            share=share,
+            labels_before=self._before(part),
+            precision=self.options.suspect_precision,
+            guarantee=self.options.guarantee and bool(share),
+        )
+
+    def _before(self, part: Part) -> Tensor | None:
+        """The earlier labels of the part's target; None where too few of them were wrong to be planted."""
+        if self.before is None or (part.name and not self._probes(part)):
+            return None
+        if not part.name:
+            return self.before
+        place = {self.pair.target.id_of(row): row for row in range(len(self.pair.target))}
+        before = self.before[[place[part.target.id_of(row)] for row in range(len(part.target))]]
+        wrong = int((before != part.target.labels.cpu()).sum())
+        return before if 2 * FEWEST_WRONG <= wrong <= len(before) - 2 * FEWEST_WRONG else None
 
     def _checkpoints(self, part: Part) -> Checkpoints:
         """With the entries of ``config.json`` in addition to the training's own settings."""
@@ -419,6 +456,7 @@ class Job:
             "columns": columns,
             "folds": self.folds,
             "baselines": self.options.baselines,
+            "labels_before": None if self.before is None else hashlib.sha256(self.before.numpy().data).hexdigest(),
             "data": _digest(self.pair),
         }
 
@@ -459,6 +497,12 @@ def _within(folder: Path, part: Part) -> Path:
     return folder / PARTS / part.name if part.name else folder
 
 
+def _labels_before(options: FitOptions, pair: Pair) -> Tensor | None:
+    if options.labels_before is None:
+        return None
+    return read_labels_before(options.labels_before, pair.target, options.target.expanduser(), _reading(options))
+
+
 def _digest(pair: Pair) -> str:
     """sha256 of the data sets with the names of their classes and, where known, the correct labels."""
     digest = hashlib.sha256()
@@ -485,16 +529,24 @@ def _suspects(folder: RunFolder) -> str:
     command, found = f"soseleto rank {folder.path} --suspects", folder.suspects()
     if found is None:
         count = int(is_suspect(folder.ranking()).sum())
-        return f"{count:,} suspects: source examples of weight below {LOW_WEIGHT} ({command})"
+        if folder.config().get("mode") == "transfer":
+            return (
+                f"{count:,} source examples have a weight below {LOW_WEIGHT} (soseleto rank {folder.path} --worst 20)"
+            )
+        return (
+            f"{count:,} suspects: source examples of weight below {LOW_WEIGHT}, with an unknown precision ({command}; "
+            f"soseleto audit {folder.path} measures it)"
+        )
     if not found["count"]:
         highest = f"{100 * float(folder.ranking()['mislabelled_probability'].max()):.0f} %"
-        worst = f"the worst ranked: soseleto rank {folder.path} --worst 20"
-        return f"no suspects: no label is mislabelled with a probability above {highest} by estimate ({worst})"
-    precision, recall = found["precision"], found["recall"]
+        best = found.get("best") or {}
+        return (
+            f"no suspects: no label is mislabelled with a probability above {highest} by estimate; the best list has "
+            f"{best.get('count', 0):,} examples with precision {in_words(best.get('precision'))} ({command})"
+        )
     return (
-        f"{found['count']:,} suspects, of which {100 * precision['value']:.0f} % ({100 * precision['low']:.0f} to "
-        f"{100 * precision['high']:.0f}) are mislabelled by estimate, and {100 * recall['value']:.0f} % of the "
-        f"mislabelled are among them ({command})"
+        f"{found['count']:,} suspects with precision {in_words(found['precision'])} and recall "
+        f"{in_words(found['recall'])} ({command}; soseleto audit {folder.path} measures them)"
     )
 
 

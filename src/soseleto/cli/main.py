@@ -127,6 +127,19 @@ def fit(
     suspect_precision: Annotated[
         float, typer.Option(metavar="SHARE", help="Of real errors among the suspects.")
     ] = SUSPECT_PRECISION,
+    guarantee: Annotated[
+        bool, typer.Option("--guarantee", help="Suspects must have that precision by the lower end of its interval.")
+    ] = False,
+    labels_before: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN|FILE",
+            help="The target's labels before they were checked: a column of its table, or a table of its own.",
+        ),
+    ] = None,
+    doubt_labels: Annotated[
+        bool, typer.Option("--doubt-labels", help="Weigh a label also by the model's own prediction.")
+    ] = False,
     dtype: Annotated[
         str | None,
         typer.Option(metavar="bfloat16|float16|float32", help="Of the model under autocast. [default: float32]"),
@@ -193,6 +206,9 @@ def fit(
         augment=augment,
         probes=probes,
         suspect_precision=suspect_precision,
+        guarantee=guarantee,
+        labels_before=labels_before,
+        doubt_labels=doubt_labels,
         dtype=dtype,
         folds=folds,
         baselines=baselines,
@@ -240,6 +256,9 @@ def rank(
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
     suspects: Annotated[bool, typer.Option("--suspects", help="Only the suspects, most suspicious first.")] = False,
+    guarantee: Annotated[
+        bool, typer.Option("--guarantee", help="Only as many suspects as surely have the precision of the training.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")] = None,
     export_clean: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the source without the suspects (.csv, .parquet).")
@@ -249,16 +268,24 @@ def rank(
 ) -> None:
     """Print the ranking of a run's source examples, best first.
 
+    --worst orders by the probability of a wrong label where there is one.
+    --suspects also prints their precision, and what it rests on, to standard
+    error; without suspects it lists the best there is.
+
     Some columns have the names of cleanlab (given_label, predicted_label,
     is_label_issue, label_quality) and of FiftyOne (filepath, mistakenness). The
     file of --export-clean can be given to `fit --source`.
     """
-    from soseleto.report.export import export_ranking
+    from soseleto.report.export import describe_list, export_ranking
 
+    if guarantee and not suspects and export_clean is None:
+        raise UsageError("--guarantee has no effect by itself: add --suspects, or --export-clean FILE.")
     if export_clean is not None:
+        from soseleto.report.export import guaranteed_rows
         from soseleto.run_folder.manifest import write_clean
 
-        rows, dropped, relabelled = write_clean(run, export_clean, relabel=relabel, force=force)
+        chosen = guaranteed_rows(run) if guarantee else None
+        rows, dropped, relabelled = write_clean(run, export_clean, relabel=relabel, force=force, rows=chosen)
         typer.echo(f"wrote {export_clean}: {rows:,} examples, {dropped:,} dropped, {relabelled:,} relabelled", err=True)
         return
     if relabel:
@@ -266,8 +293,10 @@ def rank(
     if format == "parquet" and out is None and sys.stdout.isatty():
         raise UsageError("a terminal cannot show parquet: add --out FILE, or use --format csv.")
     _check_output(run, out, force)
-    content = export_ranking(run, format=format, best=best, worst=worst, suspects=suspects)
+    content = export_ranking(run, format=format, best=best, worst=worst, suspects=suspects, guarantee=guarantee)
     _write(content, out)
+    if suspects:
+        typer.echo(describe_list(run, guarantee=guarantee), err=True)
 
 
 @app.command(short_help="Label new inputs with a run's model.")
@@ -349,6 +378,40 @@ def review(
     except KeyboardInterrupt:  # how a review ends
         decided = len(read_decisions(RunFolder(run)))
         typer.echo(f"\ndecided so far: {decided:,}; `soseleto review {run} --export FILE` applies them")
+
+
+@app.command(short_help="Measure the error rate of a run's suspects.")
+def audit(
+    run: RunArgument,
+    checks: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Of suspects, and as many others. [default: 60; no limit with --width]"),
+    ] = None,
+    width: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Check until the intervals are this narrow, such as 0.1.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the random sample. [default: 0]")] = None,
+    summary: Annotated[bool, typer.Option("--summary", help="Print the figures so far, and exit.")] = False,
+    port: Annotated[int, typer.Option(help="Of the page; 0 for any free one.")] = 0,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
+) -> None:
+    """Check a random sample of suspects and of other examples in the browser.
+
+    The answers give the precision and recall of the suspects and the share of
+    wrong labels, without any assumption about the mistakes. The intervals hold
+    whenever you stop, and the same command continues an audit. Report, rank and
+    suspects.json then have these figures instead of the estimates.
+    """
+    import soseleto.cli.audit as command
+    from soseleto.review.server import AuditOptions
+
+    if summary:
+        if (checks, width, seed) != (None, None, None):
+            raise UsageError("--summary prints an audit as it is: leave --checks, --width and --seed out.")
+        command.print_summary(run, typer.echo)
+        return
+    asked = AuditOptions(checks=checks, width=width, seed=seed)
+    command.audit(run, asked, typer.echo, lambda link: _show_link(link, open_, "audit"), port=port)
 
 
 @app.command()
@@ -449,8 +512,8 @@ def _show_report(page: Path, show: bool) -> None:
         webbrowser.open(page.resolve().as_uri())
 
 
-def _show_link(link: str, show: bool) -> None:
-    typer.echo(f"review: {link}")
+def _show_link(link: str, show: bool, command: str = "review") -> None:
+    typer.echo(f"{command}: {link}")
     typer.echo("the link works once; Ctrl-C stops, and every decision is kept")
     if show:
         import webbrowser

@@ -8,6 +8,7 @@ from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.preprocess import Preprocess
 from soseleto.data.public import data_root, load
 from soseleto.data.randomness import generator, seed_for
+from soseleto.data.readers.labels_before import column_of, read_labels_before
 from soseleto.data.readers.problems import Problem, ProblemsError
 from soseleto.data.readers.read_pair import MODES, Pair, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.readers.reading import Reading
@@ -27,11 +28,13 @@ __all__ = [
     "by_confusion",
     "check_mode",
     "check_pair",
+    "column_of",
     "data_root",
     "feed",
     "generator",
     "load",
     "pair_flip",
+    "read_labels_before",
     "read_pair",
     "seed_for",
     "source_batches",

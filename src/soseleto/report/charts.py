@@ -176,9 +176,15 @@ def estimated(suspects: Record) -> Figure | None:
         "Estimated precision and recall of the suspects",
         chart.svg(f"At the lowest threshold {ends[0]}; at the highest {ends[1]}."),
         f"Estimated from {count(suspects.get('n_probes', 0))} probes: target examples added to the source, some with a "
-        "deliberately wrong label. Dashed line: the chosen threshold.",
+        f"{_wrong_label(suspects)} label. Dashed line: the chosen threshold.",
         PRECISION_RECALL,
     )
+
+
+def _wrong_label(suspects: Record) -> str:
+    """How probes got their wrong labels: the basis of the estimates."""
+    earlier = suspects.get("probability_basis") == "from earlier labels"
+    return "wrong earlier" if earlier else "randomly drawn wrong"
 
 
 def weights_over_time(run: RunFiles, columns: int = 60) -> Figure | None:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
+from soseleto.run_folder.figures import best_count, guaranteed_count, in_words
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.plausible import readable
-from soseleto.run_folder.ranking import Ranking, is_suspect, suspect_rows
+from soseleto.run_folder.ranking import Ranking, is_suspect, most_suspicious_first, worst_rows
 
 FORMATS = ("csv", "parquet", "json")
 
@@ -25,8 +26,9 @@ def export_ranking(
     best: int | None = None,
     worst: int | None = None,
     suspects: bool = False,
+    guarantee: bool = False,
 ) -> bytes:
-    """The ranking, best first; or its ``best`` first rows, its ``worst`` last rows, or the suspects, worst first."""
+    """The ranking, best first; or its ``best`` first rows, the ``worst``, or the suspects, worst first."""
     if format not in FORMATS:
         hint = did_you_mean(format, FORMATS)
         raise UsageError(f"unknown format {format!r}{hint}: choose one of {', '.join(FORMATS)}.")
@@ -34,19 +36,71 @@ def export_ranking(
     run = RunFolder.open(run_path)
     ranking = run.ranking()
     with readable(run.path):
-        chosen = rows(ranking)
-        columns = {name: values[chosen] for name, values in with_usual_names(ranking).items()}
-        return {"csv": _csv, "parquet": _parquet, "json": _json}[format](columns)
+        chosen = listed_rows(run, ranking, guarantee=guarantee) if suspects else rows(ranking)
+        named = with_usual_names(ranking, transfer=is_transfer(run))
+        return {"csv": _csv, "parquet": _parquet, "json": _json}[format](
+            {name: values[chosen] for name, values in named.items()}
+        )
 
 
-def with_usual_names(ranking: Ranking) -> dict[str, Any]:
+def listed_rows(run: RunFolder, ranking: Ranking, *, guarantee: bool = False) -> Any:
+    """The suspects, or the best list there is where there are none, most suspicious first.
+
+    guarantee: only as many as the lower end of the interval of their precision allows
+    """
+    if is_transfer(run):
+        raise UsageError(
+            f"{run.path} was trained in transfer mode, where weights are about the target and not about wrong labels: "
+            "list the lowest weights with --worst N."
+        )
+    if guarantee:
+        count = guaranteed_count(run.suspects(), _asked(run))
+    else:
+        count = int(is_suspect(ranking).sum()) or best_count(run.suspects())
+    return most_suspicious_first(ranking)[:count]
+
+
+def guaranteed_rows(run_path: str | os.PathLike[str]) -> Any:
+    """The rows of ``rank --suspects --guarantee``."""
+    run = RunFolder.open(run_path)
+    return listed_rows(run, run.ranking(), guarantee=True)
+
+
+def describe_list(run_path: str | os.PathLike[str], *, guarantee: bool = False) -> str:
+    """One sentence about what ``rank --suspects`` lists: how many, with which precision, and on what basis."""
+    run = RunFolder.open(run_path)
+    ranking, found = run.ranking(), run.suspects() or {}
+    count, asked = len(listed_rows(run, ranking, guarantee=guarantee)), f"{100 * _asked(run):.0f} %"
+    if guarantee:
+        return f"{count:,} suspects whose precision is at least {asked} by the lower end of its 95 % interval" + (
+            f" ({found['basis']})" if count else f": the precision of the list is {in_words(found.get('precision'))}"
+        )
+    if not is_suspect(ranking).any():
+        best = in_words((found.get("best") or {}).get("precision"))
+        return (
+            f"no suspects at a precision of {asked}: the {count:,} most probable, with an expected precision of {best}"
+        )
+    return f"{count:,} suspects: precision {in_words(found.get('precision'))}, recall {in_words(found.get('recall'))}"
+
+
+def is_transfer(run: RunFolder) -> bool:
+    return run.config().get("mode") == "transfer"
+
+
+def _asked(run: RunFolder) -> float:
+    return float(run.config().get("suspect_precision") or 0.95)
+
+
+def with_usual_names(ranking: Ranking, *, transfer: bool = False) -> dict[str, Any]:
     """The ranking with additional columns under the names that cleanlab and FiftyOne use.
 
     cleanlab: given_label, is_label_issue, label_quality (1 is best); FiftyOne: filepath, mistakenness (1 is worst).
+    In transfer mode a low weight does not mean a wrong label, so there is no is_label_issue.
     """
     columns = dict(ranking)
     columns["given_label"] = ranking["label"]
-    columns["is_label_issue"] = is_suspect(ranking)
+    if not transfer:
+        columns["is_label_issue"] = is_suspect(ranking)
     if "mislabelled_probability" in ranking:
         columns["label_quality"] = 1 - ranking["mislabelled_probability"]
         columns["mistakenness"] = ranking["mislabelled_probability"]
@@ -66,8 +120,8 @@ def _rows(requested: dict[str, int | None]) -> Callable[[Ranking], Any]:
     if "--best" in given:
         return lambda ranking: slice(given["--best"])
     if "--worst" in given:
-        return lambda ranking: slice(None, -given["--worst"] - 1, -1)
-    return suspect_rows if "--suspects" in given else lambda ranking: slice(None)
+        return lambda ranking: worst_rows(ranking)[: given["--worst"]]
+    return lambda ranking: slice(None)
 
 
 def _csv(columns: dict[str, Any]) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from soseleto.run_folder import thumbnails
+from soseleto.run_folder.figures import best_count
 from soseleto.run_folder.folder import RANKING, RunFolder
 from soseleto.run_folder.ranking import feature_columns, suggested_labels
 
@@ -53,7 +54,12 @@ class RunFiles:
     @cached_property
     def suggested(self) -> np.ndarray | None:
         """The suggested label of each suspect, see ``suggested_labels``."""
-        return None if self.ranking is None else suggested_labels(self.ranking)
+        return None if self.ranking is None else suggested_labels(self.ranking, best_count(self.suspects))
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether weights are about the target and not about wrong labels."""
+        return self.config.get("mode") == "transfer"
 
     @property
     def features(self) -> dict[str, str]:

@@ -10,8 +10,9 @@ import numpy as np
 
 from soseleto.report.files import RunFiles
 from soseleto.run_folder import thumbnails
+from soseleto.run_folder.figures import best_count
 from soseleto.run_folder.ranking import by_class as rows_by_class
-from soseleto.run_folder.ranking import suspect_rows
+from soseleto.run_folder.ranking import most_suspicious_first, suspect_rows
 
 STRONGEST = 24
 
@@ -36,9 +37,12 @@ class ClassGallery:
 
 
 def strongest_suspects(run: RunFiles) -> list[Example]:
-    """The most suspicious examples of all classes."""
+    """The most suspicious examples of all classes; without suspects, those of the best list."""
     assert run.ranking is not None
-    return examples(run, suspect_rows(run.ranking)[:STRONGEST])
+    rows = suspect_rows(run.ranking)
+    if not len(rows):
+        rows = most_suspicious_first(run.ranking)[: best_count(run.suspects)]
+    return examples(run, rows[:STRONGEST])
 
 
 def by_class(run: RunFiles) -> tuple[list[ClassGallery], int]:

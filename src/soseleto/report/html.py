@@ -77,6 +77,8 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "data": Markup(_slider_data(table, labels)),
         "strongest": gallery.strongest_suspects(run),
         "suspects": sentences.suspect_figures(run),
+        "suspects_count": len(suspect_rows(run.ranking)),
+        "worst_name": "Lowest-ranked" if run.is_transfer else "Most suspicious",
         "suspect_charts": _suspect_charts(run, wrong),
         "classes": classes or [_all_examples(run)],
         "more_classes": more_classes,
@@ -132,10 +134,15 @@ def _suspect_charts(run: RunFiles, wrong: np.ndarray | None) -> list[Figure]:
         tables.weight_histogram(probability, wrong),
         title="Probability of being mislabelled",
         x_label="probability",
-        caption="Dashed line: examples at or above this threshold are suspects.",
+        caption=f"Dashed line: examples at or above this threshold are suspects.{_of_probabilities(run)}",
         rule=run.suspects.get("threshold"),
     )
     return [one for one in (figure, charts.estimated(run.suspects)) if one]
+
+
+def _of_probabilities(run: RunFiles) -> str:
+    basis = run.suspects.get("probability_basis")
+    return f" Basis of the probabilities: {basis}." if basis else ""
 
 
 def _truth(run: RunFiles, table: tables.Kept) -> list[Figure]:

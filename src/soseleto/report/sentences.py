@@ -10,6 +10,7 @@ import numpy as np
 
 from soseleto.report.files import RunFiles
 from soseleto.report.tables import PAPER_THRESHOLD
+from soseleto.run_folder.figures import in_words, is_known
 from soseleto.run_folder.ranking import suspect_rows
 
 
@@ -72,29 +73,48 @@ def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
 
 
+ESTIMATES = {
+    "precision": ("precision", "of the suspects are mislabelled"),
+    "recall": ("recall", "of the mislabelled examples are suspects"),
+    "wrong_share": ("noise rate", "of the source examples are mislabelled"),
+}
+
+
 def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
-    """(name, figure, remark) of the suspects."""
+    """(name, figure, remark) of the suspects; in transfer mode, of the low weights."""
     assert run.ranking is not None
     found, total = len(suspect_rows(run.ranking)), len(run.ranking["weight"])
-    threshold = run.suspects.get("threshold")
-    if "is_label_issue" not in run.ranking:
-        rule = f": weight below {PAPER_THRESHOLD}"
-    else:
-        rule = f": probability of being mislabelled at least {number(threshold)}" if _is_number(threshold) else ""
-    estimates = [
-        ("Estimated precision", "precision", "of the suspects are mislabelled"),
-        ("Estimated recall", "recall", "of the mislabelled examples are suspects"),
-        ("Estimated noise rate", "wrong_share", "of the source examples are mislabelled"),
-    ]
+    part = f"{share(found / total)} of the source"
+    if run.is_transfer:
+        return [(f"Weight below {PAPER_THRESHOLD}", count(found), part)]
+    rows = [("Suspects", count(found), f"{part}{_rule(run, found)}")]
+    best = run.suspects.get("best")
+    if not found and best:
+        remark = f"with an expected precision of {in_words(best.get('precision'))}"
+        rows.append(("Best list", count(best["count"]), remark))
+    shown = list(ESTIMATES) if found else ["wrong_share"]  # precision and recall are undefined without suspects
+    return rows + [_estimate(run, name) for name in shown if run.suspects.get(name)]
+
+
+def _rule(run: RunFiles, found: int) -> str:
+    """What makes an example a suspect, or why there are none."""
+    assert run.ranking is not None
     if not found:
-        rule = _highest(run)
-        estimates = estimates[-1:]  # precision and recall are undefined without suspects
-    rows = [("Suspects", count(found), f"{share(found / total)} of the source{rule}")]
-    for name, key, remark in estimates:
-        if estimate := run.suspects.get(key):
-            interval = f"95 % interval {share(estimate['low'])} to {share(estimate['high'])}"
-            rows.append((name, share(estimate["value"]), f"{remark} ({interval})"))
-    return rows
+        return _highest(run)
+    if "is_label_issue" not in run.ranking:
+        return f": weight below {PAPER_THRESHOLD}"
+    threshold = run.suspects.get("threshold")
+    return f": probability of being mislabelled at least {number(threshold)}" if _is_number(threshold) else ""
+
+
+def _estimate(run: RunFiles, name: str) -> tuple[str, str, str]:
+    figure, (title, remark) = run.suspects[name], ESTIMATES[name]
+    basis = figure.get("basis", "")
+    how = "Audited" if basis == "audited" else "Estimated"
+    if not is_known(figure):
+        return f"{how} {title}", "unknown", "the interval is too wide to say anything"
+    interval = f"95 % interval {share(figure['low'])} to {share(figure['high'])}"
+    return f"{how} {title}", share(figure["value"]), f"{remark} ({interval}{f'; {basis}' if basis else ''})"
 
 
 def sentences(run: RunFiles) -> list[str]:
@@ -179,11 +199,19 @@ def _suspects(run: RunFiles) -> str:
     if run.ranking is None or "is_label_issue" not in run.ranking:
         return ""
     found = len(suspect_rows(run.ranking))
-    precision = run.suspects.get("precision")
-    if not found:
+    if found:
+        precision = run.suspects.get("precision")
+        about = f", with a precision of {in_words(precision)}" if precision else ""
+        return f"{count(found)} labels are suspected to be wrong{about}."
+    best = run.suspects.get("best")
+    if not best:
         return f"No label is suspected to be wrong{_highest(run)}."
-    estimate = f", with an estimated precision of {share(precision['value'])}" if precision else ""
-    return f"{count(found)} labels are suspected to be wrong{estimate}."
+    asked = run.config.get("suspect_precision")
+    at = f" at a precision of {share(asked)}" if _is_number(asked) else ""
+    return (
+        f"No label is suspected to be wrong{at}{_highest(run)}. The best list has {count(best['count'])} examples, "
+        f"with an expected precision of {in_words(best.get('precision'))}."
+    )
 
 
 def _highest(run: RunFiles) -> str:

@@ -1,10 +1,10 @@
-"""The review queue: the suspects, most suspicious first, and typical examples of their classes."""
+"""The queue of a review (the suspects, most suspicious first) or of an audit, and typical examples of the classes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,16 @@ from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import ClassRows, by_class, feature_columns, suggested_labels, suspect_rows
 
 TYPICAL = 6  # examples shown of each class
+PICTURED = 20  # the first examples of an audit, whose pictures must be there
 LARGEST = 1024  # longer side in pixels of an image read from the data
 
 
 @dataclass(frozen=True)
 class Queue:
-    """The rows of a ranking under review, and what is shown with each."""
+    """The rows of a ranking under review, and what is shown with each.
+
+    blind: the answers of an audit must not be led by the model, so its opinion is not shown
+    """
 
     ranking: Mapping[str, np.ndarray]
     rows: np.ndarray
@@ -29,6 +33,9 @@ class Queue:
     classes: tuple[str, ...]
     suggested: np.ndarray | None
     features: Mapping[str, str]  # column -> name in the source
+    blind: bool = False
+    basis: str = ""  # of the probabilities
+    noun: str = "Suspect"
 
     @classmethod
     def of(cls, run: RunFolder) -> Queue:
@@ -37,19 +44,39 @@ class Queue:
 
     @classmethod
     def _of(cls, run: RunFolder) -> Queue:
-        ranking = run.ranking()
-        if ranking["label"].dtype.kind == "f":
-            raise UsageError(f"the labels of {run.path} are real numbers: only classes can be reviewed.")
+        ranking = _ranking(run)
         rows = suspect_rows(ranking)
         if not len(rows):
-            raise UsageError(f"{run.path} has no suspects: there is nothing to review.")
+            low = "no low weights" if run.config().get("mode") == "transfer" else "no suspects"
+            raise UsageError(f"{run.path} has {low}: there is nothing to review.")
+        return cls._make(run, ranking, rows)
+
+    @classmethod
+    def of_sample(cls, run: RunFolder, ids: Sequence[str]) -> Queue:
+        """The examples of an audit, in this order."""
+        ranking = _ranking(run)
+        place = {str(name): row for row, name in enumerate(ranking["id"])}
+        made = replace(cls._make(run, ranking, np.array([place[name] for name in ids])), suggested=None, blind=True)
+        missing = made.pictures and "path" not in ranking and any(name not in made.pictures for name in ids[:PICTURED])
+        if missing:
+            raise UsageError(
+                f"{run.path} has no pictures of this sample, only of that with --seed 0: leave --seed out, and delete "
+                "audit.json."
+            )
+        return made
+
+    @classmethod
+    def _make(cls, run: RunFolder, ranking: Mapping[str, np.ndarray], rows: np.ndarray) -> Queue:
+        transfer = run.config().get("mode") == "transfer"
         return cls(
             ranking=ranking,
             rows=rows,
             pictures=thumbnails.load(run),
             classes=_classes(run, ranking),
-            suggested=suggested_labels(ranking),
+            suggested=None if transfer else suggested_labels(ranking),
             features=feature_columns(ranking, run.source()),
+            basis=(run.suspects() or {}).get("probability_basis", ""),
+            noun="Low weight" if transfer else "Suspect",
         )
 
     def id_of(self, row: int) -> str:
@@ -64,6 +91,8 @@ class Queue:
             "pictures": bool(self.pictures) or "path" in self.ranking,
             "features": list(self.features.values()),
             "typical": self._typical(),
+            "basis": self.basis,
+            "noun": self.noun,
         }
 
     def picture(self, row: int) -> bytes | None:
@@ -79,7 +108,8 @@ class Queue:
         item: dict[str, Any] = {"row": row, "id": self.id_of(row), "label": str(self.ranking["label"][row])}
         item["suggested"] = None if self.suggested is None else self.suggested[row]
         for name, column in (("wrong", "mislabelled_probability"), ("weight", "weight"), ("score", "score")):
-            item[name] = _finite(self.ranking[column][row]) if column in self.ranking else None
+            shown = column in self.ranking and not self.blind
+            item[name] = _finite(self.ranking[column][row]) if shown else None
         item["values"] = [_finite(self.ranking[name][row]) for name in self.features]
         return item
 
@@ -91,6 +121,13 @@ class Queue:
             rows = rows[: -(-len(rows) // 2)]
             medians[name] = [_finite(np.median(self.ranking[x][rows])) if len(rows) else None for x in self.features]
         return medians
+
+
+def _ranking(run: RunFolder) -> dict[str, np.ndarray]:
+    ranking = run.ranking()
+    if ranking["label"].dtype.kind == "f":
+        raise UsageError(f"the labels of {run.path} are real numbers: only classes can be reviewed.")
+    return ranking
 
 
 def _classes(run: RunFolder, ranking: Mapping[str, np.ndarray]) -> tuple[str, ...]:

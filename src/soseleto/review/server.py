@@ -7,6 +7,7 @@ their row in the ranking, so that no request contains a path.
 
 from __future__ import annotations
 
+import contextlib
 import http
 import http.cookies
 import http.server
@@ -16,9 +17,11 @@ import secrets
 import threading
 import urllib.parse
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from soseleto.errors import DiskError, SoseletoError, UsageError
+from soseleto.review.audit import Audit, prepare
 from soseleto.review.decisions import Decision, Decisions
 from soseleto.review.html import render
 from soseleto.review.queue import Queue
@@ -47,18 +50,54 @@ class Refused(Exception):
         self.status = status
 
 
-class Review:
-    """One review session: the queue, the decisions, and the credentials."""
+@dataclass(frozen=True)
+class AuditOptions:
+    """What ``soseleto audit`` was asked for."""
 
-    def __init__(self, run_path: str | os.PathLike[str]) -> None:
-        run = RunFolder.open(run_path)
-        self.queue = Queue.of(run)
-        self.decisions = Decisions(run)
-        self.page, self.policy = render(run.path.resolve().name, str(run_path))
+    checks: int | None = None
+    width: float | None = None
+    seed: int | None = None
+
+
+class Review:
+    """One session of a review or, with ``asked``, of an audit: the queue, the decisions, and the credentials."""
+
+    def __init__(self, run_path: str | os.PathLike[str], asked: AuditOptions | None = None) -> None:
+        self.run = RunFolder.open(run_path)
+        self.is_audit = asked is not None
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self.decisions = Decisions(self.run)
+        try:
+            self._prepare(asked)
+        except BaseException:
+            self.decisions.close()
+            raise
+        self.page, self.policy = render(self.run.path.resolve().name, str(run_path), audit=self.is_audit)
         self.session = secrets.token_urlsafe(32)
         self._token: str | None = secrets.token_urlsafe(32)
         self._rows = frozenset(self.queue.rows.tolist())
-        self._lock = threading.Lock()
+
+    def _prepare(self, asked: AuditOptions | None) -> None:
+        if asked is None:
+            self.queue, self.audit = Queue.of(self.run), Audit.load(self.run)
+            return
+        made = self.decisions.latest()
+        audit = prepare(self.run, made, **vars(asked))
+        self.queue, self.audit = Queue.of_sample(self.run, audit.ids()), audit
+        self._audited()
+
+    def _audited(self) -> dict[str, Any] | None:
+        """Write the figures of an audit, which a review changes too; return them for the page of an audit."""
+        if self.audit is None:
+            return None
+        with self._writing, contextlib.suppress(DiskError):  # the decision is saved; the next one writes this again
+            progress = self.audit.progress(self.decisions.latest())
+            self.run.write_audit(progress.to_dict())
+        return progress.on_page() if self.is_audit else None
+
+    @property
+    def command(self) -> str:
+        return "soseleto audit" if self.is_audit else "soseleto review"
 
     @property
     def token(self) -> str:
@@ -75,16 +114,16 @@ class Review:
 
     def state(self) -> dict[str, Any]:
         made = {one.id: {"action": one.action, "label": one.label} for one in self.decisions.latest().values()}
-        return {**self.queue.to_json(), "decisions": made}
+        return {**self.queue.to_json(), "decisions": made, "audit": self._audited()}
 
     def decide(self, request: dict[str, Any]) -> dict[str, Any]:
         row, label = request.get("row"), request.get("label")
         if type(row) is not int or row not in self._rows:
-            raise UsageError(f"row {row!r} is not a suspect.")
+            raise UsageError(f"row {row!r} is not in the queue.")
         if label is not None and label not in self.queue.classes:
             raise UsageError(f"{label!r} is not a class of this run.")
         self.decisions.decide(Decision(self.queue.id_of(row), str(request.get("action")), label))
-        return {"row": row}
+        return {"row": row, "audit": self._audited()}
 
     def undo(self) -> dict[str, Any]:
         """The id whose decision was reverted, and the earlier decision that applies again."""
@@ -92,7 +131,8 @@ class Review:
         if undone is None:
             return {"id": None}
         before = self.decisions.latest().get(undone.id)
-        return {"id": undone.id, "before": before and {"action": before.action, "label": before.label}}
+        earlier = before and {"action": before.action, "label": before.label}
+        return {"id": undone.id, "before": earlier, "audit": self._audited()}
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -118,9 +158,15 @@ class Server(http.server.ThreadingHTTPServer):
         return f"http://{self.host}/?token={self.review.token}"
 
 
-def serve(run_path: str | os.PathLike[str], ready: Callable[[str], None], *, port: int = 0) -> None:
+def serve(
+    run_path: str | os.PathLike[str],
+    ready: Callable[[str], None],
+    *,
+    port: int = 0,
+    asked: AuditOptions | None = None,
+) -> None:
     """Serve until interrupted; ``ready`` is called with the link once the server is listening."""
-    review = Review(run_path)
+    review = Review(run_path, asked)
     try:
         with Server(review, port) as server:
             ready(server.link)
@@ -178,7 +224,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         fresh = len(tokens) == 1 and not self._has_session() and review.admit(tokens[0])
         if not fresh and not self._has_session():
             raise Refused(
-                http.HTTPStatus.FORBIDDEN, "This link is invalid or was already used: start `soseleto review` again."
+                http.HTTPStatus.FORBIDDEN, f"This link is invalid or was already used: start `{review.command}` again."
             )
         cookie = f"{self.server.cookie}={review.session}; HttpOnly; SameSite=Strict; Path=/"
         headers = {"Content-Security-Policy": review.policy} | ({"Set-Cookie": cookie} if fresh else {})
@@ -215,7 +261,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Sec-Fetch-Site") not in OWN:
             raise Refused(http.HTTPStatus.FORBIDDEN, "Cross-site requests are refused.")
         if not self._has_session():
-            raise Refused(http.HTTPStatus.FORBIDDEN, "No session: open the link that `soseleto review` printed.")
+            raise Refused(
+                http.HTTPStatus.FORBIDDEN, f"No session: open the link that `{self.server.review.command}` printed."
+            )
 
     def _has_session(self) -> bool:
         try:

@@ -23,6 +23,7 @@ import numpy as np
 from soseleto.errors import DataError, UsageError, did_you_mean, need
 from soseleto.run_folder import checksums, json_lines
 from soseleto.run_folder.checksums import CHECKSUMS, logger
+from soseleto.run_folder.figures import with_audit
 from soseleto.run_folder.files import as_json, aside, device_name, locked, sync, untie, versions, writing
 from soseleto.run_folder.plausible import check_config, check_ranking, check_tensors, readable
 from soseleto.run_folder.reading import complete_lines, json_of, regular, table_of, tensors_of
@@ -38,7 +39,8 @@ CONFIG, METRICS, RANKING, MODEL, REPORT = (
     "model.safetensors",
     "report.html",
 )
-PROBLEMS, SUSPECTS, PICTURES, REVIEW = "problems.json", "suspects.json", "pictures.parquet", "review.jsonl"
+PROBLEMS, SUSPECTS, PICTURES = "problems.json", "suspects.json", "pictures.parquet"
+REVIEW, AUDIT = "review.jsonl", "audit.json"
 SOURCE, COMPARISON, CALIBRATION = "source.json", "comparison.json", "calibration.json"
 KEPT = "kept.safetensors"  # the model of a rival that was better, in place of model.safetensors
 ROWS = "rows.parquet"  # of a source table, see source_rows.py
@@ -55,6 +57,7 @@ _FILES = (
     SUSPECTS,
     PICTURES,
     REVIEW,
+    AUDIT,
     SOURCE,
     ROWS,
     COMPARISON,
@@ -174,6 +177,15 @@ class RunFolder:
     def suspects(self) -> dict[str, Any] | None:
         """What ``write_suspects`` wrote; None without probes, or while the run has not finished."""
         return self._json_or_none(SUSPECTS)
+
+    def write_audit(self, audit: Mapping[str, Any]) -> None:
+        """The sample and the figures of an audit; ``suspects.json`` then has the audited figures."""
+        self._write_json(AUDIT, audit)
+        self.write_suspects(with_audit(self.suspects() or {}, audit))
+
+    def audit(self) -> dict[str, Any] | None:
+        """What ``write_audit`` wrote; None without an audit."""
+        return self._json_or_none(AUDIT)
 
     def write_comparison(self, comparison: Mapping[str, Any]) -> None:
         """Accuracies of this run and its baselines on the same data."""

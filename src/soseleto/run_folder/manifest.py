@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from soseleto.data.readers import tables
 from soseleto.data.readers.file_names import escaped, existing
 from soseleto.data.readers.image_folder import outside
@@ -161,20 +163,25 @@ class Cleaned(NamedTuple):
 
 
 def write_clean(
-    run: str | os.PathLike[str], out: str | os.PathLike[str], *, relabel: bool = False, force: bool = False
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    relabel: bool = False,
+    force: bool = False,
+    rows: np.ndarray | None = None,
 ) -> Cleaned:
     """Write the source without the suspects; with ``relabel``, keep them with their suggested labels.
 
-    ``force`` replaces an existing file.
+    ``force`` replaces an existing file; ``rows`` of the ranking are taken instead of the suspects.
     """
     folder = RunFolder.open(run)
     with readable(folder.path):
-        return _write_clean(folder, Path(out), relabel=relabel, force=force)
+        return _write_clean(folder, Path(out), rows, relabel=relabel, force=force)
 
 
-def _write_clean(folder: RunFolder, out: Path, *, relabel: bool, force: bool) -> Cleaned:
+def _write_clean(folder: RunFolder, out: Path, rows: np.ndarray | None, *, relabel: bool, force: bool) -> Cleaned:
     ranking = folder.ranking()
-    suspects = suspect_rows(ranking)
+    suspects = suspect_rows(ranking) if rows is None else rows
     names = [str(name) for name in ranking["id"][suspects]]
     if not relabel:
         return Cleaned(write(folder, out, drop=set(names), relabel={}, force=force), len(names), 0)

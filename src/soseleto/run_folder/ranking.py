@@ -42,12 +42,17 @@ def most_suspicious_first(ranking: Ranking) -> np.ndarray:
     return np.lexsort((-rows, -probable, ~is_suspect(ranking)))
 
 
-def suggested_labels(ranking: Ranking) -> np.ndarray | None:
-    """(N,) a different label for each suspect, None for the others; None where the run has no predictions."""
+def suggested_labels(ranking: Ranking, best: int = 0) -> np.ndarray | None:
+    """(N,) a different label for each suspect, None for the others; None where the run has no predictions.
+
+    best: the length of the best list, in a run without suspects
+    """
     column = ranking.get("suggested_label", ranking.get("predicted_label"))
     if column is None:
         return None
-    other = is_suspect(ranking) & (column.astype(str) != ranking["label"].astype(str))
+    listed = is_suspect(ranking).copy()
+    listed[most_suspicious_first(ranking)[:best]] = True
+    other = listed & (column.astype(str) != ranking["label"].astype(str))
     labels = column.astype(str).astype(object)
     labels[~other] = None
     return np.asarray(labels)
@@ -56,6 +61,13 @@ def suggested_labels(ranking: Ranking) -> np.ndarray | None:
 def suspect_rows(ranking: Ranking) -> np.ndarray:
     """(S,) the rows of the suspects, most suspicious first."""
     return most_suspicious_first(ranking)[: int(is_suspect(ranking).sum())]
+
+
+def worst_rows(ranking: Ranking) -> np.ndarray:
+    """(N,) all rows, worst first: by the probability of a wrong label, else by rank from the bottom."""
+    if "mislabelled_probability" in ranking:
+        return most_suspicious_first(ranking)
+    return np.arange(len(ranking["weight"]))[::-1]
 
 
 def feature_columns(ranking: Ranking, source: Mapping[str, Any]) -> dict[str, str]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,13 +30,13 @@ BATCH = 64
 _STARTS = (b"\x89PNG", b"\xff\xd8")
 
 
-def save(folder: RunFolder, source: Examples) -> None:
-    """Write thumbnails of the best, the worst and the suspects; nothing where the source is not images."""
+def save(folder: RunFolder, source: Examples, also: Sequence[int] = ()) -> None:
+    """Write thumbnails of the best, the worst, the suspects and the rows ``also``; nothing for other inputs."""
     if not is_images(source.inputs):
         return
     pyarrow, parquet = (need(name, to="writing thumbnails") for name in ("pyarrow", "pyarrow.parquet"))
     ranking = folder.ranking()
-    names = ranking["id"][_rows(ranking)].tolist()
+    names = ranking["id"][_rows(ranking, also)].tolist()
     place = {source.id_of(at): at for at in range(len(source))}
     pictures = [_encode(pixels) for pixels in _pixels(source, [place[name] for name in names])]
     with checksums.replacing(folder.path / PICTURES) as part:
@@ -93,12 +93,12 @@ def shrink(image: Any, largest: int = LARGEST) -> bytes:
     return stream.getvalue()
 
 
-def _rows(ranking: Ranking) -> np.ndarray:
+def _rows(ranking: Ranking, also: Sequence[int]) -> np.ndarray:
     """The rows to store, without repetition, in ranking order."""
     order = most_suspicious_first(ranking)
     count = min(int(is_suspect(ranking).sum()), MOST_SUSPECTS)
     ends = [rows for one in by_class(ranking) for rows in (one.best, one.worst, one.least_suspicious)]
-    shown = [order[: max(count, PER_CLASS)], np.arange(min(len(order), PER_CLASS))]
+    shown = [order[: max(count, PER_CLASS)], np.arange(min(len(order), PER_CLASS)), np.array(also, dtype=int)]
     return np.unique(np.concatenate([*shown, *ends]))
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from soseleto.data import seed_for
 from soseleto.errors import UsageError
 from soseleto.suspects import calibration
+from soseleto.suspects.estimate import EARLIER_LABELS, RANDOM_MISTAKES, Estimate
 from soseleto.suspects.intervals import Rectifier
 from soseleto.suspects.probes import PlantedProbes
 from soseleto.suspects.signals import Evidence
@@ -31,29 +32,11 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A number in [0, 1] with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, value: float, *resampled: Array) -> Estimate:
-        """The smallest interval that contains the middle 95 % of each of the resampled sets."""
-        ends = [float(end) for one in resampled for end in np.quantile(one, [0.025, 0.975])]
-        return cls(value, min(*ends, value), max(*ends, value))
-
-    def __str__(self) -> str:
-        return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
-
-
-@dataclass(frozen=True)
 class Suspects:
     """Every source example's probability of being mislabelled, and those at or above ``threshold``.
 
-    probability: (n,) float32; suggested: (n,) int64, the class most supported among the others for a suspect, and the
-        given label for any other example; is_suspect: (n,) bool
+    probability: (n,) float32; suggested: (n,) int64, the class with the most support among those that are not the given
+        label; is_suspect: (n,) bool
     precision, recall: of the suspects, estimated by the probes; wrong_share: share of wrong labels in the whole source
     """
 
@@ -70,6 +53,18 @@ class Suspects:
         """The suspects and estimates at another threshold."""
         return self.calibrated.at(threshold)
 
+    @property
+    def basis(self) -> str:
+        """What the estimates rest on: "from earlier labels" or "assumes random mistakes"."""
+        return self.calibrated.basis
+
+    @property
+    def best(self) -> Suspects:
+        """The best list without a wanted precision: the most probable, as many as wrong labels are expected."""
+        ordered = np.sort(self.calibrated.probability)[::-1]
+        count = min(max(round(float(ordered.sum())), 1), len(ordered))
+        return self.at(float(ordered[count - 1]))
+
     def __len__(self) -> int:
         """The number of suspects."""
         return int(self.is_suspect.sum())
@@ -81,31 +76,43 @@ class Suspects:
 
     def __str__(self) -> str:
         if len(self) == 0:
+            best = self.best
             return (
                 f"no suspects of {len(self.probability):,} (the highest probability is {self.highest:.2f}), "
-                f"wrong labels in all {self.wrong_share}"
+                f"wrong labels in all {self.wrong_share}; the best list has {len(best):,} examples with precision "
+                f"{best.precision} ({self.basis})"
             )
         return (
             f"{len(self):,} suspects of {len(self.probability):,} (probability {self.threshold:.2f} or more): "
-            f"precision {self.precision}, recall {self.recall}, wrong labels in all {self.wrong_share}"
+            f"precision {self.precision}, recall {self.recall}, wrong labels in all {self.wrong_share} ({self.basis})"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary that a run folder stores, with a curve of threshold, count, precision and recall."""
+        """The summary that a run folder stores, with a curve of threshold, count, precision and recall.
+
+        Without suspects, ``best`` has the best list there is.
+        """
         curve = [self.at(threshold) for threshold in CURVE]
         return {
+            "basis": self.basis,
+            "probability_basis": self.basis,
             "threshold": self.threshold,
             "count": len(self),
             "n_source": len(self.probability),
             "n_probes": len(self.calibrated.evidence.probes),
-            **{name: vars(getattr(self, name)) for name in ("precision", "recall", "wrong_share")},
+            **self._figures("precision", "recall", "wrong_share"),
+            "best": None if len(self) else {"count": len(self.best), **self.best._figures("precision", "recall")},
             "curve": {
                 "threshold": list(CURVE),
                 "count": [len(point) for point in curve],
                 "precision": [point.precision.value for point in curve],
+                "precision_low": [point.precision.low for point in curve],
                 "recall": [point.recall.value for point in curve],
             },
         }
+
+    def _figures(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name).to_dict(self.basis) for name in names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +154,11 @@ class Calibrated:
         counted = Rectifier.draw(probability, without, wrong, RESAMPLES, draw, probes.checked)
         return cls(evidence, probability, calibration.posterior(ratios, shares).T, places, counted)
 
+    @property
+    def basis(self) -> str:
+        """Whether wrong probes carry real mistakes or random ones."""
+        return RANDOM_MISTAKES if self.evidence.probes.checked is None else EARLIER_LABELS
+
     @cached_property
     def wrong_share(self) -> Estimate:
         return Estimate.of(
@@ -162,7 +174,6 @@ class Calibrated:
     def at(self, threshold: float) -> Suspects:
         if not 0.0 <= threshold <= 1.0:
             raise UsageError(f"the threshold is a probability between 0 and 1, got {threshold}.")
-        n = self.evidence.n_source
         chosen = self.probability >= threshold
         is_suspect = torch.from_numpy(chosen)
         precision, recall = _rates(self.probability[None], chosen)
@@ -173,7 +184,7 @@ class Calibrated:
             resampled.append((np.repeat([0.0, 1.0], 50), np.zeros(1)))  # without suspects, precision is undetermined
         return Suspects(
             probability=torch.from_numpy(self.probability.astype(np.float32)),
-            suggested=torch.where(is_suspect, self.suggestion, self.evidence.labels[:n]),
+            suggested=self.suggestion,
             threshold=threshold,
             is_suspect=is_suspect,
             precision=Estimate.of(float(precision[0]), *(precisions for precisions, _ in resampled)),
@@ -182,15 +193,30 @@ class Calibrated:
             calibrated=self,
         )
 
-    def for_precision(self, precision: float) -> Suspects:
-        """As many suspects as possible: the lowest threshold at which the estimated precision is the requested one."""
+    def for_precision(self, precision: float, *, guarantee: bool = False) -> Suspects:
+        """As many suspects as possible: the lowest threshold at which the estimated precision is the requested one.
+
+        guarantee: the lower end of the estimate's interval must reach it
+        """
         if not 0.0 < precision < 1.0:
             raise UsageError(f"precision must lie between 0 and 1, got {precision}: for 95 % say 0.95.")
+        if guarantee:
+            return self._guaranteed(precision)
         ordered = np.sort(self.probability)[::-1]
         # The mean of the highest probabilities falls with their number, so the entries that reach it come first.
         reached = np.cumsum(ordered) / np.arange(1, len(ordered) + 1) >= precision
         count = int(reached.sum())
         return self.at(float(ordered[count - 1]) if count else 1.0)
+
+    def _guaranteed(self, precision: float) -> Suspects:
+        """At the lowest threshold of CURVE whose interval lies above ``precision``; none where there is none."""
+        for threshold in CURVE:
+            chosen = self.probability[self.probability >= threshold]
+            if len(chosen) and chosen.mean() >= precision:
+                found = self.at(threshold)
+                if found.precision.low >= precision:
+                    return found
+        return self.at(1.0)
 
 
 def _shares(ratios: Array, probes: PlantedProbes, draw: np.random.Generator) -> Array:

@@ -28,6 +28,8 @@ from soseleto.parallel.reducer import Reducer, my_rows, owned
 from soseleto.run_folder import thumbnails
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.plausible import BOUND, bound
+from soseleto.run_folder.ranking import is_suspect
+from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
 from soseleto.task.finite import NonFiniteLoss, check_guard
 from soseleto.task.task import Method, Task
@@ -241,6 +243,7 @@ class Loop:
             engine=getattr(getattr(state, "engine", None), "name", ""),
             config=config,
             suspect_precision=self.settings.probes.precision,
+            guarantee=self.settings.probes.guarantee,
         )
 
     def _with_evidence(self, result: Result, state: Any) -> Result:
@@ -279,8 +282,10 @@ class Loop:
     def _close(self, result: Result, parameters: Mapping[str, Tensor]) -> None:
         def write(folder: RunFolder) -> None:
             if result.learned is not None:
-                folder.write_ranking(result.ranking())
-                thumbnails.save(folder, result.source)
+                ranking = result.ranking()
+                folder.write_ranking(ranking)
+                sample = default_rows(ranking.get("mislabelled_probability"), is_suspect(ranking))
+                thumbnails.save(folder, result.source, also=sample)
             if result.evidence is not None:
                 folder.write_suspects(result.suspects().to_dict())
             folder.write_model(parameters, {BOUND: bound(result.config)})

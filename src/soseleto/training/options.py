@@ -47,11 +47,13 @@ class Probes:
     labels_before: the labels that the target's examples had before they were checked, if these are known: wrong probes
         then carry real mistakes; otherwise a wrong label is drawn uniformly
     precision: the share of the suspects that should really be mislabelled
+    guarantee: choose the suspects so that the lower end of the interval, not its middle, reaches ``precision``
     """
 
     share: Share = "auto"
     labels_before: Any = None
     precision: float = SUSPECT_PRECISION
+    guarantee: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.precision < 1.0:
@@ -60,6 +62,8 @@ class Probes:
             )
         if self.share == 0 and self.labels_before is not None:
             raise UsageError("labels_before has no effect without probes: write share='auto', or leave it out.")
+        if self.share == 0 and self.guarantee:
+            raise UsageError("guarantee has no effect without probes: write share='auto', or leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True)

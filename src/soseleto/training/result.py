@@ -61,6 +61,7 @@ class Result(Predictor):
     evidence: Evidence | None = None  # where the run had probes
     unlabelled: Guesses | None = None
     suspect_precision: float = 0.95
+    guarantee: bool = False
 
     @property
     def weights(self) -> Tensor:
@@ -76,17 +77,27 @@ class Result(Predictor):
     def _weights(self) -> Weights:
         return require_weights(self.learned, str(self.config.get("method", "")))
 
-    def suspects(self, precision: float | None = None) -> Suspects:
+    def suspects(self, precision: float | None = None, *, guarantee: bool | None = None) -> Suspects:
         """The source examples that are probably mislabelled, as many as ``precision`` allows.
 
         precision: the share of them that should really be mislabelled; by default that of ``Probes``, 0.95
+        guarantee: the lower end of the precision's interval must reach it; by default as in ``Probes``
 
-        Every source example gets a probability; ``.at(threshold)`` gives precision and recall at any threshold.
+        Every source example gets a probability; ``.at(threshold)`` gives precision and recall at any threshold, and
+        ``.best`` the best list there is where none reaches the precision.
         """
-        return self._calibrated.for_precision(self.suspect_precision if precision is None else precision)
+        return self._calibrated.for_precision(
+            self.suspect_precision if precision is None else precision,
+            guarantee=self.guarantee if guarantee is None else guarantee,
+        )
 
     @cached_property
     def _calibrated(self) -> Calibrated:
+        if self.config.get("mode") == "transfer":
+            raise UsageError(
+                "in transfer mode weights are about the target and not about wrong labels, so there are no suspects: "
+                "use result.weights or result.ranking()."
+            )
         if self.evidence is None:
             raise UsageError("this run had no probes, which suspects need: call fit(..., probes='auto').")
         from soseleto.suspects.suspects import Calibrated

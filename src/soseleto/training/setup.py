@@ -80,6 +80,7 @@ class Settings:
             "loss": _name_of(self.loss[0]),
             "target_loss": _name_of(self.loss[1]),
             "suspect_precision": self.probes.precision,
+            "guarantee": self.probes.guarantee,
             "non_finite": self.compute.non_finite,
             "precision": None if self.compute.dtype is None else str(self.compute.dtype),
             "augment_source": repr(self.augment[0]),

@@ -17,6 +17,7 @@ class Reading:
     channels: 1 for grey, 3 for RGB; default: grey if all source images are grey
     label_column, path_column, id_column: columns of a table; default: found by their usual names
     truth_column: column of a table with the correct labels, where they are known
+    before_column: column of the target's table with the labels from before a check; it is not a feature
     encoding: of text files (.csv, .tsv, .jsonl) and of bytes in place of text, such as "latin-1"; default: UTF-8
     merge_labels: make one class of names that differ only in case, surrounding blanks or Unicode form
     root: folder that relative paths in a table start from; default: the table's own folder
@@ -31,6 +32,7 @@ class Reading:
     label_column: str | None = None
     id_column: str | None = None
     truth_column: str | None = None
+    before_column: str | None = None
     encoding: str | None = None
     merge_labels: bool = False
     root: str | Path | None = None

@@ -75,7 +75,7 @@ def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, 
         reading = replace(reading, truth_column=None)  # only the source needs correct labels beside its own
     found = columns_of(table, reading, what=what)
     label, path, identity, truth = found.label, found.path, found.identity, found.truth
-    used = [c for c in (label, path, identity, truth) if c is not None]
+    used = [c for c in (label, path, identity, truth, reading.before_column) if c is not None]
     made = Raw(
         name,
         labels_from(table[label].to_pylist(), name=name, encoding=reading.encoding),

@@ -19,6 +19,7 @@
   const statusOf = (item) => {
     const decision = decided(item);
     if (!decision) return "none yet";
+    if (state.audit) return { keep: "right", drop: "wrong", relabel: `wrong: ${decision.label}` }[decision.action];
     return { keep: "kept", drop: "dropped", relabel: `relabelled as ${decision.label}` }[decision.action];
   };
 
@@ -27,9 +28,29 @@
     const of = (action) => whole.format(made.filter((one) => one.action === action).length);
     at("progress").max = state.items.length;
     at("progress").value = made.length;
+    if (state.audit) {
+      at("counts").textContent = `${whole.format(made.length)} of ${whole.format(state.items.length)}: ` +
+        `${of("keep")} right, ${whole.format(made.filter((one) => one.action !== "keep").length)} wrong`;
+      return;
+    }
     at("counts").textContent =
       `${whole.format(made.length)} of ${whole.format(state.items.length)}: ` +
       `${of("keep")} kept, ${of("relabel")} relabelled, ${of("drop")} dropped`;
+  };
+
+  const showAudit = (audit) => {
+    if (!audit) return;
+    state.audit = audit;
+    at("sentence").textContent = audit.sentence;
+    at("figures").replaceChildren(...audit.figures.map((figure) => {
+      const made = document.createElement("div");
+      const shown = document.createElement("dd");
+      const value = cell("strong", figure.value === null ? "unknown" : percent(figure.value));
+      const interval = `between ${percent(figure.low)} and ${percent(figure.high)}${figure.narrow ? ", narrow enough" : ""}`;
+      shown.append(value, cell("span", interval));
+      made.append(cell("dt", figure.name), shown);
+      return made;
+    }));
   };
 
   const cell = (tag, text, kind) => {
@@ -101,7 +122,7 @@
     at("given").textContent = item.label;
     at("suggestion").hidden = item.suggested === null;
     at("suggested").textContent = item.suggested ?? "";
-    at("relabel").disabled = item.suggested === null;
+    if (!state.audit) at("relabel").disabled = item.suggested === null;
     document.querySelectorAll(".label-given").forEach((one) => { one.textContent = item.label; });
     document.querySelectorAll(".label-suggested").forEach((one) => { one.textContent = item.suggested ?? ""; });
     at("label").value = decided(item)?.label ?? item.suggested ?? item.label;
@@ -118,10 +139,10 @@
       return;
     }
     const item = current();
-    at("which").textContent = `Suspect ${whole.format(place + 1)} of ${whole.format(state.items.length)}`;
+    at("which").textContent = `${state.audit ? "Example" : state.noun} ${whole.format(place + 1)} of ${whole.format(state.items.length)}`;
     at("id").textContent = item.id;
     at("wrong").textContent = percent(item.wrong);
-    at("weight").textContent = item.weight.toFixed(2);
+    at("weight").textContent = item.weight?.toFixed(2) ?? "–";
     at("decision").textContent = statusOf(item);
     at("decision").dataset.action = decided(item)?.action ?? "";
     at("previous").disabled = place === 0;
@@ -156,7 +177,7 @@
       at("trouble").textContent = "";
     } catch (error) {
       at("trouble").textContent = error instanceof TypeError
-        ? "The server has stopped, and this decision was not saved. Start `soseleto review` again: all earlier decisions are kept."
+        ? "The server has stopped, and this decision was not saved. Start the command again: all earlier decisions are kept."
         : `This decision was not saved. ${error.message}`;
     } finally {
       busy = false;
@@ -167,7 +188,8 @@
     const item = current();
     if (!item || (action === "relabel" && !label)) return;
     if (action === "relabel" && label === item.label) action = "keep";
-    await post("/decide", action === "relabel" ? { row: item.row, action, label } : { row: item.row, action });
+    const { audit } = await post("/decide", action === "relabel" ? { row: item.row, action, label } : { row: item.row, action });
+    showAudit(audit);
     state.decisions[item.id] = { action, label: action === "relabel" ? label : null };
     at("announcement").textContent = `${item.id}: ${statusOf(item)}.`;
     place = undecidedAfter(place + 1);
@@ -175,11 +197,12 @@
   });
 
   const undo = () => exclusively(async () => {
-    const { id, before } = await post("/undo", {});
+    const { id, before, audit } = await post("/undo", {});
     if (id === null) {
       at("announcement").textContent = "Nothing to undo.";
       return;
     }
+    showAudit(audit);
     if (before) state.decisions[id] = before;
     else delete state.decisions[id];
     const index = state.items.findIndex((item) => item.id === id);
@@ -201,8 +224,8 @@
 
   const keys = {
     k: () => decide("keep"),
-    d: () => decide("drop"),
-    s: () => decide("relabel", current()?.suggested),
+    [at("relabel") ? "d" : "w"]: () => decide("drop"),
+    ...(at("relabel") ? { s: () => decide("relabel", current()?.suggested) } : {}),
     l: () => at("label").focus(),
     u: undo,
     arrowleft: () => move(-1),
@@ -225,8 +248,8 @@
 
   at("picture").addEventListener("error", () => { at("picture").hidden = true; at("blank").hidden = false; });
   at("keep").addEventListener("click", keys.k);
-  at("drop").addEventListener("click", keys.d);
-  at("relabel").addEventListener("click", keys.s);
+  at("drop").addEventListener("click", () => decide("drop"));
+  at("relabel")?.addEventListener("click", keys.s);
   at("other").addEventListener("click", relabelOther);
   at("previous").addEventListener("click", keys.arrowleft);
   at("next").addEventListener("click", keys.arrowright);
@@ -237,10 +260,12 @@
   fetch("/state").then((answer) => answer.json()).then((found) => {
     state = found;
     at("label").append(...state.classes.map((name) => new Option(name, name)));
-    document.querySelectorAll(".facts div")[0].hidden = state.items.every((item) => item.wrong === null);
+    if (state.items.every((item) => item.wrong === null)) document.querySelectorAll(".facts div")[0].hidden = true;
+    if (state.basis) document.querySelectorAll(".facts dt")[0].textContent = `P(mislabelled), ${state.basis}`;
+    showAudit(state.audit);
     place = undecidedAfter(0);
     show();
   }).catch(() => {
-    at("trouble").textContent = "The server has stopped. Start `soseleto review` again: all decisions are kept.";
+    at("trouble").textContent = "The server has stopped. Start the command again: all decisions are kept.";
   });
 })();

@@ -1,0 +1,166 @@
+"""What rank and report show of suspects: basis, guarantees, the best list, audited figures, and transfer mode."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fabricated import add_probe_columns, fabricate
+from soseleto.cli.main import main
+from soseleto.errors import UsageError
+from soseleto.report import write_report
+from soseleto.report.export import describe_list, export_ranking
+from soseleto.report.html import render
+from soseleto.run_folder.figures import guaranteed_count, in_words, with_audit
+from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.ranking import is_suspect
+
+BASIS = "assumes random mistakes"
+
+
+def figure(value: float | None, low: float, high: float, basis: str = BASIS) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "basis": basis}
+
+
+def rows(content: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(content.decode())))
+
+
+def text_of(page: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """100 examples with probabilities in another order than their weights, and estimates."""
+    made = add_probe_columns(fabricate(tmp_path / "run", n=100, epochs=2))
+    ranking = made.ranking()
+    probability = np.random.default_rng(0).permutation(np.linspace(0.0, 0.99, 100)).astype(np.float32)
+    made.write_ranking(ranking | {"mislabelled_probability": probability, "is_label_issue": probability > 0.8})
+    made.write_suspects(
+        {
+            "basis": BASIS,
+            "probability_basis": BASIS,
+            "threshold": 0.8,
+            "count": 19,
+            "n_probes": 60,
+            "precision": figure(0.95, 0.8, 1.0),
+            "recall": figure(None, 0.1, 1.0),
+            "wrong_share": figure(0.2, 0.1, 0.3),
+            "best": None,
+            "curve": {
+                "threshold": [0.5, 0.8, 0.9], "count": [50, 19, 9], "precision": [0.7, 0.95, 0.99],
+                "precision_low": [0.6, 0.8, 0.96], "recall": [0.9, 0.6, 0.3],
+            },
+        }
+    )  # fmt: skip
+    return made
+
+
+def without_suspects(run: RunFolder) -> RunFolder:
+    run.write_ranking(run.ranking() | {"is_label_issue": np.zeros(100, bool)})
+    best = {"count": 12, "precision": figure(0.62, 0.5, 0.74), "recall": figure(0.6, 0.4, 0.8)}
+    run.write_suspects({**(run.suspects() or {}), "count": 0, "precision": figure(None, 0.0, 1.0), "best": best})
+    return run
+
+
+def test_the_worst_have_the_highest_probability(run: RunFolder, tmp_path: Path) -> None:
+    found = [float(row["mislabelled_probability"]) for row in rows(export_ranking(run.path, worst=30))]
+    highest = np.sort(run.ranking()["mislabelled_probability"])[::-1][:30]
+    assert found == pytest.approx(highest.tolist(), abs=1e-6)
+    plain = fabricate(tmp_path / "plain", n=50, epochs=1)  # without probabilities: by rank
+    assert [row["id"] for row in rows(export_ranking(plain.path, worst=7))] == plain.ranking()["id"][::-1][:7].tolist()
+
+
+def test_a_guarantee_shortens_the_list(run: RunFolder) -> None:
+    assert len(rows(export_ranking(run.path, suspects=True))) == 19
+    assert describe_list(run.path) == f"19 suspects: precision 95 % (80 to 100; {BASIS}), recall unknown"
+    sure = rows(export_ranking(run.path, suspects=True, guarantee=True))
+    assert len(sure) == 9
+    assert min(float(row["mislabelled_probability"]) for row in sure) > 0.9
+    assert describe_list(run.path, guarantee=True).startswith("9 suspects whose precision is at least 95 %")
+
+
+def test_an_audit_decides_about_the_guarantee(run: RunFolder) -> None:
+    found = run.suspects() or {}
+    for low, count in ((0.96, 19), (0.9, 0)):
+        audited = with_audit(found, {"figures": {"precision": figure(0.97, low, 1.0, "audited")}})
+        assert guaranteed_count(audited, 0.95) == count
+    with pytest.raises(UsageError, match="trained without probes, so no precision can be guaranteed"):
+        guaranteed_count(None, 0.95)
+
+
+def test_without_suspects_the_best_list_is_shown(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    without_suspects(run)
+    with pytest.raises(SystemExit):
+        main(["rank", str(run.path), "--suspects"])
+    out, err = capsys.readouterr()
+    best = list(csv.DictReader(io.StringIO(out)))
+    assert len(best) == 12
+    assert all(row["suggested_label"] for row in best)
+    assert err == (
+        "no suspects at a precision of 95 %: the 12 most probable, with an expected precision of "
+        f"62 % (50 to 74; {BASIS})\n"
+    )
+    text = text_of(render(run.path))
+    assert f"The best list has 12 examples, with an expected precision of 62 % (50 to 74; {BASIS})." in text
+    assert "These are the most probable mistakes" in text
+    assert text.count("There are no suspects at the precision") == 1
+    assert "95 % (0 to 100" not in text
+
+
+def test_the_report_names_the_basis_and_audited_figures(run: RunFolder) -> None:
+    text = text_of(render(run.path))
+    assert (
+        f"Estimated precision 95.0 % of the suspects are mislabelled (95 % interval 80.0 % to 100 %; {BASIS})" in text
+    )
+    assert "Estimated recall unknown" in text
+    assert f"Basis of the probabilities: {BASIS}." in text
+    assert "Type soseleto audit run to measure" in text
+    figures = {name: figure(0.7, 0.6, 0.8, "audited") for name in ("precision", "recall")}
+    run.write_audit({"figures": figures})
+    text = text_of(render(run.path))
+    assert "Audited precision 70.0 %" in text
+    assert (
+        f"Estimated noise rate 20.0 % of the source examples are mislabelled (95 % interval 10.0 % to 30.0 %; {BASIS})"
+        in text
+    )
+    assert "with a precision of 70 % (60 to 80; audited)" in text
+    assert "to measure precision and recall" not in text
+    assert describe_list(run.path) == "19 suspects: precision 70 % (60 to 80; audited), recall 70 % (60 to 80; audited)"
+
+
+def test_figures_in_words() -> None:
+    assert in_words(figure(0.953, 0.9, 0.98, "audited")) == "95 % (90 to 98; audited)"
+    assert in_words(figure(None, 0.0, 1.0)) == in_words({}) == in_words(None) == "unknown"
+
+
+def test_transfer_mode_is_about_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = fabricate(tmp_path / "run", n=60, truth=False, epochs=2)
+    run.write_config({"mode": "transfer", "seed": 0})
+    assert is_suspect(run.ranking()).any()
+    text = text_of(render(run.path).split("</style>")[1].split("<script")[0])
+    assert "suspect" not in text.lower().replace("suspects.json", "")
+    assert "Low weights" in text
+    assert "Weight below 0.1" in text
+    for words in (["--suspects"], ["--export-clean", str(tmp_path / "clean.csv"), "--guarantee"]):
+        with pytest.raises(SystemExit) as end:
+            main(["rank", str(run.path), *words])
+        assert end.value.code == 2
+        assert "list the lowest weights with --worst N" in capsys.readouterr().err
+    assert "is_label_issue" not in rows(export_ranking(run.path, worst=3))[0]
+    assert write_report(run.path).exists()
+
+
+def test_a_guarantee_by_itself_is_refused(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["rank", str(run.path), "--guarantee"])
+    assert end.value.code == 2
+    assert "--guarantee has no effect by itself" in capsys.readouterr().err

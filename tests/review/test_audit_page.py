@@ -1,0 +1,228 @@
+"""The audit: a random sample checked on the review page and kept between sessions, and figures in the run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accessibility
+from browser import Browser, needs_browser
+from fabricated import fabricate_images
+from reviewing import open_review, press, serving
+from soseleto.cli.main import main
+from soseleto.errors import DataError, UsageError
+from soseleto.review.audit import Audit, prepare
+from soseleto.review.decisions import Decision, Decisions, read_decisions
+from soseleto.review.server import AuditOptions, Review
+from soseleto.run_folder.folder import RunFolder
+
+SMALL = AuditOptions(checks=8)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """60 images of which 12 are suspects: every fifth, whose labels are the wrong ones."""
+    return fabricate_images(tmp_path / "run", files=tmp_path / "images")
+
+
+def is_wrong(name: str) -> bool:
+    return int(name.rpartition("/")[2].removesuffix(".png")) % 5 == 0
+
+
+def answer(review: Review, name: str) -> dict[str, Any]:
+    row = {review.queue.id_of(int(row)): int(row) for row in review.queue.rows}[name]
+    return review.decide({"row": row, "action": "drop" if is_wrong(name) else "keep"})
+
+
+def check(run: RunFolder, count: int, asked: AuditOptions = SMALL) -> list[str]:
+    """Answer the next ``count`` examples in a session of its own."""
+    review = Review(run.path, asked)
+    queue = [review.queue.id_of(int(row)) for row in review.queue.rows]
+    todo = [name for name in queue if name not in review.decisions.latest()][:count]
+    for name in todo:
+        answer(review, name)
+    review.decisions.close()
+    return todo
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        main([str(one) for one in arguments])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def test_an_interrupted_audit_continues_with_the_same_sample(run: RunFolder) -> None:
+    whole = prepare(run, {}, checks=8).ids()
+    assert len(whole) == 16
+    assert check(run, 5) == whole[:5]
+    assert check(run, 3, AuditOptions()) == whole[5:8]
+    assert check(run, 99) == whole[8:]
+    assert whole != prepare(fabricate_images(run.path.parent / "other"), {}, checks=8, seed=1).ids()
+
+
+def test_the_figures_are_in_audit_and_suspects_json(run: RunFolder) -> None:
+    estimate = {"value": 0.99, "low": 0.95, "high": 1.0, "basis": "assumes random mistakes"}
+    run.write_suspects({"count": 12, "precision": estimate, "recall": estimate, "wrong_share": estimate})
+    check(run, 4)
+    kept = run.suspects() or {}
+    assert kept["precision"] == estimate  # 4 checks say too little
+    check(run, 12)
+    audit, kept = run.audit() or {}, run.suspects() or {}
+    assert audit["complete"]
+    assert audit["checked"] == {"suspects": 8, "others": 8}
+    for name in ("precision", "recall", "wrong_share"):
+        assert kept[name] == audit["figures"][name]
+        assert kept[name]["basis"] == "audited"
+        assert kept["estimated"][name] == estimate
+    assert kept["basis"] == "audited"
+    assert kept["precision"]["value"] == kept["precision"]["high"] == 1.0
+    assert kept["wrong_share"]["low"] <= 0.2 <= kept["wrong_share"]["high"]
+
+
+def test_a_hard_example_cannot_be_left_out(run: RunFolder) -> None:
+    """Answers after the first that is missing are not counted: leaving out hard ones would bias the sample."""
+    review = Review(run.path, SMALL)
+    audit = review.audit
+    assert audit is not None
+    part = audit.parts[0]
+    for name in part.order[1:5]:
+        answer(review, name)
+    assert audit.progress(review.decisions.latest()).suspects == 0
+    answer(review, part.order[0])
+    assert audit.progress(review.decisions.latest()).suspects == 5
+    review.undo()
+    assert (run.audit() or {})["checked"]["suspects"] == 0
+    review.decisions.close()
+
+
+def test_what_was_reviewed_before_is_counted_not_sampled(run: RunFolder) -> None:
+    ranking = run.ranking()
+    suspects = [str(name) for name in ranking["id"][ranking["is_label_issue"]]]
+    log = Decisions(run)
+    for name in suspects[:9]:
+        log.decide(Decision(name, "relabel", "class 1") if name != suspects[0] else Decision(name, "keep"))
+    log.close()
+    given = dict(zip(map(str, ranking["id"]), map(str, ranking["label"]), strict=True))
+    wrong = sum(given[name] != "class 1" for name in suspects[1:9])  # a relabelling to the given label is none
+    check(run, 99)
+    audit = run.audit() or {}
+    assert sorted(audit["decided_before"]["suspects"]) == sorted(suspects[:9])
+    assert not set(suspects[:9]) & {name for part in audit["strata"] for name in part["order"]}
+    precision = audit["figures"]["precision"]
+    assert precision["value"] == precision["low"] == precision["high"] == pytest.approx((wrong + 3) / 12)
+
+
+def test_a_later_review_updates_the_figures(run: RunFolder) -> None:
+    check(run, 16)
+    before = (run.audit() or {})["figures"]["precision"]
+    review = Review(run.path)
+    for row in review.queue.rows:
+        name = review.queue.id_of(int(row))
+        review.decide({"row": int(row), "action": "drop" if is_wrong(name) else "keep"})
+    review.decisions.close()
+    after = (run.audit() or {})["figures"]["precision"]
+    assert before["low"] < after["low"] == after["high"] == 1.0
+
+
+def test_the_page_does_not_show_what_the_model_says(run: RunFolder) -> None:
+    review = Review(run.path, SMALL)
+    state = review.state()
+    review.decisions.close()
+    assert all(item[name] is None for item in state["items"] for name in ("wrong", "weight", "score", "suggested"))
+    assert b"Suspect " not in review.page
+    assert b'id="relabel"' not in review.page
+    review = Review(run.path)
+    assert review.state()["audit"] is None
+    assert review.state()["items"][0]["wrong"] > 0.5
+    review.decisions.close()
+
+
+def test_a_width_ends_the_audit(run: RunFolder) -> None:
+    review = Review(run.path, AuditOptions(width=0.3))
+    queue = [review.queue.id_of(int(row)) for row in review.queue.rows]
+    assert len(queue) == 60  # everything, if need be
+    assert review.audit is not None
+    widths = []
+    for name in queue:
+        shown = answer(review, name)["audit"]
+        widths.append(shown["figures"][0]["high"] - shown["figures"][0]["low"])
+        if shown["narrow"]:
+            break
+    review.decisions.close()
+    assert 10 < len(widths) < 60
+    assert widths[-1] <= 0.3
+    assert widths[0] > 0.9
+    assert shown["sentence"].startswith("Narrow enough: you can stop.")
+
+
+def test_bad_options_are_one_sentence(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("audit", run.path, "--summary") == 2
+    assert "has not been audited yet: type `soseleto audit" in capsys.readouterr().err
+    check(run, 1)
+    for options, message in (
+        (["--seed", 5], "began with --seed 0: leave --seed out"),
+        (["--width", 0.1], "began with a fixed number of checks: leave --width out"),
+        (["--checks", 0], "--checks must be between 1 and 1000, got 0"),
+        (["--width", 10], "for 10 points write 0.1"),
+        (["--summary", "--checks", 5], "leave --checks, --width and --seed out"),
+    ):
+        assert call("audit", run.path, *options) == 2
+        assert message in capsys.readouterr().err
+    assert len(prepare(run, {}, checks=10).ids()) == 20  # more checks are possible
+    (run.path / "audit.json").write_text("{}")
+    with pytest.raises(DataError, match="is not an audit: restore it, or delete it"):
+        Audit.load(run)
+
+
+def test_transfer_mode_has_nothing_to_audit(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    run.write_config({"mode": "transfer"})
+    assert call("audit", run.path) == 2
+    assert "weights are about the target and not about wrong labels" in capsys.readouterr().err
+
+
+def test_pictures_that_are_missing_are_named(tmp_path: Path) -> None:
+    run = fabricate_images(tmp_path / "run", n=200)  # without files: only some thumbnails
+    with pytest.raises(UsageError, match="has no pictures of this sample"):
+        Review(run.path, AuditOptions(checks=40, seed=3))
+
+
+def test_the_summary_is_printed(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    check(run, 16)
+    assert call("audit", run.path, "--summary") == 0
+    first, precision, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "checked 8 suspects and 8 other examples"
+    assert precision.startswith("precision of the suspects: 100.0 % (")
+    assert precision.endswith(", audited")
+    assert last.startswith("All checks are done.")
+
+
+@needs_browser
+def test_the_keyboard_answers_and_the_interval_narrows(run: RunFolder, browser: Browser) -> None:
+    with serving(run, SMALL) as server:
+        browser.plain()
+        open_review(browser, server)
+        assert browser.text("#which") == "Example 1 of 16"
+        assert accessibility.problems(browser) == []
+        width = "Number(/and ([0-9.]+)/.exec(document.querySelector('#figures span').innerText)[1]) - " \
+                "Number(/between ([0-9.]+)/.exec(document.querySelector('#figures span').innerText)[1])"  # fmt: skip
+        widths = [browser.js(width)]
+        for _ in range(16):
+            press(browser, "w" if is_wrong(browser.text("#id")) else "k")
+            widths.append(browser.js(width))
+        assert widths == sorted(widths, reverse=True)
+        assert widths[-1] < 0.5 * widths[0]
+        assert browser.text("#sentence").startswith("All checks are done.")
+        assert "soseleto report" in browser.text("#done")
+        press(browser, "u")
+        assert browser.text("#which") == "Example 16 of 16"
+        assert browser.errors() == []
+    wrong = {name for name, one in read_decisions(run).items() if one.action == "drop"}
+    assert wrong
+    assert all(is_wrong(name) for name in wrong)
+    assert json.loads((run.path / "audit.json").read_text())["checked"] == {"suspects": 8, "others": 7}
+    assert np.isfinite(widths).all()

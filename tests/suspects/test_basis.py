@@ -1,0 +1,75 @@
+"""The basis of estimates, precision by the lower end of the interval, and the best list where none is good enough."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from soseleto.suspects.estimate import Estimate
+from soseleto.suspects.probes import PlantedProbes
+from soseleto.suspects.signals import Evidence
+from soseleto.suspects.suspects import Calibrated
+
+
+def calibrated(
+    *, apart: float, share: float = 0.3, probes: int = 400, checked: tuple[int, int] | None = None
+) -> Calibrated:
+    """One signal, whose means for right and wrong labels are ``apart`` standard deviations apart."""
+    draw = np.random.default_rng(0)
+    wrong = np.append(draw.random(3000) < share, np.arange(probes) % 2 == 0)
+    signal = draw.normal(np.where(wrong, -apart / 2, apart / 2))
+    labels = torch.zeros(len(wrong), dtype=torch.int64)
+    planted = PlantedProbes(3000, labels[3000:], torch.from_numpy(wrong[3000:]).long(), checked)
+    support = torch.tensor([[0.5, 0.2, 0.3]]).expand(len(wrong), 3)
+    return Calibrated.learn(Evidence(planted, labels, {"score": torch.from_numpy(signal)}, support, support))
+
+
+def test_the_basis_is_named_wherever_a_number_is() -> None:
+    drawn = calibrated(apart=4).for_precision(0.9)
+    known = calibrated(apart=4, checked=(1000, 300)).for_precision(0.9)
+    for found, basis in ((drawn, "assumes random mistakes"), (known, "from earlier labels")):
+        assert found.basis == basis
+        assert str(found).endswith(f"({basis})")
+        kept = found.to_dict()
+        assert kept["basis"] == kept["probability_basis"] == basis
+        assert {kept[name]["basis"] for name in ("precision", "recall", "wrong_share")} == {basis}
+        assert kept["best"] is None
+
+
+def test_a_guarantee_is_about_the_lower_end() -> None:
+    made = calibrated(apart=4)
+    plain, sure = made.for_precision(0.9), made.for_precision(0.9, guarantee=True)
+    assert plain.precision.low < 0.9 <= sure.precision.low
+    assert 0 < len(sure) < len(plain)
+    looser = sure.at(round(sure.threshold - 0.01, 2))
+    assert looser.precision.low < 0.9  # as many suspects as possible
+    curve = sure.to_dict()["curve"]
+    assert curve["precision_low"][curve["threshold"].index(sure.threshold)] == sure.precision.low
+    assert len(calibrated(apart=1).for_precision(0.9, guarantee=True)) == 0
+
+
+def test_without_suspects_there_is_a_best_list() -> None:
+    found = calibrated(apart=1.5).for_precision(0.99)
+    assert len(found) == 0
+    best = found.best
+    assert len(best) == round(float(found.probability.double().sum()))
+    assert 0.4 < best.precision.value < 0.9
+    assert best.precision.value == pytest.approx(float(best.probability[best.is_suspect].mean()), abs=1e-4)
+    kept = found.to_dict()["best"]
+    assert kept["count"] == len(best)
+    assert kept["precision"]["basis"] == "assumes random mistakes"
+    assert f"the best list has {len(best):,} examples with precision {best.precision}" in str(found)
+
+
+def test_an_interval_that_says_nothing_is_unknown() -> None:
+    useless, wide = Estimate(0.95, 0.0, 1.0), Estimate(0.6, 0.3, 0.9)
+    assert str(useless) == "unknown"
+    assert useless.to_dict("audited")["value"] is None
+    assert str(wide) == "60.0 % (30.0 to 90.0)"
+    assert wide.to_dict("audited")["value"] == 0.6
+
+
+def test_a_suggestion_is_never_the_given_label() -> None:
+    found = calibrated(apart=3).for_precision(0.8)
+    assert set(found.suggested.tolist()) == {2}  # 0 is given, and 2 has more support than 1
