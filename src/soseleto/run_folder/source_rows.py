@@ -1,4 +1,4 @@
-"""Recognise the rows of a source table after the training: by id or by content, never by row number alone.
+"""Recognise the rows of a source file after the training: by id or by content, never by row number alone.
 
 ``rows.parquet`` has the id of every row and a digest of its cells, in the order of the table at the time of training.
 """
@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soseleto.data.readers import tables
+from soseleto.data.readers import table_files
 from soseleto.data.readers.problems import some
 from soseleto.data.readers.reading import Reading
+from soseleto.data.readers.tables import columns_of
 from soseleto.errors import DataError, need
 from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import ROWS, RunFolder
+from soseleto.run_folder.npz_source import row_table
 
 _BATCH = 1 << 14  # rows at a time, whose cells are in memory as text
 _need = partial(need, to="recording the rows of a table")
@@ -35,12 +37,18 @@ class Rows:
 
     @classmethod
     def of(cls, source: Path, reading: Reading) -> Rows | None:
-        """The rows of the table ``source``; None where it is not a table."""
+        """The rows of the table or ``.npz`` file ``source``; None where it is neither."""
         source = source.expanduser()
-        if source.suffix.lower() not in tables.SUFFIXES or not source.is_file():
+        if not source.is_file():
             return None
-        table = tables.load(source, "source", encoding=reading.encoding)
-        identity = tables.columns_of(table, reading, what=str(source)).identity
+        if is_npz(source):
+            table = row_table(source, reading.encoding)
+            identity = "id" if "id" in table.column_names else None
+        elif is_table(source):
+            table = table_files.load(source, "source", reading, all_text=True)
+            identity = columns_of(table, reading, what=str(source)).identity
+        else:
+            return None
         columns = tuple(table.column_names)
         return cls(columns, tuple(ids_of(table, identity)), digests_of(table, columns))
 
@@ -58,6 +66,14 @@ class Rows:
             return None
         table = _need("pyarrow.parquet").read_table(run.path / ROWS, memory_map=False)
         return cls(tuple(columns), *(tuple(table.column(name).to_pylist()) for name in ("id", "digest")))
+
+
+def is_table(source: Path) -> bool:
+    return source.suffix.lower() in table_files.SUFFIXES
+
+
+def is_npz(source: Path) -> bool:
+    return source.suffix.lower() == ".npz"
 
 
 @contextmanager

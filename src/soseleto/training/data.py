@@ -25,6 +25,7 @@ class Data:
     target: Examples
     test: Examples | None
     probes: PlantedProbes | None = None
+    columns: tuple[str, ...] | None = None  # the names of a table's features
 
     @classmethod
     def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
@@ -32,7 +33,7 @@ class Data:
         check_mode(mode)
         if any(isinstance(data, (str, Path)) for data in (source, target, test)):
             pair = read_pair(source, target, test, mode=mode)
-            return cls(pair.source, pair.target, pair.test)
+            return cls(pair.source, pair.target, pair.test, columns=pair.columns)
         return cls(
             as_examples(source, name="source"),
             as_examples(target, name="target"),

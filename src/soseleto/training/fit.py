@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Preprocess
+from soseleto.data import Augment, Preprocess, Reading
 from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer
+from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.source_rows import Rows
 from soseleto.suspects.probes import Share
 from soseleto.task.finite import make_guard
 from soseleto.task.losses import Loss, cross_entropy
@@ -136,7 +138,19 @@ def fit(
         with ExitStack() as stack:
             if out is not None:
                 team.first(lambda: stack.enter_context(folder.held()) if folder else None)
-            return loop.run(setup.describe())
+            remember = _remembering(source, folder, data)
+            result = loop.run(setup.describe())
+            team.first(remember)
+            return result
+
+
+def _remembering(source: Any, folder: RunFolder | None, data: Data) -> Callable[[], None]:
+    """Writes where the source was read from and which rows it has now, so that it can be exported with corrections."""
+    if folder is None or not isinstance(source, str | Path):
+        return lambda: None
+    path, reading = Path(source), Reading()
+    rows = Rows.of(path, reading)
+    return lambda: manifest.remember(folder, path, reading, data.columns, rows)
 
 
 def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:

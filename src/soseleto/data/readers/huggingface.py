@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from soseleto.data.readers.labels import names_of
+from soseleto.data.readers.pandas_index import index_problem, is_index
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
-from soseleto.data.readers.tables import IDS, LABELS, PATHS, labels_from
+from soseleto.data.readers.table_files import IDS, LABELS, PATHS
+from soseleto.data.readers.tables import labels_from
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 
@@ -47,8 +49,10 @@ def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
     if image is not None:
         return replace(made, images=_Column(data, image))
     used = {label, identity, reading.truth_column}
-    columns = tuple(c for c in features if c not in used)
-    return replace(made, inputs=_features(data, columns, name), columns=columns)
+    index = [c for at, c in enumerate(features) if is_index(c, at) and c not in used]
+    columns = tuple(c for c in features if c not in used and c not in index)
+    problems = index_problem(name, index)
+    return replace(made, inputs=_features(data, columns, name), columns=columns, problems=problems)
 
 
 class _Column(Sequence[Any]):

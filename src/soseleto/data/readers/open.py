@@ -14,6 +14,7 @@ from soseleto.data.readers import huggingface, image_folder, npz, tables
 from soseleto.data.readers.in_memory import inputs_of, labels_of, stack_dataset
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
+from soseleto.data.readers.table_files import SUFFIXES as TABLES
 from soseleto.errors import DataError, UsageError, did_you_mean, need
 
 _FORMS = (
@@ -73,8 +74,8 @@ def _from_path(path: Path, *, name: str, reading: Reading) -> Raw:
     if path.is_dir():
         return image_folder.read_folder(path, name=name, reading=_folder_options(reading, path))
     suffix = path.suffix.lower()
-    if suffix not in (*tables.SUFFIXES, ".npz"):
-        known = f"an image folder, or a file ending in {', '.join(tables.SUFFIXES)} or .npz"
+    if suffix not in (*TABLES, ".npz"):
+        known = f"an image folder, or a file ending in {', '.join(TABLES)} or .npz"
         problem = "has an unknown ending" if path.exists() else "is not there"
         raise UsageError(f"the {name} {str(path)!r} {problem}{_close(path)}: give {known}.")
     if not path.is_file():
