@@ -42,6 +42,7 @@ from soseleto.training.options import (
     as_watchers,
     checks_arguments,
 )
+from soseleto.training.rehearsal import rehearse
 from soseleto.training.result import Result
 from soseleto.training.resume import require_folder_for_steps
 from soseleto.training.setup import Settings, Setup, make_sharing, seeded
@@ -174,6 +175,7 @@ def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:
         capture=compute.cuda_graph and device.type == "cuda" and setup.in_one_process,
         records=records,
         keeps=keeps,
+        rehearse=rehearse,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -48,12 +48,14 @@ class Loop:
     capture: bool
     records: Records
     keeps: bool  # there is a run folder, perhaps on another rank
+    rehearse: Callable[[Loop, Any, dict[str, Any]], None]  # called before the first step, see rehearsal.py
 
     def run(self, config: dict[str, Any]) -> Result:
         facts = self._facts()
         _require_equal(self.team.every(facts))
         config = {**config, **facts}
         state = self.method.init(self.task)
+        self.team.first(lambda: self.rehearse(self, state, config))
         keeper = Keeper(
             self.records,
             self.task,
@@ -74,6 +76,10 @@ class Loop:
         self._epochs(state, keeper, done)
         for module, training in flags:
             module.training = training
+        return self.finish(state, config)
+
+    def finish(self, state: Any, config: dict[str, Any]) -> Result:
+        """Everything after the last step: rank and write the run."""
         result = self._with_evidence(replace(self._result(state, config), learned=self._gathered(state)), state)
         parameters = self._whole_parameters(result) if self.keeps else {}
         self.team.first(lambda: self._close(result, parameters))
@@ -144,7 +150,7 @@ class Loop:
         engine = getattr(getattr(state, "engine", None), "name", None)
         if engine is not None:
             self.records.message(f"alignments by the {engine} engine")
-        self.records.epoch(self._epoch_record(state, epoch, before + len(batches)))
+        self.records.epoch(self.epoch_record(state, epoch, before + len(batches)))
         keeper.after(before + len(batches))
 
     def _report_engine(self, state: Any, step: int) -> None:
@@ -175,7 +181,7 @@ class Loop:
             index = fed.places // ranks if side == "source" and ranks > 1 else fed.places  # within this rank's examples
             yield Batch(index.to(device), fed.inputs.to(device), fed.labels.to(device), whole=len(whole))
 
-    def _epoch_record(self, state: Any, epoch: int, step: int) -> dict[str, Any]:
+    def epoch_record(self, state: Any, epoch: int, step: int) -> dict[str, Any]:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.settings.epochs, "step": step}
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
         if (learned := self._learned(state)) is not None:

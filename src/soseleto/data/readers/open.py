@@ -13,6 +13,7 @@ from soseleto.data.examples import Examples
 from soseleto.data.readers import huggingface, image_folder, npz, tables
 from soseleto.data.readers.in_memory import inputs_of, labels_of, stack_dataset
 from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import SUFFIXES as TABLES
 from soseleto.errors import DataError, UsageError, did_you_mean, need
@@ -27,6 +28,8 @@ def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
     """Read any accepted form; labels are not yet numbered and images not yet decoded."""
     if isinstance(data, Examples):
         return _from_examples(data, name)
+    if isinstance(data, ReadOnce):
+        return _from_read_once(data, name=name, reading=reading)
     if isinstance(data, str | os.PathLike):
         return _from_path(Path(data).expanduser(), name=name, reading=reading)
     if isinstance(data, tuple | list) and len(data) == 2:
@@ -43,6 +46,14 @@ def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
             "Dataset with __len__ and __getitem__."
         )
     raise UsageError(f"the {name} is a {type(data).__name__}: give {_FORMS}.")
+
+
+def _from_read_once(data: ReadOnce, *, name: str, reading: Reading) -> Raw:
+    if huggingface.is_huggingface(data.dataset):
+        return huggingface.from_huggingface(data.dataset, name=name, reading=reading, constant=False)
+    if not hasattr(data.dataset, "__getitem__") or not hasattr(data.dataset, "__len__"):
+        raise UsageError(f"ReadOnce is for a Dataset, and the {name} is a {type(data.dataset).__name__}: leave it out.")
+    return _from_pair(*stack_dataset(data, name=name), name)
 
 
 def _from_examples(data: Examples, name: str) -> Raw:
