@@ -111,7 +111,7 @@ def test_integers_in_any_spelling_are_one_class_and_fractions_are_targets(tmp_pa
 
 def test_missing_labels_and_ids_are_found(tmp_path):
     path = write_table(tmp_path / "t.csv", {"x": [1, 2, 3], "label": ["a", "", "b"]})
-    with pytest.raises(ProblemsError, match="1 examples have no label \\(1\\)"):
+    with pytest.raises(ProblemsError, match="1 example has no label \\(1\\)"):
         as_examples(path, name="source")
     path = write_table(tmp_path / "t.csv", {"x": [1, 2], "label": ["a", "b"], "id": ["p", "p"]})
     with pytest.raises(DataError, match="'p' is used for two"):

@@ -179,7 +179,7 @@ def test_the_command_exports_and_prints_the_counts(
     with pytest.raises(SystemExit) as end:
         main(["review", str(run.path), "--export", str(tmp_path / "corrected.csv")])
     assert end.value.code == 0
-    printed = "59 examples: 1 dropped, 1 relabelled, 10 suspects not decided and left as they were"
+    printed = "59 examples: 1 dropped, 1 relabelled, 10 suspects not decided and left unchanged"
     assert capsys.readouterr().out == f"{printed}\nmanifest: {tmp_path / 'corrected.csv'}\n"
     with pytest.raises(SystemExit) as end:
         main(["review", str(tmp_path / "nowhere")])

@@ -23,7 +23,7 @@ from soseleto.cli import comparison
 from soseleto.cli.choices import augment_for, folds_for, probes_for, target_share_for
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.data import Augment, Pair, Reading, read_pair
-from soseleto.errors import TrainingError, UsageError, did_you_mean
+from soseleto.errors import TrainingError, UsageError, counted, did_you_mean
 from soseleto.extensions import chain, target_share
 from soseleto.models.by_name import default_name, make_model
 from soseleto.parallel.device import choose_device
@@ -164,9 +164,9 @@ class Job:
         options, pair = self.options, self.pair
         size = sum(p.numel() for p in self._module().parameters())
         lines = [
-            f"{len(pair.source):,} source and {len(pair.target):,} target examples, {options.mode} mode, "
-            f"{options.epochs} epochs in batches of {self.batch_size}",
-            f"model {self.model} with {size:,} parameters; writing to {options.out}",
+            f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
+            f"{counted(options.epochs, 'epoch')} in batches of {self.batch_size}",
+            f"model {self.model} with {counted(size, 'parameter')}; writing to {options.out}",
         ]
         if options.mode == "noisy" and not self._probes(self.main):
             lines.append("suspects will be found by their weights alone, without a known precision")
@@ -404,16 +404,16 @@ def _suspects(folder: RunFolder) -> str:
     command, found = f"soseleto rank {folder.path} --suspects", folder.suspects()
     if found is None:
         count = int(is_suspect(folder.ranking()).sum())
-        return f"{count:,} suspects: source examples of weight below {LOW_WEIGHT} ({command})"
+        return f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT} ({command})"
     if not found["count"]:
         highest = f"{100 * float(folder.ranking()['mislabelled_probability'].max()):.0f} %"
         worst = f"the worst ranked: soseleto rank {folder.path} --worst 20"
         return f"no suspects: no label is mislabelled with a probability above {highest} by estimate ({worst})"
     precision, recall = found["precision"], found["recall"]
     return (
-        f"{found['count']:,} suspects, of which {100 * precision['value']:.0f} % ({100 * precision['low']:.0f} to "
-        f"{100 * precision['high']:.0f}) are mislabelled by estimate, and {100 * recall['value']:.0f} % of the "
-        f"mislabelled are among them ({command})"
+        f"{counted(found['count'], 'suspect')}, of which {100 * precision['value']:.0f} % "
+        f"({100 * precision['low']:.0f} to {100 * precision['high']:.0f}) are mislabelled by estimate, and "
+        f"{100 * recall['value']:.0f} % of the mislabelled are among them ({command})"
     )
 
 
@@ -430,5 +430,7 @@ def _folds(options: FitOptions, n_target: int) -> int:
     if options.folds < 0 or options.folds == 1:
         raise UsageError(f"--folds must be 0 or at least 2, got {options.folds}.")
     if options.folds > n_target // 2:
-        raise UsageError(f"--folds is {options.folds}, but the target has only {n_target} examples: take fewer folds.")
+        raise UsageError(
+            f"--folds is {options.folds}, but the target has only {counted(n_target, 'example')}: take fewer folds."
+        )
     return options.folds

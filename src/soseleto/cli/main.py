@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from soseleto.errors import Interrupted, RankStopped, SoseletoError, TrainingError, UsageError
+from soseleto.errors import Interrupted, RankStopped, SoseletoError, TrainingError, UsageError, counted
 from soseleto.training.defaults import CHECKPOINT_SECONDS, EPOCHS, LR, SUSPECT_PRECISION, WEIGHT_STEP
 
 DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -255,7 +255,8 @@ def rank(
         from soseleto.run_folder.manifest import write_clean
 
         rows, dropped, relabelled = write_clean(run, export_clean, relabel=relabel, force=force)
-        typer.echo(f"wrote {export_clean}: {rows:,} examples, {dropped:,} dropped, {relabelled:,} relabelled", err=True)
+        count = counted(rows, "example")
+        typer.echo(f"wrote {export_clean}: {count}, {dropped:,} dropped, {relabelled:,} relabelled", err=True)
         return
     if relabel:
         raise UsageError("--relabel has no effect by itself: add --export-clean FILE.")
@@ -337,8 +338,8 @@ def review(
 
         done = export_manifest(run, export, force=force)
         typer.echo(
-            f"{done.rows:,} examples: {done.dropped:,} dropped, {done.relabelled:,} relabelled, "
-            f"{done.undecided:,} suspects not decided and left as they were"
+            f"{counted(done.rows, 'example')}: {done.dropped:,} dropped, {done.relabelled:,} relabelled, "
+            f"{counted(done.undecided, 'suspect')} not decided and left unchanged"
         )
         typer.echo(f"manifest: {done.path}")
         return

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from soseleto.errors import counted
 from soseleto.report.files import RunFiles
 from soseleto.report.tables import PAPER_THRESHOLD
 from soseleto.run_folder.ranking import suspect_rows
@@ -108,7 +109,7 @@ def _training(run: RunFiles) -> str:
     data = f" on {count(source)} source and {count(target)} target examples" if source and target else ""
     if not run.epochs:
         return f"Training{data} has not finished its first epoch."
-    epochs = f"{len(run.epochs)} epoch{'s' * (len(run.epochs) > 1)}"
+    epochs = counted(len(run.epochs), "epoch")
     if not run.end:
         return f"Training{data} has not finished: this report covers the first {epochs}."
     took = run.end.get("seconds")
@@ -183,7 +184,7 @@ def _suspects(run: RunFiles) -> str:
     if not found:
         return f"No label is suspected to be wrong{_highest(run)}."
     estimate = f", with an estimated precision of {share(precision['value'])}" if precision else ""
-    return f"{count(found)} labels are suspected to be wrong{estimate}."
+    return f"{counted(found, 'label is', 'labels are')} suspected to be wrong{estimate}."
 
 
 def _highest(run: RunFiles) -> str:

@@ -18,7 +18,7 @@ from soseleto.data.readers import table_files
 from soseleto.data.readers.problems import some
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.tables import columns_of
-from soseleto.errors import DataError, need
+from soseleto.errors import DataError, counted, need
 from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import ROWS, RunFolder
 from soseleto.run_folder.npz_source import row_table
@@ -147,7 +147,7 @@ def match(
     _require_once(file, ids, used)
     old, new = dict(zip(was.ids, was.digests, strict=True)), dict(zip(ids, now, strict=True))
     if others := [name for name in corrected if old.get(name) != new.get(name)]:
-        raise _changed(file, f"{len(others)} of the rows to correct have other values, such as id {others[0]}")
+        raise _changed(file, f"{counted(len(others), 'row')} to correct with other values, such as id {others[0]}")
     return list(ids)
 
 
@@ -166,19 +166,20 @@ def _by_content(was: Rows, now: Sequence[bytes], file: Path, used: Collection[st
         if name in used
     ]
     if wrong:
-        rows = (
-            f"{len(wrong)} of the {len(used)} rows of the training are not found exactly once, such as row {wrong[0]}"
-        )
-        raise _changed(file, rows)
+        raise _changed(file, _not_once("row", wrong, used))
     return [ids_by_digest[digest].popleft() if ids_by_digest.get(digest) else None for digest in now]
 
 
 def _require_once(file: Path, ids: Sequence[str], used: Collection[str]) -> None:
     counts = Counter(ids)
     if wrong := [name for name in used if counts[name] != 1]:
-        raise _changed(
-            file, f"{len(wrong)} of the {len(used)} ids of the training are not found exactly once, such as {wrong[0]}"
-        )
+        raise _changed(file, _not_once("id", wrong, used))
+
+
+def _not_once(what: str, wrong: Sequence[str], used: Collection[str]) -> str:
+    return (
+        f"{len(wrong):,} of the {counted(len(used), what)} of the training not found exactly once, such as {wrong[0]}"
+    )
 
 
 def _changed(file: Path, what: str) -> DataError:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Examples, TargetCycle, as_examples, check_mode, read_pair
-from soseleto.errors import UsageError
+from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.suspects.probes import PlantedProbes, plant
 from soseleto.training.defaults import TARGET_BATCH, batch_size_for
@@ -60,7 +60,9 @@ class Data:
             raise UsageError("probes need one process and whole batches: write probes=None, or leave those out.")
         ranks = sharing.reducer.ranks
         if len(self.source) < ranks:
-            raise UsageError(f"{ranks} ranks are too many for {len(self.source)} source examples: start fewer.")
+            raise UsageError(
+                f"{ranks} ranks are too many for {counted(len(self.source), 'source example')}: start fewer."
+            )
 
     def fingerprints(self) -> dict[str, str | None]:
         """Of the three sets; computed before they are moved to a GPU, since every byte is read."""
@@ -118,7 +120,9 @@ def _size(name: str, size: int, examples: Examples) -> int:
     if size < 1:
         raise UsageError(f"{name} must be at least 1, got {size}.")
     if size > n:
-        raise UsageError(f"{name} is {size}, but the {side} has only {n} examples: write {name}={n} or less.")
+        raise UsageError(
+            f"{name} is {size}, but the {side} has only {counted(n, 'example')}: write {name}={n} or less."
+        )
     return size
 
 

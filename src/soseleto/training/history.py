@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.errors import TrainingError, first_line
+from soseleto.errors import TrainingError, counted, first_line
 from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training.loggers import Logger, numbers_of
@@ -121,8 +121,8 @@ class Records:
             )
         if skipped:
             self.message(
-                f"{skipped} of {steps} steps of epoch {record['epoch']} were skipped, since a loss or a gradient was "
-                "not finite"
+                f"{skipped} of {counted(steps or 0, 'step')} of epoch {record['epoch']} "
+                f"{'was' if skipped == 1 else 'were'} skipped, since a loss or a gradient was not finite"
             )
         if means.get("held", 0.0) > 0.5 and not any(text.startswith(VANISHED) for text in self.messages):
             self.message(

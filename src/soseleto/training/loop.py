@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from soseleto.data import Examples, TargetCycle, feed, seed_for, source_batches, source_order
 from soseleto.data.batch import Batch
 from soseleto.engines.shards import reshard, sharded_modules
-from soseleto.errors import TrainingError, UsageError
+from soseleto.errors import TrainingError, UsageError, counted
 from soseleto.methods.wrappers.record_signals import Signals
 from soseleto.parallel.device import announcing_emulation
 from soseleto.parallel.fsdp import gathered
@@ -261,9 +261,9 @@ class Loop:
     def _stop(self, error: NonFiniteLoss, epoch: int) -> TrainingError:
         side = self.data.source if error.side == "source" else self.data.target
         shown = ", ".join(side.id_of(i) for i in error.index[:5]) + (", ..." if len(error.index) > 5 else "")
+        examples = counted(len(error.index), f"{error.side} example")
         message = (
-            f"the loss of {len(error.index)} {error.side} example(s) (ids {shown}) is NaN or infinite "
-            f"in epoch {epoch}: look at those examples, or lower lr."
+            f"the loss of {examples} (id {shown}) is NaN or infinite in epoch {epoch}: look at the data, or lower lr."
         )
         self.records.message(message)
         return TrainingError(message)

@@ -49,8 +49,8 @@ def read_features(path: Path, count: int, encoding: str | None = None) -> Tensor
     columns = [column for column in table.column_names if column not in roles]
     if len(columns) != count:
         raise DataError(
-            f"{path} has {len(columns)} feature columns ({some(columns)}): the model was trained on {count} without "
-            "names, so give exactly those, in that order."
+            f"{path} has {counted(len(columns), 'feature column')} ({some(columns)}): the model was trained on "
+            f"{count} without names, so give exactly those, in that order."
         )
     return _finite_features(table, columns, path)
 
@@ -181,8 +181,10 @@ def _with_images(made: Raw, paths: list[Any], reading: Reading, folder: Path | N
     relative = ["." if row in missing else existing(str(path), root=root) for row, path in enumerate(paths)]
     left = [] if reading.allow_outside else outside(root, relative)
     problems = [
-        *_rows(made, "missing", sorted(missing), "have no path: give them one, or leave them out"),
-        *_rows(made, "outside", left, f"lead outside {root}: type reading=Reading(allow_outside=True), or root=..."),
+        *_rows(made, "missing", sorted(missing), "without a path: give every row one, or leave it out"),
+        *_rows(
+            made, "outside", left, f"with a path outside {root}: type reading=Reading(allow_outside=True), or root=..."
+        ),
     ]
     unread = missing.union(left)  # an empty name is never opened
     files = tuple("" if row in unread else os.path.join(root, path) for row, path in enumerate(relative))
@@ -191,7 +193,7 @@ def _with_images(made: Raw, paths: list[Any], reading: Reading, folder: Path | N
 
 def _rows(made: Raw, kind: str, rows: list[int], what: str) -> list[Problem]:
     ids = tuple(made.id_of(row) for row in rows)
-    return [Problem(made.name, kind, f"{len(ids)} rows {what} ({some(ids)}).", ids)] if ids else []
+    return [Problem(made.name, kind, f"{counted(len(ids), 'row')} {what} ({some(ids)}).", ids)] if ids else []
 
 
 def _with_features(made: Raw, table: Any, columns: list[str], what: str) -> Raw:
