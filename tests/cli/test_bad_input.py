@@ -73,7 +73,7 @@ FOLDERS = {
         "the class owl is not in the source",
     ),
     "duplicate": (copied, "is also in the source"),
-    "outside": (linked_outside, "1 row with a path outside"),
+    "outside": (linked_outside, "lead outside"),
 }
 TABLES = {
     "nan": (add("1,,3,4,cat"), "NaN or infinite"),
