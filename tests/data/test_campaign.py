@@ -329,15 +329,19 @@ def test_damaged_binary_files_are_refused_or_equal_in_shape(
         assert agrees(found, table)
 
 
+@dataclass(frozen=True)
 class Opens:
-    """A pickle that leaves a trace when it is loaded."""
+    """A pickle that makes a file when it is loaded."""
+
+    trace: Path
 
     def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/soseleto-pickle-was-loaded",)
+        return Path.touch, (self.trace,)
 
 
 def with_objects(path: Path, table: Table) -> None:
-    np.savez(path, x=np.float32(table.values), y=np.array([Opens()] * len(table.ids), dtype=object))
+    opens = Opens(path.with_suffix(".loaded"))
+    np.savez(path, x=np.float32(table.values), y=np.array([opens] * len(table.ids), dtype=object))
 
 
 def bomb(path: Path, table: Table) -> None:
@@ -381,7 +385,7 @@ def test_npz_files_of_a_wrong_kind_are_refused(make: Any, tmp_path: Path) -> Non
     table = Table(["a", "b"], ["x", "y"], [[1.0, 2.0], [3.0, 4.0]])
     make(tmp_path / "t.npz", table)
     assert isinstance(read(tmp_path / "t.npz"), str)
-    assert not Path("/tmp/soseleto-pickle-was-loaded").exists()
+    assert not (tmp_path / "t.loaded").exists()
 
 
 # Labels and ids that cannot be used
