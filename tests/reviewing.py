@@ -8,14 +8,15 @@ import threading
 from collections.abc import Iterator
 
 from browser import Browser
+from soseleto.review.connections import TIMEOUT
 from soseleto.review.server import AuditOptions, Review, Server
 from soseleto.run_folder.folder import RunFolder
 
 
 @contextlib.contextmanager
-def serving(run: RunFolder, asked: AuditOptions | None = None) -> Iterator[Server]:
+def serving(run: RunFolder, asked: AuditOptions | None = None, seconds: float = TIMEOUT) -> Iterator[Server]:
     review = Review(run.path, asked)
-    with Server(review) as server:
+    with Server(review, seconds=seconds) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -62,6 +62,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "row"), counted(1200, "row"), counted(2, "class", "classes")
+    ('1 row', '1,200 rows', '2 classes')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 _INSTALL = {
     **dict.fromkeys(("pyarrow", "PIL", "safetensors"), "soseleto"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "soseleto[onnx]"),

@@ -67,18 +67,18 @@ FOLDERS = {
     "unreadable": (put("source/cat/torn.png", b"\x89PNG\r\n\x1a\n"), "torn.png"),
     "not an image": (put("source/cat/text.png", b"hello"), "text.png"),
     "absurd size": (lambda desk: picture(desk / "source/cat/thin.png", 1, (2, 400)), "absurd size"),
-    "empty class": (lambda desk: (desk / "source/owl").mkdir(), "the classes owl have no images"),
+    "empty class": (lambda desk: (desk / "source/owl").mkdir(), "the class owl has no images"),
     "class not in source": (
         lambda desk: picture(desk / "target/owl/0.png", 7),
-        "the classes owl are not in the source",
+        "the class owl is not in the source",
     ),
-    "duplicate": (copied, "are also in the source"),
+    "duplicate": (copied, "is also in the source"),
     "outside": (linked_outside, "lead outside"),
 }
 TABLES = {
     "nan": (add("1,,3,4,cat"), "NaN or infinite"),
     "infinite": (add("1,inf,3,4,cat"), "NaN or infinite"),
-    "no label": (add("1,2,3,4,"), "have no label"),
+    "no label": (add("1,2,3,4,"), "1 example has no label"),
     "not numbers": (add("1,two,3,4,cat"), "not numbers"),
     "torn row": (add("1,2"), "cannot be read"),
     "no rows": (put("source.csv", b"a,b,label\n"), "has no rows"),
@@ -92,8 +92,8 @@ TABLES = {
     "long label": (add(f"1,2,3,4,{'c' * 201}"), "the label of row 8 has 201 characters"),
     "other columns": (put("target.csv", b"a,b,label\n1,2,cat\n"), "column"),
     "missing file": (rows_of_paths("gone.png"), "none of the sampled source images can be read"),
-    "path outside": (rows_of_paths("source/cat/0.png", "../x.png"), "lead outside"),
-    "no path": (rows_of_paths("source/cat/0.png", ""), "have no path"),
+    "path outside": (rows_of_paths("source/cat/0.png", "../x.png"), "1 row with a path outside"),
+    "no path": (rows_of_paths("source/cat/0.png", ""), "1 row without a path"),
 }
 FILES = {
     "nothing there": ("nowhere", "is not there"),

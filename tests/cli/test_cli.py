@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -428,13 +429,80 @@ def test_the_live_line_shows_numbers_and_leaves_nothing_behind() -> None:
     assert text.endswith("\r\x1b[2K")
 
 
-def test_the_live_line_is_silent_without_a_terminal() -> None:
-    file = io.StringIO()
+class Clock:
+    """``time.monotonic`` that advances only by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_step", "lines"),
+    [
+        (0.001, 0),  # a second in all
+        (0.01, 2),  # 10 seconds: at most one line in 5
+        (0.5, 20),  # 8 minutes: every 5 %
+        (6.0, 100),  # 100 minutes: every minute
+        (600.0, 1000),  # every step takes longer than a minute
+    ],
+)
+def test_without_a_terminal_there_are_lines_now_and_then(
+    seconds_per_step: float, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, file = Clock(), io.StringIO()
+    monkeypatch.setattr("soseleto.training.progress.time.monotonic", clock)
     with LiveLine(Console(file=file, width=100)) as line:
-        line("start", {"epochs": 1, "steps": 1})
-        line("epoch", {"epoch": 1, "step": 1, "source_loss": 0.41})
+        line.stage("ordinary training, fold 2")
+        line("start", {"epochs": 10, "steps": 1000})
         line("message", {"text": "said"})
-    assert file.getvalue() == "said\n"
+        for step in range(1, 1001):
+            clock.now += seconds_per_step
+            line("step", {"epoch": 1 + step // 100, "step": step, "source_loss": 0.41234})
+    said = file.getvalue().splitlines()
+    printed = [one for one in said if one.startswith("ordinary training, fold 2: epoch")]
+    assert abs(len(printed) - lines) <= 1
+    others = [one for one in said if one not in printed]
+    assert others[0] == "said"
+    assert all(one.startswith("this will take about") for one in others[1:])
+    if lines > 50:
+        expected = r"ordinary training, fold 2: epoch 3 of 10, 2\d %, source 0.412, ([\d:]+|[\d.]+ h) left"
+        assert any(re.fullmatch(expected, one) for one in printed)
+    assert "\x1b" not in file.getvalue()
+
+
+def test_a_piped_training_prints_a_bounded_number_of_lines(tmp_path: Path) -> None:
+    """In a process of its own, with both streams piped; a line every 25 % without a pause, to be quick."""
+    source, target = (write_table(tmp_path / f"{n}.csv", n, n) for n in (200, 20))
+    words = ["fit", "--source", source, "--target", target, "--out", tmp_path / "run"]
+    words += ["--epochs", 4, "--batch-size", 2, "--folds", 0, "--no-baselines", "--probes", 0]
+    script = (
+        "import sys, soseleto.training.progress as p, soseleto.training.history as h\n"
+        "p.LOG_PAUSE, p.LOG_SHARE, h.STEP_INTERVAL = 0.0, 0.25, 0.0\n"
+        "from soseleto.cli.main import main; main(sys.argv[1:])"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, *map(str, words)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    progress = [line for line in ran.stderr.splitlines() if line.startswith("epoch ")]
+    assert 3 <= len(progress) <= 4  # of 400 steps
+    assert all(re.match(r"epoch \d of 4, \d+ %, source \d", line) for line in progress)
+    assert "\x1b" not in ran.stderr + ran.stdout
+    assert "\r" not in ran.stderr + ran.stdout
+
+
+def test_a_vanished_target_loss_is_printed_once_for_all_trainings() -> None:
+    file = io.StringIO()
+    with LiveLine(Console(file=file, width=200)) as line:
+        for epoch in (3, 4):
+            line("start", {"epochs": 9, "steps": 9})
+            line(
+                "message", {"text": f"the target loss has vanished (0.001 in epoch {epoch}), so alignments carry none"}
+            )
+            line("message", {"text": f"{epoch} of 40 steps of epoch 2 were skipped"})
+    assert file.getvalue().count("vanished") == 1
+    assert file.getvalue().count("skipped") == 2
 
 
 @pytest.fixture

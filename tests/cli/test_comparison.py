@@ -120,3 +120,18 @@ def test_what_cannot_be_calibrated_is_said() -> None:
         fit_temperature(torch.zeros(3), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(DataError, match="NaN"):
         fit_temperature(torch.full((2, 2), float("nan")), torch.tensor([0, 1]))
+
+
+def test_the_plan_names_only_options_that_leave_something_out() -> None:
+    labels = torch.arange(12) % 2
+    target = Examples(torch.randn(12, 2), labels)
+    folded = comparison.plan(target, None, folds=3, rivals=(), seed=0)
+    assert comparison.describe_plan(folded, None, 3).endswith("3 more trainings (--folds 0 leaves them out)")
+    judged = comparison.plan(target, target, folds=0, rivals=("ordinary",), seed=0)
+    said = comparison.describe_plan(judged, target, 0)
+    assert said == (
+        "accuracy is measured on 12 test examples beside ordinary training: 1 more training (--no-baselines leaves it "
+        "out)"
+    )
+    both = comparison.plan(target, None, folds=2, rivals=("target_only",), seed=0)
+    assert comparison.describe_plan(both, None, 2).endswith("(--folds 0 and --no-baselines leave them out)")

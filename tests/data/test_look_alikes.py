@@ -126,5 +126,5 @@ def test_broken_images_and_links_with_such_names_are_left_out(odd_names, tmp_pat
     str(caught.value).encode()
     listed = odd_names / "t.csv"
     listed.write_text("path,label\ndog/3.png,x\ndog/\\xe9.png,y\ndog/\\xea.png,y\n")
-    with pytest.raises(ProblemsError, match=r"1 rows lead outside .* \(2\)"):
+    with pytest.raises(ProblemsError, match=r"1 row with a path outside .* \(2\)"):
         as_examples(listed, name="source")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from soseleto.data import Preprocess, ProblemsError, Reading, as_examples, read_pair
+from soseleto.data import Preprocess, ProblemsError, Reading, ReadOnce, as_examples, read_pair
 from soseleto.data.readers.labels import class_order
 from soseleto.errors import DataError, UsageError
 
@@ -110,7 +111,7 @@ def test_integers_in_any_spelling_are_one_class_and_fractions_are_targets(tmp_pa
 
 def test_missing_labels_and_ids_are_found(tmp_path):
     path = write_table(tmp_path / "t.csv", {"x": [1, 2, 3], "label": ["a", "", "b"]})
-    with pytest.raises(ProblemsError, match="1 examples have no label \\(1\\)"):
+    with pytest.raises(ProblemsError, match="1 example has no label \\(1\\)"):
         as_examples(path, name="source")
     path = write_table(tmp_path / "t.csv", {"x": [1, 2], "label": ["a", "b"], "id": ["p", "p"]})
     with pytest.raises(DataError, match="'p' is used for two"):
@@ -223,3 +224,92 @@ def test_the_target_takes_the_shape_of_the_source_and_statistics_come_from_it_al
     assert pair.target.inputs.shape == (2, 3, 24, 24)
     alone = Preprocess.of(as_examples(source, name="source").inputs)
     assert Preprocess.of(pair.source.inputs) == alone
+
+
+# Items that change from read to read
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Items with noise from a generator; ``share`` of them change, or only their labels do."""
+
+    def __init__(self, noise, *, labels=False, count=40):
+        self.noise, self.labels, self.count = noise, labels, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, at):
+        value = float(self.noise())
+        x = torch.full((3,), float(at)) + (0 if self.labels else value)
+        return x, int(value > 0.5) if self.labels else at % 2
+
+
+NOISES = {
+    "torch": lambda: torch.rand(1),
+    "numpy": lambda: np.random.rand(),  # noqa: NPY002
+    "python": random.random,
+    "rare flip": lambda: random.random() < 0.2,
+    "own generator": np.random.default_rng(0).random,
+}
+
+
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("labels", [False, True])
+def test_a_random_dataset_is_refused_with_what_to_type(name, labels):
+    noise = NOISES[name] if name != "rare flip" or not labels else lambda: (random.random() < 0.2) * 1.0
+    with pytest.raises(UsageError, match=r"item \d+ of the target data set changes from read to read") as raised:
+        as_examples(Drawn(noise, labels=labels), name="target")
+    assert "write augment=soseleto.Augment(...)" in str(raised.value)
+    assert "soseleto.data.ReadOnce(dataset)" in str(raised.value)
+
+
+def test_read_once_takes_the_first_reading():
+    data = Drawn(NOISES["torch"])
+    torch.manual_seed(0)
+    made = as_examples(ReadOnce(data), name="source")
+    torch.manual_seed(0)
+    assert torch.equal(made.inputs, torch.stack([data[at][0] for at in range(40)]))
+    with pytest.raises(UsageError, match="ReadOnce is for a Dataset"):
+        as_examples(ReadOnce(3), name="source")
+
+
+def test_the_check_leaves_the_random_state_and_accepts_what_is_constant():
+    class Seeded(torch.utils.data.Dataset):
+        """Random, but the same at every read; some values are missing."""
+
+        def __init__(self):
+            self.reads = 0
+
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, at):
+            self.reads += 1
+            x = torch.randn(3, generator=torch.Generator().manual_seed(at))
+            x[0] = float("nan")
+            return x.to(torch.bfloat16), "ab"[at % 2]
+
+    data = Seeded()
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    assert len(as_examples(data, name="source")) == 30
+    assert data.reads < 30 + 12 * 3 + 5
+    after = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_random_images_of_hugging_face_are_refused():
+    draw = np.random.default_rng(0)
+
+    class Transformed(HuggingFace):
+        def __getitem__(self, key):
+            found = super().__getitem__(key)
+            if not isinstance(key, str):
+                found["image"] = Image.fromarray(draw.integers(0, 256, (8, 8), dtype=np.uint8))
+            return found
+
+    columns = {"image": [None] * 4, "label": [0, 1, 0, 1]}
+    data = Transformed(columns, {"image": HuggingImage(), "label": ClassLabel(["no", "yes"])})
+    with pytest.raises(UsageError, match="changes from read to read"):
+        as_examples(data, name="source")
+    assert len(as_examples(ReadOnce(data), name="source")) == 4

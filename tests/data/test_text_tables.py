@@ -177,3 +177,24 @@ def test_a_table_loaded_as_text_still_has_features(tmp_path):
     pa.parquet.write_table(tables.load(tmp_path / "t.csv", "source"), tmp_path / "t.parquet")
     made = as_examples(tmp_path / "t.parquet", name="source")
     assert np.array_equal(made.inputs.numpy(), wanted.inputs.numpy(), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("null", "is not an object"),
+        ("[1, 2]", "is not an object"),
+        ("nulltrue", "is not valid JSON"),
+        ('{"a": 1, "label": "x"', "is not valid JSON"),
+        ('{"a": 1} {"a": 2}', "is not valid JSON"),
+        ('{"a": ' * 5000, "is not valid JSON"),
+    ],
+)
+def test_json_lines_that_are_not_objects_are_named(tmp_path, line, fault):
+    """Arrow's reader ends the interpreter on ``null`` and on what begins with it."""
+    (tmp_path / "t.jsonl").write_text('{"a": 1, "label": "x"}\n\n' + line)
+    with pytest.raises(DataError, match=rf"line 3 of .*t\.jsonl {fault}"):
+        as_examples(tmp_path / "t.jsonl", name="source")
+    (tmp_path / "t.jsonl").write_text(line)
+    with pytest.raises(DataError, match=rf"line 1 of .*t\.jsonl {fault}"):
+        as_examples(tmp_path / "t.jsonl", name="source")

@@ -225,7 +225,7 @@ def test_all_ranks_stop_with_one_sentence(tmp_path: Path) -> None:
     for sentence, words in zip(
         first,
         [
-            "TrainingError: the loss of 1 source example(s) (ids 33) is NaN",
+            "TrainingError: the loss of 1 source example (id 33) is NaN",
             "UsageError: rank 1 and rank 0 disagree about source_fingerprint",
             "UsageError: SyncBatchNorm '' is not supported with ranks",
             "UsageError: the method 'xiao' trains in one process",

@@ -144,12 +144,13 @@ def test_without_decisions_there_is_no_manifest(run: RunFolder, tmp_path: Path) 
 def test_labels_that_csv_would_change_need_parquet(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", n=20, features=3, epochs=1)
     columns = run.ranking()
-    run.write_ranking(columns | {"label": np.array(["007", "008"] * 10)})
-    decide(run, Decision(str(columns["id"][0]), "relabel", "008"))
+    run.write_ranking(columns | {"label": np.array(["1.0", "2.0"] * 10)})
+    decide(run, Decision(str(columns["id"][0]), "relabel", "2.0"))
     with pytest.raises(UsageError, match=r"write .*corrected.parquet instead"):
         export_manifest(run.path, tmp_path / "corrected.csv")
+    assert not (tmp_path / "corrected.csv").exists()
     export_manifest(run.path, tmp_path / "corrected.parquet")
-    assert as_examples(tmp_path / "corrected.parquet", name="source").classes == ("007", "008")
+    assert as_examples(tmp_path / "corrected.parquet", name="source").classes == ("1.0", "2.0")
 
 
 def test_a_table_keeps_all_its_columns(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_the_command_exports_and_prints_the_counts(
     with pytest.raises(SystemExit) as end:
         main(["review", str(run.path), "--export", str(tmp_path / "corrected.csv")])
     assert end.value.code == 0
-    printed = "59 examples: 1 dropped, 1 relabelled, 10 suspects not decided and left as they were"
+    printed = "59 examples: 1 dropped, 1 relabelled, 10 suspects not decided and left unchanged"
     assert capsys.readouterr().out == f"{printed}\nmanifest: {tmp_path / 'corrected.csv'}\n"
     with pytest.raises(SystemExit) as end:
         main(["review", str(tmp_path / "nowhere")])

@@ -116,7 +116,7 @@ def test_rows_with_other_values_are_refused_where_they_would_be_corrected(
     change(source, lambda lines: [*lines[:-1], lines[-1][:-1] + "c"])
     manifest.write_clean(run.path, tmp_path / "clean.csv")  # a row that is kept
     change(source, lambda lines: [lines[0][:-1] + "c", *lines[1:]])
-    with pytest.raises(DataError, match="1 of the rows to correct have other values, such as id r0"):
+    with pytest.raises(DataError, match="1 row to correct with other values, such as id r0"):
         manifest.write_clean(run.path, tmp_path / "other.csv")
 
 

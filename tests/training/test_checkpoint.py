@@ -165,7 +165,7 @@ def process(*words, **more):
 def alive(pid):
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
-train(None, epochs=1)  # imports, once for all
+train(folder / "first", epochs=1)  # imports, once for all
 begin = time.monotonic()
 assert os.waitpid(process(folder / "whole"), 0)[1] == 0
 print("uninterrupted", round(time.monotonic() - begin, 2), file=sys.stderr)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Examples, generator
+from soseleto.errors import counted
 
 METHOD = "soseleto"
 RIVALS = ("ordinary", "mixed", "target_only")
@@ -109,12 +110,13 @@ def _in_folds(method: str, target: Examples, pieces: Sequence[Tensor]) -> list[P
 
 def describe_plan(parts: Sequence[Part], test: Examples | None, folds: int) -> str:
     rivals = [TITLES[method] for method in dict.fromkeys(part.method for part in parts) if method != METHOD]
-    judged = f"{folds} held-out folds of the target" if test is None else f"{len(test):,} test examples"
+    judged = f"{folds} held-out folds of the target" if test is None else counted(len(test), "test example")
     beside = f" beside {', '.join(rivals[:-1])}{' and ' * (len(rivals) > 1)}{rivals[-1]}" if rivals else ""
-    return (
-        f"accuracy is measured on {judged}{beside}: {len(parts)} more trainings "
-        "(--folds 0 and --no-baselines leave them out)"
-    )
+    folded = any(part.name.startswith("fold-") for part in parts)
+    options = [*(["--folds 0"] if folded else []), *(["--no-baselines"] if rivals else [])]
+    leave = f"{' and '.join(options)} {'leave' if len(options) > 1 else 'leaves'}"
+    them = "it" if len(parts) == 1 else "them"
+    return f"accuracy is measured on {judged}{beside}: {counted(len(parts), 'more training')} ({leave} {them} out)"
 
 
 def fold_places(labels: Tensor, folds: int, seed: int) -> list[Tensor]:

@@ -24,7 +24,7 @@ from soseleto.cli.choices import augment_for, folds_for, probes_for, target_shar
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.home import Home
 from soseleto.data import Augment, Pair, Reading, column_of, read_labels_before, read_pair
-from soseleto.errors import DiskError, TrainingError, UsageError, did_you_mean, first_line
+from soseleto.errors import DiskError, TrainingError, UsageError, counted, did_you_mean, first_line
 from soseleto.extensions import chain, label_doubt, normalized, target_share
 from soseleto.models.by_name import default_name, make_model
 from soseleto.parallel.device import choose_device
@@ -222,9 +222,9 @@ class Job:
         options, pair = self.options, self.pair
         size = sum(p.numel() for p in self._module().parameters())
         lines = [
-            f"{len(pair.source):,} source and {len(pair.target):,} target examples, {options.mode} mode, "
-            f"{options.epochs} epochs in batches of {self.batch_size}",
-            f"model {self.model} with {size:,} parameters; writing to {options.out}",
+            f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
+            f"{counted(options.epochs, 'epoch')} in batches of {self.batch_size}",
+            f"model {self.model} with {counted(size, 'parameter')}; writing to {options.out}",
         ]
         if options.mode == "noisy" and not self._probes(self.main):
             lines.append("suspects will be found by their weights alone, without a known precision")
@@ -530,11 +530,9 @@ def _suspects(folder: RunFolder) -> str:
     if found is None:
         count = int(is_suspect(folder.ranking()).sum())
         if folder.config().get("mode") == "transfer":
-            return (
-                f"{count:,} source examples have a weight below {LOW_WEIGHT} (soseleto rank {folder.path} --worst 20)"
-            )
+            return f"{counted(count, 'source example has', 'source examples have')} a weight below {LOW_WEIGHT} (soseleto rank {folder.path} --worst 20)"
         return (
-            f"{count:,} suspects: source examples of weight below {LOW_WEIGHT}, with an unknown precision ({command}; "
+            f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT}, with an unknown precision ({command}; "
             f"soseleto audit {folder.path} measures it)"
         )
     if not found["count"]:
@@ -545,7 +543,7 @@ def _suspects(folder: RunFolder) -> str:
             f"{best.get('count', 0):,} examples with precision {in_words(best.get('precision'))} ({command})"
         )
     return (
-        f"{found['count']:,} suspects with precision {in_words(found['precision'])} and recall "
+        f"{counted(found['count'], 'suspect')} with precision {in_words(found['precision'])} and recall "
         f"{in_words(found['recall'])} ({command}; soseleto audit {folder.path} measures them)"
     )
 
@@ -563,5 +561,7 @@ def _folds(options: FitOptions, n_target: int) -> int:
     if options.folds < 0 or options.folds == 1:
         raise UsageError(f"--folds must be 0 or at least 2, got {options.folds}.")
     if options.folds > n_target // 2:
-        raise UsageError(f"--folds is {options.folds}, but the target has only {n_target} examples: take fewer folds.")
+        raise UsageError(
+            f"--folds is {options.folds}, but the target has only {counted(n_target, 'example')}: take fewer folds."
+        )
     return options.folds

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from soseleto.errors import Interrupted, RankStopped, SoseletoError, TrainingError, UsageError
+from soseleto.errors import Interrupted, RankStopped, SoseletoError, TrainingError, UsageError, counted
 from soseleto.training.defaults import CHECKPOINT_SECONDS, EPOCHS, LR, SUSPECT_PRECISION, WEIGHT_STEP
 
 DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -261,7 +261,8 @@ def rank(
     ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")] = None,
     export_clean: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the source without the suspects (.csv, .parquet).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the source without the suspects (.csv, .parquet; .npz of an .npz)."),
     ] = None,
     relabel: Annotated[bool, typer.Option("--relabel", help="In that file, correct the suspects instead.")] = False,
     force: Force = False,
@@ -286,7 +287,8 @@ def rank(
 
         chosen = guaranteed_rows(run) if guarantee else None
         rows, dropped, relabelled = write_clean(run, export_clean, relabel=relabel, force=force, rows=chosen)
-        typer.echo(f"wrote {export_clean}: {rows:,} examples, {dropped:,} dropped, {relabelled:,} relabelled", err=True)
+        count = counted(rows, "example")
+        typer.echo(f"wrote {export_clean}: {count}, {dropped:,} dropped, {relabelled:,} relabelled", err=True)
         return
     if relabel:
         raise UsageError("--relabel has no effect by itself: add --export-clean FILE.")
@@ -308,17 +310,19 @@ def predict(
     model: Annotated[
         str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")
     ] = None,
+    encoding: Annotated[str | None, typer.Option(metavar="NAME", help="Of text tables. [default: utf-8]")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
     force: Force = False,
 ) -> None:
     """Label new inputs with a run's model: path, label and probability.
 
-    Tables need the feature columns of the training, or a column of image paths.
+    Tables need the feature columns of the training, in any order and format,
+    or a column of image paths; other columns, such as labels, are ignored.
     """
     import soseleto.cli.predict as command
 
     _check_output(run, out, force, reads=[*files, *_file_of(model)])
-    _write(command.predict(run, files, model=model, format=format, device=device).encode(), out)
+    _write(command.predict(run, files, model=model, format=format, device=device, encoding=encoding).encode(), out)
 
 
 @app.command(short_help="Write a run's model for use elsewhere.")
@@ -339,14 +343,15 @@ def export(
     from soseleto.prediction.onnx import export_onnx
 
     _check_output(run, onnx, force, reads=_file_of(model))
-    typer.echo(f"wrote {export_onnx(load(run, model, device='cpu'), onnx)}", err=True)
+    typer.echo(f"wrote {export_onnx(load(run, model, device='cpu'), onnx, force=force)}", err=True)
 
 
 @app.command(short_help="Review a run's suspects by hand.")
 def review(
     run: RunArgument,
     export: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet), and exit.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet; .npz of an .npz), and exit."),
     ] = None,
     force: Force = False,
     port: Annotated[int, typer.Option(help="Of the page; 0 for any free one.")] = 0,
@@ -367,8 +372,8 @@ def review(
 
         done = export_manifest(run, export, force=force)
         typer.echo(
-            f"{done.rows:,} examples: {done.dropped:,} dropped, {done.relabelled:,} relabelled, "
-            f"{done.undecided:,} suspects not decided and left as they were"
+            f"{counted(done.rows, 'example')}: {done.dropped:,} dropped, {done.relabelled:,} relabelled, "
+            f"{counted(done.undecided, 'suspect')} not decided and left unchanged"
         )
         typer.echo(f"manifest: {done.path}")
         return

@@ -13,14 +13,22 @@ from soseleto.errors import UsageError, did_you_mean
 from soseleto.prediction.load import load
 
 
-def predict(run: Path, files: Sequence[Path], *, model: str | None, format: str, device: str) -> str:
+def predict(
+    run: Path, files: Sequence[Path], *, model: str | None, format: str, device: str, encoding: str | None = None
+) -> str:
     """Path, label and probability of every input, as CSV or JSON."""
     if format not in ("csv", "json"):
         raise UsageError(f"unknown format {format!r}{did_you_mean(format, ('csv', 'json'))}: choose csv or json.")
     loaded = load(run, model, device=device)
     if loaded.shape is None or loaded.task != "classification":
         raise UsageError(f"{run} is not a classifier that `soseleto fit` trained: use soseleto.load in Python.")
-    inputs = read_inputs(files, shape=loaded.shape, columns=loaded.columns)
+    inputs = read_inputs(
+        files,
+        shape=loaded.shape,
+        columns=loaded.columns,
+        encoding=encoding,
+        path_column=loaded.run.source().get("path_column"),
+    )
     sure, best = loaded.predict_proba(inputs.values).max(1)
     rows = [
         {"path": name, "label": loaded.class_name(index), "probability": round(probability, 4)}

@@ -10,6 +10,7 @@ from soseleto.data.public import data_root, load
 from soseleto.data.randomness import generator, seed_for
 from soseleto.data.readers.labels_before import column_of, read_labels_before
 from soseleto.data.readers.problems import Problem, ProblemsError
+from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.read_pair import MODES, Pair, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.readers.reading import Reading
 
@@ -22,6 +23,7 @@ __all__ = [
     "Preprocess",
     "Problem",
     "ProblemsError",
+    "ReadOnce",
     "Reading",
     "TargetCycle",
     "as_examples",

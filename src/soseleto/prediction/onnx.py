@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from soseleto.errors import DataError, UsageError, need
 from soseleto.prediction.load import LoadedRun
 from soseleto.run_folder.files import aside
+from soseleto.run_folder.outputs import require_writable
 
 TOLERANCE = 1e-4  # on probabilities
 _ROWS = 3  # of the batch given to the exporter
@@ -38,8 +39,12 @@ class _Pipeline(nn.Module):
         return (outputs / self.loaded.temperature).softmax(1) if self.loaded.task == "classification" else outputs
 
 
-def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str]) -> Path:
-    """Write ``loaded`` to ``path``, with a dynamic batch size. Needs ``soseleto[onnx]``."""
+def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Write ``loaded`` to ``path``, with a dynamic batch size. Needs ``soseleto[onnx]``.
+
+    force: replace an existing file, but never the data or a file of the run
+    """
+    require_writable(Path(path), run=loaded.run, force=force)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         need(package, to="writing ONNX")
     if loaded.shape is None:

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from soseleto.errors import counted
 from soseleto.report.files import RunFiles
 from soseleto.report.tables import PAPER_THRESHOLD
 from soseleto.run_folder.figures import in_words, is_known
@@ -128,7 +129,7 @@ def _training(run: RunFiles) -> str:
     data = f" on {count(source)} source and {count(target)} target examples" if source and target else ""
     if not run.epochs:
         return f"Training{data} has not finished its first epoch."
-    epochs = f"{len(run.epochs)} epoch{'s' * (len(run.epochs) > 1)}"
+    epochs = counted(len(run.epochs), "epoch")
     if not run.end:
         return f"Training{data} has not finished: this report covers the first {epochs}."
     took = run.end.get("seconds")
@@ -202,7 +203,7 @@ def _suspects(run: RunFiles) -> str:
     if found:
         precision = run.suspects.get("precision")
         about = f", with a precision of {in_words(precision)}" if precision else ""
-        return f"{count(found)} labels are suspected to be wrong{about}."
+        return f"{counted(found, 'label is', 'labels are')} suspected to be wrong{about}."
     best = run.suspects.get("best")
     if not best:
         return f"No label is suspected to be wrong{_highest(run)}."

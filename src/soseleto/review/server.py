@@ -2,18 +2,22 @@
 
 Refused, in this order: a ``Host`` header other than our own address (DNS rebinding), cross-site requests (CSRF), an
 invalid or used link, requests without the session cookie, bodies that are not small JSON. Images are requested by
-their row in the ranking, so that no request contains a path.
+their row in the ranking, so that no request contains a path. Connections, the size of a request and its duration are
+bounded (connections.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import http
+import http.client
 import http.cookies
 import http.server
 import json
+import logging
 import os
 import secrets
+import socket
 import threading
 import urllib.parse
 from collections.abc import Callable
@@ -22,15 +26,19 @@ from typing import Any
 
 from soseleto.errors import DiskError, SoseletoError, UsageError
 from soseleto.review.audit import Audit, prepare
+from soseleto.review.connections import TIMEOUT, BoundedLines, Connections
 from soseleto.review.decisions import Decision, Decisions
 from soseleto.review.html import render
 from soseleto.review.queue import Queue
 from soseleto.run_folder import thumbnails
 from soseleto.run_folder.folder import RunFolder
 
+logger = logging.getLogger("soseleto")
+
 ADDRESS = "127.0.0.1"
+TEXT = "text/plain; charset=utf-8"
 LARGEST_BODY = 4096
-TIMEOUT = 30  # seconds to receive a request
+LARGEST_HEAD = 1 << 14  # bytes of the request line and all headers
 OWN = (None, "none", "same-origin")  # Sec-Fetch-Site: not a browser, an address typed in, the page itself
 HEADERS = {
     "Cache-Control": "no-store",
@@ -136,13 +144,15 @@ class Review:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Listens on the loopback address only."""
+    """Listens on the loopback address only; one thread for each of a bounded number of connections."""
 
     daemon_threads = True
     allow_reuse_address = os.name == "posix"
+    request_queue_size = 128
 
-    def __init__(self, review: Review, port: int = 0) -> None:
+    def __init__(self, review: Review, port: int = 0, *, seconds: float = TIMEOUT) -> None:
         self.review = review
+        self.connections = Connections(seconds=seconds)
         try:
             super().__init__((ADDRESS, port), Handler)
         except OSError as error:
@@ -156,6 +166,25 @@ class Server(http.server.ThreadingHTTPServer):
     @property
     def link(self) -> str:
         return f"http://{self.host}/?token={self.review.token}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.remove(request)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called regularly while the server runs."""
+        self.connections.expire()
+
+    def server_close(self) -> None:
+        self.connections.close()
+        super().server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that breaks off is no error, and any other has been answered: print nothing."""
 
 
 def serve(
@@ -179,8 +208,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """One connection."""
 
     server: Server
+    connection: socket.socket
     protocol_version = "HTTP/1.1"
     timeout = TIMEOUT
+    requestline, request_version, command = "", "HTTP/1.1", ""  # of a request that cannot be read
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile: Any = BoundedLines(self.rfile, LARGEST_HEAD)
+
+    def handle_one_request(self) -> None:
+        self.rfile.left = LARGEST_HEAD
+        try:
+            super().handle_one_request()
+        except http.client.HTTPException:  # the request line is too long
+            self.send_error(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        self.server.connections.renew(self.connection)
 
     def do_GET(self) -> None:
         self._answer(self._get)
@@ -198,18 +241,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Answer malformed HTTP with our own headers, without a message from the standard library."""
         status = http.HTTPStatus(code)
         self.close_connection = True
-        self._send(status, f"{status.phrase}.\n".encode(), "text/plain; charset=utf-8")
+        self._send(status, f"{status.phrase}.\n".encode(), TEXT)
 
     def _answer(self, work: Callable[[urllib.parse.SplitResult], None]) -> None:
         try:
             if self.headers.get_all("Host") != [self.server.host]:
                 raise Refused(http.HTTPStatus.MISDIRECTED_REQUEST, f"Wrong Host header: this is {self.server.host}.")
-            work(urllib.parse.urlsplit(self.path))
+            work(_split(self.path))
         except Refused as refusal:
             self.close_connection = True  # the refused body has not been read
-            self._send(refusal.status, f"{refusal}\n".encode(), "text/plain; charset=utf-8")
+            self._send(refusal.status, f"{refusal}\n".encode(), TEXT)
         except (ConnectionError, TimeoutError):
             self.close_connection = True
+        except Exception as error:
+            logger.exception("the review server failed")
+            self.close_connection = True
+            self._send(http.HTTPStatus.INTERNAL_SERVER_ERROR, f"Unexpected {type(error).__name__}.\n".encode(), TEXT)
 
     def _get(self, url: urllib.parse.SplitResult) -> None:
         if url.path == "/":
@@ -270,7 +317,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             cookie = http.cookies.SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
         except http.cookies.CookieError:
             return False
-        return cookie is not None and secrets.compare_digest(cookie.value.encode(), self.server.review.session.encode())
+        own = self.server.review.session.encode()
+        if cookie is None or not secrets.compare_digest(cookie.value.encode(), own):
+            return False
+        self.server.connections.trust(self.connection)
+        return True
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
@@ -290,6 +341,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._send(http.HTTPStatus.OK, json.dumps(value, allow_nan=False).encode(), "application/json")
 
     def _send(self, status: http.HTTPStatus, content: bytes, kind: str, headers: dict[str, str] | None = None) -> None:
+        self.request_version = self.protocol_version  # HTTP/0.9 has no headers, and is assumed for what cannot be read
         self.send_response(status)
         policy = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox"}
         for name, value in {**HEADERS, **policy, **(headers or {})}.items():
@@ -301,6 +353,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+
+def _split(path: str) -> urllib.parse.SplitResult:
+    try:
+        return urllib.parse.urlsplit(path)
+    except ValueError as error:  # such as http://[
+        raise Refused(http.HTTPStatus.BAD_REQUEST, "The address is not valid.") from error
 
 
 def _is_count(text: str) -> bool:

@@ -1,6 +1,6 @@
 """Corrected manifests: a copy of a run's source as a table that ``soseleto fit --source`` reads.
 
-A table keeps its columns; a folder of images becomes a table of path, label and id.
+A table keeps its columns, an ``.npz`` file its arrays; a folder of images becomes a table of path, label and id.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soseleto.data.readers import tables
+from soseleto.data.readers import table_files
 from soseleto.data.readers.file_names import escaped, existing
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import names_of
 from soseleto.data.readers.reading import Reading
+from soseleto.data.readers.tables import columns_of
 from soseleto.errors import DataError, UsageError, need
+from soseleto.run_folder import npz_source
 from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.outputs import require_writable
 from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import feature_columns, suspect_rows
-from soseleto.run_folder.source_rows import Rows, match
+from soseleto.run_folder.source_rows import Rows, is_npz, is_table, match
 
 SUFFIXES = (".csv", ".parquet")
-COLUMNS = ("label_column", "path_column", "id_column", "truth_column")
-OPTIONS = (*COLUMNS, "encoding")
+OPTIONS = ("label_column", "path_column", "id_column", "truth_column", "encoding")
 _need = partial(need, to="writing a manifest")
 
 
@@ -59,28 +60,56 @@ def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[
     Image paths are written relative to the manifest, which must be in a folder at or above them: ``fit`` reads no
     images outside a manifest's folder.
     """
-    if out.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{out} is neither .csv nor .parquet: give the manifest one of these endings.")
+    known = run.source()
+    source = Path(known.get("path", ""))
+    _check_suffix(out, source)
     require_writable(out, run=run, force=force)
-    table, label = _source_table(run, out, {*drop, *relabel}) or _ranking_table(run, out)
-    table = _corrected(table, label, drop, relabel)
-    if not table.num_rows:
+    if (is_table(source) or is_npz(source)) and not source.is_file():
+        raise DataError(f"the source {source} no longer exists: restore it, since the export is a copy of it.")
+    make = _corrected_npz if is_npz(source) else _corrected_table
+    content, count = make(run, out, drop, relabel)
+    if not count:
         raise UsageError("every example is dropped: keep at least one.")
     out.parent.mkdir(parents=True, exist_ok=True)
-    content = _parquet(table) if out.suffix.lower() == ".parquet" else _csv(table, label, out)
     with aside(out) as part:
         part.write_bytes(content)
-    return int(table.num_rows)
+    return count
+
+
+def _check_suffix(out: Path, source: Path) -> None:
+    if is_npz(source):
+        if out.suffix.lower() != ".npz":
+            raise UsageError(f"the source {source} is an .npz file: write {out.with_suffix('.npz')} instead of {out}.")
+    elif out.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{out} is neither .csv nor .parquet: give the manifest one of these endings.")
+
+
+def _corrected_npz(run: RunFolder, out: Path, drop: Collection[str], relabel: Mapping[str, str]) -> tuple[bytes, int]:
+    known = run.source()
+    file, encoding = Path(known["path"]), known.get("encoding")
+    table = npz_source.row_table(file, encoding)
+    identity = "id" if "id" in table.column_names else None
+    used = [str(name) for name in run.ranking()["id"]]
+    ids = match(Rows.load(run), table, identity, file=file, used=used, corrected={*drop, *relabel})
+    return npz_source.corrected(file, ids, drop=drop, relabel=relabel, encoding=encoding)
+
+
+def _corrected_table(run: RunFolder, out: Path, drop: Collection[str], relabel: Mapping[str, str]) -> tuple[bytes, int]:
+    table, label = _source_table(run, out, {*drop, *relabel}) or _ranking_table(run, out)
+    table = _corrected(table, label, drop, relabel)
+    content = _parquet(table) if out.suffix.lower() == ".parquet" else _csv(table, label, out)
+    return content, int(table.num_rows)
 
 
 def _corrected(table: Any, label: str, drop: Collection[str], relabel: Mapping[str, str]) -> Any:
     """Apply the corrections by the ids in ``_KEY``, and drop that column."""
     pyarrow = _need("pyarrow")
     ids = table.column(_KEY).to_pylist()
-    labels = names_of(table.column(label).to_pylist()).names
-    corrected = [relabel.get(name, old) for name, old in zip(ids, labels, strict=True)]
-    place = table.column_names.index(label)
-    table = table.set_column(place, label, pyarrow.array(corrected, pyarrow.string()))
+    if relabel:
+        labels = names_of(table.column(label).to_pylist()).names
+        corrected = [relabel.get(name, old) for name, old in zip(ids, labels, strict=True)]
+        place = table.column_names.index(label)
+        table = table.set_column(place, label, pyarrow.array(corrected, pyarrow.string()))
     return table.filter(pyarrow.array([name not in drop for name in ids])).drop_columns([_KEY])
 
 
@@ -91,13 +120,12 @@ def _source_table(run: RunFolder, out: Path, corrected: Collection[str]) -> tupl
     """The table the run was trained on, with the ids of its rows in ``_KEY``; None where the source was not a table."""
     known = run.source()
     file = Path(known.get("path", ""))
-    if file.suffix.lower() not in tables.SUFFIXES:
+    if not is_table(file):
         return None
-    if not file.is_file():
-        raise DataError(f"the source {file} no longer exists: restore it, since the export is a copy of it.")
-    table = tables.load(file, "source", encoding=known.get("encoding"))
-    options: dict[str, Any] = {name: known.get(name) for name in COLUMNS}
-    found = tables.columns_of(table, Reading(**options), what=str(file))
+    options: dict[str, Any] = {name: known.get(name) for name in OPTIONS}
+    reading = Reading(**options)
+    table = table_files.load(file, "source", reading, all_text=True)
+    found = columns_of(table, reading, what=str(file))
     used = [str(name) for name in run.ranking()["id"]]
     ids = match(Rows.load(run), table, found.identity, file=file, used=used, corrected=corrected)
     if found.path is not None:
@@ -116,6 +144,11 @@ def _ranking_table(run: RunFolder, out: Path) -> tuple[Any, str]:
     columns["label"] = [str(label) for label in ranking["label"]]
     columns["id"] = [str(name) for name in ranking["id"]]
     columns |= {name: ranking[column] for column, name in feature_columns(ranking, run.source()).items()}
+    if len(columns) == 2:
+        raise UsageError(
+            f"{run.path} was trained on data in memory, of which its folder has no copy: drop or relabel the ids that "
+            f"`soseleto rank {run.path} --suspects` lists where you made that data."
+        )
     return pyarrow.table({**columns, _KEY: columns["id"]}).sort_by("id"), "label"
 
 
@@ -137,17 +170,33 @@ def _beside(out: Path, files: list[str]) -> list[str]:
 
 
 def _csv(table: Any, label: str, out: Path) -> bytes:
-    """CSV as bytes, after checking that reading it back gives the same labels: "007" must not become 7."""
+    """CSV as bytes, after checking that the reader finds the same labels in it."""
     csv, pyarrow = _need("pyarrow.csv"), _need("pyarrow")
     sink = pyarrow.BufferOutputStream()
-    csv.write_csv(table, sink, csv.WriteOptions(quoting_style="needed"))
-    content = bytes(sink.getvalue())
-    parse = csv.ParseOptions(newlines_in_values=True)
-    back = csv.read_csv(pyarrow.BufferReader(content), parse_options=parse).column(label)
-    if names_of(back.to_pylist()).names != tuple(table.column(label).to_pylist()):
+    try:
+        csv.write_csv(_decoded(table), sink, csv.WriteOptions(quoting_style="needed"))
+        content = bytes(sink.getvalue())
+        back = table_files.parse_csv(content.decode(), ",", Reading(label_column=label), what=str(out))
+        same = _labels(back, label) == _labels(table, label)
+    except (pyarrow.ArrowException, DataError):  # lists, bytes, or text that the reader refuses
+        same = False
+    if not same:
         instead = out.with_suffix(".parquet")
-        raise UsageError(f"some labels (such as 007) would change in a CSV file: write {instead} instead.")
+        raise UsageError(f"some values of the source would change in a CSV file: write {instead} instead.")
     return content
+
+
+def _labels(table: Any, label: str) -> tuple[str | None, ...]:
+    return names_of(table.column(label).to_pylist()).names
+
+
+def _decoded(table: Any) -> Any:
+    """With the values of dictionary columns (pandas categories), which CSV cannot write by their codes."""
+    types = _need("pyarrow").types
+    for place, field in enumerate(table.schema):
+        if types.is_dictionary(field.type):
+            table = table.set_column(place, field.name, table.column(place).cast(field.type.value_type))
+    return table
 
 
 def _parquet(table: Any) -> bytes:

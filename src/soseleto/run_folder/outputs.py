@@ -30,7 +30,9 @@ def require_writable(out: Path, *, run: RunFolder, force: bool, reads: Sequence[
     if linked := next((path for path in _files(run.path) if _same(out, path)), None):
         raise UsageError(f"{out} is a link to {linked} of a run: write to another file.")
     if not force:
-        raise UsageError(f"{out} exists already: add --force to replace it, or write to another file.")
+        raise UsageError(
+            f"{out} exists already: add --force (in Python force=True) to replace it, or write to another file."
+        )
 
 
 def _run_around(out: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""Recognise the rows of a source table after the training: by id or by content, never by row number alone.
+"""Recognise the rows of a source file after the training: by id or by content, never by row number alone.
 
 ``rows.parquet`` has the id of every row and a digest of its cells, in the order of the table at the time of training.
 """
@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soseleto.data.readers import tables
+from soseleto.data.readers import table_files
 from soseleto.data.readers.problems import some
 from soseleto.data.readers.reading import Reading
-from soseleto.errors import DataError, need
+from soseleto.data.readers.tables import columns_of
+from soseleto.errors import DataError, counted, need
 from soseleto.run_folder import checksums
 from soseleto.run_folder.folder import ROWS, RunFolder
+from soseleto.run_folder.npz_source import row_table
 from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.reading import table_of
 
@@ -37,12 +39,18 @@ class Rows:
 
     @classmethod
     def of(cls, source: Path, reading: Reading) -> Rows | None:
-        """The rows of the table ``source``; None where it is not a table."""
+        """The rows of the table or ``.npz`` file ``source``; None where it is neither."""
         source = source.expanduser()
-        if source.suffix.lower() not in tables.SUFFIXES or not source.is_file():
+        if not source.is_file():
             return None
-        table = tables.load(source, "source", encoding=reading.encoding)
-        identity = tables.columns_of(table, reading, what=str(source)).identity
+        if is_npz(source):
+            table = row_table(source, reading.encoding)
+            identity = "id" if "id" in table.column_names else None
+        elif is_table(source):
+            table = table_files.load(source, "source", reading, all_text=True)
+            identity = columns_of(table, reading, what=str(source)).identity
+        else:
+            return None
         columns = tuple(table.column_names)
         return cls(columns, tuple(ids_of(table, identity)), digests_of(table, columns))
 
@@ -62,6 +70,14 @@ class Rows:
         table = table_of(path)
         with readable(run.path):
             return cls(tuple(columns), *(tuple(table.column(name).to_pylist()) for name in ("id", "digest")))
+
+
+def is_table(source: Path) -> bool:
+    return source.suffix.lower() in table_files.SUFFIXES
+
+
+def is_npz(source: Path) -> bool:
+    return source.suffix.lower() == ".npz"
 
 
 @contextmanager
@@ -135,7 +151,7 @@ def match(
     _require_once(file, ids, used)
     old, new = dict(zip(was.ids, was.digests, strict=True)), dict(zip(ids, now, strict=True))
     if others := [name for name in corrected if old.get(name) != new.get(name)]:
-        raise _changed(file, f"{len(others)} of the rows to correct have other values, such as id {others[0]}")
+        raise _changed(file, f"{counted(len(others), 'row')} to correct with other values, such as id {others[0]}")
     return list(ids)
 
 
@@ -154,19 +170,20 @@ def _by_content(was: Rows, now: Sequence[bytes], file: Path, used: Collection[st
         if name in used
     ]
     if wrong:
-        rows = (
-            f"{len(wrong)} of the {len(used)} rows of the training are not found exactly once, such as row {wrong[0]}"
-        )
-        raise _changed(file, rows)
+        raise _changed(file, _not_once("row", wrong, used))
     return [ids_by_digest[digest].popleft() if ids_by_digest.get(digest) else None for digest in now]
 
 
 def _require_once(file: Path, ids: Sequence[str], used: Collection[str]) -> None:
     counts = Counter(ids)
     if wrong := [name for name in used if counts[name] != 1]:
-        raise _changed(
-            file, f"{len(wrong)} of the {len(used)} ids of the training are not found exactly once, such as {wrong[0]}"
-        )
+        raise _changed(file, _not_once("id", wrong, used))
+
+
+def _not_once(what: str, wrong: Sequence[str], used: Collection[str]) -> str:
+    return (
+        f"{len(wrong):,} of the {counted(len(used), what)} of the training not found exactly once, such as {wrong[0]}"
+    )
 
 
 def _changed(file: Path, what: str) -> DataError:

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from soseleto.data import Examples
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare
-from soseleto.errors import DataError
+from soseleto.errors import DataError, SoseletoError, UsageError, first_line
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import TaskKind
 from soseleto.task.losses import Loss, NoisyLosses, TransferLosses, cross_entropy
 from soseleto.training.data import Data, are_class_indices
+from soseleto.training.out_of_memory import is_out_of_memory
 
 TaskLosses = NoisyLosses | TransferLosses
 
@@ -62,8 +63,14 @@ def _check_side(model: nn.Module, losses: TaskLosses, side: str, examples: Examp
             f"{side} labels are of float type {examples.labels.dtype}: pass class indices (labels.long()), "
             "or for regression a loss of your own, loss=soseleto.squared_error."
         )
-    outputs = call(prepare(examples.inputs[:1].to(device)))
-    if loss is cross_entropy:  # a loss of the user's may read labels in another way
+    outputs = _outputs(call, prepare(examples.inputs[:1].to(device)), side)
+    if loss is cross_entropy:  # a loss of the user's may read outputs and labels in another way
+        if not isinstance(outputs, Tensor) or outputs.ndim < 2:
+            found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+            raise UsageError(
+                f"the model returns {found} for one {side} example, and cross_entropy needs a tensor (examples, "
+                "classes): return the logits from forward, or give a loss of your own."
+            )
         classes, highest = outputs.shape[1], int(examples.labels.max())
         if highest >= classes:
             raise DataError(
@@ -74,3 +81,15 @@ def _check_side(model: nn.Module, losses: TaskLosses, side: str, examples: Examp
     batch = Batch(torch.zeros(1, dtype=torch.int64), prepare(one.inputs.to(device)), one.labels.to(device))
     getattr(losses, side)(model, batch)
     return outputs
+
+
+def _outputs(call: nn.Module, inputs: Tensor, side: str) -> Any:
+    try:
+        return call(inputs)
+    except Exception as error:
+        if isinstance(error, SoseletoError) or is_out_of_memory(error):
+            raise
+        raise UsageError(
+            f"the model fails in evaluation mode on one {side} example, given as {inputs.dtype} of shape "
+            f"{tuple(inputs.shape)} ({type(error).__name__}: {first_line(error)}): give a model for these inputs."
+        ) from error

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Examples, TargetCycle, as_examples, check_mode, read_pair
-from soseleto.errors import UsageError
+from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.suspects.probes import PlantedProbes, plant
 from soseleto.training.defaults import TARGET_BATCH, batch_size_for
@@ -25,6 +25,7 @@ class Data:
     target: Examples
     test: Examples | None
     probes: PlantedProbes | None = None
+    columns: tuple[str, ...] | None = None  # the names of a table's features
 
     @classmethod
     def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
@@ -32,7 +33,7 @@ class Data:
         check_mode(mode)
         if any(isinstance(data, (str, Path)) for data in (source, target, test)):
             pair = read_pair(source, target, test, mode=mode)
-            return cls(pair.source, pair.target, pair.test)
+            return cls(pair.source, pair.target, pair.test, columns=pair.columns)
         return cls(
             as_examples(source, name="source"),
             as_examples(target, name="target"),
@@ -59,7 +60,9 @@ class Data:
             raise UsageError("probes need one process and whole batches: write probes=None, or leave those out.")
         ranks = sharing.reducer.ranks
         if len(self.source) < ranks:
-            raise UsageError(f"{ranks} ranks are too many for {len(self.source)} source examples: start fewer.")
+            raise UsageError(
+                f"{ranks} ranks are too many for {counted(len(self.source), 'source example')}: start fewer."
+            )
 
     def fingerprints(self) -> dict[str, str | None]:
         """Of the three sets; computed before they are moved to a GPU, since every byte is read."""
@@ -117,7 +120,9 @@ def _size(name: str, size: int, examples: Examples) -> int:
     if size < 1:
         raise UsageError(f"{name} must be at least 1, got {size}.")
     if size > n:
-        raise UsageError(f"{name} is {size}, but the {side} has only {n} examples: write {name}={n} or less.")
+        raise UsageError(
+            f"{name} is {size}, but the {side} has only {counted(n, 'example')}: write {name}={n} or less."
+        )
     return size
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Preprocess
+from soseleto.data import Augment, Preprocess, Reading
 from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer, Single
+from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.source_rows import Rows
 from soseleto.suspects.probes import Share
 from soseleto.task.finite import make_guard
 from soseleto.task.losses import Loss, cross_entropy
@@ -42,6 +44,7 @@ from soseleto.training.options import (
     checks_arguments,
 )
 from soseleto.training.place import check_rescue
+from soseleto.training.rehearsal import rehearse
 from soseleto.training.result import Result
 from soseleto.training.resume import require_folder_for_steps
 from soseleto.training.setup import Settings, Setup, make_sharing, seeded
@@ -146,7 +149,24 @@ def fit(
                 team.first(lambda: stack.enter_context(folder.held()) if folder else None)
             if records.place is not None:
                 stack.callback(records.place.close)
-            return loop.run(setup.describe())
+            remember = _remembering(source, records, data)
+            result = loop.run(setup.describe())
+            team.first(remember)
+            return result
+
+
+def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None]:
+    """Writes where the source was read from and which rows it has now, so that it can be exported with corrections."""
+    if records.folder is None or not isinstance(source, str | Path):
+        return lambda: None
+    path, reading = Path(source), Reading()
+    rows = Rows.of(path, reading)
+
+    def write() -> None:
+        assert records.folder is not None  # it may be a rescue folder by now
+        manifest.remember(records.folder, path, reading, data.columns, rows)
+
+    return write
 
 
 def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:
@@ -170,6 +190,7 @@ def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:
         capture=compute.cuda_graph and device.type == "cuda" and setup.in_one_process,
         records=records,
         keeps=keeps,
+        rehearse=rehearse,
     )
 
 

@@ -6,13 +6,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from soseleto.errors import DiskError, TrainingError
+from soseleto.errors import DiskError, TrainingError, counted, first_line
 from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.folder import RunFolder
@@ -99,7 +100,12 @@ class Records:
 
     def _report(self, name: str, record: dict[str, Any]) -> None:
         for function in self._functions:
-            function(name, record)
+            try:
+                function(name, record)
+            except Exception as error:
+                if name != "end":  # an error of its own may be how a function stops a training, but not a finished one
+                    raise
+                logger.warning("a progress function failed at the end (%s): %s", type(error).__name__, error)
 
     def message(self, text: str) -> None:
         """Recorded once per text."""
@@ -131,16 +137,16 @@ class Records:
         whole = {**record, **means, "seconds": round(time.perf_counter() - self._start, 3)}
         self.history.append(whole)
         self.event("epoch", whole)
-        for one in self._loggers:
-            one.log(record["step"], numbers_of(whole))
+        for one in list(self._loggers):
+            self._guarded(one, partial(one.log, record["step"], numbers_of(whole)))
         if skipped and skipped == steps:
             raise TrainingError(
                 f"no step of epoch {record['epoch']} had finite losses and gradients: lower lr, or look at the data."
             )
         if skipped:
             self.message(
-                f"{skipped} of {steps} steps of epoch {record['epoch']} were skipped, since a loss or a gradient was "
-                "not finite"
+                f"{skipped} of {counted(steps or 0, 'step')} of epoch {record['epoch']} "
+                f"{'was' if skipped == 1 else 'were'} skipped, since a loss or a gradient was not finite"
             )
         if means.get("held", 0.0) > 0.5 and not any(text.startswith(VANISHED) for text in self.messages):
             self.message(
@@ -151,8 +157,19 @@ class Records:
 
     def close(self) -> None:
         """Close the loggers, after success or failure."""
-        for one in self._loggers:
-            one.close()
+        for one in list(self._loggers):
+            self._guarded(one, one.close)
+
+    def _guarded(self, one: Logger, call: Callable[[], None]) -> None:
+        """A logger that fails during the training gets no more numbers, and the training goes on."""
+        try:
+            call()
+        except Exception as error:
+            self._loggers = [other for other in self._loggers if other is not one]
+            self.message(
+                f"the logger {type(one).__name__} failed and is not used any more ({type(error).__name__}: "
+                f"{first_line(error)})"
+            )
 
     @property
     def seconds(self) -> float:

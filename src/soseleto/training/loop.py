@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from soseleto.data import Examples, TargetCycle, feed, seed_for, source_batches, source_order
 from soseleto.data.batch import Batch
 from soseleto.engines.shards import reshard, sharded_modules
-from soseleto.errors import TrainingError, UsageError
+from soseleto.errors import TrainingError, UsageError, counted
 from soseleto.methods.wrappers.record_signals import Signals
 from soseleto.parallel.batch_statistics import (
     PER_PART,
@@ -58,6 +58,7 @@ class Loop:
     capture: bool
     records: Records
     keeps: bool  # there is a run folder, perhaps on another rank
+    rehearse: Callable[[Loop, Any, dict[str, Any]], None]  # called before the first step, see rehearsal.py
 
     def run(self, config: dict[str, Any]) -> Result:
         facts = self._facts()
@@ -65,6 +66,7 @@ class Loop:
         config = {**config, **facts}
         state = self.method.init(self.task)
         require_same_settings(self.team, optimizer_settings(state.optimizer.param_groups))
+        self.team.first(lambda: self.rehearse(self, state, config))
         keeper = Keeper(
             self.records,
             self.task,
@@ -86,6 +88,10 @@ class Loop:
         self._epochs(state, keeper, done)
         for module, training in flags:
             module.training = training
+        return self.finish(state, config)
+
+    def finish(self, state: Any, config: dict[str, Any]) -> Result:
+        """Everything after the last step: rank and write the run."""
         result = self._with_evidence(replace(self._result(state, config), learned=self._gathered(state)), state)
         parameters = self._whole_parameters(result) if self.keeps else {}
         self.team.first(lambda: self._close(result, parameters))
@@ -160,7 +166,7 @@ class Loop:
         engine = getattr(getattr(state, "engine", None), "name", None)
         if engine is not None:
             self.records.message(f"alignments by the {engine} engine")
-        self.records.epoch(self._epoch_record(state, epoch, before + len(batches)))
+        self.records.epoch(self.epoch_record(state, epoch, before + len(batches)))
         keeper.after(before + len(batches))
 
     def _report_engine(self, state: Any, step: int) -> None:
@@ -191,7 +197,7 @@ class Loop:
             index = fed.places // ranks if side == "source" and ranks > 1 else fed.places  # within this rank's examples
             yield Batch(index.to(device), fed.inputs.to(device), fed.labels.to(device), whole=len(whole))
 
-    def _epoch_record(self, state: Any, epoch: int, step: int) -> dict[str, Any]:
+    def epoch_record(self, state: Any, epoch: int, step: int) -> dict[str, Any]:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.settings.epochs, "step": step}
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
         if (learned := self._learned(state)) is not None:
@@ -272,9 +278,9 @@ class Loop:
     def _stop(self, error: NonFiniteLoss, epoch: int) -> TrainingError:
         side = self.data.source if error.side == "source" else self.data.target
         shown = ", ".join(side.id_of(i) for i in error.index[:5]) + (", ..." if len(error.index) > 5 else "")
+        examples = counted(len(error.index), f"{error.side} example")
         message = (
-            f"the loss of {len(error.index)} {error.side} example(s) (ids {shown}) is NaN or infinite "
-            f"in epoch {epoch}: look at those examples, or lower lr."
+            f"the loss of {examples} (id {shown}) is NaN or infinite in epoch {epoch}: look at the data, or lower lr."
         )
         self.records.message(message)
         return TrainingError(message)

@@ -180,6 +180,7 @@ def as_watchers(given: Watcher | Sequence[Watcher]) -> tuple[list[Progress], lis
 
             functions.append(LiveLine())
         elif hasattr(one, "log") and hasattr(one, "close"):
+            _require_calls(one)
             loggers.append(one)  # type: ignore[arg-type]
         elif callable(one):
             functions.append(one)
@@ -189,6 +190,20 @@ def as_watchers(given: Watcher | Sequence[Watcher]) -> tuple[list[Progress], lis
                 f"these, got {type(one).__name__}."
             )
     return functions, loggers
+
+
+def _require_calls(one: Any) -> None:
+    """Raise for a logger whose methods cannot be called as they will be, before the training and not after an epoch."""
+    for name, arguments in (("log(step, numbers)", (0, {})), ("close()", ())):
+        method = getattr(one, name.partition("(")[0])
+        try:
+            inspect.signature(method).bind(*arguments)
+        except TypeError as error:
+            raise UsageError(
+                f"the logger {type(one).__name__} cannot be called as {name} ({error}): mend it."
+            ) from error
+        except ValueError:  # a method without a signature
+            continue
 
 
 # Unknown arguments

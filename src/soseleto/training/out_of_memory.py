@@ -9,7 +9,7 @@ import torch
 from soseleto.data.batch import Batch
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.unchanged import unchanged
-from soseleto.errors import OutOfMemory
+from soseleto.errors import OutOfMemory, counted
 from soseleto.parallel.batch_statistics import batch_norms
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.task.task import Task
@@ -29,7 +29,7 @@ def too_large(task: Task, state: Any, source: Batch, target: Batch) -> OutOfMemo
     now = task.sharing.micro_batch_size or max(len(source), len(target))
     if sharded_modules(task.model):  # no rank can try a size alone
         return OutOfMemory(
-            f"there is not enough memory on {task.device} for {now} examples at a time: add "
+            f"there is not enough memory on {task.device} for {counted(now, 'example')} at a time: add "
             f"compute=Compute(micro_batch_size={max(now // 2, 1)}) or less, which gives the same result; run the same "
             "again to resume."
         )
@@ -40,7 +40,7 @@ def too_large(task: Task, state: Any, source: Batch, target: Batch) -> OutOfMemo
         else f"add compute=Compute(micro_batch_size={size}) (--micro-batch-size {size}), which fits and {_effect(task)}"
     )
     return OutOfMemory(
-        f"there is not enough memory on {task.device} for {now} examples at a time: {fix}; "
+        f"there is not enough memory on {task.device} for {counted(now, 'example')} at a time: {fix}; "
         "run the same again to resume from the last checkpoint."
     )
 

@@ -1,4 +1,6 @@
-"""One live line on the terminal while a training runs, for ``fit(..., progress=True)`` and the command line."""
+"""Progress of a training, for ``fit(..., progress=True)`` and the command line: a live line on a terminal, else lines
+now and then.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
+from soseleto.training.history import VANISHED
+
 BAR = 16  # characters
 ESTIMATE_AFTER = 3.0  # seconds of steps before a whole is estimated
+LOG_SECONDS = 60.0  # without a terminal: the longest time without a line ...
+LOG_SHARE, LOG_PAUSE = 0.05, 5.0  # ... and the share of the steps after which there is one, if it took this long
 _ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 
 
@@ -20,7 +26,7 @@ class LiveLine:
     """A progress bar on standard error with losses, mean weight, effective source size and the time left.
 
     It uses no thread and does not hide the cursor, so an exception cannot leave the terminal in a bad state. Without a
-    terminal only the run's messages are printed, to keep logs short.
+    terminal a line is printed every minute or every 5 % of the steps, at most one in 5 seconds, to keep logs short.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -28,6 +34,7 @@ class LiveLine:
         self.title, self.later = "", 0.0
         self.estimated = False
         self.printed: set[str] = set()
+        self.logged_at = time.monotonic()
         self._start({})
 
     def stage(self, title: str, *, later: float = 0.0) -> None:
@@ -38,6 +45,7 @@ class LiveLine:
     def _start(self, record: Mapping[str, Any]) -> None:
         self.begin = time.monotonic()
         self.epochs, self.steps = record.get("epochs", 0), record.get("steps", 0)
+        self.logged_step = 0
         self.first_step: int | None = None  # the first one seen: a resumed training starts in the middle
         self.seen: dict[str, Any] = {}
 
@@ -55,7 +63,8 @@ class LiveLine:
                 self._print_once(str(text))
         if event in ("step", "epoch"):
             if self.first_step is None:
-                self.first_step, self.begin = record.get("step", 0), time.monotonic()
+                self.first_step = self.logged_step = record.get("step", 0)
+                self.begin = time.monotonic()
             self.seen |= record
             self._estimate()
             self._show()
@@ -103,10 +112,31 @@ class LiveLine:
         if self.console.is_terminal:
             self.clear()
             self.console.print(self.line(), end="", no_wrap=True, overflow="ellipsis", crop=True)
+        elif self._is_due():
+            self.logged_at, self.logged_step = time.monotonic(), self.seen.get("step", 0)
+            self._print(self.log_line())
+
+    def _is_due(self) -> bool:
+        passed = time.monotonic() - self.logged_at
+        done = self.seen.get("step", 0) - self.logged_step
+        return passed >= LOG_SECONDS or (passed >= LOG_PAUSE and done >= LOG_SHARE * max(1, self.steps))
+
+    def log_line(self) -> str:
+        """``ordinary training: epoch 3 of 30, 10 %, source 0.41, target 0.08, 1:05 left``."""
+        numbers, left = describe(self.seen).replace(" · ", ", "), self._left()
+        parts = [
+            f"epoch {self.seen.get('epoch', 0)} of {self.epochs}",
+            f"{100 * self.seen.get('step', 0) / self.steps:.0f} %" if self.steps else "",
+            numbers,
+            "" if left is None or left < 1 else f"{_clock(left)} left",
+        ]
+        return (f"{self.title}: " if self.title else "") + ", ".join(filter(None, parts))
 
     def _print_once(self, text: str) -> None:
-        if text not in self.printed:
-            self.printed.add(text)
+        """A message of several trainings is printed for the first, also where it has other numbers."""
+        key = VANISHED if text.startswith(VANISHED) else text
+        if key not in self.printed:
+            self.printed.add(key)
             self._print(text)
 
     def _print(self, text: str) -> None:

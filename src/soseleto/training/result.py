@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,8 @@ from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import Predictor
+from soseleto.run_folder.folder import REPORT, RunFolder
+from soseleto.run_folder.outputs import require_writable
 from soseleto.run_folder.table import Table
 from soseleto.suspects.signals import Evidence
 from soseleto.weights import Weights
@@ -127,12 +130,17 @@ class Result(Predictor):
         outputs = self._outputs(model, self.source.inputs)
         return outputs.argmax(1) if outputs.ndim == 2 and outputs.shape[1] > int(self.source.labels.max()) else None
 
-    def report(self, path: str | Path = "report.html") -> Path:
-        """Write the run's report as one HTML file; needs a run folder, ``fit(..., out=...)``."""
+    def report(self, path: str | Path = "report.html", *, force: bool = False) -> Path:
+        """Write the run's report as one HTML file; needs a run folder, ``fit(..., out=...)``.
+
+        force: replace an existing file, but never the data or a file of a run other than the report in its own folder
+        """
         if self.out is None:
             raise UsageError("this run has no folder to report on: call fit(..., out='runs/name') and then report().")
         from soseleto.report import write_report
 
+        if os.path.realpath(path) != os.path.realpath(self.out / REPORT):
+            require_writable(Path(path), run=RunFolder(self.out), force=force)
         return write_report(self.out, path)
 
 

@@ -206,6 +206,7 @@ class Setup:
             "ranks": self.sharing.reducer.ranks,
             "probes": len(self.data.probes or ()),
             "device": str(self.device) if self.in_one_process else self.device.type,
+            **({} if self.data.columns is None else {"columns": list(self.data.columns)}),
         }
 
 

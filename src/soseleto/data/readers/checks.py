@@ -10,6 +10,7 @@ from torch import Tensor
 from soseleto.data.examples import Examples
 from soseleto.data.readers.duplicates import Duplicate, duplicates
 from soseleto.data.readers.problems import Problem, some
+from soseleto.errors import counted
 
 _FEW_COLUMNS = 4  # rows with fewer numbers coincide by chance
 
@@ -47,7 +48,7 @@ def _non_finite(name: str, examples: Examples, columns: Sequence[str] | None) ->
     positions = bad.any(0).nonzero().flatten().tolist()
     names = some([_column(position, columns) for position in positions])
     ids = _ids(examples, rows)
-    text = f"{len(ids)} examples have NaN or infinite values in {names} (ids {some(ids)})."
+    text = f"{counted(len(ids), 'example has', 'examples have')} NaN or infinite values in {names} (id {some(ids)})."
     return [Problem(name, "nan", text, ids)]
 
 
@@ -56,11 +57,11 @@ def _labels(name: str, examples: Examples) -> list[Problem]:
     if labels.dtype.is_floating_point:
         bad = ~labels.reshape(len(labels), -1).isfinite().all(1)
         ids = _ids(examples, bad.nonzero().flatten())
-        text = f"{len(ids)} examples have a NaN or infinite label (ids {some(ids)})."
+        text = f"{counted(len(ids), 'example has', 'examples have')} a NaN or infinite label (id {some(ids)})."
         return [Problem(name, "no label", text, ids)] if ids else []
     classes = len(torch.unique(labels))
     if name == "source" and len(labels) >= 100 and classes > len(labels) // 2:
-        text = f"{classes} classes for {len(labels)} examples: this is probably not the label column; name another one."
+        text = f"{classes:,} classes for {len(labels):,} examples: probably not the label column, so name another."
         return [Problem(name, "absurd classes", text)]
     return []
 
@@ -75,7 +76,7 @@ def _constant_columns(source: Examples, columns: Sequence[str] | None) -> list[P
     names = [_column(position, columns) for position in (low >= high).nonzero().flatten().tolist()]
     if not names:
         return []
-    text = f"{len(names)} columns are constant ({some(names)}) and carry no information: leave them out."
+    text = f"no information in {counted(len(names), 'constant column')}: leave out {some(names)}."
     return [Problem("source", "constant", text, stops=False)]
 
 
@@ -86,7 +87,7 @@ def _empty_classes(source: Examples) -> list[Problem]:
     empty = [source.classes[c] for c in (counts == 0).nonzero().flatten().tolist()]
     if not empty:
         return []
-    text = f"the classes {some(empty)} have no examples."
+    text = f"{_the_classes(len(empty))} {some(empty)} {'has' if len(empty) == 1 else 'have'} no examples."
     return [Problem("source", "empty class", text, stops=False)]
 
 
@@ -100,7 +101,8 @@ def _missing_in_source(source: Examples, target: Examples) -> list[Problem]:
         return []
     missing = torch.unique(target.labels.cpu()[rows]).tolist()
     names = some([target.classes[c] if target.classes else str(c) for c in missing])
-    text = f"the classes {names} are not in the source: add source examples of them, or use mode='transfer'."
+    are = "is" if len(missing) == 1 else "are"
+    text = f"{_the_classes(len(missing))} {names} {are} not in the source: add source examples, or use mode='transfer'."
     return [Problem("target", "class not in source", text, _ids(target, rows))]
 
 
@@ -118,10 +120,11 @@ def _copies(sets: dict[str, Examples], other: str) -> list[Problem]:
     near = [pair for pair in found if not pair.exact]
     missing = [pair for pair in found if pair.exact and pair.first in chance]
     like = "may be the same image, resized or recompressed, as one in"
+    few = f"fewer than {_FEW_COLUMNS} values, the same as in"
     made = [
-        _copy_problem(sets, other, exact, "duplicate", "are also in"),
-        _copy_problem(sets, other, near, "near duplicate", like),
-        _copy_problem(sets, other, missing, "near duplicate", f"have fewer than {_FEW_COLUMNS} values, the same as in"),
+        _copy_problem(sets, other, exact, "duplicate", "is also in", "are also in"),
+        _copy_problem(sets, other, near, "near duplicate", like, like),
+        _copy_problem(sets, other, missing, "near duplicate", f"has {few}", f"have {few}"),
     ]
     return [problem for problem in made if problem is not None]
 
@@ -135,15 +138,20 @@ def _by_chance(inputs: Tensor) -> set[int]:
 
 
 def _copy_problem(
-    sets: dict[str, Examples], other: str, pairs: Sequence[Duplicate], kind: str, how: str
+    sets: dict[str, Examples], other: str, pairs: Sequence[Duplicate], kind: str, one: str, more: str
 ) -> Problem | None:
     if not pairs:
         return None
     target, second = sets["target"], sets[other]
     ids = tuple(dict.fromkeys(second.id_of(pair.second) for pair in pairs))
     copies = some([f"target {target.id_of(p.first)} = {other} {second.id_of(p.second)}" for p in pairs])
-    text = f"{len({p.first for p in pairs})} target examples {how} the {other} ({copies})."
+    are = counted(len({p.first for p in pairs}), f"target example {one}", f"target examples {more}")
+    text = f"{are} the {other} ({copies})."
     return Problem(other, kind, text, ids, stops=kind == "duplicate")
+
+
+def _the_classes(count: int) -> str:
+    return "the class" if count == 1 else "the classes"
 
 
 def _column(position: int, columns: Sequence[str] | None) -> str:

@@ -12,7 +12,7 @@ from soseleto.data.readers.labels import Names, class_order
 from soseleto.data.readers.look_alikes import look_alikes, merged
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
-from soseleto.errors import DataError
+from soseleto.errors import DataError, counted
 
 
 def number_labels(raws: Sequence[Raw], *, shared: bool, merge: bool = False) -> list[Raw]:
@@ -95,10 +95,18 @@ def _number(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
     problems = list(raw.problems)
     if missing:
         ids = tuple(raw.id_of(row) for row in missing)
-        problems.append(Problem(raw.name, "no label", f"{len(ids)} examples have no label ({some(ids)}).", ids))
+        problems.append(
+            Problem(
+                raw.name,
+                "no label",
+                f"{counted(len(ids), 'example has', 'examples have')} no label ({some(ids)}).",
+                ids,
+            )
+        )
     if unknown:
         names = sorted({str(raw.labels.names[row]) for row in unknown})
-        text = f"the classes {some(names)} are not among the target's: leave them out, or add target examples."
+        which = f"the class {names[0]} is" if len(names) == 1 else f"the classes {some(names)} are"
+        text = f"{which} not among the target's: leave those examples out, or add target examples."
         ids = tuple(raw.id_of(row) for row in unknown)
         problems.append(Problem(raw.name, "unknown class", text, ids))
     return replace(raw, labels=labels, classes=classes, truth=truth, problems=tuple(problems))

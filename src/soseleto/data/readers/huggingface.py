@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from soseleto.data.readers.labels import names_of
+from soseleto.data.readers.pandas_index import index_problem, is_index
 from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.read_once import require_constant
 from soseleto.data.readers.reading import Reading
-from soseleto.data.readers.tables import IDS, LABELS, PATHS, labels_from
+from soseleto.data.readers.table_files import IDS, LABELS, PATHS
+from soseleto.data.readers.tables import labels_from
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 
@@ -19,8 +23,11 @@ def is_huggingface(data: Any) -> bool:
     return hasattr(data, "column_names") and hasattr(data, "features") and hasattr(data, "__getitem__")
 
 
-def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
-    """Read an image column or numeric features, and a label column; a ClassLabel keeps its class order."""
+def from_huggingface(data: Any, *, name: str, reading: Reading, constant: bool = True) -> Raw:
+    """Read an image column or numeric features, and a label column; a ClassLabel keeps its class order.
+
+    constant: raise for images that change from read to read, as by a random ``set_transform``
+    """
     if isinstance(data.column_names, dict):
         raise UsageError(f"the {name} is a Hugging Face DatasetDict: choose a split, as in data[{next(iter(data))!r}].")
     features: dict[str, Any] = dict(data.features)
@@ -45,10 +52,15 @@ def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
         truth=names_of(data[reading.truth_column], encoding=reading.encoding) if reading.truth_column else None,
     )
     if image is not None:
-        return replace(made, images=_Column(data, image))
+        images = _Column(data, image)
+        if constant and len(images):
+            require_constant(images.pixels, images.pixels, len(images), name=name)
+        return replace(made, images=images)
     used = {label, identity, reading.truth_column}
-    columns = tuple(c for c in features if c not in used)
-    return replace(made, inputs=_features(data, columns, name), columns=columns)
+    index = [c for at, c in enumerate(features) if is_index(c, at) and c not in used]
+    columns = tuple(c for c in features if c not in used and c not in index)
+    problems = index_problem(name, index)
+    return replace(made, inputs=_features(data, columns, name), columns=columns, problems=problems)
 
 
 class _Column(Sequence[Any]):
@@ -62,6 +74,13 @@ class _Column(Sequence[Any]):
 
     def __getitem__(self, at: Any) -> Any:
         return self._data[at][self._column]
+
+    def pixels(self, at: int) -> Any:
+        """None for an image that cannot be decoded, which is found later."""
+        try:
+            return np.asarray(self[at])
+        except Exception:  # Pillow raises many kinds
+            return None
 
 
 def _choose(

@@ -68,7 +68,8 @@ def _images(folder: Path, c: str, *, allow_outside: bool) -> Iterator[tuple[str,
 def _empty(name: str, empty: list[str]) -> tuple[Problem, ...]:
     if not empty:
         return ()
-    text = f"the classes {some(empty)} have no images: fill their subfolders or remove them."
+    which = f"the class {empty[0]} has" if len(empty) == 1 else f"the classes {some(empty)} have"
+    text = f"{which} no images: put images there, or remove the empty subfolders."
     return (Problem(name, "empty class", text),)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data.readers.labels import Names, names_of
+from soseleto.data.readers.read_once import ReadOnce, require_constant
 from soseleto.errors import DataError
 
 _CHANNELS = (1, 3, 4)
@@ -55,7 +56,9 @@ def labels_of(values: Any, *, name: str) -> Tensor | Names:
 
 
 def stack_dataset(dataset: Any, *, name: str) -> tuple[Any, Any]:
-    """Stacked inputs and labels of a map-style Dataset of (input, label)."""
+    """Stacked inputs and labels of a map-style Dataset of (input, label), read once; they must not be random."""
+    checked = not isinstance(dataset, ReadOnce)
+    dataset = dataset if checked else dataset.dataset
     tensors = getattr(dataset, "tensors", None)
     if isinstance(tensors, tuple) and len(tensors) == 2:  # a TensorDataset: nothing to stack
         return tensors
@@ -69,9 +72,15 @@ def stack_dataset(dataset: Any, *, name: str) -> tuple[Any, Any]:
         inputs.append(_item(item[0]))
         labels.append(item[1])
     _check_shapes(inputs, name=name)
+    if checked:
+        require_constant(lambda at: (inputs[at], labels[at]), lambda at: _pair(dataset[at]), len(dataset), name=name)
     images = inputs[0].dtype == torch.uint8 and inputs[0].ndim == 3 and not isinstance(dataset[0][0], Tensor)
     stacked = torch.stack(inputs)
     return (stacked.numpy() if images else stacked), _stack_labels(labels)
+
+
+def _pair(item: Any) -> tuple[Tensor, Any]:
+    return _item(item[0]), item[1]
 
 
 def _item(value: Any) -> Tensor:

@@ -24,7 +24,7 @@ _FIELDS = ("x", "y", "id", "truth")
 
 def read_npz(path: Path, *, name: str, encoding: str | None = None) -> Raw:
     """Read x as inputs, y as labels (numbered as in ``labels``), id as ids and truth as correct labels."""
-    arrays = _load(path)
+    arrays = load_arrays(path)
     for field in ("x", "y"):
         if field not in arrays:
             raise DataError(f"{path} has no array {field!r}: save it with np.savez(path, x=inputs, y=labels).")
@@ -47,7 +47,7 @@ def read_npz(path: Path, *, name: str, encoding: str | None = None) -> Raw:
 
 def read_npz_inputs(path: Path) -> Tensor:
     """Only the array x."""
-    arrays = _load(path)
+    arrays = load_arrays(path)
     if "x" not in arrays:
         raise DataError(f"{path} has no array 'x': save it with np.savez(path, x=inputs).")
     return inputs_of(arrays["x"], name="predicted")
@@ -57,13 +57,13 @@ def _ids(values: list[Any], path: Path, encoding: str | None) -> tuple[str, ...]
     return tuple(text_of(v, where=f"id {at} in {path}", encoding=encoding) for at, v in enumerate(values))
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load_arrays(path: Path, *, every: bool = False) -> dict[str, Any]:
+    """The arrays x, y, id and truth by name, as far as the file has them; with ``every``, all of its arrays."""
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {info.filename: info for info in archive.infolist()}
-            return {
-                field: _array(archive, members[f"{field}.npy"], path) for field in _FIELDS if f"{field}.npy" in members
-            }
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            wanted = members if every else [field for field in _FIELDS if field in members]
+            return {field: _array(archive, members[field], path) for field in wanted}
     except SoseletoError:
         raise
     except _DAMAGED_ARCHIVE as error:

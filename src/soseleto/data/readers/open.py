@@ -13,7 +13,9 @@ from soseleto.data.examples import Examples
 from soseleto.data.readers import huggingface, image_folder, npz, tables
 from soseleto.data.readers.in_memory import inputs_of, labels_of, stack_dataset
 from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.reading import Reading
+from soseleto.data.readers.table_files import SUFFIXES as TABLES
 from soseleto.errors import DataError, UsageError, did_you_mean, need
 
 _FORMS = (
@@ -26,6 +28,8 @@ def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
     """Read any accepted form; labels are not yet numbered and images not yet decoded."""
     if isinstance(data, Examples):
         return _from_examples(data, name)
+    if isinstance(data, ReadOnce):
+        return _from_read_once(data, name=name, reading=reading)
     if isinstance(data, str | os.PathLike):
         return _from_path(Path(data).expanduser(), name=name, reading=reading)
     if isinstance(data, tuple | list) and len(data) == 2:
@@ -42,6 +46,14 @@ def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
             "Dataset with __len__ and __getitem__."
         )
     raise UsageError(f"the {name} is a {type(data).__name__}: give {_FORMS}.")
+
+
+def _from_read_once(data: ReadOnce, *, name: str, reading: Reading) -> Raw:
+    if huggingface.is_huggingface(data.dataset):
+        return huggingface.from_huggingface(data.dataset, name=name, reading=reading, constant=False)
+    if not hasattr(data.dataset, "__getitem__") or not hasattr(data.dataset, "__len__"):
+        raise UsageError(f"ReadOnce is for a Dataset, and the {name} is a {type(data.dataset).__name__}: leave it out.")
+    return _from_pair(*stack_dataset(data, name=name), name)
 
 
 def _from_examples(data: Examples, name: str) -> Raw:
@@ -73,8 +85,8 @@ def _from_path(path: Path, *, name: str, reading: Reading) -> Raw:
     if path.is_dir():
         return image_folder.read_folder(path, name=name, reading=_folder_options(reading, path))
     suffix = path.suffix.lower()
-    if suffix not in (*tables.SUFFIXES, ".npz"):
-        known = f"an image folder, or a file ending in {', '.join(tables.SUFFIXES)} or .npz"
+    if suffix not in (*TABLES, ".npz"):
+        known = f"an image folder, or a file ending in {', '.join(TABLES)} or .npz"
         problem = "has an unknown ending" if path.exists() else "is not there"
         raise UsageError(f"the {name} {str(path)!r} {problem}{_close(path)}: give {known}.")
     if not path.is_file():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from soseleto.errors import DataError
+from soseleto.errors import DataError, counted
 
 _SHOWN = 5
 
@@ -48,7 +48,7 @@ class ProblemsError(DataError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         stopping = [problem for problem in problems if problem.stops]
-        count = f"{len(stopping)} problem{'s' if len(stopping) != 1 else ''}"
+        count = counted(len(stopping), "problem")
         lines = "".join(f"\n  - {problem}" for problem in stopping)
         super().__init__(
             f"the data have {count}: fix them, or leave these examples out with skip_bad=True (--skip-bad).{lines}"

@@ -6,7 +6,6 @@ numbers. Columns that are not given are found by their usual names, ignoring cas
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,45 +17,65 @@ import torch
 from torch import Tensor
 
 from soseleto.data.limits import check_size
-from soseleto.data.readers import csv_text
 from soseleto.data.readers.file_names import escaped, existing
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import Names, is_regression, names_of, text_of
+from soseleto.data.readers.pandas_index import index_columns, index_problem
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
-from soseleto.errors import DataError, UsageError, did_you_mean, need
-
-SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
-LABELS = ("label", "class", "target", "y", "category")
-PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
-IDS = ("id", "uid", "uuid", "key")
+from soseleto.data.readers.table_files import IDS, LABELS, PATHS, load, usual
+from soseleto.errors import DataError, UsageError, counted, did_you_mean, need
 
 
 def read_table(path: Path, *, name: str, reading: Reading) -> Raw:
     return from_table(load(path, name, reading), name=name, reading=reading, folder=path.parent, what=str(path))
 
 
-def read_columns(path: Path, columns: Sequence[str]) -> Tensor:
+def read_columns(path: Path, columns: Sequence[str], encoding: str | None = None) -> Tensor:
     """These columns of a table as (N, D) float32; others are ignored."""
-    table = load(path, "", Reading())
+    table = load(path, "", Reading(encoding=encoding))
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         hint = did_you_mean(missing[0], table.column_names)
         raise DataError(f"{path} has no column {some(missing)}{hint}: give all columns that the model was trained on.")
-    read = _with_features(Raw("", Names(())), table, list(columns), str(path)).inputs
+    return _finite_features(table, list(columns), path)
+
+
+def read_features(path: Path, count: int, encoding: str | None = None) -> Tensor:
+    """All ``count`` feature columns of a table in their order, for a model whose inputs had no names."""
+    table = load(path, "", Reading(encoding=encoding))
+    roles = (usual(table.column_names, LABELS), usual(table.column_names, IDS), *index_columns(table))
+    columns = [column for column in table.column_names if column not in roles]
+    if len(columns) != count:
+        raise DataError(
+            f"{path} has {counted(len(columns), 'feature column')} ({some(columns)}): the model was trained on "
+            f"{count} without names, so give exactly those, in that order."
+        )
+    return _finite_features(table, columns, path)
+
+
+def _finite_features(table: Any, columns: list[str], path: Path) -> Tensor:
+    twice = [column for column in columns if table.column_names.count(column) > 1]
+    if twice:
+        raise DataError(f"{path} has two columns of one name: rename one of {some(twice)}.")
+    read = _with_features(Raw("", Names(())), table, columns, str(path)).inputs
     assert read is not None
     bad = (~read.isfinite()).any(1).nonzero().flatten().tolist()
     if bad:
         rows = some([str(row) for row in bad])
-        raise DataError(f"{len(bad)} rows of {path} have missing or infinite values ({rows}): remove them.")
+        raise DataError(f"{counted(len(bad), 'row')} of {path} with missing or infinite values ({rows}): remove them.")
     return read
 
 
-def read_paths(path: Path) -> list[str]:
-    """The image files of a table with a path column; relative paths start from the table's folder."""
-    table = load(path, "", Reading())
-    column = _column(table, None, PATHS, "path_column", str(path), text_only=True)
+def read_paths(path: Path, encoding: str | None = None, path_column: str | None = None) -> list[str]:
+    """The image files of a table with a path column; relative paths start from the table's folder.
+
+    path_column: its name in the training; a table without it has a column of a usual name
+    """
+    table = load(path, "", Reading(encoding=encoding, path_column=path_column))
+    given = path_column if path_column in table.column_names else None
+    column = _column(table, given, PATHS, "path_column", str(path), text_only=True)
     if column is None:
         raise DataError(f"{path} has no column of image paths among {some(table.column_names)}: call it path.")
     files = [existing(str(value or ""), root=path.parent) for value in table[column].to_pylist()]
@@ -85,7 +104,9 @@ def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, 
     )
     if path is not None:
         return _with_images(made, table[path].to_pylist(), reading, folder)
-    return _with_features(made, table, [c for c in table.column_names if c not in used], what)
+    index = [column for column in index_columns(table) if column not in used]
+    features = [column for column in table.column_names if column not in (*used, *index)]
+    return _with_features(replace(made, problems=index_problem(name, index)), table, features, what)
 
 
 @dataclass(frozen=True)
@@ -126,103 +147,8 @@ def labels_from(values: Any, *, name: str, encoding: str | None = None) -> Names
     return names_of(values, encoding=encoding)
 
 
-def load(path: Path, name: str, reading: Reading | None = None, *, encoding: str | None = None) -> Any:
-    """Read the file as a pyarrow table; any error becomes a DataError.
-
-    Text files have labels, ids and correct labels as text, exactly; without ``reading`` all columns but those of
-    image paths are text.
-
-    encoding: of a text file, where there is no ``reading`` to say so
-    """
-    need("pyarrow", to=f"reading the table {path}")
-    try:
-        table = _parsed(path, reading, encoding if reading is None else reading.encoding)
-        table.validate(full=True)  # text that is not UTF-8, offsets out of range
-        str(table.column_names)
-        return table
-    except DataError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError(f"the {name} table {path} is missing: check the path.") from error
-    except Exception as error:  # Arrow's errors, and OSErrors and ValueErrors from within it
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(f"the {name} table {path} cannot be read ({reason}): fix it or save it again.") from error
-
-
-def _parsed(path: Path, reading: Reading | None, encoding: str | None) -> Any:
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        return _load_parquet(path)
-    if suffix in (".csv", ".tsv"):
-        return _load_csv(path, "\t" if suffix == ".tsv" else ",", reading, encoding)
-    return _load_json(path, reading, encoding)
-
-
-def _load_csv(path: Path, delimiter: str, reading: Reading | None, encoding: str | None) -> Any:
-    csv, pyarrow = (need(module, to="reading CSV") for module in ("pyarrow.csv", "pyarrow"))
-    text = csv_text.read_text(path, encoding, delimiter=delimiter)
-    rows = csv_text.check_rows(text, delimiter, str(path))
-    header = csv_text.header_of(text, delimiter)
-    exact = _exact_columns(header, reading)
-    convert = csv.ConvertOptions(column_types=dict.fromkeys(exact, pyarrow.string()))
-    table = csv.read_csv(
-        pyarrow.BufferReader(text.encode()),
-        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=rows is not None),
-        convert_options=convert,
-    )
-    if rows is not None and table.num_rows != rows:
-        raise DataError(f"{path} has {rows} rows but {table.num_rows} were read: remove its quotes, or save it again.")
-    return _with_labels(table, reading, convert.null_values)
-
-
-def _exact_columns(header: Sequence[str], reading: Reading | None) -> list[str]:
-    """The columns to read as text."""
-    if reading is None:
-        return [column for column in header if column.lower() not in PATHS]
-    label, truth = _label_columns(header, reading)
-    identity = reading.id_column or _usual(header, IDS)
-    return [column for column in (label, truth, identity, reading.path_column) if column in header and column]
-
-
-def _label_columns(header: Sequence[str], reading: Reading | None) -> tuple[str | None, str | None]:
-    reading = reading or Reading()
-    return reading.label_column or _usual(header, LABELS), reading.truth_column
-
-
-def _with_labels(table: Any, reading: Reading | None, missing: Sequence[str]) -> Any:
-    """The table with its text labels converted: class names, or numbers for a regression."""
-    array = need("pyarrow", to="reading CSV").array
-    for column in _label_columns(table.column_names, reading):
-        if column is not None and table.column_names.count(column) == 1:
-            labels = csv_text.label_values(table[column].to_pylist(), missing)
-            table = table.set_column(table.column_names.index(column), column, array(labels))
-    return table
-
-
-def _load_json(path: Path, reading: Reading | None, encoding: str | None) -> Any:
-    pyarrow, reader = (need(module, to="reading JSON lines") for module in ("pyarrow", "pyarrow.json"))
-    text = csv_text.read_text(path, encoding)
-    table = reader.read_json(pyarrow.BufferReader(text.encode()))
-    for column in _exact_columns(table.column_names, reading):
-        # Arrow rounds integers beyond 64 bits.
-        if pyarrow.types.is_floating(table[column].type):
-            values = [json.loads(line).get(column) for line in text.split("\n") if line.strip()]
-            if len(values) == table.num_rows and any(isinstance(v, int) and abs(v) >= 2**53 for v in values):
-                names = pyarrow.array(names_of(values).names, pyarrow.string())
-                table = table.set_column(table.column_names.index(column), column, names)
-    return table
-
-
-def _load_parquet(path: Path) -> Any:
-    parquet = need("pyarrow.parquet", to="reading Parquet")
-    with parquet.ParquetFile(str(path)) as file:
-        # A few bytes of run lengths can encode billions of rows: check the size before reading.
-        check_size(8 * file.metadata.num_rows * max(1, file.metadata.num_columns), what=str(path))
-        return file.read()
-
-
 def _column(
-    table: Any, given: str | None, usual: tuple[str, ...], option: str, what: str, *, text_only: bool = False
+    table: Any, given: str | None, names: tuple[str, ...], option: str, what: str, *, text_only: bool = False
 ) -> str | None:
     columns: list[str] = table.column_names
     if given is not None:
@@ -230,15 +156,10 @@ def _column(
             hint = did_you_mean(given, columns) or f": choose from {some(columns)}"
             raise UsageError(f"{what} has no column {given!r} for {option}{hint}.")
         return given
-    found = _usual(columns, usual)
+    found = usual(columns, names)
     if found is not None and text_only and not _is_text(table[found].type):
         return None
     return found
-
-
-def _usual(columns: Sequence[str], usual: tuple[str, ...]) -> str | None:
-    lower = {column.lower(): column for column in reversed(columns)}
-    return next((lower[candidate] for candidate in usual if candidate in lower), None)
 
 
 def _is_text(kind: Any) -> bool:
@@ -260,8 +181,10 @@ def _with_images(made: Raw, paths: list[Any], reading: Reading, folder: Path | N
     relative = ["." if row in missing else existing(str(path), root=root) for row, path in enumerate(paths)]
     left = [] if reading.allow_outside else outside(root, relative)
     problems = [
-        *_rows(made, "missing", sorted(missing), "have no path: give them one, or leave them out"),
-        *_rows(made, "outside", left, f"lead outside {root}: type reading=Reading(allow_outside=True), or root=..."),
+        *_rows(made, "missing", sorted(missing), "without a path: give every row one, or leave it out"),
+        *_rows(
+            made, "outside", left, f"with a path outside {root}: type reading=Reading(allow_outside=True), or root=..."
+        ),
     ]
     unread = missing.union(left)  # an empty name is never opened
     files = tuple("" if row in unread else os.path.join(root, path) for row, path in enumerate(relative))
@@ -270,7 +193,7 @@ def _with_images(made: Raw, paths: list[Any], reading: Reading, folder: Path | N
 
 def _rows(made: Raw, kind: str, rows: list[int], what: str) -> list[Problem]:
     ids = tuple(made.id_of(row) for row in rows)
-    return [Problem(made.name, kind, f"{len(ids)} rows {what} ({some(ids)}).", ids)] if ids else []
+    return [Problem(made.name, kind, f"{counted(len(ids), 'row')} {what} ({some(ids)}).", ids)] if ids else []
 
 
 def _with_features(made: Raw, table: Any, columns: list[str], what: str) -> Raw:

@@ -15,9 +15,10 @@ from soseleto.data.readers.file_names import escaped
 from soseleto.data.readers.image_folder import SUFFIXES as IMAGES
 from soseleto.data.readers.npz import read_npz_inputs
 from soseleto.data.readers.problems import some
-from soseleto.data.readers.tables import SUFFIXES as TABLES
-from soseleto.data.readers.tables import read_columns, read_paths
-from soseleto.errors import DataError, UsageError
+from soseleto.data.readers.reading import Reading
+from soseleto.data.readers.table_files import SUFFIXES as TABLES
+from soseleto.data.readers.tables import read_columns, read_features, read_paths
+from soseleto.errors import DataError, UsageError, counted
 
 
 class Inputs(NamedTuple):
@@ -26,17 +27,45 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(
-    paths: Sequence[str | os.PathLike[str]], *, shape: tuple[int, ...], columns: Sequence[str] | None = None
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    shape: tuple[int, ...],
+    columns: Sequence[str] | None = None,
+    encoding: str | None = None,
+    path_column: str | None = None,
 ) -> Inputs:
-    """All inputs in ``paths``, in the shape the model was trained on; an unreadable input raises."""
-    read = [_one(Path(path).expanduser(), shape, columns) for path in paths]
+    """All inputs in ``paths``, in the shape the model was trained on; an unreadable input raises.
+
+    columns: the names of the features in the training; None where it had none
+    encoding: of text tables, UTF-8 by default
+    path_column: of the training's tables of images, where it had no usual name
+    """
+    Reading(encoding=encoding)  # raises for an unknown one
+    tables = _Tables(shape, columns, encoding, path_column)
+    read = [_one(Path(path).expanduser(), shape, tables) for path in paths]
     if not read:
         raise UsageError("nothing to predict: name image files, folders, tables or .npz files.")
     names = tuple(name for inputs in read for name in inputs.names)
     return Inputs(names, torch.cat([inputs.values for inputs in read]))
 
 
-def _one(path: Path, shape: tuple[int, ...], columns: Sequence[str] | None) -> Inputs:
+class _Tables(NamedTuple):
+    """How the tables of a model are read: by the training's column names, by their order, or as lists of images."""
+
+    shape: tuple[int, ...]
+    columns: Sequence[str] | None
+    encoding: str | None
+    path_column: str | None
+
+    def read(self, path: Path) -> Inputs:
+        if self.columns is not None:
+            return _rows(path, read_columns(path, self.columns, self.encoding))
+        if len(self.shape) == 1:
+            return _rows(path, read_features(path, self.shape[0], self.encoding))
+        return _images(read_paths(path, self.encoding, self.path_column), self.shape)
+
+
+def _one(path: Path, shape: tuple[int, ...], tables: _Tables) -> Inputs:
     suffix = path.suffix.lower()
     if not path.exists():
         raise UsageError(f"{path} is not there: check the path.")
@@ -44,10 +73,8 @@ def _one(path: Path, shape: tuple[int, ...], columns: Sequence[str] | None) -> I
         return _images(_below(path), shape)
     if suffix in IMAGES:
         return _images([str(path)], shape)
-    if suffix in TABLES and columns is not None:
-        return _rows(path, read_columns(path, columns))
     if suffix in TABLES:
-        return _images(read_paths(path), shape)
+        return tables.read(path)
     if suffix == ".npz":
         values = read_npz_inputs(path)
         if tuple(values.shape[1:]) != shape:
@@ -78,5 +105,5 @@ def _images(files: Sequence[str], shape: tuple[int, ...]) -> Inputs:
     found = decoded(files, (shape[0], shape[1], shape[2]))
     if found.bad:
         why = [f"{escaped(files[row])} {reason}" for row, reason in found.bad]
-        raise DataError(f"{len(why)} images cannot be read ({some(why)}): leave them out.")
+        raise DataError(f"{counted(len(why), 'image')} cannot be read ({some(why)}): leave them out.")
     return Inputs(tuple(map(escaped, files)), found.inputs)

@@ -1,0 +1,134 @@
+"""CSV, TSV, Parquet and JSON-lines files as pyarrow tables; labels, ids and correct labels of text files stay text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from soseleto.data.limits import check_size
+from soseleto.data.readers import csv_text
+from soseleto.data.readers.labels import names_of
+from soseleto.data.readers.reading import Reading
+from soseleto.errors import DataError, need
+
+SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
+LABELS = ("label", "class", "target", "y", "category")
+PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
+IDS = ("id", "uid", "uuid", "key")
+
+
+def load(path: Path, name: str, reading: Reading | None = None, *, all_text: bool = False) -> Any:
+    """Read the file as a pyarrow table; any error becomes a DataError.
+
+    Text files have labels, ids and correct labels as text, exactly.
+
+    all_text: also all other columns of a text file, but those of image paths
+    """
+    need("pyarrow", to=f"reading the table {path}")
+    try:
+        table = _parsed(path, reading or Reading(), all_text)
+        table.validate(full=True)  # text that is not UTF-8, offsets out of range
+        str(table.column_names)
+        return table
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"the {name} table {path} is missing: check the path.") from error
+    except Exception as error:  # Arrow's errors, and OSErrors and ValueErrors from within it
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"the {name} table {path} cannot be read ({reason}): fix it or save it again.") from error
+
+
+def _parsed(path: Path, reading: Reading, all_text: bool) -> Any:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _load_parquet(path)
+    if suffix not in (".csv", ".tsv"):
+        return _load_json(path, reading, all_text)
+    delimiter = "\t" if suffix == ".tsv" else ","
+    text = csv_text.read_text(path, reading.encoding, delimiter=delimiter)
+    return parse_csv(text, delimiter, reading, all_text=all_text, what=str(path))
+
+
+def parse_csv(text: str, delimiter: str, reading: Reading, *, all_text: bool = False, what: str) -> Any:
+    """The text of a CSV file as a table."""
+    csv, pyarrow = (need(module, to="reading CSV") for module in ("pyarrow.csv", "pyarrow"))
+    rows = csv_text.check_rows(text, delimiter, what)
+    header = csv_text.header_of(text, delimiter)
+    exact = _exact_columns(header, reading, all_text)
+    convert = csv.ConvertOptions(column_types=dict.fromkeys(exact, pyarrow.string()))
+    table = csv.read_csv(
+        pyarrow.BufferReader(text.encode()),
+        parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=rows is not None),
+        convert_options=convert,
+    )
+    if rows is not None and table.num_rows != rows:
+        raise DataError(f"{what} has {rows} rows but {table.num_rows} were read: remove its quotes, or save it again.")
+    return _with_labels(table, reading, convert.null_values)
+
+
+def _exact_columns(header: Sequence[str], reading: Reading, all_text: bool) -> list[str]:
+    """The columns to read as text."""
+    if all_text:
+        return [column for column in header if column.lower() not in PATHS]
+    label, truth = _label_columns(header, reading)
+    identity = reading.id_column or usual(header, IDS)
+    return [column for column in (label, truth, identity, reading.path_column) if column in header and column]
+
+
+def _label_columns(header: Sequence[str], reading: Reading) -> tuple[str | None, str | None]:
+    return reading.label_column or usual(header, LABELS), reading.truth_column
+
+
+def _with_labels(table: Any, reading: Reading, missing: Sequence[str]) -> Any:
+    """The table with its text labels converted: class names, or numbers for a regression."""
+    array = need("pyarrow", to="reading CSV").array
+    for column in _label_columns(table.column_names, reading):
+        if column is not None and table.column_names.count(column) == 1:
+            labels = csv_text.label_values(table[column].to_pylist(), missing)
+            table = table.set_column(table.column_names.index(column), column, array(labels))
+    return table
+
+
+def _load_json(path: Path, reading: Reading, all_text: bool) -> Any:
+    pyarrow, reader = (need(module, to="reading JSON lines") for module in ("pyarrow", "pyarrow.json"))
+    text = csv_text.read_text(path, reading.encoding)
+    _check_objects(text, path)
+    table = reader.read_json(pyarrow.BufferReader(text.encode()))
+    for column in _exact_columns(table.column_names, reading, all_text):
+        # Arrow rounds integers beyond 64 bits.
+        if pyarrow.types.is_floating(table[column].type):
+            values = [json.loads(line).get(column) for line in text.split("\n") if line.strip()]
+            if len(values) == table.num_rows and any(isinstance(v, int) and abs(v) >= 2**53 for v in values):
+                names = pyarrow.array(names_of(values).names, pyarrow.string())
+                table = table.set_column(table.column_names.index(column), column, names)
+    return table
+
+
+def _check_objects(text: str, path: Path) -> None:
+    """Refuse lines that are not JSON objects: Arrow's reader crashes on some, such as ``null``."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            fault = None if isinstance(json.loads(line), dict) else "is not an object"
+        except (ValueError, RecursionError) as error:
+            fault = f"is not valid JSON ({error})"
+        if fault is not None:
+            raise DataError(f"line {number} of {path} {fault}: write one object with the same keys per line.")
+
+
+def _load_parquet(path: Path) -> Any:
+    parquet = need("pyarrow.parquet", to="reading Parquet")
+    with parquet.ParquetFile(str(path)) as file:
+        # A few bytes of run lengths can encode billions of rows: check the size before reading.
+        check_size(8 * file.metadata.num_rows * max(1, file.metadata.num_columns), what=str(path))
+        return file.read()
+
+
+def usual(columns: Sequence[str], names: tuple[str, ...]) -> str | None:
+    """The column that has the first of these names, ignoring case."""
+    lower = {column.lower(): column for column in reversed(columns)}
+    return next((lower[name] for name in names if name in lower), None)

@@ -1,0 +1,320 @@
+"""An exported source is read as the source was, without the dropped rows: every column, every array, every format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+
+from soseleto.cli.main import main
+from soseleto.data import Examples, Reading, as_examples, read_pair
+from soseleto.data.readers.open import raw_of
+from soseleto.errors import DataError, UsageError
+from soseleto.run_folder import manifest
+from soseleto.run_folder.folder import RunFolder
+
+N, FEATURES = 30, 20  # more features than a ranking holds
+DROPPED = (3, 17)
+LABELS = ["007", "7", "1e3"]
+
+
+def table() -> dict[str, list[object]]:
+    values = np.random.default_rng(0).normal(size=(N, FEATURES))
+    columns: dict[str, list[object]] = {f"feature {i}": values[:, i].tolist() for i in range(FEATURES)}
+    return {"key": [f"r{row}" for row in range(N)], **columns, "label": [LABELS[row % 3] for row in range(N)]}
+
+
+def write(path: Path, columns: dict[str, list[object]]) -> Path:
+    """The table in the format of the path's ending."""
+    frame = pandas.DataFrame(columns)
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path, index=False)
+    elif path.suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True, double_precision=15)
+    else:
+        x = frame[[name for name in frame if str(name).startswith("feature")]].to_numpy()
+        ids, notes = np.array(columns["key"]), np.arange(N * 2).reshape(N, 2)
+        np.savez(path, x=x, y=np.array(columns["label"]), id=ids, notes=notes, scale=np.float64([2.0]))
+    return path
+
+
+def images(folder: Path) -> Path:
+    """A folder of images, one subfolder per class."""
+    random = np.random.default_rng(0)
+    for row in range(N):
+        file = folder / LABELS[row % 3] / f"{row}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(file)
+    return folder
+
+
+def listed(folder: Path) -> Path:
+    """A manifest of such a folder."""
+    rows = [f"{file.relative_to(folder)},{file.parent.name},note" for file in sorted(images(folder).rglob("*.png"))]
+    (folder / "list.csv").write_text("\n".join(["path,label,comment", *rows]) + "\n")
+    return folder / "list.csv"
+
+
+MAKERS = {
+    ".csv": lambda tmp: write(tmp / "s.csv", table()),
+    ".parquet": lambda tmp: write(tmp / "s.parquet", table()),
+    ".jsonl": lambda tmp: write(tmp / "s.jsonl", table()),
+    ".npz": lambda tmp: write(tmp / "s.npz", table()),
+    "folder": lambda tmp: images(tmp / "images"),
+    "manifest": lambda tmp: listed(tmp / "images"),
+}
+
+
+def trained_on(source: Path, folder: Path, reading: Reading | None = None) -> tuple[RunFolder, Examples]:
+    """A run folder as ``fit`` leaves it, with the rows ``DROPPED`` as suspects."""
+    reading = reading or Reading()
+    read = as_examples(source, name="source", reading=reading)
+    run = RunFolder.create(folder)
+    run.write_config({})
+    ids = [read.id_of(row) for row in range(len(read))]
+    assert read.classes is not None
+    labels = [read.classes[label] for label in read.labels.tolist()]
+    weight = np.float32([0.0 if row in DROPPED else 1.0 for row in range(len(read))])
+    paths = {} if read.paths is None else {"path": list(read.paths)}
+    run.write_ranking({"id": ids, "label": labels, "weight": weight, **paths})
+    columns = raw_of(source, name="source", reading=reading).columns
+    manifest.remember(run, source, reading, columns)
+    return run, read
+
+
+def contents(read: Examples) -> dict[str, tuple[str, list[float]]]:
+    """Label and input by id, or by the input itself where a set has no ids."""
+    assert read.classes is not None
+    rows = [
+        (read.classes[int(label)], value.flatten().tolist())
+        for label, value in zip(read.labels, read.inputs, strict=True)
+    ]
+    keys = [str(value) for _, value in rows] if read.ids is None else read.ids
+    return dict(zip(keys, rows, strict=True))
+
+
+@pytest.mark.parametrize("out", [".csv", ".parquet"])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_export_is_read_as_the_source_was(kind: str, out: str, tmp_path: Path) -> None:
+    source = MAKERS[kind](tmp_path)
+    run, before = trained_on(source, tmp_path / "run")
+    out = ".npz" if kind == ".npz" else out
+    file = tmp_path / "images" / f"clean{out}" if kind in ("folder", "manifest") else tmp_path / f"clean{out}"
+    manifest.write_clean(run.path, file)
+    expected = contents(before.subset([row for row in range(N) if row not in DROPPED]))
+    if kind == "manifest":  # without ids, rows are matched by their images
+        expected = {str(value): (label, value) for label, value in expected.values()}
+    after = as_examples(file, name="source")
+    assert contents(after) == expected
+    names = raw_of(source, name="source", reading=Reading()).columns
+    assert raw_of(file, name="source", reading=Reading()).columns == names
+    assert names is None or len(names) == FEATURES
+
+
+@pytest.mark.parametrize("kind", [".csv", ".parquet", ".jsonl", ".npz"])
+def test_corrected_labels_are_read_as_the_same_classes(kind: str, tmp_path: Path) -> None:
+    source = MAKERS[kind](tmp_path)
+    run, before = trained_on(source, tmp_path / "run")
+    out = tmp_path / ("new.npz" if kind == ".npz" else "new.csv")
+    assert manifest.write(run, out, drop={"r3"}, relabel={"r4": "007", "r5": "new"}) == N - 1
+    expected = {name: row for name, row in contents(before).items() if name != "r3"}
+    expected |= {"r4": ("007", expected["r4"][1]), "r5": ("new", expected["r5"][1])}
+    assert contents(as_examples(out, name="source")) == expected
+
+
+def test_integers_that_pandas_wrote_with_a_point_are_corrected_as_the_same_classes(tmp_path: Path) -> None:
+    rows = [f"{row},{row % 3}.0" for row in range(N)]
+    (tmp_path / "s.csv").write_text("\n".join(["a,kind", *rows]) + "\n")
+    reading = Reading(label_column="kind")
+    run, _ = trained_on(tmp_path / "s.csv", tmp_path / "run", reading)
+    manifest.write(run, tmp_path / "new.csv", drop=(), relabel={"4": "2"})
+    read = as_examples(tmp_path / "new.csv", name="source", reading=reading)
+    assert read.classes == ("0", "1", "2")
+    assert read.labels.tolist() == [2 if row == 4 else row % 3 for row in range(N)]
+
+
+def test_an_npz_keeps_its_other_arrays(tmp_path: Path) -> None:
+    run, _ = trained_on(write(tmp_path / "s.npz", table()), tmp_path / "run")
+    with pytest.raises(UsageError, match=r"is an .npz file: write .*clean.npz instead"):
+        manifest.write_clean(run.path, tmp_path / "clean.csv")
+    manifest.write_clean(run.path, tmp_path / "clean.npz")
+    before, after = (dict(np.load(tmp_path / name)) for name in ("s.npz", "clean.npz"))
+    assert set(after) == set(before) == {"x", "y", "id", "notes", "scale"}
+    assert (after["notes"] == np.delete(before["notes"], DROPPED, axis=0)).all()
+    assert after["scale"].tolist() == [2.0]
+
+
+def test_rows_of_an_npz_are_found_by_their_content(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(N, 3))
+    y = np.arange(N) % 2
+    np.savez(tmp_path / "s.npz", x=x, y=y)
+    run, _ = trained_on(tmp_path / "s.npz", tmp_path / "run")
+    np.savez(tmp_path / "s.npz", x=x[::-1], y=y[::-1])
+    manifest.write(run, tmp_path / "new.npz", drop={"3"}, relabel={"4": "1"})
+    read = dict(np.load(tmp_path / "new.npz"))
+    keep = [row for row in range(N) if row != 3][::-1]
+    assert (read["x"] == x[keep]).all()
+    assert read["y"].dtype.kind == "i"
+    assert read["y"].tolist() == [1 if row == 4 else row % 2 for row in keep]
+    np.savez(tmp_path / "s.npz", x=x + 1, y=y)
+    with pytest.raises(DataError, match="has changed since the training"):
+        manifest.write_clean(run.path, tmp_path / "clean.npz")
+
+
+def test_data_in_memory_with_many_columns_is_refused(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config({})
+    run.write_ranking({"id": ["0", "1"], "label": ["a", "b"], "weight": np.float32([0, 1])})
+    with pytest.raises(UsageError, match="was trained on data in memory"):
+        manifest.write_clean(run.path, tmp_path / "clean.csv")
+
+
+def test_values_that_csv_cannot_hold_need_parquet(tmp_path: Path) -> None:
+    folder = images(tmp_path / "images")
+    files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.png"))
+    columns = {"path": files, "label": [file.split("/")[0] for file in files], "boxes": [[1, 2]] * N}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "list.parquet")
+    run, _ = trained_on(folder / "list.parquet", tmp_path / "run")
+    with pytest.raises(UsageError, match=r"would change in a CSV file: write .*clean.parquet instead"):
+        manifest.write_clean(run.path, folder / "clean.csv")
+    manifest.write_clean(run.path, folder / "clean.parquet")
+    assert pyarrow.parquet.read_table(folder / "clean.parquet")["boxes"].to_pylist() == [[1, 2]] * (N - 2)
+
+
+def test_pandas_categories_are_written_by_name(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"a": np.arange(N) * 1.0, "label": pandas.Categorical(["x", "y"] * (N // 2))})
+    frame.to_parquet(tmp_path / "s.parquet")
+    run, _ = trained_on(tmp_path / "s.parquet", tmp_path / "run")
+    manifest.write_clean(run.path, tmp_path / "clean.csv")
+    assert as_examples(tmp_path / "clean.csv", name="source").classes == ("x", "y")
+
+
+# The index of a pandas frame
+
+
+def indexed(path: Path) -> Path:
+    """A frame without two of its rows, saved with its index."""
+    frame = pandas.DataFrame({"a": np.arange(8) * 0.5, "b": np.arange(8)[::-1] * 0.1, "label": ["x", "y"] * 4})
+    frame = frame.drop([1, 2])
+    if path.suffix == ".csv":
+        frame.to_csv(path)
+        if path.stem == "twice":
+            pandas.read_csv(path).to_csv(path)  # "Unnamed: 0" beside a new index
+    else:
+        frame.rename_axis("row" if path.stem == "named" else None).to_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["s.csv", "twice.csv", "s.parquet", "named.parquet"])
+def test_a_pandas_index_is_no_feature_and_that_is_said(name: str, tmp_path: Path) -> None:
+    pair = read_pair(indexed(tmp_path / name), indexed(tmp_path / name), mode="noisy")
+    assert pair.columns == ("a", "b")
+    said = [str(problem) for problem in pair.problems if problem.kind == "index"]
+    assert [line.partition(":")[0] for line in said] == ["source", "target"]
+    assert "the pandas index" in said[0]
+    assert "is not used as a feature" in said[0]
+
+
+def test_an_index_that_is_named_as_the_ids_is_used(tmp_path: Path) -> None:
+    reading = Reading(id_column="__index_level_0__")
+    read = as_examples(indexed(tmp_path / "s.parquet"), name="source", reading=reading)
+    assert read.ids == ("0", "3", "4", "5", "6", "7")
+    assert read.inputs.shape == (6, 2)
+
+
+def test_damaged_pandas_metadata_is_ignored(tmp_path: Path) -> None:
+    for metadata in (b"[]", b"{", b'{"index_columns": 3}', b'{"index_columns": [{"kind": "range"}]}'):
+        whole = pyarrow.table({"a": [1.0, 2.0], "label": ["x", "y"]}).replace_schema_metadata({b"pandas": metadata})
+        pyarrow.parquet.write_table(whole, tmp_path / "s.parquet")
+        assert as_examples(tmp_path / "s.parquet", name="source").inputs.tolist() == [[1.0], [2.0]]
+
+
+# The whole way, by the commands
+
+
+def typed(*words: object) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([str(word) for word in words])
+    assert end.value.code == 0
+
+
+QUICK = ("--epochs", 1, "--folds", 0, "--no-baselines", "--probes", 0, "--model", "mlp")
+
+
+@pytest.mark.parametrize("trained", [".csv", ".npz"])
+def test_fit_export_fit_and_predict_in_every_format(
+    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = MAKERS[trained](tmp_path)
+    few = {name: values[:9] for name, values in table().items()}
+    target = tmp_path / f"target{trained}"
+    write(target, table() if trained == ".npz" else few | {"feature 0": list(range(9))})
+    if trained == ".npz":
+        whole = dict(np.load(target))
+        np.savez(target, x=whole["x"][:9] + 1, y=whole["y"][:9])
+    typed("fit", "--source", source, "--target", target, "--out", tmp_path / "run", *QUICK)
+    typed("rank", tmp_path / "run", "--export-clean", tmp_path / f"clean{trained}")
+    again = ("fit", "--source", tmp_path / f"clean{trained}", "--target", target, "--out", tmp_path / "again", *QUICK)
+    typed(*again)
+    capsys.readouterr()
+    columns = table()
+    without = {name: values for name, values in columns.items() if name != "label"}
+    forms = {"p.npz": columns, "p.parquet": columns, "p.jsonl": columns, "short.csv": without}
+    if trained != ".npz":  # whose features have no names, so that their order counts
+        forms["turned.csv"] = dict(reversed(columns.items()))
+    answers = {}
+    for name, values in forms.items():
+        typed("predict", tmp_path / "again", write(tmp_path / name, values), "--format", "json")
+        answers[name] = [(row["label"], row["probability"]) for row in json.loads(capsys.readouterr().out)]
+    assert all(each == answers["p.npz"] for each in answers.values())
+    assert len(answers["p.npz"]) == N
+
+
+def test_predict_reads_other_encodings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, count, shift in (("s.csv", 20, 0.0), ("t.csv", 8, 0.5)):
+        rows = [f"{row + shift},{row % 5},{'aé'[row % 2]}" for row in range(count)]
+        (tmp_path / name).write_bytes("\n".join(["größe,b,label", *rows]).encode("latin-1"))
+    sets = ("--source", tmp_path / "s.csv", "--target", tmp_path / "t.csv", "--encoding", "latin-1")
+    typed("fit", *sets, "--out", tmp_path / "run", *QUICK)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["predict", str(tmp_path / "run"), str(tmp_path / "t.csv")])
+    assert "or --encoding latin-1" in capsys.readouterr().err
+    typed("predict", tmp_path / "run", tmp_path / "t.csv", "--encoding", "latin-1")
+    assert capsys.readouterr().out.count("\n") == 9
+
+
+def test_python_remembers_the_file_it_was_trained_on(tmp_path: Path) -> None:
+    import soseleto
+
+    source = MAKERS[".csv"](tmp_path)
+    write(tmp_path / "t.csv", {name: values[:9] for name, values in table().items()} | {"feature 0": list(range(9))})
+    model = torch.nn.Linear(FEATURES, 3)
+    result = soseleto.fit(model, str(source), tmp_path / "t.csv", epochs=1, out=tmp_path / "run")
+    run = RunFolder.open(tmp_path / "run")
+    assert run.config()["columns"] == [f"feature {i}" for i in range(FEATURES)]
+    manifest.write(run, tmp_path / "new.csv", drop={"r3"}, relabel={})
+    assert len(as_examples(tmp_path / "new.csv", name="source")) == N - 1
+    with pytest.raises(UsageError, match="belongs to the source of"):
+        result.report(source, force=True)
+    with pytest.raises(UsageError, match="is inside the run folder"):
+        result.report(tmp_path / "run" / "model.safetensors", force=True)
+    assert result.report(tmp_path / "run" / "report.html")
+    page = result.report(tmp_path / "page.html")
+    with pytest.raises(UsageError, match="exists already"):
+        result.report(page)
+    assert result.report(page, force=True) == page
+    loaded = soseleto.load(tmp_path / "run", torch.nn.Linear(FEATURES, 3))
+    for out, sentence in ((source, "belongs to the source"), (tmp_path / "run" / "m.onnx", "is inside the run folder")):
+        with pytest.raises(UsageError, match=sentence):
+            soseleto.export_onnx(loaded, out, force=True)
+    with pytest.raises(UsageError, match="exists already"):
+        soseleto.export_onnx(loaded, page)

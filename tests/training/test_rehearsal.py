@@ -1,0 +1,237 @@
+"""What would fail after a training fails before its first step, in one sentence; and a rehearsal changes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import soseleto
+from soseleto.errors import SoseletoError, UsageError
+from soseleto.run_folder.folder import RunFolder
+from soseleto.training.rehearsal import rehearse
+
+X = torch.randn(80, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+Y = (X.mean((1, 2, 3)) > 0).long()
+
+
+class Steps:
+    """A progress function that counts."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def __call__(self, event: str, record: dict[str, Any]) -> None:
+        self.events.append(event)
+
+
+def flat() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+
+
+def fit(model: nn.Module, **more: Any) -> soseleto.Result:
+    return soseleto.fit(model, (X, Y), (X[:40] + 0.1, Y[:40]), epochs=1, device="cpu", **more)
+
+
+class Answer(NamedTuple):
+    logits: Tensor
+
+
+class Returns(nn.Module):
+    """A model whose output is made by ``wrap``, in training mode as well."""
+
+    def __init__(self, wrap: Callable[[Tensor], Any], *, only_evaluation: bool = False) -> None:
+        super().__init__()
+        self.body, self.wrap, self.only_evaluation = flat(), wrap, only_evaluation
+
+    def forward(self, inputs: Tensor) -> Any:
+        outputs = self.body(inputs)
+        return outputs if self.only_evaluation and self.training else self.wrap(outputs)
+
+
+def of_logits(outputs: Any, labels: Tensor) -> Tensor:
+    tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
+    return soseleto.cross_entropy(tensor, labels)
+
+
+def fails(outputs: Tensor) -> Tensor:
+    raise ValueError("no evaluation\nhere")
+
+
+class Extra(nn.Sequential):
+    """A module whose state is not all tensors."""
+
+    def get_extra_state(self) -> dict[str, str]:
+        return {"note": "text"}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def with_sparse_buffer() -> nn.Module:
+    """model.safetensors holds dense tensors only."""
+    model = flat()
+    model.register_buffer("adjacency", torch.eye(3).to_sparse())
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "a ModelOutput": (lambda: Returns(Answer), r"the model returns a Answer, and prediction needs a tensor"),
+    "a tuple": (lambda: Returns(lambda o: (o, o)), r"the model returns a tuple, and prediction needs a tensor"),
+    "eval fails": (
+        lambda: Returns(fails, only_evaluation=True),
+        r"ValueError: no evaluation",
+    ),
+    "one row": (lambda: Returns(lambda o: o[:1], only_evaluation=True), r"returns shape \(1, 2\) for 6 examples"),
+    "extra state": (lambda: Extra(nn.Flatten(), nn.Linear(36, 2)), "the model's state '_extra_state' is not a tensor"),
+    "sparse": (with_sparse_buffer, r"ranking and saving fails with this model, tried on 6 examples .*(sparse|Sparse)"),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_that_fails_afterwards_fails_before_the_first_step(kind: str, tmp_path: Path) -> None:
+    make, sentence = MODELS[kind]
+    steps = Steps()
+    with pytest.raises(SoseletoError, match=sentence) as raised:
+        fit(make(), loss=of_logits, out=tmp_path / "run", progress=steps)
+    assert "\n" not in str(raised.value)
+    assert not steps.events
+    fit(flat(), out=tmp_path / "run")  # the folder is not spoiled
+
+
+def test_without_a_folder_nothing_is_asked_of_the_model_that_is_not_used() -> None:
+    assert len(fit(Returns(Answer), loss=of_logits).weights) == 80
+    for more in ({"test": (X, Y)}, {"probes": "auto"}):
+        with pytest.raises(UsageError, match="the model returns a Answer"):
+            fit(Returns(Answer), loss=of_logits, **more)
+
+
+@pytest.mark.parametrize("package", ["PIL.Image", "pyarrow.parquet", "safetensors.torch"])
+def test_a_missing_package_is_named_before_the_first_step(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    steps = Steps()
+    with pytest.raises(SoseletoError, match=r"which is not installed: type pip install"):
+        fit(flat(), out=tmp_path / "run", progress=steps)
+    assert not steps.events
+
+
+def test_a_report_that_cannot_be_made_is_found_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import soseleto.report as report
+
+    def broken(path: Path) -> None:
+        raise ImportError("no template engine")
+
+    monkeypatch.setattr(report, "write_report", broken)
+    with pytest.raises(UsageError, match=r"the report fails .*ImportError: no template engine"):
+        fit(flat(), out=tmp_path / "run")
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    steps = Steps()
+    with pytest.raises(SoseletoError, match=r"cannot be written|is a file"):
+        fit(flat(), out=tmp_path / "file" / "run", progress=steps)
+    assert not steps.events
+
+
+@pytest.mark.parametrize("probes", [None, "auto"])
+def test_the_result_is_the_same_without_a_rehearsal(
+    probes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(name: str) -> soseleto.Result:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+        return fit(model, out=tmp_path / name, probes=probes, test=(X, Y))
+
+    calls: list[Any] = []
+    module = sys.modules["soseleto.training.fit"]
+    monkeypatch.setattr(module, "rehearse", lambda *given: (calls.append(given), rehearse(*given)))
+    with_one = trained("with")
+    monkeypatch.setattr(module, "rehearse", lambda *given: None)
+    without = trained("without")
+    assert len(calls) == 1
+    assert torch.equal(with_one.weights, without.weights)
+    assert torch.equal(with_one.scores, without.scores)
+    states = (one.model.state_dict() for one in (with_one, without))
+    assert all(torch.equal(one, other) for one, other in zip(*(state.values() for state in states), strict=True))
+    assert [r.get("event") for r in RunFolder(tmp_path / "with").metrics()] == [
+        r.get("event") for r in RunFolder(tmp_path / "without").metrics()
+    ]
+    assert with_one.messages == without.messages
+
+
+def test_transfer_mode_and_methods_without_weights_are_rehearsed(tmp_path: Path) -> None:
+    trunk = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU())
+    fit(trunk, mode="transfer", out=tmp_path / "transfer")
+    fit(flat(), method=soseleto.methods.Ordinary(), out=tmp_path / "ordinary")
+    numbers = X.mean((1, 2, 3))
+    line = nn.Sequential(nn.Flatten(), nn.Linear(36, 1), nn.Flatten(0))
+    regression = ((X, numbers), (X[:40], numbers[:40]))
+    soseleto.fit(line, *regression, epochs=1, loss=soseleto.squared_error, out=tmp_path / "regression")
+
+
+# Loggers and progress functions
+
+
+class Logger:
+    """Fails at the given moments."""
+
+    def __init__(self, *, log: int | None = None, close: bool = False) -> None:
+        self.fail_at, self.fail_close, self.calls = log, close, 0
+
+    def log(self, step: int, numbers: Any) -> None:
+        self.calls += 1
+        if self.calls == self.fail_at:
+            raise ConnectionError("the server is gone")
+
+    def close(self) -> None:
+        if self.fail_close:
+            raise ConnectionError("the server is gone")
+
+
+class Wrong:
+    def log(self, numbers: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_logger_with_other_arguments_is_refused_before_the_first_step() -> None:
+    with pytest.raises(UsageError, match=r"the logger Wrong cannot be called as log\(step, numbers\)"):
+        fit(flat(), progress=Wrong())
+
+
+@pytest.mark.parametrize("logger", [Logger(log=1), Logger(close=True)], ids=["log", "close"])
+def test_a_logger_that_fails_costs_no_training(logger: Logger, tmp_path: Path) -> None:
+    other = Logger()
+    model, sets = flat(), ((X, Y), (X[:40] + 0.1, Y[:40]))
+    result = soseleto.fit(model, *sets, epochs=3, out=tmp_path / "run", progress=[logger, other])
+    said = "the logger Logger failed and is not used any more (ConnectionError: the server is gone)"
+    assert result.messages.count(said) == 1
+    assert other.calls == 3
+    assert logger.calls == (1 if logger.fail_at else 3)
+    assert RunFolder.open(tmp_path / "run").has_ended()
+
+
+def test_a_progress_function_that_fails_at_the_end_costs_no_training(tmp_path: Path) -> None:
+    def progress(event: str, record: dict[str, Any]) -> None:
+        if event == "end":
+            raise RuntimeError("late")
+
+    assert fit(flat(), out=tmp_path / "run", progress=progress)
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+    def stops(event: str, record: dict[str, Any]) -> None:
+        if event == "epoch":
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        fit(flat(), progress=stops)
