@@ -1,0 +1,251 @@
+"""Mutation tests: change the meaning of one line of the package at a time, and see whether a test fails.
+
+    python scripts/mutants.py [--only PATTERN] [--jobs N] [--list] [--again]
+
+The mutants and the tests that must catch them are in scripts/mutants.toml. The tree is copied to a temporary folder;
+the working tree is never edited. Results are added to results/mutants.json after every mutant, so that an interrupted
+run continues; a mutant is repeated once its line in the table, its file or its tests have changed. The exit code is 1
+if more than MOST mutants survive, or if a mutant or the unchanged tree gives an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import os
+import platform
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE, RESULTS = "scripts/mutants.toml", "results/mutants.json"
+PACKAGE = "src/soseleto"
+MOST = 3  # survivors
+SECONDS = 300  # time limit of one mutant
+LEFT_OUT = (".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "runs", "site")
+KILLED, SURVIVED, TIMEOUT, ERROR = "killed", "survived", "timeout", "error"
+
+
+class MutantError(Exception):
+    """The table does not fit the source."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change; ``survives`` is the reason why no test needs to fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    why: str
+    tests: tuple[str, ...]
+    survives: str = ""
+
+    def place(self, root: Path) -> Path:
+        return root / PACKAGE / self.file
+
+    def applied(self, text: str) -> str:
+        """The text of the file with the change; raises unless the old text occurs exactly once."""
+        if (count := text.count(self.old)) != 1:
+            raise MutantError(f"{self.name}: the old text occurs {count} times in {self.file}, not once: {self.old!r}.")
+        return text.replace(self.old, self.new)
+
+    def digest(self, root: Path) -> str:
+        """Of the change, its file and its tests: while it stays the same, so does the result."""
+        parts = [json.dumps(asdict(self)).encode(), self.place(root).read_bytes()]
+        return hashlib.sha256(b"\0".join([*parts, *_contents(root, self.tests)])).hexdigest()[:16]
+
+
+def read_table(root: Path) -> list[Mutant]:
+    """The mutants of the table, in order; raises for one that does not fit the source."""
+    table = tomllib.loads((root / TABLE).read_text("utf-8"))
+    found = [Mutant(name, **{**entry, "tests": tuple(entry["tests"])}) for name, entry in table.items()]
+    for mutant in found:
+        mutant.applied(mutant.place(root).read_text("utf-8"))
+    return found
+
+
+def _contents(root: Path, tests: Sequence[str]) -> Iterator[bytes]:
+    for name in tests:
+        path = root / name.partition("::")[0]
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            yield file.read_bytes()
+
+
+class Copy:
+    """A copy of the tree in which one mutant at a time is tested."""
+
+    def __init__(self, root: Path, into: Path) -> None:
+        self.path = into
+        shutil.copytree(root, into, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
+        self._written = int(time.time())
+
+    def test(self, mutant: Mutant, seconds: float) -> str:
+        """killed, survived, timeout or error."""
+        place = mutant.place(self.path)
+        text = place.read_text("utf-8")
+        self._write(place, mutant.applied(text))
+        try:
+            return self.run(mutant.tests, seconds)
+        finally:
+            self._write(place, text)
+
+    def _write(self, path: Path, text: str) -> None:
+        """With a time of its own: Python compiles a file anew if its size or its time in seconds has changed."""
+        path.write_text(text, "utf-8")
+        self._written += 1
+        os.utime(path, (self._written, self._written))
+
+    def run(self, tests: Sequence[str], seconds: float) -> str:
+        """The result of these tests in this copy."""
+        environment = {**os.environ, "PYTHONPATH": str(self.path / "src"), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        running = subprocess.Popen(command, cwd=self.path, env=environment, start_new_session=True, **quiet)
+        try:
+            code = running.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return TIMEOUT
+        finally:
+            _end(running)
+        return {0: SURVIVED, 1: KILLED}.get(code, ERROR)  # other codes: no tests, or an error of pytest itself
+
+
+def _end(running: subprocess.Popen[Any]) -> None:
+    """End the processes that the tests have left behind."""
+    try:
+        os.killpg(running.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    running.wait()
+
+
+@dataclass
+class Results:
+    """The results file: one row a mutant."""
+
+    path: Path
+    rows: dict[str, dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        kept = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+        return cls(path, {row["name"]: row for row in kept})
+
+    def has(self, mutant: Mutant, root: Path) -> bool:
+        row = self.rows.get(mutant.name)
+        return row is not None and row["result"] != ERROR and row["digest"] == mutant.digest(root)
+
+    def add(self, mutant: Mutant, digest: str, result: str, seconds: float) -> None:
+        row = {"name": mutant.name, "file": mutant.file, "result": result, "seconds": round(seconds, 1)}
+        self.rows[mutant.name] = {**row, "digest": digest}
+
+    def write(self, table: Sequence[Mutant]) -> None:
+        """Counts and survivors first; rows of mutants that are no longer in the table are dropped."""
+        by_name = {mutant.name: mutant for mutant in table}
+        rows = [self.rows[name] for name in by_name if name in self.rows]
+        counts = {kind: sum(row["result"] == kind for row in rows) for kind in (KILLED, SURVIVED, TIMEOUT, ERROR)}
+        survivors = [by_name[row["name"]] for row in rows if row["result"] == SURVIVED]
+        content = {
+            "name": "mutants",
+            "processor": platform.processor() or platform.machine(),
+            "versions": _versions(),
+            "mutants": len(table),
+            **counts,
+            "survivors": [{"name": m.name, "why": m.why, "reason": m.survives or "no test yet"} for m in survivors],
+            "rows": rows,
+        }
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        part.replace(self.path)
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("torch", "numpy", "pytest")} | {"python": platform.python_version()}
+
+
+def run(table: Sequence[Mutant], chosen: Sequence[Mutant], root: Path, results: Results, jobs: int) -> None:
+    """Test the chosen mutants in ``jobs`` copies of the tree, and write each result at once."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for number in range(jobs):
+            copies.put(Copy(root, Path(folder) / str(number)))
+        digests = [mutant.digest(Path(folder) / "0") for mutant in chosen]  # the working tree may change meanwhile
+
+        def test(mutant: Mutant) -> tuple[str, float]:
+            copy, start = copies.get(), time.perf_counter()
+            try:
+                return copy.test(mutant, SECONDS), time.perf_counter() - start
+            finally:
+                copies.put(copy)
+
+        for mutant, digest, (result, seconds) in zip(chosen, digests, pool.map(test, chosen), strict=True):
+            results.add(mutant, digest, result, seconds)
+            results.write(table)
+            print(f"{result:<9} {seconds:6.1f} s  {mutant.name}", flush=True)
+
+
+def failing(chosen: Sequence[Mutant], root: Path) -> list[str]:
+    """The named tests that fail or do not exist in the unchanged tree: they would catch any mutant."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy = Copy(root, Path(folder))
+        names = sorted({test for mutant in chosen for test in mutant.tests})
+        if copy.run(names, SECONDS * 10) == SURVIVED:
+            return []
+        return [name for name in names if copy.run([name], SECONDS) != SURVIVED]
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    options = _options(arguments)
+    table = read_table(root)
+    chosen = [mutant for mutant in table if fnmatch.fnmatch(mutant.name, f"*{options.only}*")]
+    if options.list:
+        for mutant in chosen:
+            print(f"{mutant.name}: {mutant.file}: {mutant.why}")
+        return 0
+    results = Results.read(root / RESULTS)
+    todo = [mutant for mutant in chosen if options.again or not results.has(mutant, root)]
+    if todo and (broken := failing(todo, root)):
+        print(f"these tests fail without any mutant: {', '.join(broken)}", file=sys.stderr)
+        return 1
+    run(table, todo, root, results, options.jobs)
+    return _summary(chosen, results)
+
+
+def _summary(chosen: Sequence[Mutant], results: Results) -> int:
+    found = {mutant.name: results.rows[mutant.name]["result"] for mutant in chosen}
+    of_kind = {kind: [m for m in chosen if found[m.name] == kind] for kind in (KILLED, SURVIVED, TIMEOUT, ERROR)}
+    for kind in (SURVIVED, TIMEOUT, ERROR):
+        for mutant in of_kind[kind]:
+            print(f"{kind}: {mutant.name} ({mutant.file}): {mutant.why}{mutant.survives and f'; {mutant.survives}'}")
+    print(f"{len(chosen)} mutants: " + ", ".join(f"{len(each)} {kind}" for kind, each in of_kind.items()))
+    return int(len(of_kind[SURVIVED]) > MOST or bool(of_kind[ERROR]))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="PATTERN", default="", help="mutants whose names contain this; * is allowed")
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--list", action="store_true", help="print the mutants and exit")
+    parser.add_argument("--again", action="store_true", help="repeat mutants that have a result")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
