@@ -4,13 +4,14 @@
 
 The mutants and the tests that must catch them are in scripts/mutants.toml. The tree is copied to a temporary folder;
 the working tree is never edited. Results are added to results/mutants.json after every mutant, so that an interrupted
-run continues; a mutant is repeated once its line in the table, its file or its tests have changed. The exit code is 1
-if more than MOST mutants survive, or if a mutant or the unchanged tree gives an error.
+run continues: a mutant that was killed is repeated only when its entry in the table or its file has changed. The exit
+code is 1 if more than MOST mutants survive, or if a mutant or the unchanged tree gives an error.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import hashlib
 import json
@@ -65,9 +66,8 @@ class Mutant:
         return text.replace(self.old, self.new)
 
     def digest(self, root: Path) -> str:
-        """Of the change, its file and its tests: while it stays the same, so does the result."""
-        parts = [json.dumps(asdict(self)).encode(), self.place(root).read_bytes()]
-        return hashlib.sha256(b"\0".join([*parts, *_contents(root, self.tests)])).hexdigest()[:16]
+        """Of the entry and its file."""
+        return hashlib.sha256(json.dumps(asdict(self)).encode() + self.place(root).read_bytes()).hexdigest()[:16]
 
 
 def read_table(root: Path) -> list[Mutant]:
@@ -79,13 +79,6 @@ def read_table(root: Path) -> list[Mutant]:
     return found
 
 
-def _contents(root: Path, tests: Sequence[str]) -> Iterator[bytes]:
-    for name in tests:
-        path = root / name.partition("::")[0]
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            yield file.read_bytes()
-
-
 class Copy:
     """A copy of the tree in which one mutant at a time is tested."""
 
@@ -93,6 +86,7 @@ class Copy:
         self.path = into
         shutil.copytree(root, into, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
         self._written = int(time.time())
+        self._running: subprocess.Popen[Any] | None = None
 
     def test(self, mutant: Mutant, seconds: float) -> str:
         """killed, survived, timeout or error."""
@@ -115,23 +109,27 @@ class Copy:
         environment = {**os.environ, "PYTHONPATH": str(self.path / "src"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        running = subprocess.Popen(command, cwd=self.path, env=environment, start_new_session=True, **quiet)
+        self._running = subprocess.Popen(command, cwd=self.path, env=environment, start_new_session=True, **quiet)
         try:
-            code = running.wait(seconds)
+            code = self._running.wait(seconds)
         except subprocess.TimeoutExpired:
             return TIMEOUT
         finally:
-            _end(running)
+            self.end()
         return {0: SURVIVED, 1: KILLED}.get(code, ERROR)  # other codes: no tests, or an error of pytest itself
 
+    def end(self) -> None:
+        """End the tests and the processes that they have left behind."""
+        if self._running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._running.pid, signal.SIGKILL)
+            self._running.wait()
 
-def _end(running: subprocess.Popen[Any]) -> None:
-    """End the processes that the tests have left behind."""
-    try:
-        os.killpg(running.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    running.wait()
+
+@contextlib.contextmanager
+def copies_of(root: Path, number: int) -> Iterator[list[Copy]]:
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        yield [Copy(root, Path(folder) / str(one)) for one in range(number)]
 
 
 @dataclass
@@ -148,7 +146,7 @@ class Results:
 
     def has(self, mutant: Mutant, root: Path) -> bool:
         row = self.rows.get(mutant.name)
-        return row is not None and row["result"] != ERROR and row["digest"] == mutant.digest(root)
+        return row is not None and row["result"] == KILLED and row["digest"] == mutant.digest(root)
 
     def add(self, mutant: Mutant, digest: str, result: str, seconds: float) -> None:
         row = {"name": mutant.name, "file": mutant.file, "result": result, "seconds": round(seconds, 1)}
@@ -182,29 +180,34 @@ def _versions() -> dict[str, str]:
 
 def run(table: Sequence[Mutant], chosen: Sequence[Mutant], root: Path, results: Results, jobs: int) -> None:
     """Test the chosen mutants in ``jobs`` copies of the tree, and write each result at once."""
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
-        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-        for number in range(jobs):
-            copies.put(Copy(root, Path(folder) / str(number)))
-        digests = [mutant.digest(Path(folder) / "0") for mutant in chosen]  # the working tree may change meanwhile
+    with copies_of(root, jobs) as copies, ThreadPoolExecutor(jobs) as pool:
+        free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for copy in copies:
+            free.put(copy)
+        digests = [mutant.digest(copies[0].path) for mutant in chosen]  # the working tree may change meanwhile
 
         def test(mutant: Mutant) -> tuple[str, float]:
-            copy, start = copies.get(), time.perf_counter()
+            copy, start = free.get(), time.perf_counter()
             try:
                 return copy.test(mutant, SECONDS), time.perf_counter() - start
             finally:
-                copies.put(copy)
+                free.put(copy)
 
-        for mutant, digest, (result, seconds) in zip(chosen, digests, pool.map(test, chosen), strict=True):
-            results.add(mutant, digest, result, seconds)
-            results.write(table)
-            print(f"{result:<9} {seconds:6.1f} s  {mutant.name}", flush=True)
+        try:
+            for mutant, digest, (result, seconds) in zip(chosen, digests, pool.map(test, chosen), strict=True):
+                results.add(mutant, digest, result, seconds)
+                results.write(table)
+                print(f"{result:<9} {seconds:6.1f} s  {mutant.name}", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for copy in copies:
+                copy.end()
+            raise
 
 
 def failing(chosen: Sequence[Mutant], root: Path) -> list[str]:
     """The named tests that fail or do not exist in the unchanged tree: they would catch any mutant."""
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Copy(root, Path(folder))
+    with copies_of(root, 1) as (copy,):
         names = sorted({test for mutant in chosen for test in mutant.tests})
         if copy.run(names, SECONDS * 10) == SURVIVED:
             return []
@@ -248,4 +251,5 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())
