@@ -48,14 +48,14 @@ def _most_likely(x: Array, y: Array, penalty: Array, centre: Array) -> Array:
         z = x @ beta
         return float((y * z - np.logaddexp(0.0, z)).sum() - (penalty * (beta - centre) ** 2).sum() / 2)
 
-    beta = centre
+    beta, value = centre, likelihood(centre)
     for _ in range(50):
         p = sigmoid(x @ beta)
         slope = x.T @ (y - p) - penalty * (beta - centre)
         step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + np.diag(penalty), slope)
-        while np.abs(step).max() >= _SMALLEST_STEP and likelihood(beta + step) < likelihood(beta):
+        while (after := likelihood(beta + step)) < value and np.abs(step).max() >= _SMALLEST_STEP:
             step = step / 2
-        beta = beta + step
+        beta, value = beta + step, after
         if np.abs(step).max() < _SMALLEST_STEP:
             break
     return beta
