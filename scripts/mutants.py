@@ -38,9 +38,10 @@ MOST = 3  # survivors
 SECONDS = 300  # time limit of one mutant
 LEFT_OUT = (".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "runs", "site")
 KILLED, SURVIVED, TIMEOUT, ERROR = "killed", "survived", "timeout", "error"
+PASSED, FAILED = 10, 11  # exit codes that nothing else gives
 # Tests run in forks of one process that has imported these: it saves most of the time of a short test.
 WARM = multiprocessing.get_context("forkserver")
-WARM.set_forkserver_preload(["torch", "numpy", "pytest", "hypothesis"])
+WARM.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.tensor", "numpy", "pyarrow", "pytest"])
 
 
 class MutantError(Exception):
@@ -114,8 +115,7 @@ class Copy:
         self._running.join(seconds)
         code = self._running.exitcode
         self.end()
-        # Other codes than these: no tests, or an error of pytest itself.
-        return TIMEOUT if code is None else {0: SURVIVED, 1: KILLED}.get(code, ERROR)
+        return TIMEOUT if code is None else {PASSED: SURVIVED, FAILED: KILLED}.get(code, ERROR)
 
     def end(self) -> None:
         """End the tests and the processes that they have left behind."""
@@ -135,7 +135,8 @@ def _pytest(tree: Path, tests: Sequence[str]) -> None:
     sys.path.insert(0, str(tree / "src"))
     import pytest
 
-    sys.exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])))
+    code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+    sys.exit({0: PASSED, 1: FAILED}.get(code, 1))  # 1: no tests, a broken import, or an exception in pytest itself
 
 
 @contextlib.contextmanager

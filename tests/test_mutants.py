@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -31,14 +30,12 @@ survives = "lists of one value only"
 """
 
 
-@pytest.fixture(scope="module")
-def mutants() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutants"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+@pytest.fixture
+def mutants(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # also where its processes look for it
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    module = importlib.import_module("mutants")
+    module.WARM.set_forkserver_preload(["pytest"])  # the made-up tests need no torch
     return module
 
 
@@ -91,6 +88,12 @@ def test_a_table_that_does_not_fit_is_an_error(mutants: ModuleType, tree: Path) 
     (tree / "src/soseleto/sums.py").write_text(SOURCE.replace("a + b", "b + a"))
     with pytest.raises(mutants.MutantError, match=r"add-subtracts: the old text occurs 0 times in sums\.py, not once"):
         mutants.main([], tree)
+
+
+def test_a_mutant_that_breaks_an_import_is_an_error(mutants: ModuleType, tree: Path) -> None:
+    (tree / "scripts/mutants.toml").write_text(TABLE.replace("return a - b", "return a -"))
+    assert mutants.main(["--only", "add"], tree) == 1
+    assert json.loads((tree / "results" / "mutants.json").read_text())["error"] == 1
 
 
 def test_tests_that_fail_without_a_mutant_are_named(
