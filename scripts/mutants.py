@@ -36,7 +36,7 @@ TABLE, RESULTS = "scripts/mutants.toml", "results/mutants.json"
 PACKAGE = "src/soseleto"
 MOST = 3  # survivors
 SECONDS = 300  # time limit of one mutant
-LEFT_OUT = (".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "runs", "site")
+LEFT_OUT = (".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "runs", "site")
 KILLED, SURVIVED, TIMEOUT, ERROR = "killed", "survived", "timeout", "error"
 PASSED, FAILED = 10, 11  # exit codes that nothing else gives
 # Tests run in forks of one process that has imported these: it saves most of the time of a short test.
@@ -264,6 +264,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # which a shell ignores for jobs in the background
+        signal.signal(number, signal.default_int_handler)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     sys.exit(main())

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = "def add(a, b):\n    return a + b\n\n\ndef last(values):\n    return values[-1]\n"
-TESTS = "from soseleto.sums import add, last\n\n\ndef test_add():\n    assert add(1, 2) == 3\n    assert last([7]) == 7\n"
+TESTS = "from soseleto.sums import add, last\n\ndef test_add():\n    assert add(1, 2) == 3\n    assert last([7]) == 7\n"
 TABLE = """
 [add-subtracts]
 file = "sums.py"

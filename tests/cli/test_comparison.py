@@ -118,7 +118,7 @@ def test_the_temperature_is_the_one_the_labels_were_drawn_with() -> None:
 
 
 def test_wilsons_interval() -> None:
-    """Against published values, and against its definition: the shares p at which right/count is 1.96 deviations off."""
+    """Against published values, and its definition: the shares from which right/count is 1.96 deviations off."""
     assert comparison.wilson(90, 100) == pytest.approx((0.8256, 0.9448), abs=1e-4)
     assert comparison.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
     assert comparison.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)

@@ -53,7 +53,7 @@ def test_few_probes_and_many_signals_are_tempered(monkeypatch: pytest.MonkeyPatc
 
 
 def test_only_regressions_made_without_a_probe_temper() -> None:
-    """The truth has slope 2. Where the overconfident regression is known to have seen all probes, nothing is changed."""
+    """The truth has slope 2. If the overconfident regression has seen all probes, nothing is changed."""
     draw = np.random.default_rng(0)
     positive = np.arange(400) % 2 == 0
     known = draw.normal(np.where(positive, 1.0, -1.0)[:, None], 1.0, (400, 1))
