@@ -20,7 +20,7 @@ from soseleto.data.batch import Batch
 from soseleto.methods import TargetOnly
 from soseleto.models.architectures import mlp
 from soseleto.parallel.reducer import Single
-from soseleto.training.history import group_record
+from soseleto.training.history import Records, group_record
 
 N = 120
 
@@ -229,6 +229,15 @@ def test_history_holds_the_means_of_the_steps_and_the_learning_rate() -> None:
     assert [record["lr"] for record in records] == pytest.approx([5e-10, 0.0])  # half-way down, and at the end
     short = fit(epochs=1, batch_size=50).history  # the third batch is short, and a step like the others
     assert (short[-1]["step"], short[-1]["lr"]) == (3, pytest.approx(0.0))
+
+
+def test_skipped_steps_do_not_count_in_the_means_of_an_epoch() -> None:
+    records = Records(None)
+    for loss, skipped in ((2.0, 0.0), (0.0, 1.0), (4.0, 0.0)):
+        records.step({"source_loss": torch.tensor(loss), "skipped": torch.tensor(skipped)}, {})
+    found = records.epoch({"epoch": 1, "step": 3})
+    assert (found["source_loss"], found["skipped"]) == (3.0, 1)
+    assert records.messages[0].startswith("1 of 3 steps of epoch 1 were skipped")
 
 
 def test_intervals_of_mean_weights() -> None:
