@@ -63,11 +63,12 @@ class Mutant:
     def place(self, root: Path) -> Path:
         return root / PACKAGE / self.file
 
-    def applied(self, text: str) -> str:
-        """The text of the file with the change; raises unless the old text occurs exactly once."""
-        if (count := text.count(self.old)) != 1:
-            raise MutantError(f"{self.name}: the old text occurs {count} times in {self.file}, not once: {self.old!r}.")
-        return text.replace(self.old, self.new)
+    def unfit(self, root: Path) -> str:
+        """What is wrong with the entry, or nothing."""
+        if not self.place(root).exists():
+            return f"{self.name}: there is no file {self.file}."
+        count = self.place(root).read_text("utf-8").count(self.old)
+        return "" if count == 1 else f"{self.name}: {self.old!r} occurs {count} times in {self.file}, not once."
 
     def digest(self, root: Path) -> str:
         """Of the entry and its file."""
@@ -75,11 +76,11 @@ class Mutant:
 
 
 def read_table(root: Path) -> list[Mutant]:
-    """The mutants of the table, in order; raises for one that does not fit the source."""
+    """The mutants of the table, in order; raises, naming all, where some do not fit the source."""
     table = tomllib.loads((root / TABLE).read_text("utf-8"))
     found = [Mutant(name, **{**entry, "tests": tuple(entry["tests"])}) for name, entry in table.items()]
-    for mutant in found:
-        mutant.applied(mutant.place(root).read_text("utf-8"))
+    if unfit := [text for mutant in found if (text := mutant.unfit(root))]:
+        raise MutantError("\n".join(unfit))
     return found
 
 
@@ -96,7 +97,7 @@ class Copy:
         """killed, survived, timeout or error."""
         place = mutant.place(self.path)
         text = place.read_text("utf-8")
-        self._write(place, mutant.applied(text))
+        self._write(place, text.replace(mutant.old, mutant.new))
         try:
             return self.run(mutant.tests, seconds)
         finally:
@@ -267,4 +268,7 @@ if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT):  # which a shell ignores for jobs in the background
         signal.signal(number, signal.default_int_handler)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except MutantError as error:
+        sys.exit(str(error))
