@@ -136,9 +136,17 @@ def test_a_counted_share_keeps_its_uncertainty() -> None:
     a, b = 8.5, 32.5
     assert shares.mean() == pytest.approx(a / (a + b), abs=0.01)
     assert shares.std() == pytest.approx(math.sqrt(a * b / (a + b + 1)) / (a + b), rel=0.1)
-    resampled = Calibrated.learn(of_noise(0, checked=(40, 8))).resampled
-    assert resampled.shape == (RESAMPLES, 300)
-    assert resampled.mean(axis=1).std() == pytest.approx(math.sqrt(0.2 * 0.8 / 40), rel=0.4)
+    without_signal = evidence_of(np.zeros((60, 1)), 40, np.arange(20) % 2 == 0, (40, 8))
+    resampled = Calibrated.learn(without_signal).resampled
+    assert resampled.shape == (RESAMPLES, 40)
+    assert resampled.mean(axis=1).std() == pytest.approx(math.sqrt(0.2 * 0.8 / 40), rel=0.3)
+
+
+def test_the_share_is_where_the_source_lies_between_the_probes() -> None:
+    """Right probes have 0.2, wrong ones 0.8 and the source 0.35 on average: a quarter of it is wrong."""
+    known, wrong = np.repeat([0.2, 0.8], 10), np.repeat([False, True], 10)
+    counted = Rectifier.draw(np.array([0.3, 0.4]), known, wrong, 20, np.random.default_rng(0))
+    assert counted.shares == pytest.approx(np.full(20, 0.25))
 
 
 def test_an_estimate_spans_the_middle_95_percent_of_every_set() -> None:
