@@ -35,14 +35,16 @@ from soseleto.extensions import (
     per_error,
     pooled_by_class,
     running_mean,
+    scale_by_rms,
     target_share,
 )
 from soseleto.extensions.class_pooling import estimate
 from soseleto.extensions.renamed import OLD_NAMES
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import Sharing
-from soseleto.task.finite import NonFiniteLoss
-from soseleto.task.losses import NoisyLosses, TransferLosses
+from soseleto.task.finite import DeferredGuard, NonFiniteLoss
+from soseleto.task.losses import NoisyLosses, TransferLosses, squared_error
+from soseleto.task.piece import Step
 from soseleto.task.state import SoseletoState
 from soseleto.task.task import Task
 from soseleto.training.optimizers import cosine, linear, sgd
@@ -272,6 +274,12 @@ def test_gradient_clipping_bounds_the_step() -> None:
     method.step(method.init(noisy_task(model)), batch(N, 0), batch(4, 1))
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert float((after - before).norm()) == pytest.approx(0.1 * 1e-3, rel=1e-3)
+    found = []
+    for gradients in (chain(), clip_norm(1e6)):  # a gradient below the bound is left as it is
+        model, method = net(), Soseleto(gradients=gradients)
+        method.step(method.init(noisy_task(model)), batch(N, 0), batch(4, 1))
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*found)
 
 
 def test_the_default_weight_step_is_scale_free() -> None:
@@ -287,6 +295,51 @@ def test_the_default_weight_step_is_scale_free() -> None:
         weights.append(state.weights.values.clone())
     assert torch.allclose(weights[0], weights[1], atol=1e-5)
     assert 0.1 < float((1 - weights[0]).max()) < 0.9
+
+
+def test_the_weight_step_follows_the_learning_rate_down() -> None:
+    """Half-way down the schedule the same alignments move weights half as far."""
+    method = Soseleto(weight_step=0.01, **PAPER, engine="loop")
+    state = method.init(noisy_task(net(), make_optimizer=sgd(1e-12), make_schedule=linear))
+    moves = []
+    for _ in range(2):
+        before = state.weights.values.clone()
+        method.step(state, batch(N, 0), batch(5, 1))
+        moves.append(state.weights.values - before)
+        for _ in range(5):
+            state.schedule.step()  # type: ignore[union-attr]
+    assert torch.allclose(moves[1], 0.5 * moves[0], rtol=1e-3, atol=1e-7)
+
+
+def test_the_unit_is_the_root_mean_square_of_all_alignments_so_far() -> None:
+    method = Soseleto(direction=last_batch(), alignment=scale_by_rms(), engine="loop")
+    state = method.init(noisy_task(net(), make_optimizer=sgd(1e-12)))
+    task, seen, expected = state.task, torch.zeros(0), torch.zeros(N)
+    for m in range(3):
+        source, target = batch(N, m), batch(5, m + 50)
+        direction = gradient(task.losses.target(task.model, target).mean(), trainable(task.model))
+        q = alignment(task.model, task.losses.source, source, direction, engine="loop")[1]
+        seen = torch.cat([seen, q])
+        expected = expected + q / seen.square().mean().sqrt() / 3
+        method.step(state, source, target)
+    assert torch.allclose(state.weights.scores.double(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["loop", "layerwise"])
+def test_alignments_with_a_running_mean_are_corrected_for_its_start(engine: str) -> None:
+    """After m batches g is Σ decayᵐ⁻ⁱ(1 − decay)gᵢ, and q = Qᵀg/(1 − decayᵐ)."""
+    decay = 0.8
+    method = Soseleto(weight_step=1e-9, alignment=chain(), direction=running_mean(decay), engine=engine)
+    state = method.init(noisy_task(net(), make_optimizer=sgd(1e-12)))
+    task, found, expected = state.task, [], torch.zeros(N)
+    for m in range(1, 4):
+        source, target = batch(N, m), batch(5, m + 50)
+        found.append(gradient(task.losses.target(task.model, target).mean(), trainable(task.model)))
+        weights = [decay ** (m - i) * (1 - decay) / (1 - decay**m) for i in range(1, m + 1)]
+        mean_of = {k: sum(w * g[k] for w, g in zip(weights, found, strict=True)) for k in found[0]}
+        expected = expected + alignment(task.model, task.losses.source, source, mean_of, engine="loop")[1] / 3
+        method.step(state, source, target)
+    assert torch.allclose(state.weights.scores.double(), expected, rtol=1e-5)
 
 
 def test_averaging_follows_the_running_mean_of_the_target_gradient() -> None:
@@ -325,9 +378,45 @@ def test_weights_are_held_when_the_target_loss_has_vanished() -> None:
     state = method.init(noisy_task(model, make_optimizer=sgd(1e-9)))
     numbers = vanish(state, method, model)
     assert float(numbers["held"]) == 1.0
-    held = state.weights.values.clone()
+    held, scores = state.weights.values.clone(), state.weights.scores.clone()
     method.step(state, batch(N, 3), Batch(torch.arange(3), 100 * torch.eye(3, WIDTH).double(), torch.arange(3)))
     assert torch.equal(state.weights.values, held)
+    aligned = (state.weights.scores - scores) * state.weights.visits + scores  # of this step: scores are not held
+    assert float(aligned.abs().max()) > 1e-2
+
+
+def test_vanished_is_a_share_of_the_first_loss_over_many_batches() -> None:
+    piece, task = hold_when_vanished(1e-3), noisy_task(net())
+    state = piece.init(task)
+
+    def alive_after(*losses: float) -> bool:
+        for loss in losses:
+            piece.observe(state, Step(task, batch(2, 0), batch(2, 0), None, torch.tensor(loss)))
+        return bool(state["alive"])
+
+    assert alive_after(1e-6, 1e-6)  # small from the start is not vanished
+    assert alive_after(0.0)  # one easy batch
+    assert alive_after(*[0.0] * 60)
+    assert not alive_after(*[0.0] * 10)  # 0.9⁷⁰ < 1e-3
+
+
+def test_on_a_gpu_a_bad_loss_is_kept_until_it_is_asked_for() -> None:
+    guard = DeferredGuard(torch.device("cpu"))
+    index = torch.tensor([4, 7])
+    guard("source", torch.ones(2), index)
+    guard.check()
+    guard("source", torch.tensor([1.0, float("nan")]), index)
+    guard("source", torch.ones(2), index)
+    with pytest.raises(NonFiniteLoss) as caught:
+        guard.check()
+    assert (caught.value.side, caught.value.index) == ("source", [7])
+
+
+def test_squared_errors_are_means_over_the_outputs_of_an_example() -> None:
+    outputs, labels = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[0.0, 0.0], [3.0, 1.0]])
+    assert squared_error(outputs, labels).tolist() == [2.5, 8.0]
+    assert squared_error(outputs[:, :1], labels[:, 0]).tolist() == [1.0, 0.0]
+    assert squared_error(outputs[:, 0], labels[:, 0]).tolist() == [1.0, 0.0]
 
 
 def test_monitor_tells_the_paper_condition_and_the_change_of_the_target_loss() -> None:

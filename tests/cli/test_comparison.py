@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,11 +20,12 @@ def target(n: int = 20, classes: int = 4) -> Examples:
 
 def test_folds_hold_every_example_once_and_every_class_evenly() -> None:
     labels = torch.tensor([0] * 9 + [1] * 6 + [2] * 2)
-    folds = comparison.fold_places(labels, 3, seed=1)
-    assert torch.equal(torch.cat(folds).sort().values, torch.arange(17))
-    for c in range(3):
-        counts = [int((labels[fold] == c).sum()) for fold in folds]
-        assert max(counts) - min(counts) <= 1
+    for seed in range(5):
+        folds = comparison.fold_places(labels, 3, seed=seed)
+        assert torch.equal(torch.cat(folds).sort().values, torch.arange(17))
+        for c in range(3):
+            counts = [int((labels[fold] == c).sum()) for fold in folds]
+            assert max(counts) - min(counts) <= 1
     again = comparison.fold_places(labels, 3, seed=2)
     assert any(not torch.equal(a, b) for a, b in zip(folds, again, strict=True))
 
@@ -113,6 +116,22 @@ def test_the_temperature_is_the_one_the_labels_were_drawn_with() -> None:
     assert calibration_error((logits / found).softmax(1), labels) < 0.02 < calibration_error(logits.softmax(1), labels)
     exact = min(torch.linspace(2, 3, 101), key=lambda t: float(F.cross_entropy(logits / t, labels)))
     assert found == pytest.approx(float(exact), abs=0.011)
+
+
+def test_wilsons_interval() -> None:
+    """Against published values, and its definition: the shares from which right/count is 1.96 deviations off."""
+    assert comparison.wilson(90, 100) == pytest.approx((0.8256, 0.9448), abs=1e-4)
+    assert comparison.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert comparison.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    for end in comparison.wilson(37, 60):
+        assert abs(37 / 60 - end) == pytest.approx(1.96 * math.sqrt(end * (1 - end) / 60))
+
+
+def test_calibration_errors_of_two_bins_do_not_cancel() -> None:
+    """Ten answers at 0.9 and ten at 0.6, all of the first right and two of the others: 0.1 too low and 0.4 too high."""
+    sure = torch.tensor([0.9] * 10 + [0.6] * 10)
+    labels = torch.tensor([0] * 10 + [0] * 2 + [1] * 8)
+    assert calibration_error(torch.stack([sure, 1 - sure], 1), labels) == pytest.approx(0.5 * 0.1 + 0.5 * 0.4)
 
 
 def test_what_cannot_be_calibrated_is_said() -> None:

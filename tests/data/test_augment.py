@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from soseleto.data import Augment, generator
+from soseleto.data.augment import Rows
 from soseleto.errors import DataError, UsageError
 
 
@@ -82,6 +83,26 @@ def test_affine_turns_by_the_angle_it_draws():
     assert angle.abs().max() <= 91
     assert angle.min() < -80
     assert angle.max() > 80
+
+
+def test_rotation_keeps_distances_in_oblong_images():
+    image = torch.zeros(100, 1, 31, 61)
+    image[:, 0, 15, 40] = 1.0  # ten pixels to the right of the centre
+    made = Augment(rotate=90)(image, generator(0, "augment", 0))[:, 0]
+    rows = (made.sum(2) * torch.arange(31)).sum(1) / made.sum((1, 2)) - 15
+    columns = (made.sum(1) * torch.arange(61)).sum(1) / made.sum((1, 2)) - 30
+    radius = (rows**2 + columns**2).sqrt()
+    assert radius.min() > 9.4
+    assert radius.max() < 10.6
+
+
+def test_some_rows_of_a_batch_get_the_draws_of_the_whole_batch():
+    images = torch.rand(12, 3, 9, 9)
+    augment = Augment(crop=2, flip=True, rotate=20, sign=True)
+    whole = augment(images, generator(0, "augment", 0))
+    rows = torch.tensor([1, 4, 10])
+    some = augment(images[rows], Rows(generator(0, "augment", 0), 12, rows))
+    assert torch.allclose(some, whole[rows], atol=1e-6)
 
 
 def test_shift_and_scale_stay_within_their_shares():

@@ -26,6 +26,9 @@ def test_epochs_and_seeds_differ_and_repeat():
     assert not torch.equal(first, source_order(50, seed=1, epoch=0))
     first.zero_()  # what is handed out is not the cached order itself
     assert source_order(50, seed=0, epoch=0).sum() == 49 * 50 // 2
+    for epoch in (0, 1):
+        batches = source_batches(50, 8, seed=0, epoch=epoch)
+        assert torch.equal(torch.cat(batches), source_order(50, seed=0, epoch=epoch))
 
 
 def test_static_shapes():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from soseleto.data import Reading, as_examples
 from soseleto.data.readers import tables
+from soseleto.data.readers.labels import names_of
 from soseleto.errors import DataError, UsageError
 
 
@@ -106,6 +107,10 @@ def test_distinct_labels_stay_distinct(tmp_path, labels, suffix):
     if "" in labels:
         (tmp_path / f"m{suffix}").write_text("\n".join([*lines, f"9{between}"]))
         assert tables.load(tmp_path / f"m{suffix}", "source")["label"].to_pylist() == [*given, None]
+
+
+def test_a_float_that_may_stand_for_several_integers_is_not_named_as_one() -> None:
+    assert names_of([3.0, float(2**53 - 1), float(2**53)]).names == ("3", str(2**53 - 1), "9007199254740992.0")
 
 
 def test_big_integers_of_other_files(tmp_path):

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 import soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import auto, make_engine, trainable
+from soseleto.engines.autograd import loop
 from soseleto.engines.contract import Step
+from soseleto.engines.verified import VerifiedEngine
+from soseleto.errors import EngineError
 from soseleto.task.losses import NoisyLosses
 from zoo import BY_NAME, CLASSES, Mixing, cross_entropy
 
@@ -147,11 +150,45 @@ def mixed(model: nn.Module, batch: Any) -> Tensor:
     return losses * losses.mean()
 
 
-def test_another_loss_is_tried_again() -> None:
-    """The second loss mixes the examples, so that layerwise is not exact for it."""
+def test_another_loss_is_tried_again(trials: list[str]) -> None:
+    """The second loss mixes the examples, so that layerwise is not exact for it; the choice for the first one holds."""
     model, batch = BY_NAME["mlp"].build()
     require_exact(model, batch)
     require_exact(model, batch, mixed)
+    require_exact(model, batch)
+    assert trials == ["layerwise", "layerwise", "forward"]
+
+
+def test_an_engine_that_fails_late_does_not_pass_its_target_gradient_on_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late:
+        name = "layerwise"
+
+        def passes(self, step: Step) -> Any:
+            step.to_direction({"weight": torch.ones(CLASSES, 7, dtype=torch.float64)})
+            raise EngineError("too late")
+
+    monkeypatch.setattr(auto, "make_engine", lambda name: Late() if name == "layerwise" else make_engine(name))
+    seen: list[str] = []
+
+    def to_direction(found: dict[str, Tensor]) -> dict[str, Tensor]:
+        seen.extend(found)
+        return found
+
+    model = nn.Linear(7, CLASSES).double()
+    batch = Batch(torch.arange(4), torch.randn(4, 7, dtype=torch.float64), torch.arange(4) % CLASSES)
+    step = Step(model, NoisyLosses(), batch, batch, to_direction, torch.ones(4, dtype=torch.float64))
+    make_engine("auto").passes(step)
+    assert sorted(seen) == ["bias", "weight"]
+
+
+def test_alignments_that_are_wrong_for_one_example_are_not_proved() -> None:
+    def nearly(*given: Any) -> tuple[Tensor, Tensor]:
+        losses, q = loop(*given)
+        return losses, torch.cat([2.0 * q[:1], q[1:]])
+
+    model, batch = BY_NAME["mlp"].build()
+    with pytest.raises(EngineError, match="its alignments differ from one backward per example"):
+        VerifiedEngine("nearly", nearly)(model, cross_entropy, batch, direction_for(model))
 
 
 def test_a_choice_made_on_one_example_is_checked_on_more() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto.engines import FASTEST_FIRST, make_engine, trainable
+from soseleto.engines.proof import Inexact, compare
 from soseleto.errors import EngineError, UsageError
 from zoo import BY_NAME, CLASSES, PROBLEMS, Problem, cross_entropy
 
@@ -249,3 +252,31 @@ def test_check_gradients_compares_engines_and_leaves_the_model_alone() -> None:
     assert reports["forward"].memory_ratio is not None
     assert 1 < reports["forward"].memory_ratio < 4
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
+
+
+def test_check_gradients_sees_an_engine_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = nn.Linear(7, CLASSES).double(), (torch.randn(4, 7).double(), torch.randint(CLASSES, (4,)))
+
+    class Off:
+        name = "off"
+
+        def __call__(self, *given: Any) -> tuple[Tensor, Tensor]:
+            losses, q = make_engine("loop")(*given)
+            return losses, 1.25 * q
+
+    made = {"off": Off(), "loop": make_engine("loop")}
+    checking = importlib.import_module("soseleto.engines.check_gradients")  # the package has a function of this name
+    monkeypatch.setattr(checking, "make_engine", made.__getitem__)
+    off, loop = soseleto.check_gradients(model, cross_entropy, batch, engines=["off", "loop"])
+    assert off.error == pytest.approx(0.25)
+    assert loop.error == 0.0
+
+
+def test_proofs_compare_every_parameter_within_the_tolerance() -> None:
+    right = {"large": torch.full((4,), 100.0), "small": torch.full((4,), 10.0)}
+    compare({**right, "small": right["small"] * 1.0001}, right, 1e-3)
+    for name in right:
+        with pytest.raises(Inexact, match=f"gradient of parameter '{name}'"):
+            compare({**right, name: right[name] * 1.02}, right, 1e-3)
+    with pytest.raises(Inexact, match="'small'"):
+        compare({"large": right["large"]}, right, 1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ from soseleto.methods.matching import episode
 from soseleto.methods.noise_matrix import from_confusions, project
 from soseleto.methods.reweight import normalized
 from soseleto.methods.sukhbaatar import noisy_losses
+from soseleto.methods.wrappers.early_stopping import accuracy
 from soseleto.methods.xiao import likelihoods, noise_network
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.finite import NonFiniteLoss
@@ -367,8 +369,20 @@ def test_sukhbaatar_with_the_identity_is_mixed_training() -> None:
     assert same(one_step(identity, source, target), one_step(Mixed(), source, target))
 
 
+def test_rates_beside_the_optimizers_follow_its_schedule() -> None:
+    """At the end of the schedule neither the noise layer nor the weight network moves."""
+    for method in (Sukhbaatar(pretrain=0.0, noise_lr=0.5), MetaWeightNet(meta_lr=0.5)):
+        state = method.init(make_task())
+        method.step(state, batch(N, 0), batch(7, 1))
+        before = [t.clone() for t in ([state.q] if isinstance(method, Sukhbaatar) else state.net.parameters())]
+        state.optimizer.param_groups[0]["lr"] = 0.0
+        method.step(state, batch(N, 2), batch(7, 3))
+        after = [state.q] if isinstance(method, Sukhbaatar) else list(state.net.parameters())
+        assert all(torch.allclose(one, other, atol=1e-12) for one, other in zip(before, after, strict=True))
+
+
 def test_sukhbaatar_finds_the_noise_from_confusions() -> None:
-    q = torch.tensor([[0.7, 0.2, 0.1], [0.2, 0.7, 0.1], [0.1, 0.1, 0.8]], dtype=torch.float64)
+    q = torch.tensor([[0.7, 0.0, 0.1], [0.3, 0.8, 0.0], [0.0, 0.2, 0.9]], dtype=torch.float64)  # not symmetric
     clean = torch.tensor([[8.0, 1.0, 1.0], [1.0, 6.0, 2.0], [1.0, 3.0, 7.0]], dtype=torch.float64)
     assert torch.allclose(from_confusions(5 * clean, clean @ q.T), q, atol=0.01)
 
@@ -462,6 +476,9 @@ def test_xiao_posterior_by_hand() -> None:
     joint /= joint.sum()
     assert torch.allclose(labels[0], joint.sum(0), atol=1e-5)
     assert torch.allclose(kinds[0], joint.sum(1), atol=1e-5)
+    new = torch.zeros(3, 3).double()
+    new[0] = joint[2]  # label 0, by class
+    assert torch.allclose(state.counts, 0.99 * c + 0.01 * new, atol=1e-5)
     assert torch.allclose(likelihoods(c, torch.tensor([1])).sum(), torch.tensor(1.0 + 1.0 + 1.0).double())
 
 
@@ -496,6 +513,31 @@ def test_early_stopping_leaves_the_best_model() -> None:
     found = float((task.model(heldout.inputs).argmax(1) == heldout.labels).double().mean())
     assert found == pytest.approx(state.best_accuracy)
     assert task.model.training
+
+
+def test_early_stopping_keeps_the_earliest_of_equal_models() -> None:
+    task = make_task()
+    state = EarlyStopping(method=Ordinary(), heldout=batch(3, 0), every=1).init(task)
+    state.consider(0.5)
+    first = {name: value.clone() for name, value in state.best.items()}
+    with torch.no_grad():
+        task.model.get_parameter("0.weight").add_(1.0)
+    state.consider(0.5)
+    assert all(torch.equal(state.best[name], value) for name, value in first.items())
+
+
+def test_held_out_accuracy_is_that_of_evaluation_mode() -> None:
+    """A dropout layer before the outputs, which name the class."""
+    labels = torch.arange(300) % CLASSES
+    inputs = F.one_hot(labels, CLASSES).double() + 0.1
+    model = nn.Sequential(nn.Dropout(0.7)).train()
+    assert accuracy(model, Batch(torch.arange(300), inputs, labels)) == 1.0
+    assert model.training
+
+
+def test_the_margin_is_against_the_best_other_class() -> None:
+    scores = torch.tensor([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0]])
+    assert label_margin(scores, torch.tensor([0, 1])).tolist() == [1.0, -2.0]
 
 
 def test_recording_follows_loss_and_margin_without_an_extra_forward() -> None:
@@ -551,6 +593,10 @@ def test_attention_remembers_the_labelled_target() -> None:
     outputs = head(torch.tensor([[5.0, 1.0], [1.0, 5.0]]))
     assert outputs.argmax(1).tolist() == [0, 1]
     assert torch.allclose(outputs.exp().sum(1), torch.ones(2), atol=1e-5)
+    first = Attention(1, 2, 2)
+    for features in ([[1.0, 0.0]], [[0.0, 1.0]]):
+        first.remember(torch.tensor([0]), torch.tensor(features), torch.tensor([0]))
+    assert first.keys[0].tolist() == pytest.approx([0.09, 0.1])  # from 0: 0.9·0.1 of the first visit, 0.1 of the last
     with pytest.raises(UsageError, match=r"Heads\(target=Attention"):
         MatchingNetworks().init(transfer_task())
 
@@ -565,6 +611,19 @@ def test_luo_without_its_terms_trains_both_heads() -> None:
     method.step(method.init(task), source, target)
     found = {k: (before[k] - p.detach()) / 0.1 for k, p in task.model.named_parameters()}
     assert same(found, expected)
+
+
+def test_luos_terms_grow_with_the_training() -> None:
+    """At the first of many steps they count nothing, after all steps as much as they were asked to."""
+    source, target, moved = batch(N, 0), batch(7, 1), {}
+    for steps, strength in ((10**9, 0.0), (10**9, 5.0), (1, 5.0)):
+        torch.manual_seed(0)
+        task = replace(transfer_task(), steps=steps, make_schedule=None)
+        method = Luo(unlabelled=batch(20, 9).inputs, domain=strength, entropy=strength)
+        method.step(method.init(task), source, target)
+        moved[steps, strength] = dict(task.model.named_parameters())
+    assert same(moved[10**9, 5.0], moved[10**9, 0.0], 1e-6, 1e-8)
+    assert not same(moved[1, 5.0], moved[10**9, 0.0], 1e-3, 1e-3)
 
 
 def test_luo_reverses_the_gradient_of_its_discriminators() -> None:

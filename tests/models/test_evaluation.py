@@ -38,6 +38,18 @@ def test_flags_are_restored_after_an_error() -> None:
     assert flags(model) == before
 
 
+def test_predictions_are_those_of_evaluation_mode() -> None:
+    """Without dropout, and by a norm's running statistics, also while the model is in training mode."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3)).train()
+    inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    found = Predictor(model=model, prepare=lambda x: x, device=torch.device("cpu")).outputs(inputs)
+    assert all(flags(model))
+    statistics = model[1].running_mean.clone()
+    with torch.no_grad():
+        assert torch.allclose(found, model.eval()(inputs), atol=1e-6)
+    assert torch.equal(statistics, torch.zeros(4))
+
+
 def test_a_prediction_leaves_a_frozen_norm_in_evaluation_mode() -> None:
     model = with_frozen_norm()
     before = flags(model)

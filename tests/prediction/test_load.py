@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from soseleto.cli.main import main
 from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.errors import DataError, UsageError
 from soseleto.models import architectures
+from soseleto.prediction import onnx
 from soseleto.prediction.onnx import export_onnx
 from soseleto.run_folder.folder import RunFolder
 
@@ -118,13 +120,30 @@ def test_transfer_and_custom_losses(tmp_path: Path) -> None:
 
 
 def test_onnx_takes_raw_inputs_and_returns_calibrated_probabilities(trained: soseleto.Result, tmp_path: Path) -> None:
-    loaded = soseleto.load(out_of(trained), device="cpu")
+    loaded = replace(soseleto.load(out_of(trained), device="cpu"), temperature=0.1)
     file = export_onnx(loaded, tmp_path / "new" / "model.onnx")
     x, _ = images(5, seed=3)
     session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
     (answer,) = session.run(None, {"inputs": x.numpy()})
     assert np.abs(answer - loaded.predict_proba(x).numpy()).max() < 1e-5
     assert [entry.name for entry in file.parent.iterdir()] == ["model.onnx"]
+
+
+def test_an_exported_model_that_answers_differently_is_not_written(
+    trained: soseleto.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Session:
+        def __init__(self, content: bytes, providers: list[str]) -> None:
+            assert content == b"exported"
+
+        def run(self, names: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+            return [np.full((len(inputs["inputs"]), 3), 0.4, np.float32)]
+
+    monkeypatch.setattr(onnx, "_export", lambda whole, example, part: part.write_bytes(b"exported"))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    with pytest.raises(DataError, match=r"model\.onnx was not written: onnxruntime differs from PyTorch by 0\."):
+        export_onnx(soseleto.load(out_of(trained), device="cpu"), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_predict_names_labels_images(

@@ -367,6 +367,12 @@ def test_kept_counts_against_a_direct_count() -> None:
     assert np.isnan(precision[0])
 
 
+def test_the_noise_rate_of_the_top_of_a_ranking() -> None:
+    part, left = tables.noise_curve(np.array([False, False, True, True]))
+    assert part.tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert left.tolist() == pytest.approx([0, 0, 1 / 3, 1 / 2])
+
+
 def test_labels_are_sorted_by_mean_weight_and_capped() -> None:
     labels = np.array(["a", "a", "b", "b", "b", "c"])
     rows, left_out = tables.by_label(labels, np.array([1, 0.5, 0.1, 0.2, 0.3, 0], dtype=np.float32), most=2)

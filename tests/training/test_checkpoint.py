@@ -265,6 +265,27 @@ def test_running_statistics_of_a_model_go_on(tmp_path: Path) -> None:
     require_equal(fit(None, model=model(), method=Mixed()), fit(tmp_path / "run", model=model(), method=Mixed()))
 
 
+class Fading(nn.Module):
+    """Scales by a buffer that is not in the state dict and falls with every forward pass in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.scale.mul_(0.95)
+        return inputs * self.scale
+
+
+def test_buffers_outside_the_state_dict_go_on(tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(*net(), Fading())
+
+    cut_short(tmp_path / "run", model=model(), method=Mixed())
+    require_equal(fit(None, model=model(), method=Mixed()), fit(tmp_path / "run", model=model(), method=Mixed()))
+
+
 def test_every_number_of_the_algorithm_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states, init = [], soseleto.Soseleto.init
     monkeypatch.setattr(soseleto.Soseleto, "init", lambda self, task: states.append(init(self, task)) or states[-1])
@@ -388,6 +409,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
         ({"source": points(64, 9)}, "the source data changed"),
         ({"target": points(20, 9)}, "the target data changed"),
         ({"test": None}, "the test data changed"),
+        ({"batch_size": 16}, "batch_size was 8 and is 16"),
         ({"method": Mixed()}, 'method was "soseleto" and is "mixed"'),
         ({"model": nn.Linear(4, 3)}, "parameters was 67 and is 15, the model changed"),
         ({"model": nn.Sequential(*net(), nn.Tanh())}, "the model changed"),
@@ -400,6 +422,24 @@ def test_what_changed_is_named(saved: Path, tmp_path: Path, changes: dict[str, A
         fit(run, **changes)
     assert said in str(refused.value)
     assert steps_saved(run) == [10, 5]
+
+
+def test_a_run_without_a_checkpoint_starts_over_with_the_same_settings_only(tmp_path: Path, uninterrupted: Any) -> None:
+    run = tmp_path / "run"
+    cut_short(run, at=3)
+    assert steps_saved(run) == []
+    with pytest.raises(UsageError, match="cannot be resumed, since seed was 0 and is 1"):
+        fit(run, seed=1)
+    require_equal(uninterrupted, fit(run))
+
+
+def test_a_checkpoint_of_other_settings_is_refused(saved: Path, tmp_path: Path) -> None:
+    """Copied into the folder of another training, whose own configuration is the one given."""
+    run = tmp_path / "run"
+    cut_short(run, at=3, seed=1)
+    shutil.copytree(saved / "checkpoint", run / "checkpoint", dirs_exist_ok=True)
+    with pytest.raises(UsageError, match="cannot be resumed, since seed was 0 and is 1"):
+        fit(run, seed=1)
 
 
 def test_an_ended_run_is_refused_and_resume_can_be_declined(saved: Path, tmp_path: Path) -> None:

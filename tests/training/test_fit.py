@@ -14,8 +14,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import soseleto
+from soseleto import Heads
 from soseleto.data import Augment, Examples
+from soseleto.data.batch import Batch
+from soseleto.methods import TargetOnly
 from soseleto.models.architectures import mlp
+from soseleto.parallel.reducer import Single
+from soseleto.training.history import Records, group_record
 
 N = 120
 
@@ -212,6 +217,69 @@ def test_history_holds_the_convergence_monitor() -> None:
                  "share_at_one", "source_loss", "target_loss", "lr", "held"):  # fmt: skip
         assert np.isfinite(record[name]), name
     assert set(record["groups"]) == {"right", "wrong"}
+
+
+def test_history_holds_the_means_of_the_steps_and_the_learning_rate() -> None:
+    """Without any learning the loss of an epoch is the source's mean loss, whatever the number of batches."""
+    model, source = net(), points(N, 0, wrong=30)
+    with torch.no_grad():
+        expected = float(F.cross_entropy(model(source.inputs), source.labels))
+    records = fit(model=model, lr=1e-9, batch_size=30, epochs=2).history
+    assert [record["source_loss"] for record in records] == pytest.approx([expected] * 2, rel=1e-4)
+    assert [record["lr"] for record in records] == pytest.approx([5e-10, 0.0])  # half-way down, and at the end
+    short = fit(epochs=2, batch_size=50).history  # the third batch is short, and a step like the others
+    assert (short[0]["step"], short[0]["lr"]) == (3, pytest.approx(0.05))
+
+
+def test_skipped_steps_do_not_count_in_the_means_of_an_epoch() -> None:
+    records = Records(None)
+    for loss, skipped in ((2.0, 0.0), (0.0, 1.0), (4.0, 0.0)):
+        records.step({"source_loss": torch.tensor(loss), "skipped": torch.tensor(skipped)}, {})
+    found = records.epoch({"epoch": 1, "step": 3})
+    assert (found["source_loss"], found["skipped"]) == (3.0, 1)
+    assert records.messages[0].startswith("1 of 3 steps of epoch 1 were skipped")
+
+
+def test_intervals_of_mean_weights() -> None:
+    values = torch.tensor([0.2, 0.4, 0.6, 0.9, 0.5, 0.7])
+    found = group_record(values, torch.tensor([True] * 4 + [False] * 2), Single())
+    half = 1.96 * float(values[:4].double().std()) / 2  # of the mean of four
+    assert found["wrong"] == pytest.approx({"mean": 0.525, "low": 0.525 - half, "high": 0.525 + half, "count": 4})
+    assert found["right"]["mean"] == pytest.approx(0.6)
+
+
+def test_inputs_are_standardised_by_the_source_alone() -> None:
+    target = points(20, 1)
+    far = Examples(target.inputs + 100.0, target.labels)
+    found = fit(target=far, standardize=True, epochs=1).config["prepare"]["standardize"]
+    assert found["mean"] == pytest.approx(points(N, 0).inputs.mean(0).tolist(), abs=1e-5)
+
+
+def test_a_transfers_source_is_classified_by_its_own_head() -> None:
+    source, target = points(N, 0), points(20, 1)
+    both = Heads(source=nn.Linear(2, 3), target=nn.Linear(2, 2))
+    for head, best in ((both.source, 2), (both.target, 0)):
+        with torch.no_grad():
+            head.weight.zero_()  # type: ignore[union-attr]
+            head.bias.copy_(torch.eye(len(head.bias))[best] * 50)  # type: ignore[union-attr, arg-type]
+    result = fit(model=nn.Identity(), source=source, target=target, mode="transfer", heads=both, epochs=1, lr=1e-6)
+    assert set(result.ranking()["predicted_label"]) == {2}
+    assert set(result.predict(target.inputs).tolist()) == {0}
+
+
+def test_every_epoch_has_target_batches_of_its_own() -> None:
+    """Six target examples, one a step and two steps an epoch: three epochs see them all."""
+    seen: list[float] = []
+
+    class Watching(TargetOnly):
+        def step(self, state: Any, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+            seen.extend(target.inputs[:, 0].tolist())
+            return super().step(state, source, target, monitor=monitor)
+
+    target = points(6, 1)
+    given = {"epochs": 3, "batch_size": N // 2, "target_batch_size": 1, "method": Watching()}
+    fit(target=target, **given)
+    assert sorted(seen) == sorted(target.inputs[:, 0].tolist())
 
 
 def test_ranking_is_best_first_with_the_truth() -> None:

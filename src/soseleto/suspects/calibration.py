@@ -10,6 +10,7 @@ import numpy as np
 RIDGE, PULL = 0.3, 25.0  # penalties of the regression and of its tempering
 FAR = 4.0  # signals are clipped at this many standard deviations
 SMALLEST = 1e-4  # shares are clipped to [SMALLEST, 1 − SMALLEST]
+_SMALLEST_STEP = 1e-8
 Array = np.ndarray
 
 
@@ -32,15 +33,31 @@ def log_ratio(features: Array, positive: Array, ridge: float = RIDGE, *, towards
     penalty = np.full(x.shape[1], ridge)
     penalty[-1] = 1e-6
     centre = np.append(np.full(features.shape[1], towards), 0.0)
-    beta = centre.copy()
-    for _ in range(50):  # Newton's method with bounded steps
+    beta = _most_likely(x, y, penalty, centre)
+    beta[-1] -= logit(y.mean())
+    return beta
+
+
+def _most_likely(x: Array, y: Array, penalty: Array, centre: Array) -> Array:
+    """The maximum of the penalised likelihood, from ``centre`` on by Newton's method.
+
+    A step that overshoots is halved; without that the iteration can alternate between two points for ever.
+    """
+
+    def likelihood(beta: Array) -> float:
+        z = x @ beta
+        return float((y * z - np.logaddexp(0.0, z)).sum() - (penalty * (beta - centre) ** 2).sum() / 2)
+
+    beta, value = centre, likelihood(centre)
+    for _ in range(50):
         p = sigmoid(x @ beta)
         slope = x.T @ (y - p) - penalty * (beta - centre)
         step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + np.diag(penalty), slope)
-        beta = beta + step * min(1.0, 4.0 / np.abs(step).max())
-        if np.abs(step).max() < 1e-8:
+        while (after := likelihood(beta + step)) < value and np.abs(step).max() >= _SMALLEST_STEP:
+            step = step / 2
+        beta, value = beta + step, after
+        if np.abs(step).max() < _SMALLEST_STEP:
             break
-    beta[-1] -= logit(y.mean())
     return beta
 
 

@@ -205,8 +205,9 @@ class Calibrated:
         ordered = np.sort(self.probability)[::-1]
         # The mean of the highest probabilities falls with their number, so the entries that reach it come first.
         reached = np.cumsum(ordered) / np.arange(1, len(ordered) + 1) >= precision
-        count = int(reached.sum())
-        return self.at(float(ordered[count - 1]) if count else 1.0)
+        last_of_equals = np.append(ordered[1:] < ordered[:-1], True)  # a threshold takes equal probabilities together
+        ends = np.flatnonzero(reached & last_of_equals)
+        return self.at(float(ordered[ends[-1]]) if len(ends) else 1.0)
 
     def _guaranteed(self, precision: float) -> Suspects:
         """At the lowest threshold of CURVE whose interval lies above ``precision``; none where there is none."""

@@ -1,0 +1,54 @@
+"""Selections from a ranking, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from soseleto.report.export import with_usual_names
+from soseleto.run_folder.ranking import by_class, is_suspect, most_suspicious_first, suggested_labels, suspect_rows
+
+
+def ranking(**columns: list) -> dict[str, np.ndarray]:
+    """Best example first."""
+    given = {"label": ["a", "b", "a", "b", "a"], "weight": [1.0, 0.9, 0.8, 0.05, 0.0], **columns}
+    return {name: np.array(values) for name, values in given.items()}
+
+
+WITH_PROBES = ranking(
+    mislabelled_probability=[0.1, 0.7, 0.2, 0.9, 0.8],
+    is_label_issue=[False, False, False, True, True],
+    suggested_label=["a", "b", "a", "a", "a"],
+)
+
+
+def test_the_most_probable_suspects_come_first() -> None:
+    assert most_suspicious_first(WITH_PROBES).tolist() == [3, 4, 1, 2, 0]
+    assert suspect_rows(WITH_PROBES).tolist() == [3, 4]
+    unknown = {**WITH_PROBES, "mislabelled_probability": np.array([0.1, 0.7, 0.2, np.nan, 0.8])}
+    assert most_suspicious_first(unknown).tolist() == [4, 3, 1, 2, 0]
+
+
+def test_without_probabilities_low_weights_from_the_bottom() -> None:
+    plain = ranking()
+    assert is_suspect(plain).tolist() == [False, False, False, True, True]
+    assert most_suspicious_first(plain).tolist() == [4, 3, 2, 1, 0]
+
+
+def test_the_given_label_is_never_suggested() -> None:
+    assert suggested_labels(WITH_PROBES).tolist() == [None, None, None, "a", None]
+    assert suggested_labels(ranking()) is None
+    assert suggested_labels(ranking(predicted_label=["b"] * 5)).tolist() == [None, None, None, None, "b"]
+
+
+def test_rows_of_each_class() -> None:
+    first, second = by_class(WITH_PROBES)
+    assert (first.label, first.count, first.suspects) == ("a", 3, 1)
+    assert (first.best.tolist(), first.worst.tolist(), first.least_suspicious.tolist()) == ([0, 2], [4, 2], [0, 2])
+    assert (second.best.tolist(), second.worst.tolist()) == ([1], [3])
+
+
+def test_other_tools_get_their_own_names_and_directions() -> None:
+    found = with_usual_names(WITH_PROBES)
+    assert found["mistakenness"].tolist() == [0.1, 0.7, 0.2, 0.9, 0.8]
+    assert np.allclose(found["label_quality"], [0.9, 0.3, 0.8, 0.1, 0.2])
+    assert found["given_label"].tolist() == ["a", "b", "a", "b", "a"]
