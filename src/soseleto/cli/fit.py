@@ -530,10 +530,11 @@ def _suspects(folder: RunFolder) -> str:
     if found is None:
         count = int(is_suspect(folder.ranking()).sum())
         if folder.config().get("mode") == "transfer":
-            return f"{counted(count, 'source example has', 'source examples have')} a weight below {LOW_WEIGHT} (soseleto rank {folder.path} --worst 20)"
+            low = counted(count, "source example has", "source examples have")
+            return f"{low} a weight below {LOW_WEIGHT} (soseleto rank {folder.path} --worst 20)"
         return (
-            f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT}, with an unknown precision ({command}; "
-            f"soseleto audit {folder.path} measures it)"
+            f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT}, with an unknown precision "
+            f"({command}; soseleto audit {folder.path} measures it)"
         )
     if not found["count"]:
         highest = f"{100 * float(folder.ranking()['mislabelled_probability'].max()):.0f} %"

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 from soseleto.data.examples import Examples
-from soseleto.data.readers import tables
+from soseleto.data.readers import table_files, tables
 from soseleto.data.readers.labels import names_of
 from soseleto.data.readers.look_alikes import plain
 from soseleto.data.readers.problems import some
 from soseleto.data.readers.reading import Reading
 from soseleto.errors import DataError, UsageError, did_you_mean
 
-LABELS = ("label_before", "labels_before", "before", *tables.LABELS)
+LABELS = ("label_before", "labels_before", "before", *table_files.LABELS)
 
 
 def column_of(given: str, target: Path, reading: Reading) -> str | None:
     """The column of the target's table that ``given`` names, None if it names a file; UsageError if neither."""
     columns: list[str] = []
-    if target.suffix.lower() in tables.SUFFIXES and target.is_file():
-        columns = tables.load(target, "target", reading).column_names
+    if target.suffix.lower() in table_files.SUFFIXES and target.is_file():
+        columns = table_files.load(target, "target", reading).column_names
     if given in columns:
         return given
     if Path(given).expanduser().is_file():
@@ -60,23 +60,23 @@ def read_labels_before(given: str, target: Examples, path: Path, reading: Readin
 
 
 def _column(path: Path, column: str, reading: Reading) -> dict[str, str | None]:
-    table = tables.load(path, "target", replace(reading, truth_column=column))  # as text, exactly
+    table = table_files.load(path, "target", replace(reading, truth_column=column))  # as text, exactly
     identity = tables.columns_of(table, replace(reading, truth_column=None), what=str(path)).identity
     return _by_key(_keys(table, identity), table[column].to_pylist(), reading, str(path))
 
 
 def _table(path: Path, target: Examples, reading: Reading) -> dict[str, str | None]:
     what = str(path)
-    table = tables.load(path, "labels before", Reading(encoding=reading.encoding))
+    table = table_files.load(path, "labels before", Reading(encoding=reading.encoding))
     names: list[str] = table.column_names
     label = _first(names, (reading.label_column or "", *LABELS))
     if label is None:
         raise DataError(f"{path} has no label column among {some(names)}: call it label.")
-    table = tables.load(path, "labels before", Reading(label_column=label, encoding=reading.encoding))
-    identity = _first(names, (reading.id_column or "", *tables.IDS))
+    table = table_files.load(path, "labels before", Reading(label_column=label, encoding=reading.encoding))
+    identity = _first(names, (reading.id_column or "", *table_files.IDS))
     if identity is not None:
         return _by_key(_keys(table, identity), table[label].to_pylist(), reading, what)
-    image = _first(names, (reading.path_column or "", *tables.PATHS))
+    image = _first(names, (reading.path_column or "", *table_files.PATHS))
     if image is not None:
         keys = _by_path([str(value) for value in table[image].to_pylist()], path.parent, target)
         return _by_key(keys, table[label].to_pylist(), reading, what)
