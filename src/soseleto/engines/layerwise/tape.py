@@ -96,6 +96,11 @@ class Tape(TorchFunctionMode):
             self.dtypes.add(out.dtype)
         return out
 
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward that the tape has started is under way."""
+        return self._listener.finish is not None
+
     def _read_gathered(self, values: Iterable[Any]) -> None:
         """Learn the whole parameters that a sharded module has gathered since."""
         if any(v.requires_grad and v.is_leaf and id(v) not in self.derived.names for v in tensors(values)):
