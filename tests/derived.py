@@ -75,6 +75,7 @@ class Products(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         n = len(x)
         h = torch.tanh(torch.addmm(self.bias, x, self.weight)) @ self.plain
+        h = h + torch.einsum("bi,ij,kj->bk", h, self.plain, self.plain) / 6
         heads = torch.einsum("bi,hij->bhj", h, self.parts)  # (n, 2, 3)
         mixed = self.left @ torch.tanh(heads)  # (n, 3, 3)
         turned = torch.matmul(heads.unsqueeze(2), self.heads).flatten(1)  # (n, 6)

@@ -68,19 +68,16 @@ OWN_ROWS = Rule(
 
 def batch_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int] | None:
     """The number of rows and of dimensions that copies for ``func`` must have; None if it does not take copies."""
-    if func in BROADCAST:
-        shape = torch.broadcast_shapes(*(t.shape for t in tensors((*args, *kwargs.values()))))
-        return (shape[0], len(shape)) if shape else None
     if func in JOIN:
         joined = args[0] if args else kwargs["tensors"]
         dim, ndim = args[1] if len(args) > 1 else kwargs.get("dim", 0), joined[0].ndim
         return (len(joined[0]), ndim) if ndim and dim % (ndim + JOIN[func]) else None
     if func is Tensor.__setitem__:
         return _form_of_setitem(*args)
-    if func is F.scaled_dot_product_attention:
-        found = [t for t in tensors((*args, *kwargs.values())) if t.ndim]
+    if func in BROADCAST or func is F.scaled_dot_product_attention:
+        found = list(tensors((*args, *kwargs.values())))
         ndim = max(t.ndim for t in found)
-        return max(len(t) for t in found if t.ndim == ndim), ndim
+        return (max(t.shape[0] for t in found if t.ndim == ndim), ndim) if ndim else None
     return None
 
 

@@ -80,7 +80,7 @@ class Derived:
         constants = data = 0
         for value in values:
             if isinstance(value, Tensor):
-                known = self._lookup(value)
+                known = None if id(value) in self.names else self._lookup(value)
                 if id(value) in self.names or (known is not None and known.roots):
                     trainable.append(value)
                 elif known is not None or (id(value) in self._fixed and not value.requires_grad):
@@ -137,7 +137,7 @@ class Derived:
     # --- keys: a parameter's name, or one of our own for a derived tensor that has met the data ---
 
     def is_trainable(self, value: object) -> bool:
-        return isinstance(value, Tensor) and bool(self.roots_of(value))
+        return isinstance(value, Tensor) and (id(value) in self.names or bool(self.roots_of(value)))
 
     def roots_of(self, value: Tensor) -> frozenset[str]:
         if (name := self.names.get(id(value))) is not None:

@@ -41,9 +41,10 @@ from soseleto.engines.contract import (
     trainable,
     uncompiled,
 )
+from soseleto.engines.layerwise.call import OTHER_ENGINES, Call
 from soseleto.engines.layerwise.find_layout import Layouts, Unclear
 from soseleto.engines.layerwise.small_parameters import SmallGradients
-from soseleto.engines.layerwise.tape import OTHER_ENGINES, Call, Tape
+from soseleto.engines.layerwise.tape import Tape
 from soseleto.engines.layerwise.together import together
 from soseleto.engines.proof import (
     Equation,

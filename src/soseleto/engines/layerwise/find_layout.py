@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from soseleto.engines.layerwise.call import Call
 from soseleto.engines.layerwise.layouts import Blocks, Layout, Owners, flat, grouped, second, tiled
 from soseleto.engines.layerwise.row_owners import RowOwners
-from soseleto.engines.layerwise.tape import Call, Tape
+from soseleto.engines.layerwise.tape import Tape
 from soseleto.engines.rules import ADD, EMBEDDING, LAYER_NORM, LINEAR, MULTIPLY, RMS_NORM
 
 ALL = slice(None)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from soseleto.engines.layerwise.tape import Call
+from soseleto.engines.layerwise.call import Call
 from soseleto.engines.shards import whole
 
 

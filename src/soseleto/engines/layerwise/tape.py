@@ -1,8 +1,10 @@
 """The tape of one forward pass: every call that uses a parameter, and the gradient at its output.
 
-While it is open, the tape intercepts each torch function that the model calls. A call that takes a parameter is looked
-up in the rules; its input a is kept, and an identity operation after its output records δ during the backward. A call
-without a rule raises, so that no use of a parameter is missed. Nothing is attached to the model.
+While it is open, the tape intercepts each torch function that the model calls. A call that takes data and a parameter,
+or a tensor derived from parameters, is looked up in the rules; its input a is kept, and an identity operation after its
+output records δ during the backward. Functions without a rule get copies of the parameter for every example, or are
+differentiated as they are; what allows neither raises. So no use of a parameter is missed. Nothing is attached to the
+model.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from soseleto.engines.contract import is_differentiable, reductions_dtype
+from soseleto.engines.contract import is_differentiable
 from soseleto.engines.held_batch_norm import HELD
-from soseleto.engines.layerwise import kernels
 from soseleto.engines.layerwise.any_function import as_linear, rule_for
 from soseleto.engines.layerwise.attention import refuse_attention, self_attention
+from soseleto.engines.layerwise.call import OTHER_ENGINES, Call, grouped_calls
 from soseleto.engines.layerwise.copies import (
     BROADCAST,
     LARGE_COPIES,
@@ -37,241 +39,15 @@ from soseleto.engines.layerwise.copies import (
 )
 from soseleto.engines.layerwise.derived import Arguments as Found
 from soseleto.engines.layerwise.derived import Derived
-from soseleto.engines.layerwise.gram import gram_alignment, gram_pays
-from soseleto.engines.layerwise.layouts import Layout
 from soseleto.engines.layerwise.numbered_rows import NUMBERED, number_rows
-from soseleto.engines.layerwise.per_example import each_example, each_pays
 from soseleto.engines.layerwise.recurrent import CELLS, LAYERS, all_times, one_time
 from soseleto.engines.layerwise.row_owners import Gathered, RowOwners
-from soseleto.engines.rules import ADD, LINEAR, MULTIPLY, RULES, Arguments, Rule
-from soseleto.engines.shards import sharded_modules, whole
+from soseleto.engines.layerwise.taps import Finish, Listener, Spread, Tap
+from soseleto.engines.rules import ADD, MULTIPLY, RULES, Arguments, Rule
+from soseleto.engines.shards import sharded_modules
 from soseleto.errors import EngineError
 
 _RULES = RULES | NUMBERED | HELD
-OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
-
-
-@dataclass(eq=False)
-class Call:
-    """One use of parameters: y = f(a; P)."""
-
-    rule: Rule
-    arguments: Arguments  # without the data
-    names: dict[str, str]  # argument -> parameter name
-    a: Tensor | None
-    version: int
-    rows: int
-    dtype: torch.dtype
-    delta: Tensor | None = None
-    small: dict[str, Tensor] | None = None
-    group: Group | None = None
-    shape: tuple[int, ...] = ()  # of the output
-    gathered: Gathered | None = None  # how the rows of the input were gathered
-    layout: Layout | None = None  # None: the first dimension is the batch
-
-    @property
-    def large(self) -> str | None:
-        """The name of the rule's large parameter, if it is trainable."""
-        return None if self.rule.large is None else self.names.get(self.rule.large)
-
-    @property
-    def is_reached(self) -> bool:
-        """Whether the backward has reached this call."""
-        return self.delta is not None or self.small is not None
-
-    def set_small(self, gradients: Iterable[Tensor]) -> None:
-        """Per-example gradients of the small parameters, computed by the backward itself."""
-        self.small = {
-            name: self._fold(g.view(self.rows, *self.arguments[k].shape).to(reductions_dtype(g.dtype)), slice(None))
-            for (k, name), g in zip(self.names.items(), gradients, strict=True)
-        }
-
-    def close(self) -> None:
-        """Free δ and what was computed from it."""
-        self.delta = self.small = None
-
-    def small_gradients(self) -> dict[str, Tensor]:
-        """Per-example gradients of the small parameters, (rows, ...), by name; computed once."""
-        if self.small is None:
-            self.small = {}
-            wanted = [k for k in self.rule.small if k in self.names]
-            if wanted and self.rule.per_example is not None:
-                delta, a = self.data(slice(None))
-                found = self.rule.per_example(self.arguments, a, delta)
-                self.small = {self.names[k]: self._fold(found[k], slice(None)) for k in wanted}
-        return self.small
-
-    def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
-        """⟨δ_j, f(a_j; direction)⟩ of the chosen rows, for the large parameter; None if ``direction`` lacks it."""
-        if self.large is None or self.large not in direction:
-            return None
-        assert self.rule.tangent is not None
-        delta, a = self.data(rows)
-        along = whole(direction[self.large]).to(self.dtype)
-        if self.rule.adjoint is not None and a.numel() < delta.numel():
-            # ⟨δ, f(a; G)⟩ = ⟨f(·; G)ᵀδ, a⟩: the same work with a smaller intermediate (δ of a vocabulary is large)
-            return self._fold(row_dot(a, self.rule.adjoint(delta, along)), rows)
-        return self._fold(row_dot(delta, self.rule.tangent(self.arguments, a, along)), rows)
-
-    def alignment_with(self, target: slice, rows: slice) -> Tensor | None:
-        """``alignment`` of the chosen rows with the target rows' gradient; None if the product with G is less work."""
-        if self.rule is not LINEAR or (self.layout is not None and not self.layout.in_order):
-            return None
-        (delta, a), (target_delta, target_a) = self.data(rows), self.data(target)
-        if not gram_pays(a, delta, len(target_a)):
-            return None
-        return self._fold(gram_alignment(delta, a, target_delta, target_a), rows)
-
-    def both(
-        self, direction: Mapping[str, Tensor], coefficients: Tensor, rows: slice
-    ) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """``alignment`` and ``gradient`` of the chosen rows if one product gives both for less work, else None."""
-        if self.large is None or self.large not in direction:
-            return None
-        delta, a = self.data(rows)
-        if not len(delta):
-            return None
-        along, each = whole(direction[self.large]).to(self.dtype), self._spread(coefficients, rows)
-        assert each is not None
-        c = each.to(self.dtype)
-        if self.rule is LINEAR and each_pays(a, delta):
-            alignment, found = each_example(delta, a, along, c)
-        elif fused := self._fused(delta, a, along, c):
-            alignment, found = fused
-        else:
-            return None
-        q = self._fold(alignment.to(reductions_dtype(self.dtype)), rows)
-        return q, {self.large: self._in_own_dtype(found)}
-
-    def _fused(self, delta: Tensor, a: Tensor, along: Tensor, c: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Alignment and gradient where one kernel multiplies, sums and scales; None where it cannot be used."""
-        rule = self.rule
-        if not kernels.usable(delta):
-            return None
-        assert rule.tangent is not None
-        assert rule.gradient is not None
-        a_is_smaller = a.is_floating_point() and a.numel() < delta.numel()
-        if a_is_smaller and rule.adjoint is not None:
-            scaled = rule.adjoint(delta, along)
-            if not kernels.usable(scaled, a):
-                return None
-            return kernels.dot_and_scale(scaled, a, c), rule.gradient(self.arguments, scaled, delta, None)
-        scaled = rule.tangent(self.arguments, a, along)
-        if not kernels.usable(scaled, delta):
-            return None
-        if a_is_smaller:
-            return kernels.dot_and_scale(scaled, delta, None), rule.gradient(self.arguments, a, delta, c)
-        return kernels.dot_and_scale(scaled, delta, c), rule.gradient(self.arguments, a, scaled, None)
-
-    def _in_own_dtype(self, gradient: Tensor) -> Tensor:
-        assert self.rule.large is not None
-        return gradient.to(self.arguments[self.rule.large].dtype)
-
-    def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
-        """Σ_j c_j ∂ℓ_j/∂P over the chosen rows for the large parameter, by its name; c = 1 by default."""
-        if self.large is None:
-            return {}
-        assert self.rule.large is not None
-        assert self.rule.gradient is not None
-        delta, a = self.data(rows)
-        found = self.rule.gradient(self.arguments, a, delta, self._spread(coefficients, rows))
-        return {self.large: self._in_own_dtype(found)}
-
-    def data(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """δ and a of these examples."""
-        assert self.delta is not None
-        if self.a is None:
-            delta = self._part(self.delta, rows)
-            return delta, delta
-        if self.a._version != self.version:
-            raise EngineError(
-                f"the input of {next(iter(self.names.values()))!r} was changed in place after its use, which the "
-                f"layerwise engine does not support: {OTHER_ENGINES}."
-            )
-        a = self._part(self.a, rows)
-        return self._part(self.delta, rows), a.to(self.dtype) if a.is_floating_point() else a
-
-    def _part(self, x: Tensor, rows: slice) -> Tensor:
-        return x[rows] if self.layout is None else self.layout.part(x, rows)
-
-    def _fold(self, values: Tensor, rows: slice) -> Tensor:
-        return values if self.layout is None else self.layout.fold(values, rows)
-
-    def _spread(self, coefficients: Tensor | None, rows: slice) -> Tensor | None:
-        return coefficients if self.layout is None else self.layout.spread(coefficients, rows)
-
-
-def row_dot(delta: Tensor, tangent: Tensor) -> Tensor:
-    """Σ over all but the first dimension of delta·tangent, in float32 or better; overwrites the tangent."""
-    if tangent.shape != delta.shape:
-        tangent = tangent.expand_as(delta).clone()
-    return tangent.mul_(delta).sum(list(range(1, delta.ndim)), dtype=reductions_dtype(delta.dtype))
-
-
-@dataclass(eq=False)
-class Group:
-    """Calls that share parameters: the gradient of a tied weight is complete when the backward has reached them all.
-
-    is_mixed: whether a parameter is among the small ones of one call and the large one of another
-    """
-
-    calls: list[Call]
-    roots: set[str] = field(default_factory=set)
-    waiting: int = 0
-    is_mixed: bool = False
-
-
-Finish = Callable[[list[Call]], None]
-
-
-@dataclass
-class _Listener:
-    """Counts the calls that the backward has reached; ``finish`` is set for the time of our own backward."""
-
-    finish: Finish | None = None
-
-    def reached(self, call: Call) -> None:
-        assert self.finish is not None
-        assert call.group is not None
-        call.group.waiting -= 1
-        if call.group.waiting == 0:
-            self.finish(call.group.calls)
-
-
-class _Tap(torch.autograd.Function):
-    """The identity; its backward records δ. ``anchor`` is the input that our backward differentiates to."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, anchor: Tensor, call: Call, listener: _Listener) -> Tensor:
-        ctx.call, ctx.listener = call, listener
-        return y.detach()  # shares memory and version with y; in-place operations may follow
-
-    @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None, None, None]:
-        call, listener = ctx.call, ctx.listener
-        if listener.finish is None:  # a backward that the tape did not start
-            return delta, None, None, None
-        call.delta = delta
-        listener.reached(call)
-        return delta, None, None, None
-
-
-class _Spread(torch.autograd.Function):
-    """A copy of each parameter for every example, so that the layer's own backward gives per-example gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, call: Call, listener: _Listener, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.call, ctx.listener = call, listener
-        return tuple(p.detach().repeat(call.rows) for p in parameters)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        call, listener = ctx.call, ctx.listener
-        if listener.finish is None:  # a backward that the tape did not start
-            return (None, None, None, *(g.view(call.rows, -1).sum(0) for g in gradients))
-        call.set_small(gradients)
-        listener.reached(call)
-        return (None,) * (3 + len(gradients))
 
 
 @dataclass
@@ -296,7 +72,7 @@ class Tape(TorchFunctionMode):
         self.owners = RowOwners()
         self.has_copies = False
         self._copies: dict[tuple[str, int, int, int], Tensor] = {}
-        self._listener = _Listener()
+        self._listener = Listener()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self._anchor = torch.zeros((), device=device, requires_grad=True)
 
@@ -342,20 +118,9 @@ class Tape(TorchFunctionMode):
 
     def _meet(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor]) -> Any:
         """A call that takes data, and parameters or tensors derived from them."""
-        if writes_to_first(func) and self.derived.is_trainable(args[0]):
-            raise self._no_rule(
-                self.derived.key(args[0]), f"{resolve_name(func)} writes data to what is computed from it"
-            )
-        if func is F.multi_head_attention_forward:
-            return self._attention(args, kwargs, mine)
-        if (cell := LAYERS.get(func) or CELLS.get(func)) is not None:
-            with self:  # the linear layers inside are recorded
-                return one_time(cell, *args, **kwargs) if func in CELLS else all_times(cell, self.owners, *args)
-        if (form := batch_form(func, args, kwargs)) and self._takes_copies(func, args, mine, *form):
-            return self._with_copies(func, args, kwargs, mine, *form)
-        if (linear := as_linear(func, args, kwargs, self.derived)) is not None:
-            return self.__torch_function__(F.linear, (), linear)
         rule = _RULES.get(func)
+        if (rule is None or func in BROADCAST) and (instead := self._instead(func, args, kwargs, mine)):
+            return instead()
         if rule is not None and rule.lowered:
             given, args = args, _cast_data(args)
             self.owners.keep(args[0] if args else None, self.owners.of(given[0] if given else None))
@@ -365,6 +130,29 @@ class Tape(TorchFunctionMode):
         if is_differentiable(out) or out is None:
             return self._record(func, args, kwargs, mine, out)
         return out
+
+    def _instead(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor]
+    ) -> Callable[[], Any] | None:
+        """Another computation of the same result, whose functions have rules or need none."""
+        if writes_to_first(func) and self.derived.is_trainable(args[0]):
+            why = f"{resolve_name(func)} writes data into a tensor that is computed from it"
+            raise self._no_rule(self.derived.key(args[0]), why)
+        if func is F.multi_head_attention_forward:
+            return lambda: self._attention(args, kwargs, mine)
+        if func in LAYERS or func in CELLS:
+            return lambda: self._recurrent(func, args, kwargs)
+        if (form := batch_form(func, args, kwargs)) and self._takes_copies(func, args, mine, *form):
+            return lambda: self._with_copies(func, args, kwargs, mine, *form)
+        if (linear := as_linear(func, args, kwargs, self.derived)) is not None:
+            return lambda: self.__torch_function__(F.linear, (), linear)
+        return None
+
+    def _recurrent(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with self:  # the linear layers inside are recorded
+            if func in CELLS:
+                return one_time(CELLS[func], *args, **kwargs)
+            return all_times(LAYERS[func], self.owners, *args)
 
     def _takes_copies(self, func: Any, args: tuple[Any, ...], mine: list[Tensor], rows: int, ndim: int) -> bool:
         if func in BROADCAST and not self.copies:
@@ -393,7 +181,6 @@ class Tape(TorchFunctionMode):
         key = self.derived.key(value)
         which = key, rows, ndim, id(gathered)
         if which not in self._copies:
-            self.functions.append(key)
             own = value.ndim == ndim and len(value) == rows > 1
             rule = OWN_ROWS if own else SMALL_COPIES if value.numel() * SMALL <= size else LARGE_COPIES
             numbers = torch.arange(rows, device=value.device) if own else None
@@ -404,26 +191,25 @@ class Tape(TorchFunctionMode):
     def _tap(self, out: Tensor, call: Call) -> Tensor:
         call.shape = out.shape
         self.calls.append(call)
-        tapped: Tensor = _Tap.apply(out, self._anchor, call, self._listener)  # type: ignore[no-untyped-call]
+        self.functions.extend(call.names.values())
+        tapped: Tensor = Tap.apply(out, self._anchor, call, self._listener)  # type: ignore[no-untyped-call]
         self.owners.keep(tapped, call.gathered)
         return tapped
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor], out: Any) -> Any:
-        rule, keys = _RULES.get(func), [self.derived.key(value) for value in mine]
-        self.functions.extend(keys)
+        rule = _RULES.get(func)
         if not isinstance(out, Tensor) or any(out is value for value in args):
-            raise self._no_rule(keys[0], f"no rule for {resolve_name(func) or func}")
+            raise self._no_rule(self.derived.key(mine[0]), f"no rule for {resolve_name(func) or func}")
         if rule is None:
             return self._record_any(func, args, kwargs, mine, out)
         if (rule is ADD or rule is MULTIPLY) and len(args) == 2 and self.derived.is_trainable(args[0]):
             args = (args[1], args[0])  # the parameter comes first: p + x
         arguments = rule.bind(args, kwargs)
-        names = self._names(rule, arguments)
-        why = rule.refuse(arguments)
+        names, why = self._names(rule, arguments), rule.refuse(arguments)
         if len(names) != len(mine) or (why and (rule is ADD or rule is MULTIPLY)):
             return self._record_any(func, args, kwargs, mine, out)
         if why:
-            raise self._no_rule(keys[0], why)
+            raise self._no_rule(self.derived.key(mine[0]), why)
         gathered = self.owners.of_rows(arguments["input"], out)
         data = number_rows(arguments, out) if func in NUMBERED else arguments.pop("input")
         a = None if rule is ADD else data.detach()
@@ -445,8 +231,8 @@ class Tape(TorchFunctionMode):
 
     def _names(self, rule: Rule, arguments: Arguments) -> dict[str, str]:
         """The keys of the parameters among the arguments that the rule is for."""
-        given = {k: arguments.get(k) for k in rule.parameters}
-        return {k: self.derived.key(v) for k, v in given.items() if v is not None and self.derived.is_trainable(v)}
+        given = ((k, arguments.get(k)) for k in rule.parameters)
+        return {k: self.derived.key(v) for k, v in given if v is not None and self.derived.is_trainable(v)}
 
     def _spread(self, rule: Rule, arguments: Arguments) -> Tensor:
         """Call the function with a copy of its parameters for every example."""
@@ -457,7 +243,7 @@ class Tape(TorchFunctionMode):
         call = Call(rule, arguments, names, None, 0, len(data), data.dtype)
         call.shape, call.gathered = data.shape, self.owners.of(data)
         self.calls.append(call)
-        copies = _Spread.apply(self._anchor, call, self._listener, *(arguments[k] for k in names))  # type: ignore[no-untyped-call]
+        copies = Spread.apply(self._anchor, call, self._listener, *(arguments[k] for k in names))  # type: ignore[no-untyped-call]
         frozen = {k: p.repeat(len(data)) for k in rule.small if (p := arguments.get(k)) is not None and k not in names}
         out = rule.spread(arguments, data, frozen | dict(zip(names, copies, strict=True)))
         self.owners.keep(out, call.gathered)
@@ -495,7 +281,7 @@ class Tape(TorchFunctionMode):
         Source losses are not weighted here, so that an example of weight 0 still has an alignment and can recover.
         ``scales`` multiplies each example's δ; it turns the sum of the target losses into a mean.
         """
-        groups = _group(self.calls, self.derived)
+        groups = grouped_calls(self.calls, self.derived)
         self._listener.finish = finish
         torch.autograd.grad(
             losses,
@@ -527,25 +313,3 @@ def _cast_data(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _has_saved_tensor_hooks() -> bool:
     """Whether hooks on saved tensors are active; those of torch.utils.checkpoint compare shapes with a second run."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def _group(calls: list[Call], derived: Derived) -> list[Group]:
-    """Groups of calls that are connected through shared parameters."""
-    owner: dict[str, Group] = {}
-    for call in calls:
-        merged = Group([call])
-        roots = derived.roots(call.names.values())
-        for group in {id(g): g for name in roots if (g := owner.get(name))}.values():
-            merged.calls = group.calls + merged.calls
-            merged.roots |= group.roots
-        merged.roots |= roots
-        owner.update(dict.fromkeys(merged.roots, merged))
-    groups = list({id(g): g for g in owner.values()}.values())
-    for group in groups:
-        large = derived.roots(call.large for call in group.calls if call.large is not None)
-        small = derived.roots(call.names[k] for call in group.calls for k in call.rule.small if k in call.names)
-        group.is_mixed = not large.isdisjoint(small)
-        group.waiting = len(group.calls)
-        for call in group.calls:
-            call.group = group
-    return groups

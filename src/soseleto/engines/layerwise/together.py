@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
+from soseleto.engines.layerwise.call import Call
 from soseleto.engines.layerwise.layouts import Owners
-from soseleto.engines.layerwise.tape import Call
 from soseleto.engines.rules import LINEAR
 
 FEWEST = 4  # calls that are worth a copy of their inputs

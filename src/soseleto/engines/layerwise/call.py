@@ -1,0 +1,214 @@
+"""One use of parameters by the model, and groups of such uses that share parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from soseleto.engines.contract import reductions_dtype
+from soseleto.engines.layerwise import kernels
+from soseleto.engines.layerwise.derived import Derived
+from soseleto.engines.layerwise.gram import gram_alignment, gram_pays
+from soseleto.engines.layerwise.layouts import Layout
+from soseleto.engines.layerwise.per_example import each_example, each_pays
+from soseleto.engines.layerwise.row_owners import Gathered
+from soseleto.engines.rules import LINEAR, Arguments, Rule
+from soseleto.engines.shards import whole
+from soseleto.errors import EngineError
+
+OTHER_ENGINES = "use engine='forward' or engine='double_backward', or engine='auto', which picks one"
+
+
+@dataclass(eq=False)
+class Call:
+    """One use of parameters: y = f(a; P)."""
+
+    rule: Rule
+    arguments: Arguments  # without the data
+    names: dict[str, str]  # argument -> parameter name
+    a: Tensor | None
+    version: int
+    rows: int
+    dtype: torch.dtype
+    delta: Tensor | None = None
+    small: dict[str, Tensor] | None = None
+    group: Group | None = None
+    shape: tuple[int, ...] = ()  # of the output
+    gathered: Gathered | None = None  # how the rows of the input were gathered
+    layout: Layout | None = None  # None: the first dimension is the batch
+
+    @property
+    def large(self) -> str | None:
+        """The name of the rule's large parameter, if it is trainable."""
+        return None if self.rule.large is None else self.names.get(self.rule.large)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the backward has reached this call."""
+        return self.delta is not None or self.small is not None
+
+    def set_small(self, gradients: Iterable[Tensor]) -> None:
+        """Per-example gradients of the small parameters, computed by the backward itself."""
+        self.small = {
+            name: self._fold(g.view(self.rows, *self.arguments[k].shape).to(reductions_dtype(g.dtype)), slice(None))
+            for (k, name), g in zip(self.names.items(), gradients, strict=True)
+        }
+
+    def close(self) -> None:
+        """Free δ and what was computed from it."""
+        self.delta = self.small = None
+
+    def small_gradients(self) -> dict[str, Tensor]:
+        """Per-example gradients of the small parameters, (rows, ...), by name; computed once."""
+        if self.small is None:
+            self.small = {}
+            wanted = [k for k in self.rule.small if k in self.names]
+            if wanted and self.rule.per_example is not None:
+                delta, a = self.data(slice(None))
+                found = self.rule.per_example(self.arguments, a, delta)
+                self.small = {self.names[k]: self._fold(found[k], slice(None)) for k in wanted}
+        return self.small
+
+    def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
+        """⟨δ_j, f(a_j; direction)⟩ of the chosen rows, for the large parameter; None if ``direction`` lacks it."""
+        if self.large is None or self.large not in direction:
+            return None
+        assert self.rule.tangent is not None
+        delta, a = self.data(rows)
+        along = whole(direction[self.large]).to(self.dtype)
+        if self.rule.adjoint is not None and a.numel() < delta.numel():
+            # ⟨δ, f(a; G)⟩ = ⟨f(·; G)ᵀδ, a⟩: the same work with a smaller intermediate (δ of a vocabulary is large)
+            return self._fold(row_dot(a, self.rule.adjoint(delta, along)), rows)
+        return self._fold(row_dot(delta, self.rule.tangent(self.arguments, a, along)), rows)
+
+    def alignment_with(self, target: slice, rows: slice) -> Tensor | None:
+        """``alignment`` of the chosen rows with the target rows' gradient; None if the product with G is less work."""
+        if self.rule is not LINEAR or (self.layout is not None and not self.layout.in_order):
+            return None
+        (delta, a), (target_delta, target_a) = self.data(rows), self.data(target)
+        if not gram_pays(a, delta, len(target_a)):
+            return None
+        return self._fold(gram_alignment(delta, a, target_delta, target_a), rows)
+
+    def both(
+        self, direction: Mapping[str, Tensor], coefficients: Tensor, rows: slice
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """``alignment`` and ``gradient`` of the chosen rows if one product gives both for less work, else None."""
+        if self.large is None or self.large not in direction:
+            return None
+        delta, a = self.data(rows)
+        if not len(delta):
+            return None
+        along, each = whole(direction[self.large]).to(self.dtype), self._spread(coefficients, rows)
+        assert each is not None
+        c = each.to(self.dtype)
+        if self.rule is LINEAR and each_pays(a, delta):
+            alignment, found = each_example(delta, a, along, c)
+        elif fused := self._fused(delta, a, along, c):
+            alignment, found = fused
+        else:
+            return None
+        q = self._fold(alignment.to(reductions_dtype(self.dtype)), rows)
+        return q, {self.large: self._in_own_dtype(found)}
+
+    def _fused(self, delta: Tensor, a: Tensor, along: Tensor, c: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Alignment and gradient where one kernel multiplies, sums and scales; None where it cannot be used."""
+        rule = self.rule
+        if not kernels.usable(delta):
+            return None
+        assert rule.tangent is not None
+        assert rule.gradient is not None
+        a_is_smaller = a.is_floating_point() and a.numel() < delta.numel()
+        if a_is_smaller and rule.adjoint is not None:
+            scaled = rule.adjoint(delta, along)
+            if not kernels.usable(scaled, a):
+                return None
+            return kernels.dot_and_scale(scaled, a, c), rule.gradient(self.arguments, scaled, delta, None)
+        scaled = rule.tangent(self.arguments, a, along)
+        if not kernels.usable(scaled, delta):
+            return None
+        if a_is_smaller:
+            return kernels.dot_and_scale(scaled, delta, None), rule.gradient(self.arguments, a, delta, c)
+        return kernels.dot_and_scale(scaled, delta, c), rule.gradient(self.arguments, a, scaled, None)
+
+    def _in_own_dtype(self, gradient: Tensor) -> Tensor:
+        assert self.rule.large is not None
+        return gradient.to(self.arguments[self.rule.large].dtype)
+
+    def gradient(self, coefficients: Tensor | None, rows: slice) -> dict[str, Tensor]:
+        """Σ_j c_j ∂ℓ_j/∂P over the chosen rows for the large parameter, by its name; c = 1 by default."""
+        if self.large is None:
+            return {}
+        assert self.rule.large is not None
+        assert self.rule.gradient is not None
+        delta, a = self.data(rows)
+        found = self.rule.gradient(self.arguments, a, delta, self._spread(coefficients, rows))
+        return {self.large: self._in_own_dtype(found)}
+
+    def data(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """δ and a of these examples."""
+        assert self.delta is not None
+        if self.a is None:
+            delta = self._part(self.delta, rows)
+            return delta, delta
+        if self.a._version != self.version:
+            raise EngineError(
+                f"the input of {next(iter(self.names.values()))!r} was changed in place after its use, which the "
+                f"layerwise engine does not support: {OTHER_ENGINES}."
+            )
+        a = self._part(self.a, rows)
+        return self._part(self.delta, rows), a.to(self.dtype) if a.is_floating_point() else a
+
+    def _part(self, x: Tensor, rows: slice) -> Tensor:
+        return x[rows] if self.layout is None else self.layout.part(x, rows)
+
+    def _fold(self, values: Tensor, rows: slice) -> Tensor:
+        return values if self.layout is None else self.layout.fold(values, rows)
+
+    def _spread(self, coefficients: Tensor | None, rows: slice) -> Tensor | None:
+        return coefficients if self.layout is None else self.layout.spread(coefficients, rows)
+
+
+def row_dot(delta: Tensor, tangent: Tensor) -> Tensor:
+    """Σ over all but the first dimension of delta·tangent, in float32 or better; overwrites the tangent."""
+    if tangent.shape != delta.shape:
+        tangent = tangent.expand_as(delta).clone()
+    return tangent.mul_(delta).sum(list(range(1, delta.ndim)), dtype=reductions_dtype(delta.dtype))
+
+
+@dataclass(eq=False)
+class Group:
+    """Calls that share parameters: the gradient of a tied weight is complete when the backward has reached them all.
+
+    is_mixed: whether a parameter is among the small ones of one call and the large one of another
+    """
+
+    calls: list[Call]
+    roots: set[str] = field(default_factory=set)
+    waiting: int = 0
+    is_mixed: bool = False
+
+
+def grouped_calls(calls: list[Call], derived: Derived) -> list[Group]:
+    """Groups of calls that are connected through shared parameters."""
+    owner: dict[str, Group] = {}
+    for call in calls:
+        merged = Group([call])
+        roots = derived.roots(call.names.values())
+        for group in {id(g): g for name in roots if (g := owner.get(name))}.values():
+            merged.calls = group.calls + merged.calls
+            merged.roots |= group.roots
+        merged.roots |= roots
+        owner.update(dict.fromkeys(merged.roots, merged))
+    groups = list({id(g): g for g in owner.values()}.values())
+    for group in groups:
+        large = derived.roots(call.large for call in group.calls if call.large is not None)
+        small = derived.roots(call.names[k] for call in group.calls for k in call.rule.small if k in call.names)
+        group.is_mixed = not large.isdisjoint(small)
+        group.waiting = len(group.calls)
+        for call in group.calls:
+            call.group = group
+    return groups
