@@ -119,6 +119,25 @@ class Experts(nn.Module):
         return out.view(x.shape)
 
 
+class StackedExperts(nn.Module):
+    """A mixture of experts whose weights are slices of one parameter, taken by a number that depends on the data."""
+
+    def __init__(self, width: int = 6, experts: int = 3) -> None:
+        super().__init__()
+        self.route = nn.Linear(width, experts, bias=False)
+        self.up, self.down = nn.Parameter(torch.randn(experts, 8, width)), nn.Parameter(torch.randn(experts, width, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.route(rows).softmax(-1).max(-1)
+        out = torch.zeros_like(rows)
+        for number in chosen.unique():
+            (token,) = torch.where(chosen == number)
+            h = F.linear(F.silu(F.linear(rows[token], self.up[number])), self.down[number])
+            out.index_add_(0, token, h * weights[token, None])
+        return out.view(x.shape)
+
+
 class GroupedExperts(nn.Module):
     """A mixture of experts as transformers computes it by default: rows sorted by expert, one product for all experts."""
 
@@ -146,9 +165,9 @@ class GroupedExperts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    def __init__(self, kind: type[Experts] | type[GroupedExperts] = Experts) -> None:
+    def __init__(self, kind: type[nn.Module] = Experts) -> None:
         super().__init__()
-        width = 6 if kind is Experts else 8
+        width = 8 if kind is GroupedExperts else 6
         self.embed, self.mix, self.again, self.out = (
             nn.Embedding(WORDS, width),
             kind(),
@@ -329,6 +348,7 @@ PROBLEMS = [
     Problem("frames", Frames, lambda: torch.randn(B, 4, 3, 8, 8)),
     Problem("two_views", TwoViews, vectors()),
     Problem("mixture_of_experts", MixtureOfExperts, tokens()),
+    Problem("stacked_experts", lambda: MixtureOfExperts(StackedExperts), tokens()),
     Problem("valid_tokens", Valid, tokens()),
     *[Problem(f"packed_{name}", Packed, tokens(), packed_loss(name)) for name in SUMS],
     Problem("packed_shifted", Packed, tokens(), packed_loss("scatter_add", shift=True)),

@@ -83,8 +83,8 @@ class Derived:
                 known = None if id(value) in self.names else self._lookup(value)
                 if id(value) in self.names or (known is not None and known.roots):
                     trainable.append(value)
-                elif known is not None or (id(value) in self._fixed and not value.requires_grad):
-                    constants += 1
+                elif known is not None or ((value.ndim == 0 or id(value) in self._fixed) and not value.requires_grad):
+                    constants += 1  # a number too, such as that of an expert
                 else:
                     data += 1
             elif isinstance(value, (list, tuple)):

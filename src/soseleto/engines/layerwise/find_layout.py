@@ -85,7 +85,7 @@ def _name(layout: Layout | None) -> str:
 
 
 def _site(call: Call) -> tuple[str, ...]:
-    return tuple(call.names.values())
+    return tuple(name.partition(" ")[0] for name in call.names.values())  # without the number of a derived tensor
 
 
 def _is_plain(call: Call, examples: int) -> bool:
