@@ -89,12 +89,15 @@ def _spread(values: list[float], digits: int) -> str:
 def similar() -> str:
     """How close held alignments are to exact ones within a batch, in one sentence."""
     rows = [row for row in load("held_statistics-cpu.json")["rows"] if row["line"] == "exact"]
-    means = {key: statistics.fmean(row[key] for row in rows) for key in ("correlation", "rank correlation")}
-    lowest = min(row["lowest correlation"] for row in rows)
-    return (
-        f"Within a batch the held alignments correlate with the exact ones by {means['correlation']:.2f} on average "
-        f"({means['rank correlation']:.2f} by rank), and by {lowest:.2f} at the lowest."
-    )
+    parts = []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        own = [row for row in rows if row["data"] == data]
+        means = {key: statistics.fmean(row[key] for row in own) for key in ("correlation", "rank correlation")}
+        lowest = min(row["lowest correlation"] for row in own)
+        parts.append(
+            f"{means['correlation']:.2f} on {data} ({means['rank correlation']:.2f} by rank, {lowest:.2f} at the lowest)"
+        )
+    return f"Within a batch the held alignments correlate with the exact ones by {' and '.join(parts)}."
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
