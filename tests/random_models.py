@@ -219,7 +219,7 @@ LAYERS: dict[str, Callable[[Clock, int], nn.Module]] = {
     "half_detached": HalfDetached,
     "reversed": Reversed,
 }
-DRAWS = {"dropout"}  # layers that draw random numbers
+DRAWS = {"dropout", "spectral_norm"}  # layers that draw random numbers or change their state in every pass
 
 
 class Images(nn.Module):

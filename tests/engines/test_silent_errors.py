@@ -19,7 +19,7 @@ from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import Step
 from soseleto.engines.layerwise.engine import LayerwiseEngine
-from soseleto.engines.proof import Schedule
+from soseleto.engines.proof import Kinds, Schedule
 from soseleto.errors import EngineError, UsageError
 from soseleto.task.losses import NoisyLosses
 from zoo import BY_NAME, CLASSES, Recurrent, cross_entropy
@@ -484,6 +484,16 @@ class LayerDrop(nn.Module):
             if torch.rand(()) < 0.5:
                 x = x + torch.tanh(layer(x))
         return self.out(x)
+
+
+def test_a_graph_proved_in_part_is_proved_again() -> None:
+    kinds = Kinds()
+    kinds.add(["a", "b"], unproved={"p"})
+    kinds.add(["a"])
+    assert [kinds.is_new(["a", "b"]) for _ in range(2)] == [True, True]
+    kinds.add(["a", "b"])
+    assert not kinds.is_new(["a", "b"])
+    assert not kinds.is_new(["a"])
 
 
 def test_a_hook_registered_later_is_noticed() -> None:

@@ -87,19 +87,27 @@ class Kinds:
     _seen: set[int] = field(default_factory=set)
     _pieces: set[tuple[Hashable, ...]] = field(default_factory=set)
     _proved: int = 0
+    _unproved: dict[int, Schedule] = field(default_factory=dict)  # of graphs in which a parameter is unproved
 
     def is_new(self, calls: Sequence[Hashable], *conditions: Hashable) -> bool:
+        """Whether a graph is to be proved: it is new, or was proved only in part and is due again."""
         whole = hash((tuple(calls), *conditions))
         if whole in self._seen:
-            return False
+            return whole in self._unproved and self._unproved[whole].count()
         if self._proved < self.MOST or not _pieces(calls, conditions) <= self._pieces:
             return True
         if len(self._seen) < self.KEPT:
             self._seen.add(whole)
         return False
 
-    def add(self, calls: Sequence[Hashable], *conditions: Hashable) -> None:
-        self._seen.add(hash((tuple(calls), *conditions)))
+    def add(self, calls: Sequence[Hashable], *conditions: Hashable, unproved: Iterable[str] = ()) -> None:
+        """Record a graph that was proved, except for the parameters ``unproved``."""
+        whole = hash((tuple(calls), *conditions))
+        schedule = self._unproved.pop(whole, Schedule(calls=1))
+        schedule.proved(unproved)
+        if schedule.unproved:
+            self._unproved[whole] = schedule
+        self._seen.add(whole)
         self._pieces |= _pieces(calls, conditions)
         self._proved += 1
 

@@ -132,7 +132,7 @@ class VerifiedEngine:
                 continue
             case.is_proved = True
             for kind in kinds[-1:]:
-                case.kinds.add(*kind)
+                case.kinds.add(*kind, unproved=unproved)
             self.schedule.proved(unproved)
             return
 
