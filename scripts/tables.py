@@ -94,9 +94,8 @@ def similar() -> str:
         own = [row for row in rows if row["data"] == data]
         means = {key: statistics.fmean(row[key] for row in own) for key in ("correlation", "rank correlation")}
         lowest = min(row["lowest correlation"] for row in own)
-        parts.append(
-            f"{means['correlation']:.2f} on {data} ({means['rank correlation']:.2f} by rank, {lowest:.2f} at the lowest)"
-        )
+        by_rank = f"{means['rank correlation']:.2f} by rank"
+        parts.append(f"{means['correlation']:.2f} on {data} ({by_rank}, {lowest:.2f} at the lowest)")
     return f"Within a batch the held alignments correlate with the exact ones by {' and '.join(parts)}."
 
 
