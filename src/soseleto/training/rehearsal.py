@@ -76,6 +76,7 @@ def _finish(loop: Loop, state: Any, config: dict[str, Any], folder: RunFolder | 
     n = len(few.data.source)
     weights = None if state.weights is None else Weights(n, device=loop.task.device)
     start = SimpleNamespace(weights=weights, optimizer=state.optimizer, engine=None)
+    config = {**config, "n_source": len(few.data.own_source)}
     if folder is not None:
         folder.write_config(config)
     with _stage("the record of an epoch"):
