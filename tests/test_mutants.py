@@ -86,9 +86,7 @@ def test_killed_and_surviving_mutants_are_told_apart(
 def test_a_table_that_does_not_fit_is_an_error(mutants: ModuleType, tree: Path) -> None:
     assert mutants.main(["--list", "--only", "add"], tree) == 0
     (tree / "src/soseleto/sums.py").write_text(SOURCE.replace("a + b", "b + a"))
-    with pytest.raises(
-        mutants.MutantError, match=r"add-subtracts: 'return a \+ b' occurs 0 times in sums\.py, not once"
-    ):
+    with pytest.raises(mutants.MutantError, match=r"add-subtracts: 'return a \+ b' occurs 0 times in sums\.py"):
         mutants.main([], tree)
 
 

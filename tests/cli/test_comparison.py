@@ -85,6 +85,8 @@ def test_differences_are_paired_by_example() -> None:
     assert found.error == pytest.approx(100 * (discordant / 6) ** 0.5)
     assert found.high == pytest.approx(1.96 * found.error)
     assert comparison.differences(rival) == {}
+    agreeing = judged("mixed", [0, 1, 1, 1], [0, 1, 2, 3])  # wrong about the same example: no pair differs
+    assert comparison.differences([*ours, agreeing])["mixed"].error == pytest.approx(100 * (2 / 6 / 6) ** 0.5)
 
 
 def test_the_interval_of_a_difference_holds_the_truth() -> None:

@@ -177,6 +177,12 @@ def test_as_many_suspects_as_the_precision_allows(precision: float, count: int) 
     assert found.recall.value == pytest.approx(count * means.get(count, 0.0) / 3.56)
 
 
+def test_the_given_label_is_never_suggested() -> None:
+    """All labels are 0, and both classes have the same support."""
+    found = calibrated([0.99, 0.1]).for_precision(0.9)
+    assert found.suggested.tolist() == [1, 0]
+
+
 def test_equal_probabilities_are_suspects_together_or_not_at_all() -> None:
     """One at 1.0 and ten at 0.9: with any of the ten, all are at or above the threshold, and their mean is 0.91."""
     one_and_ten = calibrated([1.0, *[0.9] * 10, 0.1])
