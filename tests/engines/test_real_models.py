@@ -23,34 +23,6 @@ AT_MOST_MEMORY = 1.25
 ERRORS = {torch.float64: 1e-9, torch.float32: 2e-5}
 SINGLE_INSIDE = 2e-6  # in float64, with parts that are computed in float32
 
-# What does not have its fast engine yet, and the engine that it has instead, in float64 and in float32.
-FORWARD = ("forward", "forward")
-NOT_YET = {
-    "bert": FORWARD,
-    "bert_tokens": FORWARD,
-    "distilbert": FORWARD,
-    "deberta_v2": FORWARD,
-    "vit": FORWARD,
-    "dinov2": FORWARD,
-    "swin": FORWARD,
-    "clip": FORWARD,
-    "gpt2": FORWARD,
-    "opt": FORWARD,
-    "qwen3": ("forward", "layerwise"),
-    "gemma": FORWARD,
-    "mixtral": FORWARD,
-    "mixtral_grouped": ("", "double_backward"),
-    "t5": FORWARD,
-    "mamba": FORWARD,
-    "dora_llama": FORWARD,
-    "timm_convnext": FORWARD,
-    "timm_vit": FORWARD,
-}
-
-
-def expected(case: RealModel, dtype: torch.dtype) -> str:
-    return NOT_YET.get(case.name, (case.engine, case.engine))[dtype == torch.float32]
-
 
 def passes(engine: Engine, case: RealModel, model: nn.Module, source: Batch, target: Batch) -> Passes:
     c = torch.linspace(-1, 1, len(source), dtype=torch.float64)
@@ -72,7 +44,7 @@ def test_the_engine_and_its_error(case: RealModel, dtype: torch.dtype) -> None:
     model, source, target = case.build(TINY, dtype)
     auto = AutoEngine()
     found, right = (passes(engine, case, model, source, target) for engine in (auto, make_engine("loop")))
-    assert auto.name == expected(case, dtype), auto.messages
+    assert auto.name == case.engine, auto.messages
     bound = SINGLE_INSIDE if case.single_inside and dtype == torch.float64 else ERRORS[dtype]
     assert float((found.alignment - right.alignment).norm()) <= bound * float(right.alignment.norm())
     assert error(found.source_gradient, right.source_gradient) <= bound
@@ -82,7 +54,7 @@ def test_the_engine_and_its_error(case: RealModel, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", MEMORY, ids=lambda case: case.name)
 def test_memory_of_a_step(case: RealModel) -> None:
     """A step of layerwise against an ordinary one on as many examples."""
-    if expected(case, torch.float32) != "layerwise":
+    if case.engine != "layerwise":
         pytest.skip(f"{case.name} is not served by layerwise")
     model, source, target = case.build(LARGER, torch.float32)
     engine, both, cpu = make_engine("layerwise"), joined(source, target), torch.device("cpu")
