@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 import soseleto
 from fabricated import fabricate
-from soseleto.errors import DataError
+from soseleto.errors import DataError, DiskError
 from soseleto.models.by_name import by_name
 from soseleto.report import write_report
 from soseleto.report.export import export_ranking
@@ -71,6 +72,28 @@ def test_every_file_is_listed_and_later_writes_keep_the_list_current(run: RunFol
         content = (run.path / name).read_bytes()
         assert accepted == [f"{len(content)} {hashlib.sha256(content).hexdigest()}"], name
     assert read_decisions(run) == {}
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_run_whose_end_could_not_be_written_is_unfinished_or_has_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """The checksums are written three times: without the last record, with and without it, and with it."""
+    run = fabricate(tmp_path / "run", n=10, epochs=1)
+    run.write_metrics([record for record in run.metrics() if record["event"] != "end"])
+    true, calls = checksums._write, []
+
+    def full(*given: Any) -> None:
+        calls.append(given)
+        if len(calls) >= failing:
+            raise DiskError("no space")
+        true(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checksums, "_write", full)
+        with nullcontext() if failing == 3 else pytest.raises(DiskError):
+            run.end({"event": "end"})
+    assert run.has_ended() == (checksums.read(run.path) is not None) == (failing == 3)
 
 
 def test_a_report_written_elsewhere_is_not_listed(run: RunFolder, tmp_path: Path) -> None:
