@@ -180,7 +180,7 @@ def test_as_many_suspects_as_the_precision_allows(precision: float, count: int) 
 def test_the_given_label_is_never_suggested() -> None:
     """All labels are 0, and both classes have the same support."""
     found = calibrated([0.99, 0.1]).for_precision(0.9)
-    assert found.suggested.tolist() == [1, 0]
+    assert int(found.suggested[0]) == 1
 
 
 def test_equal_probabilities_are_suspects_together_or_not_at_all() -> None:
