@@ -15,6 +15,7 @@ from soseleto.engines import Passes, make_engine, trainable
 from soseleto.engines.auto import AutoEngine
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import Engine, Step
+from soseleto.engines.layerwise.engine import LayerwiseEngine
 from soseleto.engines.peak_memory import peak_bytes
 
 pytestmark = pytest.mark.filterwarnings("default")  # transformers, peft and timm emit warnings of their own
@@ -52,14 +53,14 @@ def test_the_engine_and_its_error(case: RealModel, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("case", MEMORY, ids=lambda case: case.name)
-def test_memory_of_a_step(case: RealModel) -> None:
-    """A step of layerwise against an ordinary one on as many examples."""
+def test_memory_of_a_step(case: RealModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of layerwise, without a proof, against an ordinary one on as many examples."""
     if case.engine != "layerwise":
         pytest.skip(f"{case.name} is not served by layerwise")
     model, source, target = case.build(LARGER, torch.float32)
     engine, both, cpu = make_engine("layerwise"), joined(source, target), torch.device("cpu")
-    while engine.schedule.is_due:  # type: ignore[attr-defined]  # a step with a proof is not measured
-        passes(engine, case, model, source, target)
+    passes(engine, case, model, source, target)
+    monkeypatch.setattr(LayerwiseEngine, "_check", lambda *arguments: None)
     ours = peak_bytes(lambda: passes(engine, case, model, source, target), cpu)
     ordinary = peak_bytes(lambda: gradient(case.loss(model, both).mean(), trainable(model)), cpu)
     assert ours <= AT_MOST_MEMORY * ordinary, f"{ours / ordinary:.2f}x"
