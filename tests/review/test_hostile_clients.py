@@ -64,7 +64,7 @@ def decide(server: Server) -> None:
     connection = http.client.HTTPConnection(server.host, timeout=5)
     connection.request("POST", "/decide", body, {**own, "Content-Type": "application/json"})
     answer = connection.getresponse()
-    assert (answer.status, json.loads(answer.read())) == (200, {"row": int(server.review.queue.rows[0])})
+    assert (answer.status, json.loads(answer.read())["row"]) == (200, int(server.review.queue.rows[0]))
     connection.request("GET", "/state", headers=own)  # over the same connection
     assert connection.getresponse().status == 200
     connection.close()
