@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -51,7 +52,9 @@ from soseleto.engines.proof import (
     Inexact,
     Kinds,
     Schedule,
+    all_finite,
     coefficients,
+    compare,
     gradient_norms,
     random_direction,
     require_zero,
@@ -59,12 +62,13 @@ from soseleto.engines.proof import (
     unproved,
 )
 from soseleto.engines.tolerance import Tolerance
-from soseleto.engines.unchanged import unchanged, unchanged_on_error
+from soseleto.engines.unchanged import Restore, unchanged, unchanged_on_error
 from soseleto.errors import EngineError
 
 logger = logging.getLogger("soseleto")
 
 ALL_ROWS = slice(None)
+SAME_LOSSES = 1e-2  # of two passes through the same layers, also in half precision
 TOLERANCE = Tolerance(half=0.1, tf32=2e-2, single=1e-3, double=1e-7)
 
 
@@ -92,13 +96,12 @@ class LayerwiseEngine:
         """Source and target in one forward and backward where the batches can be joined, else the target first."""
         if step.model in self._apart or not step.losses.can_join(step.source, step.target):
             return target_first(step, self.source_pass)
-        proofs = self.proofs
-        tape, joint = self._forward(step.model, lambda: step.losses.joint(step.model, step.source, step.target))
-        n_source = len(step.source)
-        if self.proofs > proofs and not _joins(step, joint.detach()[:n_source], _tolerance(tape, joint)):
+        tape, joint = self._joint(step)
+        if tape is None:
             self._apart.add(step.model)
             logger.info("source and target take separate passes, since losses depend on statistics of the batch")
             return target_first(step, self.source_pass)
+        n_source = len(step.source)
         sweep = _Sweep(step.to_direction, step.coefficients)
         sweep.run(tape, joint, n_source)
         return Passes(
@@ -108,6 +111,28 @@ class LayerwiseEngine:
             source_gradient=sweep.source_gradient,
             target_gradient=sweep.target_gradient,
         )
+
+    def _joint(self, step: Step) -> tuple[Tape | None, Tensor]:
+        """The pass of source and target; no tape if they must not share one, which is checked with every proof.
+
+        The graph of the joint pass is freed before the source takes a pass of its own, and made again after it.
+        """
+
+        def forward() -> tuple[Tape, Tensor]:
+            return self._forward(step.model, lambda: step.losses.joint(step.model, step.source, step.target))
+
+        proofs, restore = self.proofs, Restore(step.model)
+        tape, joint = forward()
+        if self.proofs == proofs and not tape.leaves_graph:
+            return tape, joint
+        n, tolerance, leaves_graph = len(step.source), _tolerance(tape, joint), tape.leaves_graph
+        of_joint = None if leaves_graph else _Alone.of(joint[:n], step.model)
+        del tape, joint
+        restore()
+        if of_joint is None or not _joins(step, of_joint, tolerance):
+            return None, torch.empty(0)
+        self.schedule.calls -= 1  # the same call once more
+        return forward()
 
     def source_pass(self, step: SourceStep) -> SourcePass:
         tape, losses = self._forward(step.model, lambda: step.loss(step.model, step.batch))
@@ -161,10 +186,9 @@ class LayerwiseEngine:
         except RuntimeError as error:
             raise no_reentrant_checkpoint(error) or error from error
         self.proofs += 1
-        kinds.add(tape.functions, flags, several)
+        kinds.add(tape.functions, flags, several, unproved=unproved)
         layouts.proved(tape, len(losses))
-        if is_due:
-            self.schedule.proved(unproved)
+        self.schedule.proved(unproved)
 
 
 def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, seed: int) -> frozenset[str]:
@@ -207,15 +231,39 @@ def _tolerance(tape: Tape, losses: Tensor) -> float:
     return TOLERANCE.of(tape.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)
 
 
-def _joins(step: Step, joint: Tensor, tolerance: float) -> bool:
-    """Whether the source losses of a joint pass are those of the source alone; True for models that draw at random."""
-    with unchanged(step.model), torch.no_grad(), uncompiled(step.model):
-        before = torch.get_rng_state(), _gpu_state(joint)
-        alone = step.losses.source(step.model, step.source)
-        draws = not (torch.equal(torch.get_rng_state(), before[0]) and torch.equal(_gpu_state(joint), before[1]))
-    if draws or not bool(joint.isfinite().all()):
+@dataclass(frozen=True)
+class _Alone:
+    """Losses, and the gradient of their sum with random coefficients; the graph is freed."""
+
+    losses: Tensor
+    gradient: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, losses: Tensor, model: nn.Module) -> _Alone:
+        c = coefficients(losses, examples=0, seed=len(losses))[0].to(losses.dtype)
+        return cls(losses.detach(), gradient(losses, trainable(model), c))
+
+
+def _joins(step: Step, joint: _Alone, tolerance: float) -> bool:
+    """Whether the source's losses and gradients of a joint pass are those of the source alone.
+
+    True for models that draw at random.
+    """
+    with unchanged(step.model), torch.enable_grad(), uncompiled(step.model):
+        before = torch.get_rng_state(), _gpu_state(joint.losses)
+        losses = step.losses.source(step.model, step.source)
+        now = torch.get_rng_state(), _gpu_state(losses)
+    if not all(map(torch.equal, now, before)) or not (
+        all_finite(joint.gradient) and bool(joint.losses.isfinite().all())
+    ):
         return True
-    return bool((alone - joint).abs().max() <= tolerance * alone.abs().max())
+    alone = _Alone.of(losses, step.model)
+    apart = (alone.losses - joint.losses).abs().max()
+    try:
+        compare(joint.gradient, alone.gradient, tolerance)
+    except Inexact:
+        return False
+    return bool(apart <= min(tolerance, SAME_LOSSES) * alone.losses.abs().max())
 
 
 def _gpu_state(like: Tensor) -> Tensor:

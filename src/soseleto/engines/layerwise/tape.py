@@ -43,11 +43,16 @@ from soseleto.engines.layerwise.numbered_rows import NUMBERED, number_rows
 from soseleto.engines.layerwise.recurrent import CELLS, LAYERS, all_times, one_time
 from soseleto.engines.layerwise.row_owners import Gathered, RowOwners
 from soseleto.engines.layerwise.taps import Finish, Listener, Spread, Tap
-from soseleto.engines.rules import ADD, MULTIPLY, RULES, Arguments, Rule
+from soseleto.engines.recorded import described
+from soseleto.engines.rules import ADD, BATCH_NORM, MULTIPLY, RULES, Arguments, Rule
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import EngineError
 
 _RULES = RULES | NUMBERED | HELD
+
+
+_DETACHING = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__, Tensor.item, Tensor.tolist}  # type: ignore[attr-defined]
+_ATTRIBUTES = {getattr(Tensor, name).__get__ for name in ("device", "dtype", "shape", "ndim", "requires_grad")}
 
 
 @dataclass
@@ -72,6 +77,7 @@ class Tape(TorchFunctionMode):
         self.owners = RowOwners()
         self.has_copies = False
         self._copies: dict[tuple[str, int, int, int], Tensor] = {}
+        self.leaves_graph = False  # whether the losses may depend on an example in a way that no gradient shows
         self._listener = Listener()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -80,7 +86,8 @@ class Tape(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        self.functions.append(func if torch.is_grad_enabled() else (func,))
+        self.functions.append(described(func, args, kwargs))
+        self.leaves_graph = self.leaves_graph or _leaves_graph(func, args, kwargs)
         if self.sharded:
             self._read_gathered((*args, *kwargs.values()))
         found = self.derived.sort(func, args, kwargs)
@@ -298,6 +305,15 @@ class Tape(TorchFunctionMode):
         for call in self.calls:
             call.close()
             call.group = None
+
+
+def _leaves_graph(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call takes an activation out of the graph, or normalises by statistics of the batch."""
+    if func is F.batch_norm:
+        return bool(BATCH_NORM.bind(args, kwargs).get("training", False))
+    if func not in _DETACHING and torch.is_grad_enabled():
+        return False
+    return func not in _ATTRIBUTES and any(isinstance(value, Tensor) and value.requires_grad for value in args)
 
 
 def _cast_data(args: tuple[Any, ...]) -> tuple[Any, ...]:
