@@ -237,7 +237,7 @@ def test_skipped_steps_do_not_count_in_the_means_of_an_epoch() -> None:
         records.step({"source_loss": torch.tensor(loss), "skipped": torch.tensor(skipped)}, {})
     found = records.epoch({"epoch": 1, "step": 3})
     assert (found["source_loss"], found["skipped"]) == (3.0, 1)
-    assert records.messages[0].startswith("1 of 3 steps of epoch 1 were skipped")
+    assert records.messages[0].startswith("1 of 3 steps of epoch 1 was skipped")
 
 
 def test_intervals_of_mean_weights() -> None:
