@@ -98,7 +98,7 @@ def readers(data: Path) -> dict[str, tuple[Answer, tuple[str, ...]]]:
     image = data / "images" / "target-0.png"
     exported = ("ranking.parquet", "source.json", "rows.parquet")
     drawn = ("metrics.jsonl", "ranking.parquet", "pictures.parquet", "source.json", "comparison.json", "suspects.json")
-    reviewed = ("ranking.parquet", "pictures.parquet", "source.json", "review.jsonl")
+    reviewed = ("ranking.parquet", "pictures.parquet", "source.json", "suspects.json", "review.jsonl")
     return {
         "predict": (
             lambda run, new: command("predict", run, image),

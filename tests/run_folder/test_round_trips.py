@@ -318,3 +318,17 @@ def test_python_remembers_the_file_it_was_trained_on(tmp_path: Path) -> None:
             soseleto.export_onnx(loaded, out, force=True)
     with pytest.raises(UsageError, match="exists already"):
         soseleto.export_onnx(loaded, page)
+
+
+def test_predict_finds_the_images_under_the_training_s_own_column_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted(images(tmp_path / "images").rglob("*.png"))
+    for name, chosen in (("s.csv", files[::2]), ("t.csv", files[1::2])):
+        rows = [f"{file.relative_to(tmp_path)},{file.parent.name}" for file in chosen]
+        (tmp_path / name).write_text("\n".join(["photo,label", *rows]) + "\n")
+    sets = ("--source", tmp_path / "s.csv", "--target", tmp_path / "t.csv", "--path-column", "photo")
+    typed("fit", *sets, "--out", tmp_path / "run", *QUICK[:-2])
+    capsys.readouterr()
+    typed("predict", tmp_path / "run", tmp_path / "t.csv")
+    assert capsys.readouterr().out.count("\n") == len(files) // 2 + 1

@@ -8,9 +8,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from soseleto.data.readers.table_files import SUFFIXES
 from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.prediction.load import load
+from soseleto.prediction.load import LoadedRun, load
 
 
 def predict(
@@ -27,7 +28,7 @@ def predict(
         shape=loaded.shape,
         columns=loaded.columns,
         encoding=encoding,
-        path_column=loaded.run.source().get("path_column"),
+        path_column=_path_column(loaded, files),
     )
     sure, best = loaded.predict_proba(inputs.values).max(1)
     rows = [
@@ -41,3 +42,9 @@ def predict(
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _path_column(loaded: LoadedRun, files: Sequence[Path]) -> str | None:
+    """The training's name for it; its file is read only for tables of images, so that others do not depend on it."""
+    lists = loaded.columns is None and any(file.suffix.lower() in SUFFIXES for file in files)
+    return loaded.run.source().get("path_column") if lists else None
