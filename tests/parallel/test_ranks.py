@@ -229,7 +229,7 @@ def test_all_ranks_stop_with_one_sentence(tmp_path: Path) -> None:
             "UsageError: rank 1 and rank 0 disagree about source_fingerprint",
             "UsageError: SyncBatchNorm '' is not supported with ranks",
             "UsageError: the method 'xiao' trains in one process",
-            "UsageError: 2 ranks are too many for 1 source examples",
+            "UsageError: 2 ranks are too many for 1 source example:",
             f"UsageError: {tmp_path / 'file'} is a file",
         ],
         strict=True,

@@ -82,7 +82,7 @@ def test_a_skipped_step_leaves_no_trace(name: str, optimizer: Any) -> None:
 
     found, state = run(bad_source(5), compute=soseleto.Compute(non_finite="skip"))
     assert found.history[0]["skipped"] == 1
-    assert any("1 of 8 steps of epoch 1 were skipped" in message for message in found.messages)
+    assert any("1 of 8 steps of epoch 1 was skipped" in message for message in found.messages)
     assert all(value.isfinite().all() for value in state.values())
     assert torch.tensor(found.history[0]["source_loss"]).isfinite()
     if found.learned is not None:

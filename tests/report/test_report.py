@@ -179,6 +179,7 @@ def test_a_training_with_probes_shows_their_weights(tmp_path: Path) -> None:
         "probes": 0.5,
         "device": "cpu",
     }
+    torch.manual_seed(0)
     fit(torch.nn.Linear(3, 2), (x[:160], y[:160]), (x[160:], y[160:]), out=tmp_path / "run", **given)
     last = [record for record in RunFolder(tmp_path / "run").metrics() if record["event"] == "epoch"][-1]
     assert {name: group["count"] for name, group in last["probe_groups"].items()} == {"right": 10, "wrong": 10}

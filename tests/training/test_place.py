@@ -169,7 +169,8 @@ def test_the_command_continues_in_the_rescue_folder_when_its_folder_is_deleted(t
         [sys.executable, "-c", SLOWLY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 100
-    while not (run / "parts" / "fold-2").exists() and time.monotonic() < deadline and process.poll() is None:
+    begun = run / "parts" / "fold-2" / "soseleto" / "metrics.jsonl"
+    while not begun.exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.01)
     shutil.rmtree(run)
     out, err = process.communicate()

@@ -10,7 +10,7 @@ import numpy as np
 RIDGE, PULL = 0.3, 25.0  # penalties of the regression and of its tempering
 FAR = 4.0  # signals are clipped at this many standard deviations
 SMALLEST = 1e-4  # shares are clipped to [SMALLEST, 1 − SMALLEST]
-_SMALLEST_STEP = 1e-8
+_SMALLEST_STEP, _ROUNDING = 1e-8, 1e-9
 Array = np.ndarray
 
 
@@ -41,7 +41,8 @@ def log_ratio(features: Array, positive: Array, ridge: float = RIDGE, *, towards
 def _most_likely(x: Array, y: Array, penalty: Array, centre: Array) -> Array:
     """The maximum of the penalised likelihood, from ``centre`` on by Newton's method.
 
-    A step that overshoots is halved; without that the iteration can alternate between two points for ever.
+    A step that overshoots is halved; without that the iteration can alternate between two points for ever. A decrease
+    within rounding is none: the last steps are whole ones, which converge to the same digits on every machine.
     """
 
     def likelihood(beta: Array) -> float:
@@ -53,7 +54,8 @@ def _most_likely(x: Array, y: Array, penalty: Array, centre: Array) -> Array:
         p = sigmoid(x @ beta)
         slope = x.T @ (y - p) - penalty * (beta - centre)
         step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + np.diag(penalty), slope)
-        while (after := likelihood(beta + step)) < value and np.abs(step).max() >= _SMALLEST_STEP:
+        least = value - _ROUNDING * (1.0 + abs(value))
+        while (after := likelihood(beta + step)) < least and np.abs(step).max() >= _SMALLEST_STEP:
             step = step / 2
         beta, value = beta + step, after
         if np.abs(step).max() < _SMALLEST_STEP:

@@ -73,7 +73,7 @@ class Recording(Transparent):
         with _source_outputs(state.task.model, source, len(target)) as seen:
             numbers = self.method.step(state.inner, source, target, monitor=monitor)
         if seen:
-            scores = seen[0]
+            scores = seen[0].detach()[: len(source)]
         else:
             self.signals.extra_forwards += 1
             with torch.no_grad():
@@ -98,7 +98,7 @@ class RecordingState(WrapperState):
 
 @contextmanager
 def _source_outputs(model: nn.Module, source: Batch, n_target: int) -> Iterator[list[Tensor]]:
-    """Collects the model's outputs for the source rows, from forwards of the source alone or joined with the target."""
+    """Collects the model's outputs from forwards of the source alone or joined with the target; source rows first."""
     seen: list[Tensor] = []
     # Autocast may have copied the inputs, so a source forward is also recognised by its number of rows, unless the
     # target alone has as many.
@@ -107,7 +107,7 @@ def _source_outputs(model: nn.Module, source: Batch, n_target: int) -> Iterator[
     def keep(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
         rows = given[0] if given else None
         if isinstance(rows, Tensor) and (rows is source.inputs or len(rows) in sizes):
-            seen.append(outputs.detach()[: len(source)])
+            seen.append(outputs)  # as it is: an engine that follows the pass would take a detach for the model's own
 
     handle = model.register_forward_hook(keep)
     try:
