@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 
@@ -40,7 +42,9 @@ def mutants(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path) -> Iterator[Path]:
+    """A made-up tree; the fork server of other tests, which has imported our own package, is stopped before."""
+    forkserver._forkserver._stop()
     for name, content in (
         ("src/soseleto/__init__.py", ""),
         ("src/soseleto/sums.py", SOURCE),
@@ -50,7 +54,8 @@ def tree(tmp_path: Path) -> Path:
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    return tmp_path
+    yield tmp_path
+    forkserver._forkserver._stop()
 
 
 def test_every_mutant_fits_the_source_and_names_tests_that_exist(mutants: ModuleType) -> None:

@@ -28,5 +28,5 @@ def test_nothing_is_lost_by_a_full_disk_or_a_kill(tmp_path: Path) -> None:
     found = {row["campaign"]: row for row in json.loads(out.read_text())["rows"]}
     assert found["full_disk"]["wrong"] == []
     assert found["kills"]["wrong"] == []
-    assert found["full_disk"]["tried"] >= 10
+    assert found["full_disk"]["tried"] >= 6
     assert sum(found["kills"]["killed"].values()) >= 2  # one may have ended before the signal came

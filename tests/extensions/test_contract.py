@@ -19,6 +19,7 @@ from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.extensions import (
     Coral,
+    beyond_noise,
     chain,
     clip_norm,
     domain_loss,
@@ -47,6 +48,7 @@ METHODS: dict[str, Soseleto] = {
     "per_error": Soseleto(alignment=chain(per_error(), scale_by_rms())),
     "scale_by_rms": Soseleto(alignment=scale_by_rms()),
     "hold_when_vanished": Soseleto(alignment=hold_when_vanished(0.5), weight_step=0.5),
+    "beyond_noise": Soseleto(alignment=chain(scale_by_rms(), beyond_noise(0.5))),
     "chain": Soseleto(alignment=chain(hold_when_vanished(), chain(scale_by_rms(), per_error()))),
     "mean": Soseleto(source_loss=mean(), initial_weight=0.5),
     "normalized": Soseleto(source_loss=normalized(), initial_weight=0.5),

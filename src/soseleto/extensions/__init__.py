@@ -3,7 +3,7 @@
 | argument | pieces |
 |---|---|
 | ``direction`` | ``last_batch`` (paper), ``running_mean`` |
-| ``alignment`` | ``per_error``, ``scale_by_rms``, ``hold_when_vanished``, several with ``chain`` |
+| ``alignment`` | ``per_error``, ``scale_by_rms``, ``hold_when_vanished``, ``beyond_noise``, several with ``chain`` |
 | ``source_loss`` | ``mean`` (paper), ``normalized``, ``label_doubt`` |
 | ``gradients`` | ``target_share``, ``domain_loss``, ``clip_norm``, several with ``chain`` |
 | ``scores`` | ``pooled_by_class`` |
@@ -11,6 +11,7 @@
 ``Piece`` is the base of a piece of your own.
 """
 
+from soseleto.extensions.beyond_noise import beyond_noise
 from soseleto.extensions.chain import chain
 from soseleto.extensions.class_pooling import pooled_by_class
 from soseleto.extensions.clip_norm import clip_norm
@@ -27,6 +28,7 @@ from soseleto.task.piece import Piece
 __all__ = [
     "Coral",
     "Piece",
+    "beyond_noise",
     "chain",
     "clip_norm",
     "domain_loss",

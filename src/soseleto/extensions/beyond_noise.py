@@ -6,7 +6,8 @@
 
 A single alignment is mostly noise of the target batch. Without this piece a weight is the clipped sum of all of them:
 that of a right but hard example, whose alignments scatter around zero, is a random walk that starts at 1 and can only
-fall. Here it stays where it is, while a wrong label, whose mean is well below zero, falls after a few visits.
+fall. Here it stays where it is, while a wrong label, whose mean is well below zero, falls after a few visits. In the
+first epoch no variance is known, and weights move by the alignments as they are.
 """
 
 from __future__ import annotations
