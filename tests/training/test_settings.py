@@ -15,6 +15,7 @@ from soseleto import Soseleto, extensions
 from soseleto.errors import UsageError
 from soseleto.extensions import (
     Coral,
+    beyond_noise,
     chain,
     clip_norm,
     domain_loss,
@@ -38,7 +39,9 @@ METHODS_AND_PIECES: list[Any] = [
     Soseleto.paper(),
     Soseleto(direction=running_mean(0.9, every=2, layers=("a.", "b."))),
     Soseleto(direction=last_batch(layers=("a.",)), alignment=chain(per_error(), scale_by_rms())),
-    Soseleto(alignment=hold_when_vanished(0.01), source_loss=mean(), scores=pooled_by_class()),
+    Soseleto(
+        alignment=chain(hold_when_vanished(0.01), beyond_noise(1.5)), source_loss=mean(), scores=pooled_by_class()
+    ),
     Soseleto(gradients=chain(target_share(0.5), domain_loss(Coral(strength=2.0)), clip_norm(1.0))),
     Soseleto(source_loss=label_doubt(normalize=False), weight_step=None, initial_weight=0.25),
     Soseleto(source_loss=normalized(), weights_first=True, engine="loop"),
