@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common import as_graph, interleaved
+from common import as_graph, interleaved, settle
 from models import LLAMA_135M, Line, Loss, of_transformers, words
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
@@ -81,6 +81,7 @@ def ours(p: Problem) -> Callable[[], Answer]:
         found = engine.passes(Step(p.model, p.loss, p.source, p.target, lambda found: found, p.coefficients))
         return found.alignment, found.source_gradient
 
+    settle(run, engine)
     return run
 
 

@@ -5,7 +5,7 @@
 An ordinary step is forward, backward and SGD on the source batch of B examples; ours adds a target batch of T, B exact
 alignments and the update of the weights. ``times`` is the ratio of the two, timed in turns in one run, on a GPU as CUDA
 graphs where both can be captured. ``memory`` is the peak of our step over that of an ordinary step on B+T examples,
-both above what was allocated before. Proofs of the engine are not among the timed steps. ``--small`` is a BERT of two
+both above what was allocated before. Steps that hold a proof of the engine are not timed. ``--small`` is a BERT of two
 layers, for a CPU. A line that fails, because memory runs out or an engine declines, is reported, and the others follow.
 All but the ResNets and Quick need transformers.
 """
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from common import arguments, as_graph, images, interleaved, show, write
+from common import arguments, as_graph, images, interleaved, settle, show, write
 from soseleto.algorithm import Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
@@ -242,10 +242,8 @@ def measure(line: Line, engine: str, device: torch.device, *, checkpointed: bool
     def ours() -> None:
         method.step(state, source, target)
 
-    for _ in range(2):  # the engine is chosen and verified in the first step
-        ours()
-        plain(both)
-    without_proofs(state.engine)
+    settle(ours, state.engine)
+    plain(both)
     memory = peak_bytes(ours, device), peak_bytes(lambda: plain(both), device)
     seconds, is_graph = timed({"ordinary": lambda: plain(source), "ours": ours}, device, graph=line.graph)
     return {
@@ -265,12 +263,6 @@ def measure(line: Line, engine: str, device: torch.device, *, checkpointed: bool
         "memory at most": line.at_most_memory,
         "remark": "; ".join(getattr(state.engine, "messages", ())),
     }
-
-
-def without_proofs(engine: Any) -> None:
-    """The engine holds no more proofs, so that none is among the timed steps; a run has few (see proof.py)."""
-    if engine.schedule is not None:
-        engine.schedule.at = sys.maxsize
 
 
 def timed(

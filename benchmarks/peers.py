@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from common import Case, arguments, as_graph, images, interleaved, peak_mib, show, tokens, write
+from common import Case, arguments, as_graph, images, interleaved, peak_mib, settle, show, tokens, write
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
@@ -146,6 +146,7 @@ def layerwise(problem: Problem, weighted: bool) -> Callable[[], Answer]:
         direction = problem.target_gradient()
         return Answer(engine(problem.model, LOSSES.source, problem.source, direction)[1], {})
 
+    settle(run, engine)
     return run
 
 
@@ -165,6 +166,7 @@ def joint_passes(problem: Problem, weighted: bool) -> Callable[[], Answer]:
         passes = engine.passes(step)
         return Answer(passes.alignment, passes.source_gradient)
 
+    settle(run, engine)
     return run
 
 

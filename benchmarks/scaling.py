@@ -28,6 +28,7 @@ from common import (
     interleaved,
     ordinary_step,
     peak_mib,
+    settle,
     show,
     task_for,
     tokens,
@@ -183,8 +184,7 @@ def steps(case: Case, device: torch.device) -> tuple[Callable[[], object], Calla
     method = Soseleto()
     state = method.init(task_for(case, case.make().to(device).train(), case.source, device))
     source, target = case.batch(case.source, device), case.batch(case.target, device)
-    for _ in range(2):
-        method.step(state, source, target)
+    settle(lambda: method.step(state, source, target), state.engine)
     return lambda: method.step(state, source, target), plain_step(case, device, case.source), state.engine.name
 
 

@@ -17,7 +17,7 @@ import soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
-from soseleto.engines.contract import Step
+from soseleto.engines.contract import SourceStep, Step
 from soseleto.engines.layerwise.engine import LayerwiseEngine
 from soseleto.engines.proof import Kinds, Schedule
 from soseleto.errors import EngineError, UsageError
@@ -488,12 +488,31 @@ class LayerDrop(nn.Module):
 
 def test_a_graph_proved_in_part_is_proved_again() -> None:
     kinds = Kinds()
-    kinds.add(["a", "b"], unproved={"p"})
-    kinds.add(["a"])
-    assert [kinds.is_new(["a", "b"]) for _ in range(2)] == [True, True]
-    kinds.add(["a", "b"])
-    assert not kinds.is_new(["a", "b"])
-    assert not kinds.is_new(["a"])
+    kinds.add(["a", "b"], now=101, unproved={"p"})
+    kinds.add(["a"], now=101)
+    assert [kinds.is_new(["a", "b"], now=now) for now in (101, 102, 103)] == [False, True, True]
+    for now in range(102, 109):
+        kinds.add(["a", "b"], now=now, unproved={"p"})
+    assert [kinds.is_new(["a", "b"], now=now) for now in (115, 116)] == [False, True]  # twice as old as at call 108
+    kinds.add(["a", "b"], now=116)
+    assert not kinds.is_new(["a", "b"], now=1000)
+    assert not kinds.is_new(["a"], now=1000)
+
+
+@pytest.mark.parametrize("engine", ["layerwise", "forward"])
+def test_between_the_calls_that_hold_a_proof_there_is_none(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a parameter stays unproved; a CUDA graph is recorded there."""
+    torch.manual_seed(0)
+    model, held = mlp(), []
+    with torch.no_grad():
+        model[2].weight.zero_()  # the layer below has no gradient
+    proved = Schedule.proved
+    monkeypatch.setattr(Schedule, "proved", lambda self, names: [held.append(self.calls), proved(self, names)])
+    made, direction = make_engine(engine), {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    for _ in range(40):
+        step = SourceStep(model, cross_entropy, (vectors(), torch.arange(8) % CLASSES), direction, torch.ones(8))
+        made.source_pass(step)
+    assert held == [*range(1, 9), 16, 32]
 
 
 def test_a_hook_registered_later_is_noticed() -> None:

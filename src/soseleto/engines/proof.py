@@ -69,9 +69,21 @@ class Schedule:
     def proved(self, unproved: Iterable[str]) -> None:
         """Set the next proof; one of a new kind of graph, held before its time, does not postpone it."""
         self.unproved = frozenset(unproved)
-        growing = self.calls * (2 if self.unproved else 4)
-        following = self.calls + 1 if self.unproved and self.calls < EARLY else growing
+        following = _again(self.calls) if self.unproved else 4 * self.calls
         self.at = following if self.calls >= self.at else min(self.at, following)
+
+
+def _again(calls: int) -> int:
+    """The call that holds the next proof while a parameter is unproved."""
+    return calls + 1 if calls < EARLY else 2 * calls
+
+
+@dataclass(frozen=True)
+class _InPart:
+    """A graph in which a parameter is unproved: calls of the engine before it was first seen, and the next proof."""
+
+    since: int
+    at: int
 
 
 @dataclass
@@ -87,26 +99,25 @@ class Kinds:
     _seen: set[int] = field(default_factory=set)
     _pieces: set[tuple[Hashable, ...]] = field(default_factory=set)
     _proved: int = 0
-    _unproved: dict[int, Schedule] = field(default_factory=dict)  # of graphs in which a parameter is unproved
+    _unproved: dict[int, _InPart] = field(default_factory=dict)
 
-    def is_new(self, calls: Sequence[Hashable], *conditions: Hashable) -> bool:
-        """Whether a graph is to be proved: it is new, or was proved only in part and is due again."""
+    def is_new(self, calls: Sequence[Hashable], *conditions: Hashable, now: int) -> bool:
+        """Whether a graph is to be proved: it is new, or was proved only in part and is due again at call ``now``."""
         whole = hash((tuple(calls), *conditions))
         if whole in self._seen:
-            return whole in self._unproved and self._unproved[whole].count()
+            return whole in self._unproved and now >= self._unproved[whole].at
         if self._proved < self.MOST or not _pieces(calls, conditions) <= self._pieces:
             return True
         if len(self._seen) < self.KEPT:
             self._seen.add(whole)
         return False
 
-    def add(self, calls: Sequence[Hashable], *conditions: Hashable, unproved: Iterable[str] = ()) -> None:
-        """Record a graph that was proved, except for the parameters ``unproved``."""
+    def add(self, calls: Sequence[Hashable], *conditions: Hashable, now: int, unproved: Iterable[str] = ()) -> None:
+        """Record a graph that was proved at call ``now``, except for the parameters ``unproved``."""
         whole = hash((tuple(calls), *conditions))
-        schedule = self._unproved.pop(whole, Schedule(calls=1))
-        schedule.proved(unproved)
-        if schedule.unproved:
-            self._unproved[whole] = schedule
+        before = self._unproved.pop(whole, _InPart(now - 1, now))
+        if frozenset(unproved):
+            self._unproved[whole] = _InPart(before.since, before.since + _again(now - before.since))
         self._seen.add(whole)
         self._pieces |= _pieces(calls, conditions)
         self._proved += 1

@@ -73,6 +73,10 @@ class VerifiedEngine:
         c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
         return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c.to(losses.dtype)))
 
+    @property
+    def _calls(self) -> int:
+        return 0 if self.schedule is None else self.schedule.calls
+
     def _linearize(
         self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction, case: _Case
     ) -> tuple[Tensor, Tensor]:
@@ -85,7 +89,7 @@ class VerifiedEngine:
             except CannotFollow as error:  # this batch takes another path through the model than the proved one
                 case.failed(first_line(error))
             else:
-                if restore is None or not case.kinds.is_new(calls, len(losses) > 1):
+                if restore is None or not case.kinds.is_new(calls, len(losses) > 1, now=self._calls):
                     return losses, alignment
                 is_checked = True
             if restore is not None:
@@ -117,7 +121,7 @@ class VerifiedEngine:
     def _prove(self, case: _Case, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
         """Drop ways until one is proved; raises where there is none."""
         assert self.schedule is not None
-        seed, first = self.schedule.calls, not case.is_proved
+        seed, first = self._calls, not case.is_proved
         while True:
             kinds: list[tuple[list[Hashable], bool]] = []
             align = self._align(case.way, model, loss, batch, kinds)
@@ -132,7 +136,7 @@ class VerifiedEngine:
                 continue
             case.is_proved = True
             for kind in kinds[-1:]:
-                case.kinds.add(*kind, unproved=unproved)
+                case.kinds.add(*kind, now=self._calls, unproved=unproved)
             self.schedule.proved(unproved)
             return
 

@@ -173,11 +173,12 @@ class LayerwiseEngine:
         is_due = self.schedule.count()
         flags = tuple(module.training for module in model.modules())
         several = len(losses) > 1  # a single example cannot show that examples depend on each other
-        if not is_due and not kinds.is_new(tape.functions, flags, several) and not layouts.is_new(tape):
+        kind, now = (tape.functions, flags, several), self.schedule.calls
+        if not is_due and not kinds.is_new(*kind, now=now) and not layouts.is_new(tape):
             return
         try:
             layouts.settle(tape, losses, unclear, _tolerance(tape, losses))
-            unproved = _prove(tape, trainable(model), losses, seed=self.schedule.calls)
+            unproved = _prove(tape, trainable(model), losses, seed=now)
         except Inexact as error:
             raise EngineError(
                 f"the layerwise engine is not exact for this model ({error}): examples of a batch act on each other, "
@@ -186,7 +187,7 @@ class LayerwiseEngine:
         except RuntimeError as error:
             raise no_reentrant_checkpoint(error) or error from error
         self.proofs += 1
-        kinds.add(tape.functions, flags, several, unproved=unproved)
+        kinds.add(*kind, now=now, unproved=unproved)
         layouts.proved(tape, len(losses))
         self.schedule.proved(unproved)
 
