@@ -22,6 +22,7 @@ from soseleto.experiments.results import commit
 from soseleto.models.architectures import quick, resnet18
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task
+from soseleto.training.cuda_graph import as_if_recording
 from soseleto.training.optimizers import sgd
 
 
@@ -186,7 +187,7 @@ def as_graph(step: Callable[[], object], device: torch.device) -> Callable[[], o
         return step
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), as_if_recording():
         for _ in range(4):
             step()
     torch.cuda.current_stream().wait_stream(side)

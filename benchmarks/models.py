@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from soseleto.engines.peak_memory import peak_bytes
 from soseleto.errors import SoseletoError
 from soseleto.models.architectures import quick, resnet18
 from soseleto.task.task import Task
+from soseleto.training.cuda_graph import as_if_recording
 from soseleto.training.optimizers import sgd
 
 CLASSES = 10
@@ -242,10 +244,11 @@ def measure(line: Line, engine: str, device: torch.device, *, checkpointed: bool
     def ours() -> None:
         method.step(state, source, target)
 
-    settle(ours, state.engine)
-    plain(both)
-    memory = peak_bytes(ours, device), peak_bytes(lambda: plain(both), device)
-    seconds, is_graph = timed({"ordinary": lambda: plain(source), "ours": ours}, device, graph=line.graph)
+    with as_if_recording() if line.graph else nullcontext():
+        settle(ours, state.engine)
+        plain(both)
+        memory = peak_bytes(ours, device), peak_bytes(lambda: plain(both), device)
+        seconds, is_graph = timed({"ordinary": lambda: plain(source), "ours": ours}, device, graph=line.graph)
     return {
         "model": line.name,
         "precision": "fp32" if line.precision is None else "bf16",

@@ -126,7 +126,8 @@ class Soseleto:
     def step(self, state: SoseletoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One iteration: θ, φˢ, α_b and φᵗ move."""
         before = monitoring.copies(state.task.model) if monitor else {}
-        found = self.evaluate(state, source, target, look=monitor or state.kind)  # Qα_b, Rα_b, Qᵀ∂L_t/∂θ, ∂L_t/∂φᵗ
+        look = monitor or state.kind
+        found = self.evaluate(state, source, target, look=look, monitor=monitor)  # Qα_b, Rα_b, Qᵀ∂L_t/∂θ, ∂L_t/∂φᵗ
         take_step(state.task, state, found.gradients)  # θ ← θ − λ_p Qα_b,  φˢ ← φˢ − λ_p Rα_b,  φᵗ ← φᵗ − λ_p ∂L_t/∂φᵗ
         moved = found.moved or self.move(state, found.step, found.rows)  # α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ)
         if monitor and moved is not None:
@@ -134,7 +135,9 @@ class Soseleto:
         state.advance(1)
         return found.numbers
 
-    def evaluate(self, state: SoseletoState, source: Batch, target: Batch, *, look: bool = True) -> Evaluated:
+    def evaluate(
+        self, state: SoseletoState, source: Batch, target: Batch, *, look: bool = True, monitor: bool = False
+    ) -> Evaluated:
         """All that a step needs, at the same θ; with ``look`` the target is evaluated too."""
         task, rows = state.task, state.weights.rows(source.index)  # α_b, with scores and visits
         moved: list[Moved] = []
@@ -146,7 +149,8 @@ class Soseleto:
         first = self.weights_first and self.weight_step is not None
         c = after_moving if first else self.source_loss.coefficients(rows[0], source, task)
         look = look if self.weight_step is not None else bool(task.target_head) or self.gradients.needs_target
-        passes = self.source_loss.finish(self._passes(state, source, target, c, look), state.losses, source, task)
+        found = self._passes(state, source, target, c, look=look, monitor=monitor)
+        passes = self.source_loss.finish(found, state.losses, source, task)
         task.guard("source", passes.source_losses, source.index)
         numbers = {"source_loss": task.sharing.mean(passes.source_losses, source)}
         if look:
@@ -160,7 +164,16 @@ class Soseleto:
         gradients = self.gradients.update(gradients, state.pieces["gradients"], step)
         return Evaluated(step, rows, gradients, numbers, moved[0] if moved else None)
 
-    def _passes(self, state: SoseletoState, source: Batch, target: Batch, c: Coefficients, look: bool) -> Passes:
+    def _passes(
+        self,
+        state: SoseletoState,
+        source: Batch,
+        target: Batch,
+        c: Coefficients,
+        *,
+        look: bool,
+        monitor: bool,
+    ) -> Passes:
         """Losses, gradients and alignments, from as few passes through the model as possible."""
         task, averages = state.task, state.pieces["direction"]
         if self.weight_step is None:
@@ -177,6 +190,7 @@ class Soseleto:
             target,
             to_direction=lambda found: self.direction.update(found, averages, task),  # ∂L_t/∂θ
             coefficients=c,
+            wanted=None if monitor or self.gradients.needs_target else task.target_head,
         )
 
     def move(self, state: SoseletoState, step: Step, rows: Tensor) -> Moved | None:

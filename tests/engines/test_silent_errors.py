@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -443,6 +443,19 @@ def test_detached_statistics_are_those_of_the_source_batch() -> None:
     found, right = make_engine("layerwise").passes(step), make_engine("loop").passes(step)
     torch.testing.assert_close(found.source_losses, right.source_losses)
     torch.testing.assert_close(found.alignment, right.alignment)
+
+
+@pytest.mark.parametrize("engine", ["layerwise", "forward", "loop"])
+def test_only_the_target_gradients_asked_for_are_returned(engine: str) -> None:
+    torch.manual_seed(0)
+    source = Batch(torch.arange(8), vectors(), torch.randint(CLASSES, (8,)))
+    target = Batch(torch.arange(4), vectors(4), torch.randint(CLASSES, (4,)))
+    every = Step(mlp(), NoisyLosses(), source, target, lambda found: found, torch.ones(8, dtype=torch.float64))
+    whole, part = (make_engine(engine).passes(step) for step in (every, replace(every, wanted={"2.bias"})))
+    assert len(whole.target_gradient) == 4
+    torch.testing.assert_close(part.target_gradient, {"2.bias": whole.target_gradient["2.bias"]})
+    torch.testing.assert_close(part.alignment, whole.alignment)
+    torch.testing.assert_close(part.source_gradient, whole.source_gradient)
 
 
 def test_proofs_are_repeated_while_a_parameter_is_unproved() -> None:

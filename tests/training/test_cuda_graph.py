@@ -53,7 +53,7 @@ def batch(monkeypatch: pytest.MonkeyPatch) -> Batch:
 
 def run(engine: Engine, batch: Batch, steps: int) -> Recording:
     method = SimpleNamespace(step=lambda *args, **kwargs: engine() or {})
-    step = Recording(method, SimpleNamespace(engine=engine, optimizer=None), pytest.fail)  # type: ignore[arg-type]
+    step = Recording(method, SimpleNamespace(engine=engine, optimizer=SimpleNamespace(param_groups=[])), pytest.fail)  # type: ignore[arg-type]
     step.recordings = []
     for _ in range(steps):
         step(batch, batch)
@@ -76,7 +76,7 @@ def test_steps_are_recorded_again_when_the_engine_was_replaced(batch: Batch) -> 
 def test_an_engine_that_is_never_called_does_not_stop_the_recording(batch: Batch) -> None:
     """As where the weights are frozen."""
     method = SimpleNamespace(step=lambda *args, **kwargs: {})
-    step = Recording(method, SimpleNamespace(engine=Engine(), optimizer=None), pytest.fail)  # type: ignore[arg-type]
+    step = Recording(method, SimpleNamespace(engine=Engine(), optimizer=SimpleNamespace(param_groups=[])), pytest.fail)  # type: ignore[arg-type]
     step.recordings = []
     for _ in range(10):
         step(batch, batch)

@@ -78,8 +78,10 @@ def target_first(step: Step, source_pass: Callable[[SourceStep], SourcePass]) ->
     """The passes of a step in two parts: the gradient of the mean target loss, then the source."""
     target_losses = as_loss_vector(step.losses.target(step.model, step.target))
     target_gradient = gradient(target_losses.mean(), trainable(step.model))
-    found = source_pass(step.source_step(step.to_direction(target_gradient)))
-    return Passes(found.losses, target_losses.detach(), found.alignment, found.gradient, target_gradient)
+    direction = step.to_direction(target_gradient)
+    target_losses, target_gradient = target_losses.detach(), step.to_return(target_gradient)
+    found = source_pass(step.source_step(direction))
+    return Passes(found.losses, target_losses, found.alignment, found.gradient, target_gradient)
 
 
 def gradient(

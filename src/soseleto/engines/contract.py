@@ -12,7 +12,7 @@ changed beyond what one ordinary forward pass changes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -54,7 +54,7 @@ class Passes:
     target_losses: Tensor  # (T,)
     alignment: Tensor  # (B,), at least float32
     source_gradient: dict[str, Tensor]  # Σ_j c_j ∂ℓ_j/∂p
-    target_gradient: dict[str, Tensor]  # ∂L_t/∂p, the mean over the target batch
+    target_gradient: dict[str, Tensor]  # ∂L_t/∂p of the parameters asked for, the mean over the target batch
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,13 @@ class Step:
     target: Any
     to_direction: ToDirection
     coefficients: Coefficients
+    wanted: Collection[str] | None = None  # parameters whose target gradient is returned; None: all
+
+    def to_return(self, target_gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The part of a target gradient that is returned; the rest is freed as soon as its direction is known."""
+        if self.wanted is None:
+            return target_gradient
+        return {name: g for name, g in target_gradient.items() if name in self.wanted}
 
     def source_step(self, direction: Direction) -> SourceStep:
         """The source part of this step, once the direction is known."""

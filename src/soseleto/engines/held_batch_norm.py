@@ -77,13 +77,17 @@ class _Normalised:
             return torch.ops.aten._batch_norm_impl_index_backward(
                 self.kind, x, delta, weight, *self.running, self.mean, self.invstd, True, self.eps, wanted, self.reserve
             )
-        # As in evaluation mode, with the batch's statistics. The CUDA kernel for x alone needs no running statistics.
-        running: tuple[Tensor | None, Tensor | None] = (None, None)
-        if not x.is_cuda or any(wanted[1:]):
-            running = self.mean, self.invstd.square().reciprocal() - self.eps
-        return torch.ops.aten.native_batch_norm_backward(
-            delta, x, weight, *running, self.mean, self.invstd, False, self.eps, wanted
-        )
+        # As in evaluation mode, with the batch's statistics. Torch's kernel for that mode loses channels-last layouts.
+        at_x = _scaled(delta, self.invstd if weight is None else self.invstd * weight) if wanted[0] else None
+        if not any(wanted[1:]):
+            return at_x, None, None
+        each = _per_example({"normalised": self}, x, delta)
+        return at_x, each["weight"].sum(0), each["bias"].sum(0)
+
+
+def _scaled(delta: Tensor, factors: Tensor) -> Tensor:
+    """δ times a factor for each channel, in δ's precision and layout; multiplied in that of the factors."""
+    return torch.mul(delta, factors.view(1, -1, *[1] * (delta.ndim - 2)), out=torch.empty_like(delta))
 
 
 def held_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, normalised: _Normalised) -> Tensor:

@@ -7,7 +7,7 @@ first, because every source example is compared with the gradient of the whole t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -89,12 +89,14 @@ class Sharing:
         *,
         to_direction: ToDirection,
         coefficients: Coefficients,
+        wanted: Collection[str] | None = None,
     ) -> Passes:
         """``engine.passes`` of the whole batch; losses and alignments are those of this rank's part."""
+        step = Step(model, losses, source, target, to_direction, coefficients, wanted)
         if self.nothing:
-            return engine.passes(Step(model, losses, source, target, to_direction, coefficients))
+            return engine.passes(step)
         target_losses, target_gradient = self.gradient(model, losses.target, target, "target")
-        direction = to_direction(target_gradient)
+        direction, target_gradient = to_direction(target_gradient), step.to_return(target_gradient)
         found = self.source_pass(engine, model, losses.source, source, direction, coefficients)
         return Passes(found.losses, target_losses, found.alignment, found.gradient, target_gradient)
 

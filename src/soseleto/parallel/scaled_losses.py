@@ -8,6 +8,7 @@ as they are. Nothing here synchronises with a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +46,7 @@ class Unscaled:
         *,
         to_direction: ToDirection,
         coefficients: Coefficients,
+        wanted: Collection[str] | None = None,
     ) -> Passes:
         found = self.inner.passes(
             engine,
@@ -54,6 +56,7 @@ class Unscaled:
             target,
             to_direction=lambda raw: to_direction(_zero_unless_finite(self._all_down(raw))),
             coefficients=self._coefficients(coefficients),
+            wanted=wanted,
         )
         return Passes(
             source_losses=self._down(found.source_losses),

@@ -3,7 +3,8 @@
 Methods need not know about it. The state of a method with several kinds of step has an attribute ``kind``, that of the
 next step, and ``capturable``, False before a step that must not be recorded. A step with another batch shape, a
 monitored one, or one in which the state's engine is to be proved runs without a graph. When the state has replaced its
-engine, its steps are recorded again.
+engine, its steps are recorded again. Steps before the recording run as if it had begun, since some models then take
+another path (those of transformers make every mask): it is the path that the engine is proved on.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class CapturedStep:
         self._calls: Counter[Hashable] = Counter()  # by kind
         self._recorded: dict[Hashable, _Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()  # shared, since two recordings never run at once
-        self._possible = True
+        self._possible = all(group.get("capturable", True) for group in self._optimizer.param_groups)
+        if not self._possible:
+            log("steps run one kernel at a time, since the optimizer is not capturable: make it with capturable=True")
 
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         kind = getattr(self._state, "kind", None)
@@ -79,17 +82,21 @@ class CapturedStep:
         if not getattr(self._state, "capturable", True):
             self._calls.clear()  # the steps after it need a new warm-up
         if monitor or not self._possible or self._calls[kind] <= WARM_UP or self._needs_proof():
-            return self._eager(source, target, monitor=monitor)
+            return self._run(source, target, monitor=monitor)
         if kind in self._recorded and self._recorded[kind].engine != self._engine_name:
             self._recorded.clear()  # the engine was replaced
         if kind not in self._recorded and not self._capture(kind, source, target):
-            return self._eager(source, target)
+            return self._run(source, target)
         recorded = self._recorded[kind]
         if not recorded.fits(source, target):
-            return self._eager(source, target)
+            return self._run(source, target)
         numbers = recorded.replay(source, target, self._optimizer)
         self._advance(1)
         return numbers
+
+    def _run(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        with as_if_recording() if self._possible else contextlib.nullcontext():
+            return self._eager(source, target, monitor=monitor)
 
     def _capture(self, kind: Hashable, source: Batch, target: Batch) -> bool:
         source, target, graph = _clone(source), _clone(target), torch.cuda.CUDAGraph()
@@ -127,6 +134,17 @@ class CapturedStep:
     def _needs_proof(self) -> bool:
         schedule = self._proofs
         return schedule is not None and schedule.calls > 0 and schedule.is_due
+
+
+@contextlib.contextmanager
+def as_if_recording() -> Iterator[None]:
+    """Inside, torch says that a CUDA graph is being recorded."""
+    before = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = before
 
 
 @contextlib.contextmanager

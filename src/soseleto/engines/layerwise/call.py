@@ -122,17 +122,18 @@ class Call:
         assert rule.tangent is not None
         assert rule.gradient is not None
         a_is_smaller = a.is_floating_point() and a.numel() < delta.numel()
+        by_adjoint = False
         if a_is_smaller and rule.adjoint is not None:
-            scaled = rule.adjoint(delta, along)
-            if not kernels.usable(scaled, a):
-                return None
-            return kernels.dot_and_scale(scaled, a, c), rule.gradient(self.arguments, scaled, delta, None)
-        scaled = rule.tangent(self.arguments, a, along)
-        if not kernels.usable(scaled, delta):
-            return None
-        if a_is_smaller:
+            by_adjoint, other, scaled = True, a, rule.adjoint(delta, along)
+        else:
+            other, scaled = delta, rule.tangent(self.arguments, a, along)
+        if not kernels.usable(scaled, other):
+            return row_dot(other, scaled), rule.gradient(self.arguments, a, delta, c)
+        if a_is_smaller and not by_adjoint:
             return kernels.dot_and_scale(scaled, delta, None), rule.gradient(self.arguments, a, delta, c)
-        return kernels.dot_and_scale(scaled, delta, c), rule.gradient(self.arguments, a, scaled, None)
+        q = kernels.dot_and_scale(scaled, other, c)
+        a, delta = (scaled, delta) if by_adjoint else (a, scaled)
+        return q, rule.gradient(self.arguments, a, delta, None)
 
     def _in_own_dtype(self, gradient: Tensor) -> Tensor:
         assert self.rule.large is not None

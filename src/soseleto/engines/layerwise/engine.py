@@ -102,7 +102,7 @@ class LayerwiseEngine:
             logger.info("source and target take separate passes, since losses depend on statistics of the batch")
             return target_first(step, self.source_pass)
         n_source = len(step.source)
-        sweep = _Sweep(step.to_direction, step.coefficients)
+        sweep = _Sweep(step.to_direction, step.coefficients, to_return=step.to_return)
         sweep.run(tape, joint, n_source)
         return Passes(
             source_losses=joint[:n_source].detach(),
@@ -290,12 +290,18 @@ class _Sweep:
     """Collects gradients and alignments during one backward pass; each group of calls is finished once."""
 
     def __init__(
-        self, to_direction: ToDirection, coefficients: Coefficients, direction: Direction | None = None
+        self,
+        to_direction: ToDirection,
+        coefficients: Coefficients,
+        direction: Direction | None = None,
+        to_return: ToDirection = lambda found: found,
     ) -> None:
         self.to_direction = to_direction
         self.coefficients = coefficients
         self.direction = direction  # None: computed from the target rows of the same pass
+        self.to_return = to_return
         self.target_gradient: dict[str, Tensor] = {}
+        self._of_group: dict[str, Tensor] = {}  # the target gradient of the group that is being finished
         self.source_gradient: dict[str, Tensor] = {}
         self._small = SmallGradients()
         self._cast: dict[torch.dtype, Tensor] = {}
@@ -362,14 +368,14 @@ class _Sweep:
             add_gradients(found, call.gradient(None, self._target))
         if small is not None:
             add_gradients(found, small.gradient(None, self._target))
-        found = self._derived.pull(found)
-        self.target_gradient.update(found)
+        self._of_group = found = self._derived.pull(found)
+        self.target_gradient.update(self.to_return(found))
         return self._derived.push(self.to_direction(found), keys) if found else {}
 
     def _alignment(self, call: Call, direction: Direction, *, alone: bool) -> Tensor | None:
         """The call's alignments; by Gram matrices if the direction is the call's own target gradient, unchanged."""
         name, found = call.large, None
-        if alone and name is not None and name in direction and direction[name] is self.target_gradient.get(name):
+        if alone and name is not None and name in direction and direction[name] is self._of_group.get(name):
             found = call.alignment_with(self._target, self._source)
         return call.alignment(direction, self._source) if found is None else found
 
@@ -379,7 +385,7 @@ class _Sweep:
         direction = self.direction
         if direction is None:
             found = self._derived.pull(self._small.gradient(None, self._target))
-            self.target_gradient.update(found)
+            self.target_gradient.update(self.to_return(found))
             direction = self.to_direction(found)
         self._parts.add(self._small.alignment(self._derived.push(direction, self._small.keys), self._source))
         self.alignment = self._parts.total()
