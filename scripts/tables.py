@@ -117,6 +117,12 @@ def step(row: dict[str, Any]) -> list[str]:
     return [row["model"], form, f"{row['B']}, {row['T']}", row["engine"], *times, memory]
 
 
+def whole_model(row: dict[str, Any]) -> list[str]:
+    sizes, form = f"{row['B']}, {row['T']}", "graph" if row["graph"] else "one kernel at a time"
+    times = [f"{row['ordinary ms']:.1f}", f"{row['times']:.2f}x", f"{row['memory']:.2f}x"]
+    return [row["model"], row["precision"], sizes, row["engine"], form, *times]
+
+
 def price(row: dict[str, Any]) -> list[str] | None:
     if row["engine"].startswith("held"):  # not exact
         return None
@@ -156,7 +162,12 @@ def speed() -> dict[str, str]:
     heads = ["model", "precision", "B, T", "engine", "ordinary, ms", "ours", "floor", "memory"]
     trainings = ("end_to_end-gpu.json", "end_to_end-bf16-gpu.json")
     return {
-        "step": of_files(heads, step, STEPS[0], "step-channels-last-gpu.json", STEPS[1]),
+        "step": of_files(heads, step, STEPS[0], "step-channels-last-gpu.json", "step-batch-norm-gpu.json", STEPS[1]),
+        "models": of_files(
+            ["model", "precision", "B, T", "engine", "steps", "ordinary, ms", "ours", "memory"],
+            whole_model,
+            "models-gpu.json",
+        ),
         "peers": of_files(
             ["model", "job", "implementation", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"
         ),

@@ -29,8 +29,8 @@ class Tokens(nn.Module):
         self.out = nn.Linear(8, CLASSES)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        n, length = tokens.shape
-        h = self.words(tokens) + self.types(torch.zeros(n, length, dtype=torch.long))
+        n = len(tokens)
+        h = self.words(tokens) + self.types(torch.zeros_like(tokens))
         h[tokens > 8] = self.mask
         h = torch.cat([self.first.expand(n, -1, -1), h, self.last.repeat(n, 1, 1)], 1)
         h = self.norm(h + self.places(self.place[:, : h.shape[1]]))

@@ -30,7 +30,10 @@ from soseleto.engines.auto import AutoEngine
 from soseleto.engines.contract import SourcePass, SourceStep, Step
 from soseleto.errors import EngineError, UsageError
 
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # on a CPU without bfloat16
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:mkldnn_matmul"),  # on a CPU without bfloat16
+    pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight"),  # rms_norm under autocast
+]
 LONG = bool(os.environ.get("SOSELETO_LONG_RANDOM"))
 STEPS = 6
 # Relative to the sum of the sizes of an alignment's parts, one for each parameter; a few times the tolerances of

@@ -74,7 +74,8 @@ class CapturedStep:
         self._pool = torch.cuda.graph_pool_handle()  # shared, since two recordings never run at once
         self._possible = all(group.get("capturable", True) for group in self._optimizer.param_groups)
         if not self._possible:
-            log("steps run one kernel at a time, since the optimizer is not capturable: make it with capturable=True")
+            why = "a CUDA graph needs an optimizer made with capturable=True"
+            log(f"steps run one kernel at a time, since {why}")
 
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         kind = getattr(self._state, "kind", None)
