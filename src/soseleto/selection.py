@@ -30,7 +30,7 @@ from soseleto.parallel.batch_statistics import PER_PART, average_running_statist
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.parallel.scaled_losses import Unscaled
-from soseleto.task.loop_losses import LoopBatch, LoopLosses, PerExampleLoss, batch_length
+from soseleto.task.loop_losses import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, batch_length
 from soseleto.task.settings import to_data
 from soseleto.task.state import Evaluated
 from soseleto.task.task import Task, laid_out_like
@@ -55,6 +55,8 @@ class Selection:
         reducer: the ranks of a training on several processes, see ``soseleto.ranks``. Every rank gives its own part of
             the batch, a plain model (no DistributedDataParallel), and gets the whole batch's gradient; all ranks hold
             the same weights.
+        join: ``join(batch, target_batch)`` makes one batch of both, source first, so that they share a pass, which is
+            faster; it returns None for batches that it cannot join. Used where the engine can.
 
     Example:
         >>> import torch.nn.functional as F
@@ -80,9 +82,12 @@ class Selection:
         method: Soseleto | None = None,
         optimizer: Optimizer | None = None,
         reducer: Reducer | None = None,
+        join: JoinBatches | None = None,
     ) -> None:
+        if join is not None and target_loss is not None:
+            raise UsageError("join lets source and target share a pass, which needs one loss: leave target_loss out.")
         self._method = method or Soseleto()
-        self._losses = LoopLosses(loss, target_loss or loss)
+        self._losses = LoopLosses(loss, target_loss or loss, join)
         of_source, of_target = _names(model, source_head, "source_head"), _names(model, target_head, "target_head")
         self._sharing = Sharing(reducer or Single())
         if sharded_modules(model):

@@ -445,6 +445,18 @@ def test_detached_statistics_are_those_of_the_source_batch() -> None:
     torch.testing.assert_close(found.alignment, right.alignment)
 
 
+@pytest.mark.parametrize(("norm", "joined"), [(nn.BatchNorm1d(7, affine=False), False), (nn.LayerNorm(7), True)])
+def test_a_model_with_dropout_shares_a_pass_only_without_statistics_of_the_batch(norm: nn.Module, joined: bool) -> None:
+    """Its draws differ between passes of different sizes, and must not hide that its losses do."""
+    torch.manual_seed(0)
+    model = nn.Sequential(norm, nn.Dropout(0.5), nn.Linear(7, CLASSES)).double()
+    source = Batch(torch.arange(8), vectors(), torch.randint(CLASSES, (8,)))
+    target = Batch(torch.arange(4), vectors(4) + 1, torch.randint(CLASSES, (4,)))
+    engine = LayerwiseEngine()
+    engine.passes(Step(model, NoisyLosses(), source, target, lambda found: found, torch.ones(8, dtype=torch.float64)))
+    assert (model not in engine._apart) is joined
+
+
 @pytest.mark.parametrize("engine", ["layerwise", "forward", "loop"])
 def test_only_the_target_gradients_asked_for_are_returned(engine: str) -> None:
     torch.manual_seed(0)

@@ -15,6 +15,7 @@ from soseleto.engines.contract import as_loss_vector
 from soseleto.errors import UsageError
 
 PerExampleLoss = Callable[[Any, Any], Tensor]  # loss(model, batch) -> (B,)
+JoinBatches = Callable[[Any, Any], Any]  # of source and target to one batch, source first; None where they cannot join
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,10 @@ class LoopLosses:
 
     source_loss: PerExampleLoss
     target_loss: PerExampleLoss
+    join: JoinBatches | None = None
     forward: Callable[[], Any] = field(default=nullcontext)
     factor: Tensor | None = None
+    _last: tuple[Batch, Batch, Any] | None = None
 
     def source(self, model: nn.Module, batch: Batch) -> Tensor:
         losses = self._of(self.source_loss, model, batch)
@@ -47,10 +50,19 @@ class LoopLosses:
         return self._of(self.target_loss, model, batch)
 
     def can_join(self, source: Batch, target: Batch) -> bool:
-        return False  # nothing is known about the structure of the user's batches
+        # Nothing is known about the structure of the user's batches, unless the user can join them.
+        return self.join is not None and self._joined(source, target) is not None
 
     def joint(self, model: nn.Module, source: Batch, target: Batch) -> Tensor:
-        raise AssertionError("batches of the user's own are not joined")
+        n = len(source) + len(target)
+        return self.source(model, LoopBatch(source.index.new_zeros(n), self._joined(source, target), source.index))
+
+    def _joined(self, source: Batch, target: Batch) -> Any:
+        """Both as one batch; made once for each pair."""
+        assert self.join is not None
+        if self._last is None or self._last[0] is not source or self._last[1] is not target:
+            self._last = source, target, self.join(source.inputs, target.inputs)
+        return self._last[2]
 
     def _of(self, loss: PerExampleLoss, model: nn.Module, batch: Batch) -> Tensor:
         with self.forward():
@@ -70,7 +82,7 @@ class LoopLosses:
             with torch.autocast(device.type, enabled=False) if cast else nullcontext():
                 yield
         finally:
-            self.forward, self.factor = nullcontext, None
+            self.forward, self.factor, self._last = nullcontext, None, None
 
 
 def batch_length(batch: Any) -> int:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from soseleto.engines.autograd import add_gradients, gradient, target_first
 from soseleto.engines.contract import (
@@ -248,16 +249,21 @@ class _Alone:
 def _joins(step: Step, joint: _Alone, tolerance: float) -> bool:
     """Whether the source's losses and gradients of a joint pass are those of the source alone.
 
-    True for models that draw at random.
+    A model that draws at random draws other numbers for other sizes: there they must be those of a joint pass with
+    other inputs on the target's side.
     """
+    if not (all_finite(joint.gradient) and bool(joint.losses.isfinite().all())):  # guards report them
+        return True
     with unchanged(step.model), torch.enable_grad(), uncompiled(step.model):
         before = torch.get_rng_state(), _gpu_state(joint.losses)
         losses = step.losses.source(step.model, step.source)
         now = torch.get_rng_state(), _gpu_state(losses)
-    if not all(map(torch.equal, now, before)) or not (
-        all_finite(joint.gradient) and bool(joint.losses.isfinite().all())
-    ):
-        return True
+    if not all(map(torch.equal, now, before)):
+        other = _with_inputs_of(step.source, step.target)
+        if other is None or not step.losses.can_join(step.source, other):
+            return False
+        with unchanged(step.model), torch.enable_grad(), uncompiled(step.model):
+            losses = step.losses.joint(step.model, step.source, other)[: len(step.source)]
     alone = _Alone.of(losses, step.model)
     apart = (alone.losses - joint.losses).abs().max()
     try:
@@ -265,6 +271,18 @@ def _joins(step: Step, joint: _Alone, tolerance: float) -> bool:
     except Inexact:
         return False
     return bool(apart <= min(tolerance, SAME_LOSSES) * alone.losses.abs().max())
+
+
+def _with_inputs_of(source: Any, target: Any) -> Any:
+    """The target batch with inputs of source examples; None if the structure of a batch is not known."""
+    if not hasattr(source, "inputs") or not hasattr(target, "inputs"):
+        return None
+    places = torch.arange(len(target)) % len(source)
+
+    def rows(x: Any) -> Any:
+        return x[places.to(x.device)] if isinstance(x, Tensor) and len(x.shape) and len(x) == len(source) else x
+
+    return replace(target, inputs=tree_map(rows, source.inputs))
 
 
 def _gpu_state(like: Tensor) -> Tensor:

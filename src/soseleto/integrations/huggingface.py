@@ -1,0 +1,296 @@
+"""Source weights in Hugging Face's ``Trainer``, and in trainers made from it.
+
+    trainer = SoseletoTrainer(model, args, train_dataset=doubtful, target_dataset=trusted, data_collator=collator)
+    trainer.train()
+    trainer.weights  # one for each example of train_dataset
+
+Everything else is the Trainer's own: optimizer, schedule, accumulation, precision, evaluation, checkpoints and resume.
+``SelectionMixin`` makes the same of another trainer: ``class SelectingSFTTrainer(SelectionMixin, trl.SFTTrainer)``.
+Needs transformers: ``pip install 'soseleto[transformers]'``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Trainer
+
+from soseleto.algorithm import Soseleto
+from soseleto.errors import UsageError
+from soseleto.integrations.target_batches import Numbered, TargetBatches
+from soseleto.parallel.reducer import Ranks, Single
+from soseleto.selection import Selection
+from soseleto.task.loop_losses import PerExampleLoss
+
+FILE = "selection.pt"  # in a checkpoint of the Trainer
+INDEX = "soseleto_index"
+IGNORED = -100  # a token without a label
+PADDING = {"attention_mask": 0, "token_type_ids": 0, "labels": IGNORED, "special_tokens_mask": 1}
+GENERATES = ("ForCausalLM", "ForConditionalGeneration")  # transformers' kinds of loss
+PER_TOKEN = ("ForMaskedLM", "ForTokenClassification")
+PER_EXAMPLE = tuple(f"For{what}Classification" for what in ("Sequence", "Image", "Video", "Audio"))
+
+
+class SelectionMixin:
+    """What makes a ``transformers.Trainer`` learn a weight for each example of its ``train_dataset``.
+
+    Args:
+        target_dataset: the trusted examples, in the form of ``train_dataset``.
+        target_batch_size: how many of them a step takes on each device; an eighth of the training batch, at least 2.
+        per_example_loss: ``loss(model, inputs) -> (B,)``; by default that of the model's kind (see ``default_loss``).
+        method: ``Soseleto(...)`` with settings of its own.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        target_dataset: Any,
+        target_batch_size: int | None = None,
+        per_example_loss: PerExampleLoss | None = None,
+        method: Soseleto | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        _require_plain(self)
+        if not hasattr(target_dataset, "__len__") or not hasattr(self.train_dataset, "__len__"):
+            raise UsageError("train_dataset and target_dataset need a length and places: streams are not supported.")
+        self.target_dataset = target_dataset
+        self.per_example_loss = per_example_loss or default_loss(self.model)
+        self.method = method
+        self._target_batch_size = target_batch_size
+        self._selection: Selection | None = None
+        self._targets: TargetBatches | None = None
+        self._saved: dict[str, Any] | None = None
+        self._numbers: dict[str, Tensor] = {}
+
+    @property
+    def selection(self) -> Selection:
+        """Weights, scores and visits; there is none before the first step."""
+        if self._selection is None:
+            raise UsageError("no weights yet: call train() first.")
+        return self._selection
+
+    @property
+    def weights(self) -> Tensor:
+        """One weight for each example of ``train_dataset``."""
+        return self.selection.weights
+
+    def with_weights(self, dataset: Any = None) -> Any:
+        """A ``datasets.Dataset`` with the columns ``weight`` and ``score``; that of the training by default."""
+        dataset = self.train_dataset if dataset is None else dataset
+        if not hasattr(dataset, "add_column"):
+            raise UsageError(
+                f"with_weights takes a datasets.Dataset, got {type(dataset).__name__}: read trainer.weights instead."
+            )
+        if len(dataset) != len(self.weights):
+            raise UsageError(f"the data set has {len(dataset)} examples and there are {len(self.weights)} weights.")
+        dataset = dataset.add_column("weight", self.weights.tolist())
+        return dataset.add_column("score", self.selection.scores.tolist())
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """The weighted source gradient in ``.grad``; the weights of the batch's examples move."""
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        index = inputs.pop(INDEX)
+        targets = self._begin(model)
+        with self.compute_loss_context_manager():
+            self._numbers = self.selection.backward(
+                inputs,
+                self._prepare_inputs(next(targets)),
+                index=index,
+                scale=1.0 / self.current_gradient_accumulation_steps,
+                scaler=self.accelerator.scaler,
+            )
+        return self._numbers["source_loss"].detach() / self.current_gradient_accumulation_steps
+
+    def _begin(self, model: nn.Module) -> TargetBatches:
+        """Selection and target batches, made at the first step, when model and optimizer are where they stay."""
+        if self._targets is None:
+            plain, ranks = self.accelerator.unwrap_model(model), self.accelerator.num_processes
+            reducer = Single() if ranks == 1 else Ranks(self.args.device)
+            self._selection = Selection(
+                plain,
+                n_source=len(self.train_dataset),
+                loss=self.per_example_loss,
+                method=self.method,
+                optimizer=self.optimizer.optimizer,
+                reducer=reducer,
+                join=Join(getattr(self.processing_class, "pad_token_id", None)),
+            )
+            size = self._target_batch_size or max(2, self._train_batch_size // 8)
+            target = _of_columns(self, self.target_dataset)
+            collate, rank = _collator(self, self.data_collator), self.accelerator.process_index
+            self._targets = TargetBatches(target, size, collate, seed=self.args.seed, rank=rank, ranks=ranks)
+            if self._saved is not None:
+                self._selection.load_state_dict(self._saved["selection"])
+                self._targets.drawn, self._saved = int(self._saved["targets"]), None
+        return self._targets
+
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable[[Any], Any] | None = None,
+        is_training: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As the Trainer's; a batch for training also has the places of its examples, whatever columns are removed."""
+        make = super()._get_dataloader  # type: ignore[misc]
+        if not is_training:
+            return make(dataset, description, batch_size, sampler_fn, is_training, **kwargs)
+        own, sampler = self.data_collator, sampler_fn and (lambda _: sampler_fn(dataset))
+        self.data_collator = _WithIndex(_collator(self, own))
+        try:
+            return make(Numbered(_of_columns(self, dataset)), description, batch_size, sampler, is_training, **kwargs)
+        finally:
+            self.data_collator = own
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "loss" in logs and self._numbers:
+            logs = {
+                **logs,
+                "target_loss": float(self._numbers["target_loss"]),
+                "mean_weight": float(self.weights.mean()),
+            }
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+        if self.args.should_save and self._selection is not None and self._targets is not None:
+            state = {"selection": self._selection.state_dict(), "targets": self._targets.drawn}
+            path = os.path.join(output_dir, FILE)
+            torch.save(state, path + ".part")
+            os.replace(path + ".part", path)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        if checkpoint is None:
+            return
+        path = os.path.join(checkpoint, FILE)
+        if not os.path.exists(path):
+            raise UsageError(
+                f"{checkpoint} has no {FILE}: it was not written by this trainer, so train from the start."
+            )
+        self._saved = torch.load(path, map_location="cpu", weights_only=True)
+        self._targets = None
+
+
+class SoseletoTrainer(SelectionMixin, Trainer):
+    """``transformers.Trainer`` with source selection: ``train_dataset`` is the source, ``target_dataset`` the target.
+
+    Its arguments are those of ``Trainer`` and of ``SelectionMixin``.
+    """
+
+
+def default_loss(model: nn.Module) -> PerExampleLoss:
+    """One loss per example for the model's kind: classes, several labels, numbers, or the mean over its tokens."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kind, config = getattr(base, "loss_type", None), getattr(base, "config", None)
+    if kind in PER_EXAMPLE:
+        return _PerExample(getattr(config, "problem_type", None))
+    if kind in GENERATES or kind in PER_TOKEN:
+        return _PerToken(generates=kind in GENERATES, takes_labels=bool(getattr(config, "is_encoder_decoder", False)))
+    raise UsageError(
+        f"the loss of one example is not known for {type(base).__name__}: "
+        "give per_example_loss=, a function of model and inputs that returns one loss per example."
+    )
+
+
+class _PerExample:
+    """As transformers' ``ForSequenceClassificationLoss``, without the mean over examples."""
+
+    def __init__(self, problem: str | None) -> None:
+        self._problem = problem
+
+    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        labels = inputs["labels"]
+        logits = model(**{name: value for name, value in inputs.items() if name != "labels"}).logits.float()
+        if self._problem == "multi_label_classification" or (self._problem is None and labels.ndim == 2):
+            return F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").mean(1)
+        if self._problem == "regression" or logits.shape[-1] == 1:
+            wanted = labels.float().reshape(len(labels), -1)
+            return (logits.reshape(len(labels), -1) - wanted).square().mean(1)
+        return F.cross_entropy(logits, labels.view(-1), reduction="none")
+
+
+class _PerToken:
+    """The mean over the tokens of an example that have a label.
+
+    takes_labels: an encoder with a decoder makes the decoder's inputs from the labels, shifted by one.
+    """
+
+    def __init__(self, *, generates: bool, takes_labels: bool) -> None:
+        self._settings = {"use_cache": False} if generates else {}
+        self._shifted, self._takes_labels = generates and not takes_labels, takes_labels
+
+    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        labels = inputs["labels"]
+        given = {name: value for name, value in inputs.items() if name != "labels" or self._takes_labels}
+        logits = model(**given, **self._settings).logits.float()
+        if self._shifted:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED)
+        counts = (labels != IGNORED).sum(1)
+        return losses.view_as(labels).sum(1) / counts.clamp_min(1)
+
+
+class Join:
+    """Two batches as one, so that source and target share a pass; None where the way to pad a tensor is not known.
+
+    A model does not see padding, since the attention mask is part of the batch.
+    """
+
+    def __init__(self, pad_token: int | None) -> None:
+        self._padding = PADDING if pad_token is None else {**PADDING, "input_ids": pad_token}
+
+    def __call__(self, source: Any, target: Any) -> Any:
+        if not isinstance(source, Mapping) or source.keys() != target.keys():
+            return None
+        joined = {}
+        for name, one in source.items():
+            other = target[name]
+            if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.ndim != other.ndim:
+                return None
+            if one.shape[1:] != other.shape[1:]:
+                if one.ndim != 2 or name not in self._padding or "attention_mask" not in source:
+                    return None
+                length, fill = max(one.shape[1], other.shape[1]), self._padding[name]
+                one, other = (F.pad(part, (0, length - part.shape[1]), value=fill) for part in (one, other))
+            joined[name] = torch.cat([one, other])
+        return joined
+
+
+class _WithIndex:
+    """The trainer's collator on items with their places."""
+
+    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, items: Sequence[tuple[int, Any]]) -> dict[str, Any]:
+        return {**self._collate([item for _, item in items]), INDEX: torch.tensor([i for i, _ in items])}
+
+
+def _collator(trainer: Any, collate: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
+    """The collator, without the columns that the model does not take."""
+    return trainer._get_collator_with_removed_columns(collate, description="training")
+
+
+def _of_columns(trainer: Any, dataset: Any) -> Any:
+    """The data set without the columns that the model does not take, where they can be dropped before reading."""
+    return trainer._remove_unused_columns(dataset) if hasattr(dataset, "remove_columns") else dataset
+
+
+def _require_plain(trainer: Any) -> None:
+    """Whole models only: one device, or a copy on each rank."""
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        raise UsageError("SoseletoTrainer needs a whole model on each device: turn FSDP and DeepSpeed off.")
+    if trainer.args.n_gpu > 1:
+        raise UsageError(
+            f"this process sees {trainer.args.n_gpu} GPUs: start one for each by accelerate launch or torchrun."
+        )
