@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Trainer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError
@@ -36,12 +37,23 @@ PER_TOKEN = ("ForMaskedLM", "ForTokenClassification")
 PER_EXAMPLE = tuple(f"For{what}Classification" for what in ("Sequence", "Image", "Video", "Audio"))
 
 
-class SelectionMixin:
+if TYPE_CHECKING:
+
+    class _AnyTrainer:
+        """What a Trainer offers to the mixin."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _AnyTrainer = object
+
+
+class SelectionMixin(_AnyTrainer):
     """What makes a ``transformers.Trainer`` learn a weight for each example of its ``train_dataset``.
 
     Args:
         target_dataset: the trusted examples, in the form of ``train_dataset``.
-        target_batch_size: how many of them a step takes on each device; an eighth of the training batch, at least 2.
+        target_batch_size: how many of them a step takes on each device; an eighth of the training batch, at least 8.
         per_example_loss: ``loss(model, inputs) -> (B,)``; by default that of the model's kind (see ``default_loss``).
         method: ``Soseleto(...)`` with settings of its own.
     """
@@ -66,7 +78,7 @@ class SelectionMixin:
         self._selection: Selection | None = None
         self._targets: TargetBatches | None = None
         self._saved: dict[str, Any] | None = None
-        self._numbers: dict[str, Tensor] = {}
+        self._target_losses: list[Tensor] = []  # since the last log
 
     @property
     def selection(self) -> Selection:
@@ -99,14 +111,15 @@ class SelectionMixin:
         index = inputs.pop(INDEX)
         targets = self._begin(model)
         with self.compute_loss_context_manager():
-            self._numbers = self.selection.backward(
+            numbers = self.selection.backward(
                 inputs,
                 self._prepare_inputs(next(targets)),
                 index=index,
                 scale=1.0 / self.current_gradient_accumulation_steps,
                 scaler=self.accelerator.scaler,
             )
-        return self._numbers["source_loss"].detach() / self.current_gradient_accumulation_steps
+        self._target_losses.append(numbers["target_loss"])
+        return numbers["source_loss"].detach() / self.current_gradient_accumulation_steps
 
     def _begin(self, model: nn.Module) -> TargetBatches:
         """Selection and target batches, made at the first step, when model and optimizer are where they stay."""
@@ -122,7 +135,7 @@ class SelectionMixin:
                 reducer=reducer,
                 join=Join(getattr(self.processing_class, "pad_token_id", None)),
             )
-            size = self._target_batch_size or max(2, self._train_batch_size // 8)
+            size = self._target_batch_size or max(8, self._train_batch_size // 8)
             target = _of_columns(self, self.target_dataset)
             collate, rank = _collator(self, self.data_collator), self.accelerator.process_index
             self._targets = TargetBatches(target, size, collate, seed=self.args.seed, rank=rank, ranks=ranks)
@@ -152,12 +165,12 @@ class SelectionMixin:
             self.data_collator = own
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        if "loss" in logs and self._numbers:
-            logs = {
-                **logs,
-                "target_loss": float(self._numbers["target_loss"]),
-                "mean_weight": float(self.weights.mean()),
-            }
+        if "loss" in logs and self._target_losses:
+            target_loss, mean_weight = torch.stack(self._target_losses).mean(), self.weights.mean()
+            logs, self._target_losses = (
+                {**logs, "target_loss": float(target_loss), "mean_weight": float(mean_weight)},
+                [],
+            )
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -174,14 +187,12 @@ class SelectionMixin:
             return
         path = os.path.join(checkpoint, FILE)
         if not os.path.exists(path):
-            raise UsageError(
-                f"{checkpoint} has no {FILE}: it was not written by this trainer, so train from the start."
-            )
+            raise UsageError(f"{checkpoint} has no {FILE}, so another trainer wrote it: train from the start.")
         self._saved = torch.load(path, map_location="cpu", weights_only=True)
         self._targets = None
 
 
-class SoseletoTrainer(SelectionMixin, Trainer):
+class SoseletoTrainer(SelectionMixin, Trainer):  # type: ignore[misc]
     """``transformers.Trainer`` with source selection: ``train_dataset`` is the source, ``target_dataset`` the target.
 
     Its arguments are those of ``Trainer`` and of ``SelectionMixin``.
@@ -192,6 +203,8 @@ def default_loss(model: nn.Module) -> PerExampleLoss:
     """One loss per example for the model's kind: classes, several labels, numbers, or the mean over its tokens."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     kind, config = getattr(base, "loss_type", None), getattr(base, "config", None)
+    if type(base).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():  # such as GPT2LMHeadModel
+        kind = GENERATES[0]
     if kind in PER_EXAMPLE:
         return _PerExample(getattr(config, "problem_type", None))
     if kind in GENERATES or kind in PER_TOKEN:

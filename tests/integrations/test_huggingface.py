@@ -1,0 +1,274 @@
+"""SoseletoTrainer with the real Trainer: weights, precision, accumulation, evaluation, checkpoints, ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers")
+datasets = pytest.importorskip("datasets")
+
+from soseleto import Selection  # noqa: E402
+from soseleto.errors import UsageError  # noqa: E402
+from soseleto.integrations.huggingface import INDEX, Join, SelectionMixin, SoseletoTrainer, default_loss  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+CLASSES, WORDS = 2, 40
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+def bert(*, dropout: float = 0.0, seed: int = 0, **settings: Any) -> Any:
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(
+        vocab_size=WORDS, num_labels=CLASSES, max_position_embeddings=16, **TINY, **settings,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config)
+
+
+def texts(n: int, seed: int, *, wrong: int = 0) -> Any:
+    """Words above WORDS/2 mean class 1; the first ``wrong`` labels are flipped; lengths differ."""
+    seeded = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (n,), generator=seeded)
+    rows = []
+    for label in labels.tolist():
+        length = int(torch.randint(4, 9, (), generator=seeded))
+        rows.append((torch.randint(3, WORDS // 2, (length,), generator=seeded) + label * (WORDS // 2 - 2)).tolist())
+    given = [1 - y if i < wrong else y for i, y in enumerate(labels.tolist())]
+    return datasets.Dataset.from_dict({"input_ids": rows, "label": given, "note": ["unused"] * n})
+
+
+def collate(features: list[dict[str, Any]]) -> dict[str, Tensor]:
+    length = max(len(f["input_ids"]) for f in features)
+    ids = torch.tensor([f["input_ids"] + [0] * (length - len(f["input_ids"])) for f in features])
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids != 0).long(),
+        "labels": torch.tensor([f["label"] for f in features]),
+    }
+
+
+def trainer(folder: Path, model: Any = None, **kwargs: Any) -> Any:
+    settings = {"per_device_train_batch_size": 8, "num_train_epochs": 1, "learning_rate": 5e-3, "report_to": []}
+    settings |= {"save_strategy": "no", "logging_steps": 2, "disable_tqdm": True, "use_cpu": True, "seed": 3}
+    settings |= kwargs.pop("args", {})
+    made = {"train_dataset": texts(48, 0, wrong=12), "target_dataset": texts(16, 1), "data_collator": collate}
+    args = transformers.TrainingArguments(str(folder), **settings)
+    return SoseletoTrainer(bert() if model is None else model, args, **(made | kwargs))
+
+
+def test_weights_find_the_wrong_labels(tmp_path: Path) -> None:
+    trained = trainer(
+        tmp_path, args={"num_train_epochs": 7, "learning_rate": 0.01, "logging_steps": 10}, eval_dataset=texts(32, 2)
+    )
+    trained.train()
+    weights = trained.weights
+    assert weights.shape == (48,)
+    assert (trained.selection.visits == 7).all()
+    assert trained.selection.engine == "layerwise"
+    assert trained.selection.scores[:12].mean() < trained.selection.scores[12:].mean()
+    assert weights[:12].mean() < weights[12:].mean() - 0.1
+    logs = [entry for entry in trained.state.log_history if "target_loss" in entry]
+    assert all(0.0 < entry["target_loss"] < 3.0 for entry in logs)
+    assert 0.0 <= logs[-1]["mean_weight"] <= 1.0
+    assert trained.evaluate()["eval_loss"] < 0.7  # batches of evaluation have no index
+    table = trained.with_weights()
+    assert table["weight"] == pytest.approx(weights.tolist())
+    assert "note" in table.column_names
+
+
+def test_a_step_is_that_of_selection(tmp_path: Path) -> None:
+    """With accumulation over two batches: the same gradients and weights as by hand."""
+    one, other, seen = bert(), bert(), []
+
+    class Watched(SoseletoTrainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+            seen.append({name: value.clone() for name, value in inputs.items()})
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    args = transformers.TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=8, gradient_accumulation_steps=2, max_steps=2, optim="sgd", seed=3,
+        learning_rate=0.1, lr_scheduler_type="constant", max_grad_norm=0.0, report_to=[], use_cpu=True,
+        save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    watched = Watched(
+        one, args, train_dataset=texts(48, 0), target_dataset=texts(16, 1), data_collator=collate, target_batch_size=4
+    )
+    targets: list[Any] = []
+    begin = watched._begin
+
+    def kept(model: Any) -> Any:
+        made = begin(model)
+        draw = made.__class__.__next__
+        return type("Kept", (), {"__next__": lambda self: targets.append(draw(made)) or targets[-1]})()
+
+    watched._begin = kept
+    watched.train()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    other.train()
+    selection = Selection(other, n_source=48, loss=default_loss(other), optimizer=optimizer)
+    for step, (inputs, target) in enumerate(zip(seen, targets, strict=True)):
+        index = inputs.pop(INDEX)
+        selection.backward(inputs, target, index=index, scale=0.5)
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(seen) == 4
+    for mine, by_hand in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, by_hand, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(watched.weights, selection.weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_resumed_training_has_the_same_weights(tmp_path: Path, dropout: float) -> None:
+    """Dropout draws from the generators that the Trainer saves."""
+    whole = trainer(tmp_path / "whole", bert(dropout=dropout), args={"max_steps": 8})
+    whole.train()
+    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 5}
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 6  # one step after the checkpoint
+
+    trainer(tmp_path / "cut", bert(dropout=dropout), args=settings, callbacks=[Stop()]).train()
+    again = trainer(tmp_path / "cut", bert(dropout=dropout, seed=9), args=settings)
+    again.train(resume_from_checkpoint=True)
+    torch.testing.assert_close(again.weights, whole.weights, rtol=0, atol=0)
+    torch.testing.assert_close(again.selection.scores, whole.selection.scores, rtol=0, atol=0)
+    for mine, right in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, right, rtol=0, atol=0)
+
+
+def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
+    args = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    plain = transformers.TrainingArguments(
+        str(tmp_path), **args, per_device_train_batch_size=8, report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    transformers.Trainer(bert(), plain, train_dataset=texts(16, 0), data_collator=collate).train()
+    with pytest.raises(UsageError, match=r"has no selection\.pt, so another trainer wrote it"):
+        trainer(tmp_path, args=args, train_dataset=texts(16, 0)).train(resume_from_checkpoint=True)
+
+
+def test_bfloat16_and_group_by_length(tmp_path: Path) -> None:
+    trained = trainer(tmp_path, args={"bf16": True, "max_steps": 3, "train_sampling_strategy": "group_by_length"})
+    trained.train()
+    assert trained.weights.isfinite().all()
+
+
+def test_a_generating_model_has_a_loss_per_sequence() -> None:
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=30, n_positions=12, n_embd=8, n_layer=1, n_head=2)
+    ).eval()
+    ids = torch.randint(3, 30, (4, 9))
+    labels = ids.masked_fill(torch.arange(9) > torch.tensor([[8], [6], [4], [2]]), -100)
+    losses = default_loss(model)(model, {"input_ids": ids, "labels": labels})
+    for i in range(4):
+        right = model(input_ids=ids[i : i + 1], labels=labels[i : i + 1]).loss
+        torch.testing.assert_close(losses[i], right)
+
+
+def test_an_encoder_with_a_decoder_has_a_loss_per_sequence() -> None:
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=30, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    ids, labels = torch.randint(3, 30, (3, 7)), torch.randint(3, 30, (3, 5))
+    labels[1, 3:] = -100
+    losses = default_loss(model)(model, {"input_ids": ids, "labels": labels})
+    for i in range(3):
+        right = model(input_ids=ids[i : i + 1], labels=labels[i : i + 1]).loss
+        torch.testing.assert_close(losses[i], right)
+
+
+@pytest.mark.parametrize(
+    ("problem", "labels"),
+    [
+        ("multi_label_classification", torch.tensor([[1.0, 0.0], [1.0, 1.0]])),
+        ("regression", torch.tensor([[0.5, 1.0], [2.0, -1.0]])),
+    ],
+)
+def test_other_kinds_of_labels(problem: str, labels: Tensor) -> None:
+    model = bert(problem_type=problem).eval()
+    ids = torch.randint(3, WORDS, (2, 5))
+    losses = default_loss(model)(model, {"input_ids": ids, "labels": labels})
+    for i in range(2):
+        torch.testing.assert_close(losses[i], model(input_ids=ids[i : i + 1], labels=labels[i : i + 1]).loss)
+
+
+def test_a_model_of_an_unknown_kind_needs_a_loss() -> None:
+    with pytest.raises(UsageError, match="not known for BertModel: give per_example_loss="):
+        default_loss(transformers.BertModel(transformers.BertConfig(vocab_size=WORDS, **TINY)))
+
+
+def test_joined_batches_are_padded_by_what_each_column_means() -> None:
+    one, other = (collate([texts(3, seed)[i] for i in range(3)]) for seed in (0, 5))
+    other = {name: value[:, :4] if value.ndim == 2 else value for name, value in other.items()}
+    both = Join(pad_token=7)(one, other)
+    assert both["labels"].tolist() == [*one["labels"].tolist(), *other["labels"].tolist()]
+    assert (both["attention_mask"][3:, 4:] == 0).all()
+    assert (both["input_ids"][3:, 4:] == 7).all()
+    assert Join(pad_token=None)(one, other) is None  # nobody knows how to pad
+    assert Join(pad_token=7)(one, {**other, "more": other["labels"]}) is None
+
+
+def test_streams_are_refused(tmp_path: Path) -> None:
+    stream = texts(8, 0).to_iterable_dataset()
+    with pytest.raises(UsageError, match="streams are not supported"):
+        trainer(tmp_path, target_dataset=stream)
+
+
+RANKS = """
+import sys, torch
+sys.path.insert(0, sys.argv[2])
+from test_huggingface import bert, collate, texts, SoseletoTrainer, transformers
+args = transformers.TrainingArguments(sys.argv[1], per_device_train_batch_size=int(sys.argv[3]), max_steps=3, seed=3,
+    optim="sgd", learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True)
+t = SoseletoTrainer(bert(), args, train_dataset=texts(48, 0), target_dataset=texts(16, 1), data_collator=collate,
+    target_batch_size=int(sys.argv[3]) // 2)
+t.train()
+if args.process_index == 0:
+    torch.save({"weights": t.weights, "visits": t.selection.visits}, sys.argv[1] + "/found.pt")
+"""
+
+
+def test_two_ranks_share_the_weights(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANKS, "utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path), str(Path(__file__).parent), "8"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = torch.load(tmp_path / "found.pt")
+    assert found["weights"].shape == (48,)
+    assert (found["visits"] == 1).all()  # three steps of two ranks with eight examples each
+    assert found["weights"].unique().numel() > 2
+
+
+def test_the_mixin_goes_with_other_trainers(tmp_path: Path) -> None:
+    class Other(transformers.Trainer):
+        pass
+
+    class Selecting(SelectionMixin, Other):
+        pass
+
+    args = transformers.TrainingArguments(
+        str(tmp_path), max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no"
+    )
+    made = Selecting(bert(), args, train_dataset=texts(8, 0), target_dataset=texts(4, 1), data_collator=collate)
+    with pytest.raises(UsageError, match=r"call train\(\) first"):
+        _ = made.weights
+    made.train()
+    assert made.weights.shape == (8,)
