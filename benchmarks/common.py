@@ -16,9 +16,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soseleto.algorithm import Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.experiments.results import commit
+from soseleto.extensions import (
+    at_temperature,
+    centred,
+    chain,
+    hold_when_vanished,
+    last_layer,
+    scale_by_rms,
+    unit_length,
+    whitened,
+    without_own_error,
+)
 from soseleto.models.architectures import quick, resnet18
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task
@@ -90,6 +102,7 @@ class Case:
     precision: torch.dtype | None = None
     engine: str = "auto"
     channels_last: bool = False  # always, whatever --channels-last says
+    method: Soseleto | None = None  # instead of the default, with the engine
 
     def batch(self, n: int, device: torch.device) -> Batch:
         return Batch(torch.arange(n, device=device), self.inputs(n).to(device), torch.randint(10, (n,)).to(device))
@@ -143,6 +156,30 @@ def batch_norm_cases() -> list[Case]:
         Case(name + ending, make, 256, 32, inputs, torch.bfloat16, engine, channels_last=True)
         for ending, engine in (("", "auto"), (", statistics held", "held_statistics_and_gradient"))
         for name, make, inputs in models
+    ]
+
+
+def last_layer_cases() -> list[Case]:
+    """ResNet-18 with BatchNorm in bf16 and channels last: weights and scores by last-layer alignments, no engine."""
+    rest = (unit_length(), at_temperature(), without_own_error())
+    weights = chain(last_layer(), scale_by_rms(), hold_when_vanished())
+    scores = {
+        ", last layer": None,
+        ", last layer, scores centred": last_layer(centred(), *rest),
+        ", last layer, scores whitened": last_layer(whitened(), *rest),
+    }
+    return [
+        Case(
+            f"ResNet-18 BatchNorm{name}",
+            lambda: resnet18(norm=nn.BatchNorm2d),
+            256,
+            32,
+            images,
+            torch.bfloat16,
+            channels_last=True,
+            method=Soseleto(alignment=weights, scores=form),
+        )
+        for name, form in scores.items()
     ]
 
 

@@ -21,8 +21,9 @@ argument, each with its own state: see ``soseleto.extensions``.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from soseleto.engines.contract import Coefficients
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
 from soseleto.extensions.renamed import explains_old_names
+from soseleto.task.last_layer import WatchedLosses, watched
 from soseleto.task.piece import Alignment, DirectionPiece, Piece, SourceLossPiece, Step
 from soseleto.task.state import Evaluated, Moved, SoseletoState, without_alignments
 from soseleto.task.task import Task, optimizer_and_schedule, take_step
@@ -52,10 +54,12 @@ class Soseleto:
         alignment as it is, and is the paper's λ_α λ_p/nˢ.
     initial_weight: where every α starts.
     direction: what source gradients are compared with: ``running_mean``, or ``last_batch``, the paper's ∂L_t/∂θ.
-    alignment: pieces that change the alignments before they move weights and scores, in order.
+    alignment: pieces that change the alignments before they move weights and scores, in order. ``last_layer`` makes
+        alignments of its own, without engine and direction.
     source_loss: ``normalized`` is Σαℓ/Σα, ``mean`` the paper's mean(αℓ), ``label_doubt`` a posterior of the label.
     gradients: pieces that change the gradients before the optimizer sees them, in order.
-    scores: ``None`` is the running mean of an example's alignments; ``pooled_by_class`` shrinks it towards its class.
+    scores: ``None`` is the running mean of an example's alignments; ``pooled_by_class`` shrinks it towards its class,
+        and ``last_layer`` gives the scores a form of their own, whatever moves the weights.
     weights_first: move α before θ, as the authors' notebook does; the paper moves θ with the old α.
     engine: how alignments are computed.
 
@@ -90,14 +94,33 @@ class Soseleto:
             )
         for slot in SLOTS:
             piece = getattr(self, slot)
-            if piece is not None and getattr(piece, "slot", None) not in (slot, ""):
+            allowed = ("scores", "alignment", "") if slot == "scores" else (slot, "")
+            if piece is not None and getattr(piece, "slot", None) not in allowed:
                 raise UsageError(f"{slot}={piece!r} is not possible: take a piece for {slot} from soseleto.extensions.")
+        self._check_last_layer()
         if self.weights_first and (self.alignment.needs_losses or self.source_loss.needs_losses):
             raise UsageError("weights_first cannot wait for the losses that per_error and label_doubt need: drop one.")
         if self.source_loss.needs_losses and self.alignment.needs_losses:
             raise UsageError("label_doubt and per_error both divide alignments by the network's own error: drop one.")
         if self.gradients.needs_target and not self.direction.looks(1):
             raise UsageError("running_mean(every=...) leaves no target gradient for target_share: drop one.")
+
+    def _check_last_layer(self) -> None:
+        if not self._watched:
+            return
+        if len(self._watched) > 1:
+            raise UsageError(f"last_layer reads one layer in a run, got {sorted(map(str, self._watched))}: name one.")
+        if self.source_loss.needs_losses:
+            raise UsageError("label_doubt changes the residuals that last_layer reads: drop one.")
+        if self.alignment.replaces_engine and (self.direction != running_mean() or self.engine != "auto"):
+            raise UsageError("last_layer makes alignments without direction and engine: leave these out.")
+        if self.weights_first:
+            raise UsageError("weights_first moves the weights before last_layer has seen the step: drop one.")
+
+    @property
+    def _watched(self) -> frozenset[str | None]:
+        """The layers that pieces read."""
+        return self.alignment.watched | (frozenset() if self.scores is None else self.scores.watched)
 
     @property
     def shares_work(self) -> bool:
@@ -114,19 +137,28 @@ class Soseleto:
         """The state without an optimizer, for a training loop that has its own."""
         weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
         slots = {name: getattr(self, name) for name in SLOTS if name != "source_loss"}
+        losses = self.source_loss.losses(task, weights)
         return SoseletoState(
             task=task,
-            losses=self.source_loss.losses(task, weights),
+            losses=watched(losses, task.model, self._watched) if self.weight_step is not None else losses,
             engine=make_engine(self.engine),
             weights=weights,
             pieces={name: piece.init(task) for name, piece in slots.items() if piece is not None},
             looks=self.direction.looks,
+            refresh=self._refresh,
         )
+
+    def _refresh(self, states: Mapping[str, Any]) -> None:
+        """Between steps: what pieces do not compute in every one."""
+        self.alignment.refresh(states["alignment"])
+        if self.scores is not None:
+            self.scores.refresh(states["scores"])
 
     def step(self, state: SoseletoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One iteration: θ, φˢ, α_b and φᵗ move."""
         before = monitoring.copies(state.task.model) if monitor else {}
-        found = self.evaluate(state, source, target, look=monitor or state.kind)  # Qα_b, Rα_b, Qᵀ∂L_t/∂θ, ∂L_t/∂φᵗ
+        look = monitor or state.kind
+        found = self.evaluate(state, source, target, look=look, monitor=monitor)  # Qα_b, Rα_b, Qᵀ∂L_t/∂θ, ∂L_t/∂φᵗ
         take_step(state.task, state, found.gradients)  # θ ← θ − λ_p Qα_b,  φˢ ← φˢ − λ_p Rα_b,  φᵗ ← φᵗ − λ_p ∂L_t/∂φᵗ
         moved = found.moved or self.move(state, found.step, found.rows)  # α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ)
         if monitor and moved is not None:
@@ -134,7 +166,9 @@ class Soseleto:
         state.advance(1)
         return found.numbers
 
-    def evaluate(self, state: SoseletoState, source: Batch, target: Batch, *, look: bool = True) -> Evaluated:
+    def evaluate(
+        self, state: SoseletoState, source: Batch, target: Batch, *, look: bool = True, monitor: bool = False
+    ) -> Evaluated:
         """All that a step needs, at the same θ; with ``look`` the target is evaluated too."""
         task, rows = state.task, state.weights.rows(source.index)  # α_b, with scores and visits
         moved: list[Moved] = []
@@ -146,13 +180,16 @@ class Soseleto:
         first = self.weights_first and self.weight_step is not None
         c = after_moving if first else self.source_loss.coefficients(rows[0], source, task)
         look = look if self.weight_step is not None else bool(task.target_head) or self.gradients.needs_target
-        passes = self.source_loss.finish(self._passes(state, source, target, c, look), state.losses, source, task)
+        passes = self.source_loss.finish(
+            self._passes(state, source, target, c, look, monitor), state.losses, source, task
+        )
         task.guard("source", passes.source_losses, source.index)
         numbers = {"source_loss": task.sharing.mean(passes.source_losses, source)}
         if look:
             task.guard("target", passes.target_losses, target.index)
             numbers["target_loss"] = task.sharing.mean(passes.target_losses, target)
-        step = Step(task, source, target, passes, numbers.get("target_loss"))
+        seen = state.losses.take() if isinstance(state.losses, WatchedLosses) else {}
+        step = Step(task, source, target, passes, numbers.get("target_loss"), seen)
         if look:
             self.alignment.observe(state.pieces["alignment"], step)
         gradients = {name: g for name, g in passes.source_gradient.items() if name not in task.target_head}
@@ -160,11 +197,16 @@ class Soseleto:
         gradients = self.gradients.update(gradients, state.pieces["gradients"], step)
         return Evaluated(step, rows, gradients, numbers, moved[0] if moved else None)
 
-    def _passes(self, state: SoseletoState, source: Batch, target: Batch, c: Coefficients, look: bool) -> Passes:
+    def _passes(
+        self, state: SoseletoState, source: Batch, target: Batch, c: Coefficients, look: bool, monitor: bool
+    ) -> Passes:
         """Losses, gradients and alignments, from as few passes through the model as possible."""
         task, averages = state.task, state.pieces["direction"]
         if self.weight_step is None:
             return without_alignments(task, state.losses, source, target if look else None, c)
+        if self.alignment.replaces_engine:
+            both = monitor or self.gradients.needs_target
+            return without_alignments(task, state.losses, source, target, c, target_gradient_too=both)
         if not look:
             direction, loss = self.direction.last(averages), state.losses.source
             return task.sharing.source_pass(state.engine, task.model, loss, source, direction, c).without_target()
@@ -189,9 +231,12 @@ class Soseleto:
         """α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ); the scores follow."""
         assert self.weight_step is not None
         weight_step, index = self.weight_step * state.lr_left(), step.source.index
-        correction = self.direction.correction(state.pieces["direction"])
-        aligned = self.alignment.update(Alignment(q * correction), state.pieces["alignment"], step)
-        alpha = state.weights.step(index, weight_step * aligned.gate * aligned.moving, aligned.scaled, rows)
-        if self.scores is not None:
-            state.weights.scores[index] = self.scores.update(aligned, state.pieces["scores"], step).to(torch.float32)
+        if not self.alignment.replaces_engine:
+            q = q * self.direction.correction(state.pieces["direction"])
+        aligned = self.alignment.update(Alignment(q), state.pieces["alignment"], step)
+        scored = aligned if self.scores is None else self.scores.update(aligned, state.pieces["scores"], step)
+        of_visit = scored.scaled if isinstance(scored, Alignment) else aligned.scaled
+        alpha = state.weights.step(index, weight_step * aligned.gate * aligned.moving, of_visit, rows)
+        if isinstance(scored, Tensor):  # the scores themselves, not an alignment that joins their mean
+            state.weights.scores[index] = scored.to(torch.float32)
         return Moved(alpha, weight_step, aligned)
