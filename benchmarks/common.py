@@ -31,7 +31,7 @@ from soseleto.extensions import (
     whitened,
     without_own_error,
 )
-from soseleto.models.architectures import quick, resnet18
+from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task
 from soseleto.training.optimizers import sgd
@@ -132,16 +132,16 @@ def cases(device: torch.device, *, full: bool = False) -> list[Case]:
     b, t = (256, 32) if full else (64, 8)
     found = [
         Case("Quick", quick, 256, 32, images),
-        Case("ResNet-18 GroupNorm", lambda: resnet18(width=width), b, t, images),
-        Case("ResNet-18 BatchNorm", lambda: resnet18(width=width, norm=nn.BatchNorm2d), b, t, images),
+        Case("ResNet-18 GroupNorm", lambda: resnet18(width=width, norm=group_norm), b, t, images),
+        Case("ResNet-18 BatchNorm", lambda: resnet18(width=width), b, t, images),
         Case("transformer", lambda: Encoder() if full else Encoder(2, 128), 64, 8, tokens(256 if full else 64)),
     ]
     if gpu:
         found += [
             Case("Quick", quick, 256, 32, images, torch.bfloat16),
-            Case("ResNet-18 GroupNorm", resnet18, b, t, images, torch.bfloat16),
+            Case("ResNet-18 GroupNorm", lambda: resnet18(norm=group_norm), b, t, images, torch.bfloat16),
             Case("transformer", Encoder, 64, 8, tokens(256), torch.bfloat16),
-            Case("ResNet-18 GroupNorm, equal batches", resnet18, 256, 256, images),
+            Case("ResNet-18 GroupNorm, equal batches", lambda: resnet18(norm=group_norm), 256, 256, images),
         ]
     return found
 
@@ -149,7 +149,7 @@ def cases(device: torch.device, *, full: bool = False) -> list[Case]:
 def batch_norm_cases() -> list[Case]:
     """ResNets with BatchNorm in bf16 and channels last: exact alignments, and those with statistics held."""
     models = (
-        ("ResNet-18 BatchNorm", lambda: resnet18(norm=nn.BatchNorm2d), images),
+        ("ResNet-18 BatchNorm", resnet18, images),
         ("ResNet-50 BatchNorm", resnet50, photographs),
     )
     return [
@@ -171,7 +171,7 @@ def last_layer_cases() -> list[Case]:
     return [
         Case(
             f"ResNet-18 BatchNorm{name}",
-            lambda: resnet18(norm=nn.BatchNorm2d),
+            resnet18,
             256,
             32,
             images,
