@@ -30,12 +30,13 @@ from torch import Tensor
 
 from soseleto import monitor as monitoring
 from soseleto.data.batch import Batch
-from soseleto.engines import Engine, Passes, make_engine
+from soseleto.engines import Engine, Losses, Passes, make_engine
 from soseleto.engines.contract import Coefficients
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
 from soseleto.extensions.renamed import explains_old_names
-from soseleto.task.last_layer import WatchedLosses, watched
+from soseleto.task.last_layer import watched
+from soseleto.task.layer_inputs import InputsWatched
 from soseleto.task.piece import Alignment, DirectionPiece, Piece, SourceLossPiece, Step
 from soseleto.task.state import Evaluated, Moved, SoseletoState, without_alignments
 from soseleto.task.task import Task, optimizer_and_schedule, take_step
@@ -97,6 +98,8 @@ class Soseleto:
             allowed = ("scores", "alignment", "") if slot == "scores" else (slot, "")
             if piece is not None and getattr(piece, "slot", None) not in allowed:
                 raise UsageError(f"{slot}={piece!r} is not possible: take a piece for {slot} from soseleto.extensions.")
+        if self.source_loss.needs_losses and (self._watched or self.direction.inputs_of):
+            raise UsageError("label_doubt changes the losses that last_layer and whitened_layers read: drop one.")
         self._check_last_layer()
         if self.weights_first and (self.alignment.needs_losses or self.source_loss.needs_losses):
             raise UsageError("weights_first cannot wait for the losses that per_error and label_doubt need: drop one.")
@@ -110,8 +113,6 @@ class Soseleto:
             return
         if len(self._watched) > 1:
             raise UsageError(f"last_layer reads one layer in a run, got {sorted(map(str, self._watched))}: name one.")
-        if self.source_loss.needs_losses:
-            raise UsageError("label_doubt changes the residuals that last_layer reads: drop one.")
         if self.alignment.replaces_engine and (self.direction != running_mean() or self.engine != "auto"):
             raise UsageError("last_layer makes alignments without direction and engine: leave these out.")
         if self.weights_first:
@@ -140,7 +141,7 @@ class Soseleto:
         losses = self.source_loss.losses(task, weights)
         return SoseletoState(
             task=task,
-            losses=watched(losses, task.model, self._watched) if self.weight_step is not None else losses,
+            losses=self._watch(losses, task) if self.weight_step is not None else losses,
             engine=make_engine(self.engine),
             weights=weights,
             pieces={name: piece.init(task) for name, piece in slots.items() if piece is not None},
@@ -148,8 +149,14 @@ class Soseleto:
             refresh=self._refresh,
         )
 
+    def _watch(self, losses: Losses, task: Task) -> Losses:
+        """The losses, with the layers that pieces ask for recorded in every pass."""
+        losses = watched(losses, task.model, self._watched)
+        return InputsWatched(losses, self.direction.inputs_of) if self.direction.inputs_of else losses
+
     def _refresh(self, states: Mapping[str, Any]) -> None:
         """Between steps: what pieces do not compute in every one."""
+        self.direction.refresh(states["direction"])
         self.alignment.refresh(states["alignment"])
         if self.scores is not None:
             self.scores.refresh(states["scores"])
@@ -188,7 +195,10 @@ class Soseleto:
         if look:
             task.guard("target", passes.target_losses, target.index)
             numbers["target_loss"] = task.sharing.mean(passes.target_losses, target)
-        seen = state.losses.take() if isinstance(state.losses, WatchedLosses) else {}
+        losses: Any = state.losses
+        seen = losses.take() if self._watched and self.weight_step is not None else {}
+        if self.direction.inputs_of and self.weight_step is not None:
+            self.direction.learn(losses.take_inputs(task.sharing.sum), state.pieces["direction"], task)
         step = Step(task, source, target, passes, numbers.get("target_loss"), seen)
         if look:
             self.alignment.observe(state.pieces["alignment"], step)

@@ -40,6 +40,7 @@ from soseleto.extensions import (
     target_share,
     unit_length,
     whitened,
+    whitened_layers,
     without_own_error,
 )
 from soseleto.models import TrunkAndHeads
@@ -53,6 +54,7 @@ N = 12
 METHODS: dict[str, Soseleto] = {
     "last_batch": Soseleto(direction=last_batch()),
     "running_mean": Soseleto(direction=running_mean(0.8)),
+    "whitened_layers": Soseleto(direction=whitened_layers(("trunk.0",), decay=0.9)),
     "per_error": Soseleto(alignment=chain(per_error(), scale_by_rms())),
     "scale_by_rms": Soseleto(alignment=scale_by_rms()),
     "hold_when_vanished": Soseleto(alignment=hold_when_vanished(0.5), weight_step=0.5),

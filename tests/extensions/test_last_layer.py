@@ -320,7 +320,7 @@ def test_a_layer_by_name() -> None:
         (lambda: Soseleto(alignment=last_layer(), direction=last_batch()), "without direction and engine"),
         (lambda: Soseleto(alignment=last_layer(), engine="loop"), "without direction and engine"),
         (lambda: Soseleto(scores=last_layer(), weights_first=True), "weights_first moves the weights before"),
-        (lambda: Soseleto(scores=last_layer(), source_loss=label_doubt()), "label_doubt changes the residuals"),
+        (lambda: Soseleto(scores=last_layer(), source_loss=label_doubt()), "label_doubt changes the losses"),
         (lambda: Soseleto(alignment=last_layer(), scores=last_layer(layer="a")), "one layer in a run"),
         (lambda: last_layer(scale_by_rms()), "takes forms such as centred"),  # type: ignore[arg-type]
         (lambda: last_layer(decay=1.0), "decay of last_layer"),

@@ -36,6 +36,7 @@ from soseleto.extensions import (
     target_share,
     unit_length,
     whitened,
+    whitened_layers,
     without_own_error,
 )
 from soseleto.methods import METHODS
@@ -60,7 +61,7 @@ METHODS_AND_PIECES: list[Any] = [
             recent_visits(0.7),
         ),
     ),
-    Soseleto(scores=shrunk_by_spread()),
+    Soseleto(scores=shrunk_by_spread(), direction=whitened_layers(("a", "b"), shrink=0.5)),
 ]
 
 

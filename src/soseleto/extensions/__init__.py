@@ -2,7 +2,7 @@
 
 | argument | pieces |
 |---|---|
-| ``direction`` | ``last_batch`` (paper), ``running_mean`` |
+| ``direction`` | ``last_batch`` (paper), ``running_mean``, ``whitened_layers`` |
 | ``alignment`` | ``last_layer``, ``per_error``, ``scale_by_rms``, ``hold_when_vanished``, ``beyond_noise``, ``chain`` |
 | ``source_loss`` | ``mean`` (paper), ``normalized``, ``label_doubt`` |
 | ``gradients`` | ``target_share``, ``domain_loss``, ``clip_norm``, several with ``chain`` |
@@ -28,6 +28,7 @@ from soseleto.extensions.source_loss import mean, normalized
 from soseleto.extensions.target_average import last_batch, running_mean
 from soseleto.extensions.target_share import target_share
 from soseleto.extensions.visits import recent_visits, shrunk_by_spread
+from soseleto.extensions.whitened_layers import whitened_layers
 from soseleto.task.piece import Piece
 
 __all__ = [
@@ -54,5 +55,6 @@ __all__ = [
     "target_share",
     "unit_length",
     "whitened",
+    "whitened_layers",
     "without_own_error",
 ]

@@ -66,6 +66,12 @@ class WatchedLosses:
         self._parts: dict[str, dict[int, LastLayer]] = {"source": {}, "target": {}}  # by the place of the batch's index
         self._checked = False
 
+    @property
+    def factor(self) -> Tensor | None:
+        """What a GradScaler has multiplied the losses by."""
+        found: Tensor | None = getattr(self._plain, "factor", None)
+        return found
+
     def source(self, model: nn.Module, batch: Any) -> Tensor:
         losses, found = self._watch(model, lambda: self._plain.source(model, batch))
         self._keep("source", batch, found)
@@ -107,7 +113,7 @@ class WatchedLosses:
                 if self._layer is None:
                     _require_last(plain, z)
                 self._checked = True
-            residuals = _residuals(plain, z, getattr(self._plain, "factor", None))
+            residuals = _residuals(plain, z, self.factor)
             return losses, _in_rows(inputs, z, residuals, len(plain))
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from soseleto.data.batch import Batch
 from soseleto.engines.contract import Losses, Passes
 from soseleto.task.last_layer import LastLayer
+from soseleto.task.layer_inputs import Moments
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 
@@ -118,9 +119,24 @@ class Piece:
 
 
 class DirectionPiece(Protocol):
-    """From target gradients to the direction that source gradients are compared with."""
+    """From target gradients to the direction that source gradients are compared with.
+
+    inputs_of: layers whose inputs it learns about. Its ``update`` then gets all of the target gradient at once.
+    """
 
     slot: ClassVar[str]
+
+    @property
+    def inputs_of(self) -> tuple[str, ...]:
+        return ()
+
+    def learn(self, moments: Mapping[str, Moments], state: State, task: Task) -> None:
+        """The moments of these layers' inputs in the source batch of a step, after its passes."""
+        return
+
+    def refresh(self, state: State) -> None:
+        """Between steps, once in a while and outside of CUDA graphs."""
+        return
 
     def init(self, task: Task) -> State: ...
 
