@@ -73,15 +73,8 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "centred hot": {"alignment": chain(last_layer(*FORMS["centred hot"]), *SIZED)},
     "whitened hot": {"alignment": chain(last_layer(*FORMS["whitened hot"]), *SIZED)},
 }
-SCORES: dict[str, Piece] = {
-    "as the weights": chain(),
-    **{name: last_layer(*forms) for name, forms in FORMS.items()},
-    **{f"{name}, recent": chain(last_layer(*FORMS[name]), recent_visits()) for name in FORMS if "hot" in name},
-    **{
-        f"{name}, shrunk": chain(last_layer(*FORMS[name]), shrunk_by_spread())
-        for name in ("hot", "centred hot", "whitened hot")
-    },
-}
+SCORES: dict[str, Piece] = {"as the weights": chain(), **{name: last_layer(*forms) for name, forms in FORMS.items()}}
+VISITS: dict[str, Piece] = {", recent": recent_visits(), ", shrunk": shrunk_by_spread()}  # beside the plain mean
 COMMON: dict[str, Any] = {
     "n_clean": 7000,
     "n_heldout": 5000,
@@ -111,9 +104,10 @@ TINY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class every_form(Piece):
-    """Records the scores of several forms side by side; the run's own scores are those of the weights."""
+    """Records scores side by side, of every form and every way to combine visits; the run's own are the weights'."""
 
     forms: tuple[tuple[str, Piece], ...]
+    visits: tuple[tuple[str, Piece], ...]
 
     slot: ClassVar[str] = "scores"
 
@@ -122,24 +116,27 @@ class every_form(Piece):
         return frozenset[str | None]().union(*(piece.watched for _, piece in self.forms))
 
     def init(self, task: Task) -> State:
-        examples = {name: torch.zeros(task.n_source, device=task.device) for name, _ in self.forms}
-        visits = torch.zeros(task.n_source, device=task.device)
-        return {"pieces": [piece.init(task) for _, piece in self.forms], "examples": {**examples, "visits": visits}}
+        names = [f"{form}{ending}" for form, _ in self.forms for ending in ("", *dict(self.visits))]
+        return {
+            "forms": [piece.init(task) for _, piece in self.forms],
+            "visits": [[piece.init(task) for _, piece in self.visits] for _ in self.forms],
+            "examples": {name: torch.zeros(task.n_source, device=task.device) for name in (*names, "visits")},
+        }
 
     def update(self, value: Alignment, state: Any, step: Step) -> Alignment:
         examples, index = state["examples"], step.source.index
         visits = examples["visits"][index] + 1.0
         examples["visits"][index] = visits
-        for (name, piece), its in zip(self.forms, state["pieces"], strict=True):
+        for (name, piece), its, of_visits in zip(self.forms, state["forms"], state["visits"], strict=True):
             found = piece.update(value, its, step)
-            if isinstance(found, Alignment):  # the mean over visits, as in Weights
-                mean = examples[name][index]
-                found = mean + (found.scaled.to(mean.dtype) - mean) / visits
-            examples[name][index] = found
+            mean = examples[name][index]
+            examples[name][index] = mean + (found.scaled.to(mean.dtype) - mean) / visits  # as in Weights
+            for (ending, combine), own in zip(self.visits, of_visits, strict=True):
+                examples[f"{name}{ending}"][index] = combine.update(found, own, step)
         return value
 
     def refresh(self, state: Any) -> None:
-        for (_, piece), its in zip(self.forms, state["pieces"], strict=True):
+        for (_, piece), its in zip(self.forms, state["forms"], strict=True):
             piece.refresh(its)
 
 
@@ -162,7 +159,9 @@ def candidate(config: Config) -> Soseleto:
     """The method of a configuration: its form for the weights, and all forms of scores."""
     share = dict(config.settings).get("share", 0.0)
     settings: dict[str, Any] = {"gradients": target_share(share)} if share else {}
-    return Soseleto(**WEIGHTS[config.method], **settings, scores=every_form(tuple(SCORES.items())))
+    return Soseleto(
+        **WEIGHTS[config.method], **settings, scores=every_form(tuple(SCORES.items()), tuple(VISITS.items()))
+    )
 
 
 def heading(config: Config) -> Row:
@@ -208,7 +207,7 @@ def table(rows: Sequence[Row]) -> str:
         for signal in same[0]["detection"]:
             auroc = statistics.mean(row["detection"][signal]["auroc"] for row in same)
             half = statistics.mean(row["wrong_in_better_half"][signal] for row in same)
-            lines.append(f"    {signal:28} AUROC {auroc:.4f}, wrong in the better half {half:5.2f} %")
+            lines.append(f"    {signal:34} AUROC {auroc:.4f}, wrong in the better half {half:5.2f} %")
     return "\n".join(lines)
 
 

@@ -199,7 +199,8 @@ def test_choose_alignments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     choose.main([*told, "raw", "frozen"])  # continues
     assert "1 of 2 runs are in" in capsys.readouterr().out
     first, second = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert first["detection"].keys() == {*choose.SCORES, "weight", "loss", "margin"}
+    signals = {f"{form}{visits}" for form in choose.SCORES for visits in ("", *choose.VISITS)}
+    assert first["detection"].keys() == {*signals, "weight", "loss", "margin"}
     assert first["wrong_in_better_half"].keys() == first["detection"].keys()
     assert "accuracy" not in first  # of the test set
     raw, moving = (first["detection"][name]["auroc"] for name in ("raw", "as the weights"))

@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from soseleto import monitor as monitoring
@@ -152,7 +151,7 @@ class Soseleto:
     def _watch(self, losses: Losses, task: Task) -> Losses:
         """The losses, with the layers that pieces ask for recorded in every pass."""
         losses = watched(losses, task.model, self._watched)
-        return InputsWatched(losses, self.direction.inputs_of) if self.direction.inputs_of else losses
+        return InputsWatched(losses, self.direction.inputs_of, task.model) if self.direction.inputs_of else losses
 
     def _refresh(self, states: Mapping[str, Any]) -> None:
         """Between steps: what pieces do not compute in every one."""
@@ -248,5 +247,6 @@ class Soseleto:
         of_visit = scored.scaled if isinstance(scored, Alignment) else aligned.scaled
         alpha = state.weights.step(index, weight_step * aligned.gate * aligned.moving, of_visit, rows)
         if isinstance(scored, Tensor):  # the scores themselves, not an alignment that joins their mean
-            state.weights.scores[index] = scored.to(torch.float32)
+            rows[1].copy_(scored)
+            state.weights.put(index, rows)
         return Moved(alpha, weight_step, aligned)

@@ -80,7 +80,7 @@ class last_layer(Piece):
         return {"forms": [{} for _ in self.forms], "mean": {}, "batches": batches}
 
     def update(self, value: Alignment, state: Any, step: Step) -> Alignment:
-        seen: Mapping[str, LastLayer] = _with_source(step.last_layer)
+        seen = _whole(step, state)
         for form, its in zip(self.forms, state["forms"], strict=True):
             seen = form.update(seen, its, step)
         if step.target_loss is not None:
@@ -105,6 +105,16 @@ class last_layer(Piece):
             form.refresh(its)
 
 
-def _with_source(seen: Mapping[str, LastLayer]) -> Mapping[str, LastLayer]:
-    """A rank whose part of the source batch is empty has run no pass for it."""
-    return seen if "source" in seen else {**seen, "source": seen["target"].without_examples()}
+def _whole(step: Step, state: State) -> Mapping[str, LastLayer]:
+    """Both sides that the step evaluates; a rank whose part of a batch is empty has run no pass for it."""
+    sides = ("source",) if step.target_loss is None else ("source", "target")
+    seen = step.last_layer
+    if all(side in seen for side in sides):
+        return seen
+    if seen:
+        empty = next(iter(seen.values())).without_examples()
+    else:
+        classes, width = state["mean"]["gradient"].shape
+        h, z = (state["mean"]["gradient"].new_zeros(0, 1, size) for size in (width, classes))
+        empty = LastLayer(h, z, z)
+    return {side: seen.get(side, empty) for side in sides}

@@ -44,6 +44,7 @@ class LastLayer:
         return LastLayer(self.inputs[part], self.outputs[part], self.residuals[part])
 
     def without_examples(self) -> LastLayer:
+        """For a rank that has no part of a batch."""
         return self.rows(slice(0, 0))
 
     @classmethod

@@ -34,8 +34,9 @@ class Moments:
 class InputsWatched:
     """``plain`` losses, unchanged; ``take_inputs`` returns the moments of the layers' inputs, by their names."""
 
-    def __init__(self, plain: Losses, layers: Sequence[str]) -> None:
+    def __init__(self, plain: Losses, layers: Sequence[str], model: nn.Module) -> None:
         self._plain, self._layers = plain, layers
+        self._none = {layer: _no_rows(model.get_submodule(layer).weight) for layer in layers}
         self._parts: dict[int, dict[str, Moments]] = {}  # by the place of the batch's index
 
     def __getattr__(self, name: str) -> Any:
@@ -64,8 +65,7 @@ class InputsWatched:
         parts, self._parts = list(self._parts.values()), {}
         found = {}
         for layer in self._layers:
-            first, *others = (part[layer] for part in parts)
-            moments = sum(others, first)
+            moments = sum((part[layer] for part in parts), self._none[layer])
             found[layer] = Moments(total(moments.count), total(moments.sums), total(moments.squares))
         return found
 
@@ -89,6 +89,13 @@ class _Inputs(TorchFunctionMode):
                     moments = _moments(given["input"], _LAYERS[func])
                     self.found[name] = self.found[name] + moments if name in self.found else moments
         return out
+
+
+def _no_rows(weight: Any) -> Moments:
+    """The moments of a rank that has no part of a batch."""
+    wide, width = reductions_dtype(weight.dtype), weight.shape[1]
+    count, sums, squares = (weight.new_zeros(shape, dtype=wide) for shape in ((), (width,), (width, width)))
+    return Moments(count.detach(), sums.detach(), squares.detach())
 
 
 @torch.no_grad()
