@@ -62,7 +62,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "centred hot": (centred(), unit_length(), *HOT),
     "centred hot, own error": (centred(), unit_length(), at_temperature(4.0)),
     "whitened hot": (whitened(), unit_length(), *HOT),
-    "whitened hot, shrunk more": (whitened(shrink=1.0), unit_length(), *HOT),
+    "half whitened hot": (whitened(shrink=1.0), unit_length(), *HOT),
 }
 WEIGHTS: dict[str, dict[str, Any]] = {
     "frozen": {"weight_step": FROZEN},

@@ -58,9 +58,8 @@ def network(kind: str = "plain") -> nn.Module:
 
 def task(model: nn.Module, **changes: Any) -> Task:
     given: dict[str, Any] = {"losses": NoisyLosses(), "n_source": N, "steps": 40, "make_optimizer": sgd(0.2)}
-    return Task(
-        model=model, shared=frozenset(trainable(model)), target_head=frozenset(), classes=K, **{**given, **changes}
-    )
+    given |= {"shared": frozenset(trainable(model)), "target_head": frozenset[str](), "classes": K}
+    return Task(model=model, **{**given, **changes})
 
 
 def batches(step: int, n: int = 12, t: int = 7) -> tuple[Batch, Batch]:
@@ -328,6 +327,7 @@ def test_a_layer_by_name() -> None:
         (lambda: centred(decay=-1.0), "decay of the inputs' mean"),
         (lambda: at_temperature(0.0), "temperature must be above 0"),
         (lambda: recent_visits(1.0), "leave the piece out"),
+        (lambda: last_layer().init(task(network(), target_head=frozenset({"3.weight"}))), "mode='transfer' has two"),
         (lambda: Soseleto(scores=chain(recent_visits(), last_layer())), "different arguments"),
     ],
 )

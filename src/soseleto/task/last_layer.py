@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from soseleto.data.batch import Batch
-from soseleto.engines.contract import Losses, reductions_dtype
+from soseleto.engines.contract import Losses, reductions_dtype, uncompiled
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.tangents import Dual
 from soseleto.errors import EngineError, UsageError
@@ -105,7 +105,7 @@ class WatchedLosses:
 
     def _watch(self, model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tensor, LastLayer]:
         calls = _LinearCalls(None if self._layer is None else _weight(model, self._layer))
-        with torch.enable_grad(), calls:
+        with torch.enable_grad(), uncompiled(model), calls:
             losses = run()
         with torch._C.DisableTorchFunction():  # what follows is not the model's, and engines must not take it for that
             inputs, z = calls.last(self._layer)
