@@ -16,10 +16,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soseleto.algorithm import Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.experiments.results import commit
-from soseleto.models.architectures import quick, resnet18
+from soseleto.extensions import (
+    at_temperature,
+    centred,
+    chain,
+    hold_when_vanished,
+    last_layer,
+    scale_by_rms,
+    unit_length,
+    whitened,
+    without_own_error,
+)
+from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task
 from soseleto.training.cuda_graph import as_if_recording
@@ -91,6 +103,7 @@ class Case:
     precision: torch.dtype | None = None
     engine: str = "auto"
     channels_last: bool = False  # always, whatever --channels-last says
+    method: Soseleto | None = None  # instead of the default, with the engine
 
     def batch(self, n: int, device: torch.device) -> Batch:
         return Batch(torch.arange(n, device=device), self.inputs(n).to(device), torch.randint(10, (n,)).to(device))
@@ -120,16 +133,16 @@ def cases(device: torch.device, *, full: bool = False) -> list[Case]:
     b, t = (256, 32) if full else (64, 8)
     found = [
         Case("Quick", quick, 256, 32, images),
-        Case("ResNet-18 GroupNorm", lambda: resnet18(width=width), b, t, images),
-        Case("ResNet-18 BatchNorm", lambda: resnet18(width=width, norm=nn.BatchNorm2d), b, t, images),
+        Case("ResNet-18 GroupNorm", lambda: resnet18(width=width, norm=group_norm), b, t, images),
+        Case("ResNet-18 BatchNorm", lambda: resnet18(width=width), b, t, images),
         Case("transformer", lambda: Encoder() if full else Encoder(2, 128), 64, 8, tokens(256 if full else 64)),
     ]
     if gpu:
         found += [
             Case("Quick", quick, 256, 32, images, torch.bfloat16),
-            Case("ResNet-18 GroupNorm", resnet18, b, t, images, torch.bfloat16),
+            Case("ResNet-18 GroupNorm", lambda: resnet18(norm=group_norm), b, t, images, torch.bfloat16),
             Case("transformer", Encoder, 64, 8, tokens(256), torch.bfloat16),
-            Case("ResNet-18 GroupNorm, equal batches", resnet18, 256, 256, images),
+            Case("ResNet-18 GroupNorm, equal batches", lambda: resnet18(norm=group_norm), 256, 256, images),
         ]
     return found
 
@@ -137,13 +150,37 @@ def cases(device: torch.device, *, full: bool = False) -> list[Case]:
 def batch_norm_cases() -> list[Case]:
     """ResNets with BatchNorm in bf16 and channels last: exact alignments, and those with statistics held."""
     models = (
-        ("ResNet-18 BatchNorm", lambda: resnet18(norm=nn.BatchNorm2d), images),
+        ("ResNet-18 BatchNorm", resnet18, images),
         ("ResNet-50 BatchNorm", resnet50, photographs),
     )
     return [
         Case(name + ending, make, 256, 32, inputs, torch.bfloat16, engine, channels_last=True)
         for ending, engine in (("", "auto"), (", statistics held", "held_statistics_and_gradient"))
         for name, make, inputs in models
+    ]
+
+
+def last_layer_cases() -> list[Case]:
+    """ResNet-18 with BatchNorm in bf16 and channels last: weights and scores by last-layer alignments, no engine."""
+    rest = (unit_length(), at_temperature(), without_own_error())
+    weights = chain(last_layer(), scale_by_rms(), hold_when_vanished())
+    scores = {
+        ", last layer": None,
+        ", last layer, scores centred": last_layer(centred(), *rest),
+        ", last layer, scores whitened": last_layer(whitened(), *rest),
+    }
+    return [
+        Case(
+            f"ResNet-18 BatchNorm{name}",
+            resnet18,
+            256,
+            32,
+            images,
+            torch.bfloat16,
+            channels_last=True,
+            method=Soseleto(alignment=weights, scores=form),
+        )
+        for name, form in scores.items()
     ]
 
 

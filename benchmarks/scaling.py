@@ -35,7 +35,7 @@ from common import (
     write,
 )
 from soseleto.algorithm import Soseleto
-from soseleto.models.architectures import quick, resnet18
+from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.weights import Weights
 
 AT_MOST_PERCENT = 1.0
@@ -139,7 +139,9 @@ def sweeps(sizes: Sizes) -> dict[str, dict[int, Case]]:
     return {
         "batch size (Quick)": {n: Case("Quick", quick, n, n // 8, images) for n in sizes.batches},
         "model width (ResNet-18, GroupNorm)": {
-            width: Case("ResNet-18", lambda width=width: resnet18(width=width), b, b // 8, sizes.images)
+            width: Case(
+                "ResNet-18", lambda width=width: resnet18(width=width, norm=group_norm), b, b // 8, sizes.images
+            )
             for width in sizes.widths
         },
         "sequence length (transformer)": {

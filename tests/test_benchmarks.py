@@ -188,6 +188,26 @@ def test_step_check_names_what_is_too_slow_or_too_large() -> None:
     assert len(step.shortfalls([{**row, "times": 1.6}, {**row, "memory": 1.3}])) == 2
 
 
+def test_choose_alignments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    choose = importlib.import_module("choose_alignments")
+    experiment = importlib.import_module("soseleto.experiments.cifar10_noise.experiment")
+    x, y = torch.randint(255, (500, 3, 32, 32), dtype=torch.uint8), torch.arange(500) % 10
+    monkeypatch.setattr(experiment, "_split", lambda *given: experiment.Examples(x, y))
+    told = ["--out", str(tmp_path / "rows.json"), "--tiny", "--model", "quick", "--noise", "0.2", "--seeds", "0"]
+    told += ["--device", "cpu", "--weights"]
+    choose.main([*told, "raw"])
+    choose.main([*told, "raw", "frozen"])  # continues
+    assert "1 of 2 runs are in" in capsys.readouterr().out
+    first, second = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    signals = {f"{form}{visits}" for form in choose.SCORES for visits in ("", *choose.VISITS)}
+    assert first["detection"].keys() == {*signals, "weight", "loss", "margin"}
+    assert first["wrong_in_better_half"].keys() == first["detection"].keys()
+    assert "accuracy" not in first  # of the test set
+    raw, moving = (first["detection"][name]["auroc"] for name in ("raw", "as the weights"))
+    assert raw == pytest.approx(moving, abs=0.05)  # the same, but for its unit
+    assert second["mean_weight"] == pytest.approx(1.0)
+
+
 def test_suspect_intervals(tmp_path: Path) -> None:
     rows = run("suspect_intervals", tmp_path / "suspect_intervals.json")
     assert [row["rate"] for row in rows] == ["wrong share", "precision", "recall"]

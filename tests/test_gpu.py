@@ -20,16 +20,22 @@ from soseleto.engines import make_engine, trainable
 from soseleto.engines.contract import Step
 from soseleto.errors import EngineError
 from soseleto.extensions import (
+    at_temperature,
     chain,
     clip_norm,
     hold_when_vanished,
     label_doubt,
     last_batch,
+    last_layer,
     per_error,
     pooled_by_class,
+    recent_visits,
     running_mean,
     scale_by_rms,
     target_share,
+    unit_length,
+    whitened,
+    without_own_error,
 )
 from soseleto.methods import METHODS, FineTuning
 from soseleto.models.architectures import group_norm, quick, resnet18
@@ -88,6 +94,9 @@ def quick_task(model: nn.Module) -> Task:
     )  # fmt: skip
 
 
+RANKING = last_layer(whitened(), unit_length(), at_temperature(), without_own_error())
+
+
 def random_batch(n: int, seed: int) -> Batch:
     seeded = torch.Generator().manual_seed(seed)
     inputs = torch.randn(n, 3, 32, 32, generator=seeded)
@@ -106,6 +115,8 @@ def random_batch(n: int, seed: int) -> Batch:
         {"source_loss": label_doubt()},
         {"scores": pooled_by_class(), "alignment": chain(per_error(), scale_by_rms(), hold_when_vanished())},
         {"gradients": chain(target_share(0.3), clip_norm(1.0))},
+        {"engine": "auto", "alignment": chain(last_layer(), scale_by_rms())},
+        {"scores": chain(RANKING, recent_visits())},
     ],
 )
 def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
@@ -113,7 +124,7 @@ def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
     start = quick().to(CUDA)
     states, told = [], []
     for captured in (False, True):
-        method = Soseleto(**settings, engine="layerwise")
+        method = Soseleto(**{"engine": "layerwise", **settings})
         state = method.init(quick_task(copy.deepcopy(start)))
         step: Any = (
             CapturedStep(method, state, told.append) if captured else lambda s, t, m=method, st=state: m.step(st, s, t)
@@ -134,10 +145,17 @@ def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("norm", [group_norm, nn.BatchNorm2d], ids=["layerwise", "forward"])
-def test_a_step_never_waits_for_the_gpu(norm: Any) -> None:
+@pytest.mark.parametrize(
+    ("norm", "method"),
+    [
+        (group_norm, Soseleto()),
+        (nn.BatchNorm2d, Soseleto()),
+        (nn.BatchNorm2d, Soseleto(alignment=last_layer(), scores=RANKING)),
+    ],
+    ids=["layerwise", "forward", "last layer"],
+)
+def test_a_step_never_waits_for_the_gpu(norm: Any, method: Soseleto) -> None:
     model = resnet18(width=8, norm=norm).to(CUDA).train()
-    method = Soseleto()
     state = method.init(replace(quick_task(model), guard=DeferredGuard(CUDA)))
     step = CapturedStep(method, state, lambda text: pytest.fail(text))
     for m in range(6):  # the engine is chosen and proved, and proved again at steps 2, 4 and 8 where it is due

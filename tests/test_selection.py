@@ -24,9 +24,9 @@ from soseleto.data.batches import source_batches
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import DataError, UsageError
-from soseleto.extensions import pooled_by_class, running_mean, target_share
+from soseleto.extensions import pooled_by_class, recent_visits, running_mean, target_share
 from soseleto.models import TrunkAndHeads
-from soseleto.parallel.reducer import Reducer
+from soseleto.parallel.reducer import Reducer, Single
 from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Task
 from soseleto.training.optimizers import linear
@@ -368,6 +368,15 @@ def on_ranks(reducer: Reducer, mode: str) -> dict[str, Any]:
         optimizer.zero_grad()
     found = {"weights": selection.weights, "scores": selection.scores, **dict(model.state_dict())}
     return {name: value.detach().double().numpy() for name, value in {**found, **numbers}.items()}
+
+
+def test_means_of_examples_are_not_shared_by_ranks() -> None:
+    class Two(Single):
+        ranks = 2
+
+    method = Soseleto(scores=recent_visits())
+    with pytest.raises(UsageError, match="recent_visits and shrunk_by_spread keep means of every example"):
+        Selection(net("noisy"), n_source=N, reducer=Two(), method=method, **losses_of("noisy"))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")

@@ -21,19 +21,21 @@ argument, each with its own state: see ``soseleto.extensions``.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from soseleto import monitor as monitoring
 from soseleto.data.batch import Batch
-from soseleto.engines import Engine, Passes, make_engine
+from soseleto.engines import Engine, Losses, Passes, make_engine
 from soseleto.engines.contract import Coefficients
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
 from soseleto.extensions.renamed import explains_old_names
+from soseleto.task.last_layer import watched
+from soseleto.task.layer_inputs import InputsWatched
 from soseleto.task.piece import Alignment, DirectionPiece, Piece, SourceLossPiece, Step
 from soseleto.task.state import Evaluated, Moved, SoseletoState, without_alignments
 from soseleto.task.task import Task, optimizer_and_schedule, take_step
@@ -52,10 +54,12 @@ class Soseleto:
         alignment as it is, and is the paper's λ_α λ_p/nˢ.
     initial_weight: where every α starts.
     direction: what source gradients are compared with: ``running_mean``, or ``last_batch``, the paper's ∂L_t/∂θ.
-    alignment: pieces that change the alignments before they move weights and scores, in order.
+    alignment: pieces that change the alignments before they move weights and scores, in order. ``last_layer`` makes
+        alignments of its own, without engine and direction.
     source_loss: ``normalized`` is Σαℓ/Σα, ``mean`` the paper's mean(αℓ), ``label_doubt`` a posterior of the label.
     gradients: pieces that change the gradients before the optimizer sees them, in order.
-    scores: ``None`` is the running mean of an example's alignments; ``pooled_by_class`` shrinks it towards its class.
+    scores: ``None`` is the running mean of an example's alignments; ``pooled_by_class`` shrinks it towards its class,
+        and ``last_layer`` gives the scores a form of their own, whatever moves the weights.
     weights_first: move α before θ, as the authors' notebook does; the paper moves θ with the old α.
     engine: how alignments are computed.
 
@@ -90,14 +94,33 @@ class Soseleto:
             )
         for slot in SLOTS:
             piece = getattr(self, slot)
-            if piece is not None and getattr(piece, "slot", None) not in (slot, ""):
+            allowed = ("scores", "alignment", "") if slot == "scores" else (slot, "")
+            if piece is not None and getattr(piece, "slot", None) not in allowed:
                 raise UsageError(f"{slot}={piece!r} is not possible: take a piece for {slot} from soseleto.extensions.")
+        if self.source_loss.needs_losses and (self._watched or self.direction.inputs_of):
+            raise UsageError("label_doubt changes the losses that last_layer and whitened_layers read: drop one.")
+        self._check_last_layer()
         if self.weights_first and (self.alignment.needs_losses or self.source_loss.needs_losses):
             raise UsageError("weights_first cannot wait for the losses that per_error and label_doubt need: drop one.")
         if self.source_loss.needs_losses and self.alignment.needs_losses:
             raise UsageError("label_doubt and per_error both divide alignments by the network's own error: drop one.")
         if self.gradients.needs_target and not self.direction.looks(1):
             raise UsageError("running_mean(every=...) leaves no target gradient for target_share: drop one.")
+
+    def _check_last_layer(self) -> None:
+        if not self._watched:
+            return
+        if len(self._watched) > 1:
+            raise UsageError(f"last_layer reads one layer in a run, got {sorted(map(str, self._watched))}: name one.")
+        if self.alignment.replaces_engine and (self.direction != running_mean() or self.engine != "auto"):
+            raise UsageError("last_layer makes alignments without direction and engine: leave these out.")
+        if self.weights_first:
+            raise UsageError("weights_first moves the weights before last_layer has seen the step: drop one.")
+
+    @property
+    def _watched(self) -> frozenset[str | None]:
+        """The layers that pieces read."""
+        return self.alignment.watched | (frozenset() if self.scores is None else self.scores.watched)
 
     @property
     def shares_work(self) -> bool:
@@ -114,14 +137,28 @@ class Soseleto:
         """The state without an optimizer, for a training loop that has its own."""
         weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
         slots = {name: getattr(self, name) for name in SLOTS if name != "source_loss"}
+        losses = self.source_loss.losses(task, weights)
         return SoseletoState(
             task=task,
-            losses=self.source_loss.losses(task, weights),
+            losses=self._watch(losses, task) if self.weight_step is not None else losses,
             engine=make_engine(self.engine),
             weights=weights,
             pieces={name: piece.init(task) for name, piece in slots.items() if piece is not None},
             looks=self.direction.looks,
+            refresh=self._refresh,
         )
+
+    def _watch(self, losses: Losses, task: Task) -> Losses:
+        """The losses, with the layers that pieces ask for recorded in every pass."""
+        losses = watched(losses, task.model, self._watched)
+        return InputsWatched(losses, self.direction.inputs_of, task.model) if self.direction.inputs_of else losses
+
+    def _refresh(self, states: Mapping[str, Any]) -> None:
+        """Between steps: what pieces do not compute in every one."""
+        self.direction.refresh(states["direction"])
+        self.alignment.refresh(states["alignment"])
+        if self.scores is not None:
+            self.scores.refresh(states["scores"])
 
     def step(self, state: SoseletoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One iteration: θ, φˢ, α_b and φᵗ move."""
@@ -156,7 +193,11 @@ class Soseleto:
         if look:
             task.guard("target", passes.target_losses, target.index)
             numbers["target_loss"] = task.sharing.mean(passes.target_losses, target)
-        step = Step(task, source, target, passes, numbers.get("target_loss"))
+        losses: Any = state.losses
+        seen = losses.take() if self._watched and self.weight_step is not None else {}
+        if self.direction.inputs_of and self.weight_step is not None:
+            self.direction.learn(losses.take_inputs(task.sharing.sum), state.pieces["direction"], task)
+        step = Step(task, source, target, passes, numbers.get("target_loss"), seen)
         if look:
             self.alignment.observe(state.pieces["alignment"], step)
         gradients = {name: g for name, g in passes.source_gradient.items() if name not in task.target_head}
@@ -178,6 +219,9 @@ class Soseleto:
         task, averages = state.task, state.pieces["direction"]
         if self.weight_step is None:
             return without_alignments(task, state.losses, source, target if look else None, c)
+        if self.alignment.replaces_engine:
+            both = monitor or self.gradients.needs_target
+            return without_alignments(task, state.losses, source, target, c, target_gradient_too=both)
         if not look:
             direction, loss = self.direction.last(averages), state.losses.source
             return task.sharing.source_pass(state.engine, task.model, loss, source, direction, c).without_target()
@@ -203,9 +247,13 @@ class Soseleto:
         """α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ); the scores follow."""
         assert self.weight_step is not None
         weight_step, index = self.weight_step * state.lr_left(), step.source.index
-        correction = self.direction.correction(state.pieces["direction"])
-        aligned = self.alignment.update(Alignment(q * correction), state.pieces["alignment"], step)
-        alpha = state.weights.step(index, weight_step * aligned.gate * aligned.moving, aligned.scaled, rows)
-        if self.scores is not None:
-            state.weights.scores[index] = self.scores.update(aligned, state.pieces["scores"], step).to(torch.float32)
+        if not self.alignment.replaces_engine:
+            q = q * self.direction.correction(state.pieces["direction"])
+        aligned = self.alignment.update(Alignment(q), state.pieces["alignment"], step)
+        scored = aligned if self.scores is None else self.scores.update(aligned, state.pieces["scores"], step)
+        of_visit = scored.scaled if isinstance(scored, Alignment) else aligned.scaled
+        alpha = state.weights.step(index, weight_step * aligned.gate * aligned.moving, of_visit, rows)
+        if isinstance(scored, Tensor):  # the scores themselves, not an alignment that joins their mean
+            rows[1].copy_(scored)
+            state.weights.put(index, rows)
         return Moved(alpha, weight_step, aligned)

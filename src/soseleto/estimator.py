@@ -44,8 +44,9 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 
     Parameters
     ----------
-    model : a name (``"mlp"``, ``"lenet"``, ``"quick"``, ``"resnet18"``), a function ``f(classes=..., shape=...)`` that
-        makes a module, a module (copied before it is trained), or None to choose by the shape of X.
+    model : a name (``"mlp"``, ``"lenet"``, ``"quick"``, ``"resnet18"``, ``"resnet18-groupnorm"``), a function
+        ``f(classes=..., shape=...)`` that makes a module, a module (copied before it is trained), or None to choose by
+        the shape of X.
     mode : ``"noisy"`` when (X, y) and the target have the same classes, ``"transfer"`` when they need not.
     epochs, batch_size, target_batch_size, lr : as in ``soseleto.fit``, except that a batch larger than the data is
         the whole data.

@@ -108,6 +108,11 @@ class Selection:
         )
         self._announced = False
         self._state = self._method.start(task)
+        if self._sharing.reducer.ranks > 1 and _keeps_examples(self._state.pieces):
+            raise UsageError(
+                "beyond_noise, recent_visits and shrunk_by_spread keep means of every example, which ranks of a loop "
+                "of your own do not share: leave them out, or use fit."
+            )
         if optimizer is not None:
             self._state.follow(optimizer)
 
@@ -208,6 +213,13 @@ def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Te
             p.grad = laid_out_like(p, g)
         else:
             p.grad.add_(g)
+
+
+def _keeps_examples(tree: Any) -> bool:
+    """Whether a piece's state has entries of its own for every source example."""
+    if isinstance(tree, Mapping):
+        return "examples" in tree or any(map(_keeps_examples, tree.values()))
+    return isinstance(tree, list) and any(map(_keeps_examples, tree))
 
 
 def _names(model: nn.Module, part: Part, argument: str) -> frozenset[str]:

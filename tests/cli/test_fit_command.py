@@ -17,7 +17,7 @@ from sklearn.datasets import load_breast_cancer
 
 import soseleto
 from soseleto.cli import fit
-from soseleto.cli.choices import augment_for, target_share_for
+from soseleto.cli.choices import augment_for, augment_in_words, target_share_for
 from soseleto.cli.main import main
 from soseleto.data import Augment
 from soseleto.errors import TrainingError, UsageError
@@ -347,6 +347,26 @@ def test_augmentations_by_their_words() -> None:
     assert augment_for("bend", (1, 28, 28)) == Augment(rotate=10, scale=0.15, shift=0.1, shear=20, elastic=0.12)
     assert augment_for("none", (1, 28, 28)) is None
     assert augment_for(None, (7,)) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "flip"),
+    [
+        ((3, 32, 32), ("cat", "dog"), True),
+        ((3, 32, 32), ("0", "1"), False),  # SVHN
+        ((3, 32, 32), ("a", "b"), False),
+        ((3, 32, 32), ("12", "cat"), False),
+        ((3, 32, 32), None, False),
+        ((1, 32, 32), ("shirt", "shoe"), False),
+    ],
+)
+def test_natural_images_are_mirrored_by_default(
+    shape: tuple[int, ...], classes: tuple[str, ...] | None, flip: bool
+) -> None:
+    chosen = augment_for(None, shape, classes)
+    assert chosen == Augment(crop=2, flip=flip)
+    assert ("mirrored" in augment_in_words(chosen, chosen=True)) is flip
+    assert augment_for("crop", shape, classes) == Augment(crop=2)
 
 
 @pytest.mark.parametrize(

@@ -19,25 +19,34 @@ from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.extensions import (
     Coral,
+    at_temperature,
     beyond_noise,
+    centred,
     chain,
     clip_norm,
     domain_loss,
     hold_when_vanished,
     label_doubt,
     last_batch,
+    last_layer,
     mean,
     normalized,
     per_error,
     pooled_by_class,
+    recent_visits,
     running_mean,
     scale_by_rms,
+    shrunk_by_spread,
     target_share,
+    unit_length,
+    whitened,
+    whitened_layers,
+    without_own_error,
 )
 from soseleto.models import TrunkAndHeads
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.run_folder import checkpoint
-from soseleto.task.losses import TransferLosses
+from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Task
 from soseleto.training.optimizers import sgd
 
@@ -45,6 +54,7 @@ N = 12
 METHODS: dict[str, Soseleto] = {
     "last_batch": Soseleto(direction=last_batch()),
     "running_mean": Soseleto(direction=running_mean(0.8)),
+    "whitened_layers": Soseleto(direction=whitened_layers(("trunk.0",), decay=0.9)),
     "per_error": Soseleto(alignment=chain(per_error(), scale_by_rms())),
     "scale_by_rms": Soseleto(alignment=scale_by_rms()),
     "hold_when_vanished": Soseleto(alignment=hold_when_vanished(0.5), weight_step=0.5),
@@ -57,11 +67,31 @@ METHODS: dict[str, Soseleto] = {
     "domain_loss": Soseleto(gradients=domain_loss(Coral(strength=2.0))),
     "clip_norm": Soseleto(gradients=chain(target_share(0.2), clip_norm(0.05))),
     "pooled_by_class": Soseleto(scores=pooled_by_class()),
+    "last_layer": Soseleto(alignment=chain(last_layer(), scale_by_rms())),
+    "at_temperature": Soseleto(alignment=last_layer(at_temperature(4.0))),
+    "centred": Soseleto(scores=last_layer(centred())),
+    "whitened": Soseleto(scores=chain(last_layer(whitened(0.3)), recent_visits())),
+    "unit_length": Soseleto(alignment=last_layer(unit_length()), scores=last_layer(centred(), unit_length())),
+    "without_own_error": Soseleto(scores=last_layer(without_own_error())),
+    "recent_visits": Soseleto(scores=recent_visits(0.7)),
+    "shrunk_by_spread": Soseleto(scores=chain(last_layer(centred()), shrunk_by_spread())),
 }
 
 
 def test_every_piece_is_in_the_table() -> None:
     assert set(extensions.__all__) - {"Coral", "Piece"} == set(METHODS)
+
+
+def task_of(name: str, **changes: Any) -> Task:
+    """Transfer mode, or for pieces that need one head noisy-label mode."""
+    method = METHODS[name]
+    if not (method.alignment.watched or (method.scores is not None and method.scores.watched)):
+        return task(**changes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    names = frozenset(trainable(model))
+    return replace(task(**changes), model=model, losses=NoisyLosses(), shared=names, target_head=frozenset())
 
 
 def task(**changes: Any) -> Task:
@@ -97,7 +127,7 @@ def leaves(tree: Any) -> Iterator[Tensor]:
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, Mapping | list):
-        for value in tree.values() if isinstance(tree, Mapping) else tree:
+        for _, value in sorted(tree.items()) if isinstance(tree, Mapping) else enumerate(tree):
             yield from leaves(value)
     else:
         raise AssertionError(f"{tree!r} is neither a tensor nor a mapping nor a list")
@@ -111,7 +141,7 @@ def outcome(state: Any) -> list[Tensor]:
 @pytest.mark.parametrize("name", METHODS)
 def test_state_is_a_tree_of_tensors_that_are_changed_in_place(name: str) -> None:
     method = METHODS[name]
-    state = method.init(task())
+    state = method.init(task_of(name))
     method.step(state, *batches(0))  # running means are made by the first batch
     before = {tensor.data_ptr() for tensor in leaves(state.pieces) if tensor.numel()}
     method.step(state, *batches(1))
@@ -123,16 +153,16 @@ def test_state_is_a_tree_of_tensors_that_are_changed_in_place(name: str) -> None
 @pytest.mark.parametrize("name", METHODS)
 def test_a_saved_state_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
     method = METHODS[name]
-    whole = method.init(task())
+    whole = method.init(task_of(name))
     for step in range(6):
         method.step(whole, *batches(step))
-    first = method.init(task())
+    first = method.init(task_of(name))
     for step in range(3):
         method.step(first, *batches(step))
     checkpoint.save(tmp_path, 3, {"method": first.state(), "optimizer": first.optimizer.state_dict()})
     found = checkpoint.load_last(tmp_path, lambda text: None)
     assert found is not None
-    second = method.init(task())
+    second = method.init(task_of(name))
     second.task.model.load_state_dict(copy.deepcopy(first.task.model.state_dict()))
     second.optimizer.load_state_dict(found[1]["optimizer"])
     second.load_state(found[1]["method"])
@@ -144,7 +174,7 @@ def test_a_saved_state_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_micro_batches_give_what_the_whole_batch_gives(name: str) -> None:
     method = METHODS[name]
-    states = [method.init(task()), method.init(task(sharing=Sharing(micro_batch_size=3)))]
+    states = [method.init(task_of(name)), method.init(task_of(name, sharing=Sharing(micro_batch_size=3)))]
     if not method.shares_work:
         model, x, y = nn.Linear(4, 3), torch.randn(9, 4), torch.arange(9) % 3
         with pytest.raises(UsageError, match="whole batches"):
@@ -167,7 +197,7 @@ def test_a_piece_does_something(name: str) -> None:
         pytest.fail("the table must change a setting")
     found = []
     for method in (METHODS[name], without):
-        state = method.init(task())
+        state = method.init(task_of(name))
         for step in range(4):
             method.step(state, *batches(step))
         found.append(torch.cat([*(p.detach().flatten() for p in state.task.model.parameters()), state.weights.scores]))

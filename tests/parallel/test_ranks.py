@@ -20,7 +20,20 @@ import soseleto
 from ranks import together
 from soseleto.data import Augment
 from soseleto.errors import RankLost
-from soseleto.extensions import chain, clip_norm, label_doubt, mean, target_share
+from soseleto.extensions import (
+    at_temperature,
+    chain,
+    clip_norm,
+    label_doubt,
+    last_layer,
+    mean,
+    scale_by_rms,
+    shrunk_by_spread,
+    target_share,
+    unit_length,
+    whitened,
+    whitened_layers,
+)
 from soseleto.methods import METHODS, Mixed, Ordinary, TargetOnly
 from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder.folder import RunFolder
@@ -88,6 +101,13 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "frozen": {"method": soseleto.Soseleto(weight_step=None), "mode": "transfer"},
     "labels doubted": {"method": soseleto.Soseleto(source_loss=label_doubt(), initial_weight=0.7)},
+    "last layer": {
+        "method": soseleto.Soseleto(
+            alignment=chain(last_layer(), scale_by_rms()),
+            scores=chain(last_layer(whitened(), unit_length(), at_temperature()), shrunk_by_spread()),
+        )
+    },
+    "whitened layers": {"method": soseleto.Soseleto(direction=whitened_layers(("0", "3")))},
     "ordinary": {"method": Ordinary()},
     "mixed": {"method": Mixed()},
     "target only": {"method": TargetOnly()},

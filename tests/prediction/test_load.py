@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from soseleto.cli.main import main
 from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.errors import DataError, UsageError
 from soseleto.models import architectures
+from soseleto.models.by_name import by_name, name_of_saved
 from soseleto.prediction import onnx
 from soseleto.prediction.onnx import export_onnx
 from soseleto.run_folder.folder import RunFolder
@@ -55,6 +57,26 @@ def test_load_restores_the_model(trained: soseleto.Result) -> None:
     assert torch.equal(loaded.predict(x), trained.predict(x))
     assert (loaded.classes, loaded.shape, loaded.temperature) == (CLASSES, (1, 28, 28), 1.0)
     assert loaded.class_name(2) == "owl"
+
+
+def test_a_resnet18_of_an_earlier_version_has_group_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = partial(architectures.resnet18, width=8)
+    monkeypatch.setattr("soseleto.models.by_name.resnet18", small)
+    x, y = torch.rand(4, 3, 16, 16), torch.arange(4) % 2
+    checkpoints = soseleto.Checkpoints(notes={"model": "resnet18", "n_classes": 2})
+    model, method = small(2, norm=architectures.group_norm), soseleto.methods.Ordinary()
+    soseleto.fit(
+        model, (x, y), (x, y), epochs=1, method=method, device="cpu", out=tmp_path / "run", checkpoints=checkpoints
+    )
+    loaded = soseleto.load(tmp_path / "run", device="cpu").model
+    assert any(isinstance(module, nn.GroupNorm) for module in loaded.modules())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet18-groupnorm", "quick"])
+def test_a_model_of_this_version_has_the_name_that_it_was_saved_by(name: str) -> None:
+    with torch.device("meta"):
+        saved = by_name(name, classes=2, shape=(3, 16, 16)).state_dict()
+    assert name_of_saved(name, saved) == name
 
 
 def test_the_temperature_is_kept_and_used(trained: soseleto.Result, tmp_path: Path) -> None:

@@ -15,20 +15,29 @@ from soseleto import Soseleto, extensions
 from soseleto.errors import UsageError
 from soseleto.extensions import (
     Coral,
+    at_temperature,
     beyond_noise,
+    centred,
     chain,
     clip_norm,
     domain_loss,
     hold_when_vanished,
     label_doubt,
     last_batch,
+    last_layer,
     mean,
     normalized,
     per_error,
     pooled_by_class,
+    recent_visits,
     running_mean,
     scale_by_rms,
+    shrunk_by_spread,
     target_share,
+    unit_length,
+    whitened,
+    whitened_layers,
+    without_own_error,
 )
 from soseleto.methods import METHODS
 from soseleto.run_folder.folder import RunFolder
@@ -45,6 +54,14 @@ METHODS_AND_PIECES: list[Any] = [
     Soseleto(gradients=chain(target_share(0.5), domain_loss(Coral(strength=2.0)), clip_norm(1.0))),
     Soseleto(source_loss=label_doubt(normalize=False), weight_step=None, initial_weight=0.25),
     Soseleto(source_loss=normalized(), weights_first=True, engine="loop"),
+    Soseleto(
+        alignment=chain(last_layer(centred(0.9), decay=0.5, layer="head"), scale_by_rms()),
+        scores=chain(
+            last_layer(whitened(0.2), unit_length(), at_temperature(3.0), without_own_error(), layer="head"),
+            recent_visits(0.7),
+        ),
+    ),
+    Soseleto(scores=shrunk_by_spread(), direction=whitened_layers(("a", "b"), shrink=0.5)),
 ]
 
 

@@ -18,12 +18,12 @@ from soseleto.data.preprocess import make_prepare
 from soseleto.engines import FASTEST_FIRST, EngineReport
 from soseleto.engines import check_gradients as compare
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.models.by_name import by_name, is_file, load_function, make_model, running
+from soseleto.models.by_name import GROUP_NORM, by_name, is_file, load_function, make_model, running
 from soseleto.parallel.device import choose_device
 from soseleto.task.losses import cross_entropy, squared_error
 from soseleto.training.data import class_count
 
-_SHAPES = {"quick": (3, 32, 32), "lenet": (1, 28, 28), "resnet18": (3, 32, 32), "mlp": (2,)}
+_SHAPES = {"quick": (3, 32, 32), "lenet": (1, 28, 28), "resnet18": (3, 32, 32), GROUP_NORM: (3, 32, 32), "mlp": (2,)}
 _CLASSES = 10  # of generated data
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from soseleto.data import Augment
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.suspects.probes import Share
@@ -34,8 +36,8 @@ def target_share_for(share: float | None, mode: str) -> float:
     return share if share is not None else 0.5 if mode == "transfer" else 0.0
 
 
-def augment_for(name: str | None, shape: tuple[int, ...]) -> Augment | None:
-    """Small shifts for images, nothing for tables; no mirroring by default, as a mirrored digit is not a digit."""
+def augment_for(name: str | None, shape: tuple[int, ...], classes: Sequence[str] | None = None) -> Augment | None:
+    """As named; else small shifts for images, mirrored too where they are natural ones, and nothing for tables."""
     if name is not None and name not in AUGMENTS:
         raise UsageError(f"unknown augmentation {name!r}{did_you_mean(name, AUGMENTS)}: use {', '.join(AUGMENTS)}.")
     if len(shape) != 3:
@@ -46,4 +48,22 @@ def augment_for(name: str | None, shape: tuple[int, ...]) -> Augment | None:
         return None
     if name == "bend":
         return BEND
-    return Augment(crop=max(1, min(shape[1:]) // CROP), flip=name == "crop+flip")
+    flip = name == "crop+flip" or (name is None and are_natural(shape, classes))
+    return Augment(crop=max(1, min(shape[1:]) // CROP), flip=flip)
+
+
+def are_natural(shape: tuple[int, ...], classes: Sequence[str] | None) -> bool:
+    """Whether images are in colour and of things that have names: a mirrored digit or letter is another sign."""
+    signs = classes is None or any(len(name) < 2 or not any(map(str.isalpha, name)) for name in classes)
+    return shape[0] == 3 and not signs
+
+
+def augment_in_words(augment: Augment | None, *, chosen: bool) -> str:
+    """The line of the plan; ``chosen``: by the data, not by the user."""
+    if augment is None:
+        return "images are not augmented"
+    if augment == BEND:
+        return "images are bent at random"
+    words = f"images are shifted by up to {augment.crop} pixels" + (" and mirrored at random" if augment.flip else "")
+    other = "crop" if augment.flip else "crop+flip"
+    return f"{words} (--augment {other} or none to change that)" if chosen else words

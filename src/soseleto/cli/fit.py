@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from soseleto import methods
 from soseleto.algorithm import Soseleto
 from soseleto.cli import comparison
-from soseleto.cli.choices import augment_for, folds_for, probes_for, target_share_for
+from soseleto.cli.choices import augment_for, augment_in_words, folds_for, probes_for, target_share_for
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.home import Home
 from soseleto.data import Augment, Pair, Reading, column_of, read_labels_before, read_pair
@@ -161,6 +161,16 @@ def _reading(options: FitOptions) -> Reading:
     return replace(options.reading, before_column=column)
 
 
+def _class_names(pair: Pair) -> tuple[str, ...] | None:
+    """Of both sides; None where a side has none."""
+    names = pair.source.classes, pair.target.classes
+    return None if None in names else tuple(name for side in names for name in side or ())
+
+
+def _in_words(model: str) -> str:
+    return f"{model} (BatchNorm)" if model == "resnet18" else model
+
+
 @dataclass(frozen=True)
 class Job:
     """Everything one ``soseleto fit`` will do, decided before the first step."""
@@ -197,7 +207,7 @@ class Job:
             model=options.model or default_name(shape),
             classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
             batch_size=options.batch_size or batch_size_for(len(pair.source)),
-            augment=augment_for(options.augment, shape),
+            augment=augment_for(options.augment, shape, _class_names(pair)),
             folds=folds,
             reducer=reducer,
             home=Home(options.out, options.rescue),
@@ -224,8 +234,10 @@ class Job:
         lines = [
             f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
             f"{counted(options.epochs, 'epoch')} in batches of {self.batch_size}",
-            f"model {self.model} with {counted(size, 'parameter')}; writing to {options.out}",
+            f"model {_in_words(self.model)} with {counted(size, 'parameter')}; writing to {options.out}",
         ]
+        if pair.source.inputs.ndim == 4:
+            lines.append(augment_in_words(self.augment, chosen=options.augment is None))
         if options.mode == "noisy" and not self._probes(self.main):
             lines.append("suspects will be found by their weights alone, without a known precision")
         if self.parts:

@@ -84,7 +84,7 @@ def fit(
         str | None,
         typer.Option(
             metavar="NAME|FILE.py:FUNCTION",
-            help="quick, lenet, resnet18, mlp, or your own. [default: by the shape of the inputs]",
+            help="quick, lenet, resnet18, resnet18-groupnorm, mlp, or your own. [default: by the shape of the inputs]",
         ),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the source.")] = EPOCHS,
@@ -104,7 +104,10 @@ def fit(
     ] = None,
     augment: Annotated[
         str | None,
-        typer.Option(metavar="none|crop|crop+flip|bend", help="Random changes of images. [default: crop, for images]"),
+        typer.Option(
+            metavar="none|crop|crop+flip|bend",
+            help="Random changes of images. [default: crop, with flip for colour images of named classes]",
+        ),
     ] = None,
     folds: Annotated[
         int | None,

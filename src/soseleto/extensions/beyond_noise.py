@@ -38,17 +38,22 @@ class beyond_noise(Piece):
             raise UsageError(f"z of beyond_noise must be above 0, got {self.z}: leave the piece out.")
 
     def init(self, task: Task) -> State:
-        examples = {name: torch.zeros(task.n_source, device=task.device) for name in ("visits", "means", "squares")}
-        pooled = torch.zeros(2, dtype=torch.float64, device=task.device)  # Σ of squares and of degrees of freedom
-        return {"examples": examples, "pooled": pooled}
+        return visit_statistics(task)
 
     def update(self, value: Alignment, state: Any, step: Step) -> Alignment:
-        noise = self.z * _standard_error(state, step, value.moving.to(torch.float32))
+        noise = self.z * standard_error(state, step, value.moving.to(torch.float32))
         mean = state["examples"]["means"][step.source.index]
         return replace(value, evidence=mean.sign() * (mean.abs() - noise).clamp_min(0.0))
 
 
-def _standard_error(state: State, step: Step, u: Tensor) -> Tensor:
+def visit_statistics(task: Task) -> State:
+    """What ``standard_error`` keeps of every example's alignments and of all together."""
+    examples = {name: torch.zeros(task.n_source, device=task.device) for name in ("visits", "means", "squares")}
+    pooled = torch.zeros(2, dtype=torch.float64, device=task.device)  # Σ of squares and of degrees of freedom
+    return {"examples": examples, "pooled": pooled}
+
+
+def standard_error(state: State, step: Step, u: Tensor) -> Tensor:
     """s/√n of the batch's examples after this visit, (B,)."""
     examples, index = state["examples"], step.source.index
     visits, mean, squares = (examples[name][index] for name in ("visits", "means", "squares"))

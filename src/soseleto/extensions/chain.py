@@ -12,7 +12,7 @@ from soseleto.task.task import Task
 
 @dataclass(frozen=True, init=False)
 class chain(Piece):
-    """Apply pieces in order; ``chain()`` changes nothing.
+    """Apply pieces in order; ``chain()`` changes nothing. Pieces for ``alignment`` may precede one for ``scores``.
 
     Example:
         >>> from soseleto.extensions import chain, per_error, scale_by_rms
@@ -28,7 +28,7 @@ class chain(Piece):
             flat.extend(piece.pieces if isinstance(piece, chain) else [piece])
         object.__setattr__(self, "pieces", tuple(flat))
         slots = {piece.slot for piece in flat}
-        if len(slots) > 1:
+        if len(slots) > 1 and [piece.slot for piece in flat] != ["alignment"] * (len(flat) - 1) + ["scores"]:
             raise UsageError(f"these pieces belong to different arguments ({', '.join(sorted(slots))}): {self}.")
 
     def __repr__(self) -> str:
@@ -36,7 +36,7 @@ class chain(Piece):
 
     @property
     def slot(self) -> str:  # type: ignore[override]
-        return self.pieces[0].slot if self.pieces else ""
+        return self.pieces[-1].slot if self.pieces else ""
 
     @property
     def needs_losses(self) -> bool:  # type: ignore[override]
@@ -45,6 +45,14 @@ class chain(Piece):
     @property
     def needs_target(self) -> bool:  # type: ignore[override]
         return any(piece.needs_target for piece in self.pieces)
+
+    @property
+    def replaces_engine(self) -> bool:  # type: ignore[override]
+        return any(piece.replaces_engine for piece in self.pieces)
+
+    @property
+    def watched(self) -> frozenset[str | None]:  # type: ignore[override]
+        return frozenset[str | None]().union(*(piece.watched for piece in self.pieces))
 
     @property
     def shares_work(self) -> bool:  # type: ignore[override]
@@ -61,3 +69,7 @@ class chain(Piece):
         for piece, its in zip(self.pieces, state, strict=True):
             value = piece.update(value, its, step)
         return value
+
+    def refresh(self, state: Any) -> None:
+        for piece, its in zip(self.pieces, state, strict=True):
+            piece.refresh(its)

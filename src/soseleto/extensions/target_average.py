@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from soseleto.errors import UsageError
-from soseleto.task.piece import State
+from soseleto.task.piece import DirectionPiece, State
 from soseleto.task.task import Task
 
 
 @dataclass(frozen=True)
-class last_batch:
+class last_batch(DirectionPiece):
     """The target gradient of the step's own batch: the paper's.
 
     layers: only parameters whose names begin with one of these; None takes all of θ.
@@ -51,7 +51,7 @@ class last_batch:
 
 
 @dataclass(frozen=True)
-class running_mean:
+class running_mean(DirectionPiece):
     """An exponential moving average of the target gradient, bias-corrected as in Adam.
 
     decay: of the average, in [0, 1).

@@ -85,15 +85,15 @@ def resnet18(
     *,
     channels: int = 3,
     width: int = 64,
-    norm: Callable[[int], nn.Module] = group_norm,
+    norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
 ) -> nn.Sequential:
-    """ResNet-18 for small images (3x3 stem, no early pooling), with GroupNorm, which does not mix examples."""
+    """ResNet-18 for small images (3x3 stem, no early pooling); ``norm=group_norm`` does not mix examples."""
     trunk = resnet18_trunk(channels=channels, width=width, norm=norm)
     return nn.Sequential(*trunk, nn.Linear(8 * width, classes))
 
 
 def resnet18_trunk(
-    *, channels: int = 3, width: int = 64, norm: Callable[[int], nn.Module] = group_norm
+    *, channels: int = 3, width: int = 64, norm: Callable[[int], nn.Module] = nn.BatchNorm2d
 ) -> nn.Sequential:
     """ResNet-18 without its classifier."""
     layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), norm(width), nn.ReLU(inplace=True)]

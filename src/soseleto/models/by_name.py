@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.models.architectures import lenet, mlp, quick, resnet18
+from soseleto.models.architectures import group_norm, lenet, mlp, quick, resnet18
 
+GROUP_NORM = "resnet18-groupnorm"
+NAMES = ("quick", "lenet", "resnet18", GROUP_NORM, "mlp")
 SMALL = 32  # the largest size of grey images on which LeNet is as accurate as Quick, at a third of the cost
 
 
@@ -23,6 +25,12 @@ def default_name(shape: tuple[int, ...]) -> str:
     if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 16:
         return "mlp"
     return "lenet" if shape[0] == 1 and shape[1] <= SMALL else "quick"
+
+
+def name_of_saved(name: str, entries: Iterable[str]) -> str:
+    """The name of a model whose state has these entries: ``resnet18`` of earlier versions had GroupNorm."""
+    has_statistics = any(entry.endswith("running_mean") for entry in entries)
+    return GROUP_NORM if name == "resnet18" and not has_statistics else name
 
 
 def make_model(name: str, mode: str, *, classes: int, shape: tuple[int, ...], seed: int) -> nn.Module:
@@ -86,14 +94,15 @@ def load_function(name: str) -> Callable[..., Any]:
 
 def by_name(name: str, *, classes: int, shape: tuple[int, ...]) -> nn.Module:
     """A whole classifier by its name, for inputs of ``shape`` (without the batch dimension)."""
-    names = ("quick", "lenet", "resnet18", "mlp")
-    if name not in names:
-        raise UsageError(f"unknown model {name!r}{did_you_mean(name, names)}: choose one of {', '.join(names)}.")
+    if name not in NAMES:
+        raise UsageError(f"unknown model {name!r}{did_you_mean(name, NAMES)}: choose one of {', '.join(NAMES)}.")
     if name == "mlp":
         return mlp(torch.Size(shape).numel(), classes)
     if len(shape) != 3 or shape[1] != shape[2]:
         raise UsageError(f"model {name!r} takes square images (C, H, W), got inputs of shape {shape}: use 'mlp'.")
     if name == "resnet18":
         return resnet18(classes, channels=shape[0])
+    if name == GROUP_NORM:
+        return resnet18(classes, channels=shape[0], norm=group_norm)
     made = quick if name == "quick" else lenet
     return made(classes, channels=shape[0], size=shape[2])

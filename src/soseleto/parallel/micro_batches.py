@@ -66,6 +66,12 @@ class Sharing:
         reshard(model)
         return self.mean(_joined(losses, model), batch)
 
+    def losses(self, model: nn.Module, loss: LossOf, batch: Batch) -> Tensor:
+        """This rank's losses, from a forward pass of training."""
+        found = [loss(model, part)[:count].detach() for part, count in self._parts(batch)]
+        reshard(model)
+        return _joined(found, model)
+
     def gradient(
         self, model: nn.Module, loss: LossOf, batch: Batch, side: str, coefficients: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:

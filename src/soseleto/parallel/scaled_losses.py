@@ -36,6 +36,9 @@ class Unscaled:
         losses, found = self.inner.gradient(model, loss, batch, side, coefficients)
         return self._down(losses), self._all_down(found)
 
+    def losses(self, model: nn.Module, loss: LossOf, batch: Any) -> Tensor:
+        return self._down(self.inner.losses(model, loss, batch))
+
     def passes(
         self,
         engine: Engine,

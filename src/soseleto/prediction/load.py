@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from soseleto.data import Preprocess
 from soseleto.data.preprocess import Prepare
 from soseleto.errors import DataError, UsageError, first_line
-from soseleto.models.by_name import is_file, make_model
+from soseleto.models.by_name import is_file, make_model, name_of_saved
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
 from soseleto.prediction.predictor import Predictor, TaskKind
@@ -111,6 +111,7 @@ def _module(
         )
     sizes = {"classes": config["n_classes"], "shape": tuple(config["input_shape"])}
     if not is_file(name):
+        name = name_of_saved(name, state)
         _require_sizes(name, config["mode"], sizes, state, folder)
     return make_model(name, config["mode"], **sizes, seed=0)
 

@@ -13,13 +13,15 @@ of this process; everything else is the same on every rank.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from soseleto.data.batch import Batch
 from soseleto.engines.contract import Losses, Passes
+from soseleto.task.last_layer import LastLayer
+from soseleto.task.layer_inputs import Moments
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 
@@ -43,6 +45,7 @@ class Step:
 
     passes: losses, gradients and alignments of the step; None while they are still being computed.
     target_loss: the mean over the target batch; None in a step that does not evaluate the target.
+    last_layer: the model's last layer on the sides that were evaluated, if a piece asks for it by ``watched``.
     """
 
     task: Task
@@ -50,6 +53,7 @@ class Step:
     target: Batch
     passes: Passes | None = None
     target_loss: Tensor | None = None
+    last_layer: Mapping[str, LastLayer] = field(default_factory=dict)
 
     @property
     def source_losses(self) -> Tensor:
@@ -88,12 +92,16 @@ class Piece:
     slot: the argument of ``Soseleto`` the piece is for.
     needs_losses: ``update`` reads the source losses of the step.
     needs_target: ``update`` reads the target gradient of the step.
+    replaces_engine: ``update`` makes alignments of its own, so that no engine need compute any.
+    watched: the layer that it reads as ``Step.last_layer``, by name; None is the last one, the empty set none.
     shares_work: False where it compares examples of one batch, which ranks and micro-batches keep apart.
     """
 
     slot: ClassVar[str] = ""
     needs_losses: ClassVar[bool] = False
     needs_target: ClassVar[bool] = False
+    replaces_engine: ClassVar[bool] = False
+    watched: ClassVar[frozenset[str | None]] = frozenset()
     shares_work: ClassVar[bool] = True
 
     def init(self, task: Task) -> State:
@@ -106,11 +114,29 @@ class Piece:
     def update(self, value: Any, state: Any, step: Step) -> Any:
         return value
 
+    def refresh(self, state: Any) -> None:
+        """Between steps, once in a while and outside of CUDA graphs: what need not be computed in every step."""
+
 
 class DirectionPiece(Protocol):
-    """From target gradients to the direction that source gradients are compared with."""
+    """From target gradients to the direction that source gradients are compared with.
+
+    inputs_of: layers whose inputs it learns about. Its ``update`` then gets all of the target gradient at once.
+    """
 
     slot: ClassVar[str]
+
+    @property
+    def inputs_of(self) -> tuple[str, ...]:
+        return ()
+
+    def learn(self, moments: Mapping[str, Moments], state: State, task: Task) -> None:
+        """The moments of these layers' inputs in the source batch of a step, after its passes."""
+        return
+
+    def refresh(self, state: State) -> None:
+        """Between steps, once in a while and outside of CUDA graphs."""
+        return
 
     def init(self, task: Task) -> State: ...
 

@@ -17,6 +17,8 @@ from soseleto.task.piece import Alignment, Step
 from soseleto.task.task import Task, lr_left
 from soseleto.weights import Weights
 
+REFRESH = 25  # steps between two refreshes of what pieces do not compute in every step
+
 
 @dataclass(frozen=True)
 class Moved:
@@ -60,6 +62,7 @@ class SoseletoState:
     weights: Weights
     pieces: dict[str, Any]  # the state of each piece, by its argument
     looks: Callable[[int], bool]  # whether the step after so many steps evaluates the target
+    refresh: Callable[[dict[str, Any]], None]  # of the pieces' states, between steps
     optimizer: Optimizer = None  # type: ignore[assignment]  # set by ``follow``
     schedule: LRScheduler | None = None
     first_lr: float = 0.0
@@ -83,6 +86,9 @@ class SoseletoState:
     def advance(self, steps: int) -> None:
         """Count steps, taken or replayed."""
         self.taken += steps
+        is_recording = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if steps > 0 and self.taken % REFRESH == 0 and not is_recording:
+            self.refresh(self.pieces)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside model, optimizer and schedule."""
@@ -108,12 +114,23 @@ def load_tree(mine: Any, saved: Any, device: torch.device) -> Any:
 
 
 def without_alignments(
-    task: Task, losses: Losses, source: Batch, target: Batch | None, coefficients: Coefficients
+    task: Task,
+    losses: Losses,
+    source: Batch,
+    target: Batch | None,
+    coefficients: Coefficients,
+    *,
+    target_gradient_too: bool = True,
 ) -> Passes:
-    """The passes of a step whose weights are frozen: ordinary gradients, of the target only where it is given."""
+    """The passes of a step without an engine: ordinary gradients, of the target only where it is given.
+
+    target_gradient_too: False where a forward pass of the target is enough.
+    """
     assert isinstance(coefficients, Tensor)
     of_source, gradient = task.sharing.gradient(task.model, losses.source, source, "source", coefficients)
     of_target, target_gradient = of_source[:0], dict[str, Tensor]()
-    if target is not None:
+    if target is not None and target_gradient_too:
         of_target, target_gradient = task.sharing.gradient(task.model, losses.target, target, "target")
+    elif target is not None:
+        of_target = task.sharing.losses(task.model, losses.target, target)
     return Passes(of_source, of_target, of_source[:0], gradient, target_gradient)

@@ -27,5 +27,9 @@ def method_of(settings: Any) -> Method:
     for make in METHODS.values():
         classes[getattr(make, "__name__", "")] = make
     pieces = {name: getattr(extensions, name) for name in extensions.__all__ if name != "Piece"}
-    method: Method = from_data(settings, {**classes, **pieces, "chain": lambda pieces: extensions.chain(*pieces)})
+    with_lists: dict[str, Any] = {
+        "chain": lambda pieces: extensions.chain(*pieces),
+        "last_layer": lambda forms, **others: extensions.last_layer(*forms, **others),
+    }
+    method: Method = from_data(settings, {**classes, **pieces, **with_lists})
     return method

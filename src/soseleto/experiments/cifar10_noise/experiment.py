@@ -268,18 +268,19 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
     begin = time.perf_counter()
     if config.folds:
         trust = _cross_validated(config, data, device)
-        return {**heading(config), "seconds": time.perf_counter() - begin, **_detection(data.source, trust)}
+        return {**heading(config), "seconds": time.perf_counter() - begin, **detection(data.source, trust)}
     signals = Signals(len(data.source)) if config.record and config.labels == "noisy" and not config.probes else None
-    result = _train(config, data, make_method(config, data, signals), device)
+    result = train(config, data, make_method(config, data, signals), device)
     found: Row = {"seconds": time.perf_counter() - begin}
     if data.heldout is not None:
         found["heldout_accuracy"] = result.evaluate(data.heldout)["accuracy"]
     if not config.select:
         found["accuracy"] = result.evaluate(data.test)["accuracy"]
-    return {**heading(config), **found, **_detection(data.source, _trusts(result, signals)), **_suspects(result)}
+    return {**heading(config), **found, **detection(data.source, _trusts(result, signals)), **_suspects(result)}
 
 
-def _train(config: Config, data: Data, method: Method, device: str) -> Result:
+def train(config: Config, data: Data, method: Method, device: str) -> Result:
+    """One training of the configuration's network, with its schedule and augmentation, by any method."""
     from soseleto.training.fit import fit
 
     model = make_model(config)
@@ -314,7 +315,7 @@ def _cross_validated(config: Config, data: Data, device: str) -> dict[str, Tenso
     def predict(training: Examples, inputs: Tensor, fold: int) -> Tensor:
         part, seed = replace(data, source=training), seed_for(config.seed, f"{NAME}/fold", fold)
         of_fold = replace(config, epochs=epochs, seed=seed)
-        return _train(of_fold, part, make_method(of_fold, part), device).outputs(inputs).softmax(1)
+        return train(of_fold, part, make_method(of_fold, part), device).outputs(inputs).softmax(1)
 
     found = cleanlab.out_of_sample(data.source, config.folds, config.seed, predict)
     return cleanlab.trusts(found, data.source.labels)
@@ -357,7 +358,7 @@ def _suspects(result: Result) -> Row:
     return {"suspects": rows}
 
 
-def _detection(source: Examples, trust: Mapping[str, Tensor]) -> Row:
+def detection(source: Examples, trust: Mapping[str, Tensor]) -> Row:
     """AUROC and precision of every signal, and the appendix's curves at 20 sizes of the kept source."""
     assert source.truth is not None
     wrong = source.labels.cpu() != source.truth.cpu()

@@ -1,0 +1,375 @@
+"""Last-layer alignments against the slow oracle: one backward per example, in the changed coordinates, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soseleto import Selection, Soseleto
+from soseleto.data.batch import Batch
+from soseleto.engines import alignment, trainable
+from soseleto.errors import EngineError, SoseletoError, UsageError
+from soseleto.extensions import (
+    at_temperature,
+    centred,
+    chain,
+    label_doubt,
+    last_batch,
+    last_layer,
+    recent_visits,
+    running_mean,
+    scale_by_rms,
+    shrunk_by_spread,
+    target_share,
+    unit_length,
+    whitened,
+    without_own_error,
+)
+from soseleto.extensions.last_layer import Form
+from soseleto.task.losses import NoisyLosses
+from soseleto.task.state import REFRESH
+from soseleto.task.task import Task
+from soseleto.training.optimizers import sgd
+
+N, D, K = 24, 5, 3
+FORMS: dict[str, tuple[Form, ...]] = {
+    "raw": (),
+    "temperature": (at_temperature(4.0),),
+    "centred": (centred(),),
+    "whitened": (whitened(shrink=0.2),),
+    "unit length": (unit_length(),),
+    "own error": (without_own_error(),),
+    "all": (whitened(decay=0.9), unit_length(), at_temperature(3.0), without_own_error()),
+}
+
+
+def network(kind: str = "plain") -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        norm = nn.BatchNorm1d(D) if kind == "batch norm" else nn.Identity()
+        return nn.Sequential(nn.Linear(4, D), norm, nn.ReLU(), nn.Linear(D, K)).double()
+
+
+def task(model: nn.Module, **changes: Any) -> Task:
+    given: dict[str, Any] = {"losses": NoisyLosses(), "n_source": N, "steps": 40, "make_optimizer": sgd(0.2)}
+    given |= {"shared": frozenset(trainable(model)), "target_head": frozenset[str](), "classes": K}
+    return Task(model=model, **{**given, **changes})
+
+
+def batches(step: int, n: int = 12, t: int = 7) -> tuple[Batch, Batch]:
+    draw = torch.Generator().manual_seed(step)
+    index = torch.randperm(N, generator=draw)[:n]
+    sides = []
+    for places in (index, torch.arange(t)):
+        x = torch.randn(len(places), 4, generator=draw, dtype=torch.float64)
+        sides.append(Batch(places, x, torch.randint(K, (len(places),), generator=draw)))
+    return sides[0], sides[1]
+
+
+class Changed(nn.Module):
+    """Outputs z + W·φ(h) with W = 0: its gradient in W is r φ(h)ᵀ, for any coordinates φ of the last layer's inputs."""
+
+    def __init__(self, model: nn.Sequential, coordinates: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.coordinates = model, coordinates
+        self.weight = nn.Parameter(torch.zeros(K, D, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.model[:-1](x).detach()
+        return self.model[-1](h).detach() + self.coordinates(h) @ self.weight.T
+
+
+class Oracle:
+    """The slow way, with statistics of its own: one backward per example over the weight in the new coordinates."""
+
+    def __init__(self, forms: tuple[Form, ...], decay: float) -> None:
+        self.forms, self.decay = {type(form).__name__: form for form in forms}, decay
+        self.inputs: list[Tensor] = []  # of all source batches so far
+        self.means: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+        self.factor = torch.eye(D, dtype=torch.float64)
+
+    def __call__(self, model: nn.Sequential, source: Batch, target: Batch, *, refresh: bool) -> Tensor:
+        self.inputs.append(model[:-1](source.inputs).detach())
+        changed = Changed(model, self.coordinates(refresh))
+        heat: Any = self.forms.get("at_temperature")
+        tau = 1.0 if heat is None else heat.temperature
+        wanted = tau * F.cross_entropy(changed(target.inputs) / tau, target.labels)
+        (found,) = torch.autograd.grad(wanted, changed.weight)
+        self.gradients.append(found)
+        direction = averaged(self.gradients, self.decay)
+        loss = lambda m, b: F.cross_entropy(m(b.inputs), b.labels, reduction="none")  # noqa: E731
+        _, q = alignment(changed, loss, source, {"weight": direction}, engine="loop")
+        if "without_own_error" in self.forms:
+            p = model(source.inputs).detach().softmax(1)
+            q = q / (p - F.one_hot(source.labels, K)).norm(dim=1)
+        return q
+
+    def coordinates(self, refresh: bool) -> Callable[[Tensor], Tensor]:
+        form: Any = self.forms.get("centred") or self.forms.get("whitened")
+        mean = torch.zeros(D, dtype=torch.float64)
+        if form is not None:
+            mean = averaged([h.mean(0) for h in self.inputs], form.decay)
+            self.means.append(mean)
+        if "whitened" in self.forms and refresh:
+            moments = [(h - m).T @ (h - m) / len(h) for h, m in zip(self.inputs, self.means, strict=True)]
+            covariance = averaged(moments, form.decay)
+            ridge = form.shrink * covariance.trace() / D
+            values, vectors = torch.linalg.eigh(covariance + ridge * torch.eye(D, dtype=torch.float64))
+            self.factor = (
+                vectors @ torch.diag(values.rsqrt()) @ vectors.T
+            )  # symmetric: another root of the same inverse
+        factor, unit = self.factor, "unit_length" in self.forms
+        return lambda h: F.normalize((h - mean) @ factor.T, dim=1) if unit else (h - mean) @ factor.T
+
+
+def averaged(values: list[Tensor], decay: float) -> Tensor:
+    """The bias-corrected exponential moving average, as a sum."""
+    weights = [decay ** (len(values) - 1 - i) for i in range(len(values))]
+    return sum((w * v for w, v in zip(weights, values, strict=True)), torch.zeros_like(values[0])) / sum(weights)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_alignments_are_those_of_one_backward_per_example_in_the_changed_coordinates(name: str) -> None:
+    model, forms = network(), FORMS[name]
+    method = Soseleto(alignment=last_layer(*forms, decay=0.7))
+    state, oracle = method.init(task(model)), Oracle(forms, 0.7)
+    for number in range(4):
+        source, target = batches(number)
+        expected = oracle(model, source, target, refresh=number == 0)
+        before = state.weights.rows(source.index)
+        method.step(state, source, target)
+        visits = before[2] + 1
+        seen = (state.weights.scores[source.index] - before[1]) * visits + before[1]  # this visit's alignment
+        torch.testing.assert_close(seen.double(), expected, rtol=2e-4, atol=2e-5)  # scores are float32
+
+
+@pytest.mark.parametrize("kind", ["plain", "batch norm"])
+def test_without_forms_they_are_the_engines_over_the_layers_weight(kind: str) -> None:
+    """For a BatchNorm network too, whose engines need forward mode, and weights and parameters move alike."""
+    methods = (
+        Soseleto(alignment=chain(last_layer(decay=0.8), scale_by_rms())),
+        Soseleto(direction=running_mean(0.8, layers=("3.weight",)), alignment=scale_by_rms()),
+    )
+    states = [method.init(task(network(kind))) for method in methods]
+    for number in range(4):
+        for method, state in zip(methods, states, strict=True):
+            method.step(state, *batches(number))
+    ours, theirs = ([s.weights.values, s.weights.scores, *s.task.model.parameters()] for s in states)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["layerwise", "forward", "double_backward", "loop"])
+def test_scores_of_a_form_of_their_own_beside_any_engine(engine: str) -> None:
+    """The weights are those of the engine alone, the scores those of the form alone."""
+    form = last_layer(centred(), unit_length(), at_temperature(), without_own_error())
+    methods = (
+        Soseleto(engine=engine, scores=form),
+        Soseleto(engine=engine),
+        Soseleto(alignment=form, weight_step=1e-12),
+    )
+    states = [method.init(task(network(), make_optimizer=sgd(1e-12))) for method in methods]
+    for number in range(3):
+        for method, state in zip(methods, states, strict=True):
+            method.step(state, *batches(number))
+    both, raw, scored = (state.weights for state in states)
+    torch.testing.assert_close(both.values, raw.values, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(both.scores, scored.scores, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(both.scores, raw.scores)
+
+
+def test_the_target_takes_one_forward_and_no_backward_through_the_model() -> None:
+    model, seen = network(), list[Any]()
+    model[1].register_full_backward_hook(lambda *_: seen.append("backward"))
+    model[1].register_forward_hook(lambda module, given, out: seen.append(len(given[0])))
+    method = Soseleto(alignment=last_layer())
+    method.step(method.init(task(model)), *batches(0))
+    assert seen == [12, "backward", 7]  # rows
+
+
+def test_nothing_is_left_on_the_model() -> None:
+    model = network("batch norm")
+    attributes = [set(vars(module)) for module in model.modules()]
+    method = Soseleto(alignment=last_layer(whitened()))
+    method.step(method.init(task(model)), *batches(0))
+    assert [set(vars(module)) for module in model.modules()] == attributes
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_monitored_step_and_a_share_of_the_target_use_its_gradient() -> None:
+    plain, shared = Soseleto(alignment=last_layer()), Soseleto(alignment=last_layer(), gradients=target_share(0.5))
+    first, second = (method.init(task(network())) for method in (plain, shared))
+    numbers = plain.step(first, *batches(0), monitor=True)
+    assert float(numbers["predicted_change"]) == pytest.approx(float(numbers["actual_change"]), rel=0.5)
+    assert float(numbers["predicted_change"]) != 0.0
+    shared.step(second, *batches(0))
+    assert not torch.allclose(first.task.model[0].weight, second.task.model[0].weight)  # type: ignore[index]
+
+
+def test_whitening_is_refreshed_between_steps() -> None:
+    method = Soseleto(alignment=last_layer(whitened()))
+    state = method.init(task(network()))
+    factors = []
+    for number in range(REFRESH + 1):
+        method.step(state, *batches(number))
+        factors.append(state.pieces["alignment"]["forms"][0]["factor"].clone())
+    assert torch.equal(factors[0], factors[REFRESH - 2])
+    assert not torch.allclose(factors[0], factors[REFRESH - 1])
+    assert torch.equal(factors[REFRESH - 1], factors[REFRESH])
+
+
+class Sequences(nn.Module):
+    """Per-token logits, of which an example's loss uses some; a frozen head under trained adapters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.head = nn.Linear(4, D), nn.Linear(D, K)
+        self.adapter = nn.Linear(4, D, bias=False)
+        for p in (*self.base.parameters(), *self.head.parameters()):
+            p.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.base(x) + self.adapter(x)))
+
+
+def test_a_loop_with_sequences_and_a_frozen_head() -> None:
+    """Selection, whose losses nothing knows: q_j = Σ over tokens of r G h, and masked tokens count for nothing."""
+    torch.manual_seed(0)
+    model = Sequences().double()
+    x, y = torch.randn(9, 6, 4, dtype=torch.float64), torch.randint(K, (9, 6))
+    mask = (torch.arange(6) < torch.arange(2, 11).clamp_max(6)[:, None]).double()
+
+    def loss(m: nn.Module, b: Any) -> Tensor:
+        return (F.cross_entropy(m(b[0]).flatten(0, 1), b[1].flatten(), reduction="none").view(b[1].shape) * b[2]).sum(1)
+
+    method = Soseleto(alignment=last_layer(centred(), decay=0.0))
+    selection = Selection(model, n_source=5, loss=loss, method=method)
+    selection.backward((x[:5], y[:5], mask[:5]), (x[5:], y[5:], mask[5:]), index=torch.arange(5))
+    h = torch.tanh(model.base(x) + model.adapter(x)).detach()
+    r = (model.head(h).softmax(-1) - F.one_hot(y, K)) * mask[..., None]
+    used = mask[:5].bool()
+    h = h - h[:5][used].mean(0)
+    gradient = torch.einsum("tlk,tld->kd", r[5:], h[5:]) / 4
+    expected = torch.einsum("nlk,kd,nld->n", r[:5], gradient, h[:5])
+    torch.testing.assert_close(selection.scores.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_float16_losses_under_a_scaler() -> None:
+    model = network()
+    x, y = torch.randn(10, 4, dtype=torch.float64), torch.arange(10) % K
+
+    class Scaler:
+        def scale(self, value: Tensor) -> Tensor:
+            return value * 1024.0
+
+    def loss(m: nn.Module, b: Any) -> Tensor:
+        return F.cross_entropy(m(b[0]), b[1], reduction="none")
+
+    found = []
+    for scaler in (None, Scaler()):
+        selection = Selection(model, n_source=6, loss=loss, method=Soseleto(alignment=last_layer()))
+        selection.backward((x[:6], y[:6]), (x[6:], y[6:]), index=torch.arange(6), scaler=scaler)
+        found.append(selection.scores)
+    torch.testing.assert_close(*found)
+
+
+class Twice(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.trunk, self.head = kind, nn.Linear(4, K), nn.Linear(K, K)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.head(self.trunk(x))
+        if self.kind == "twice":
+            return self.head(z)
+        if self.kind == "in place":
+            return z.mul_(2.0)
+        return z * self.scale
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("twice", "called 2 times"), ("in place", "changed in place"), ("scaled", "without passing through")],
+)
+def test_a_model_that_does_not_end_in_one_linear_layer_is_refused(kind: str, words: str) -> None:
+    method = Soseleto(alignment=last_layer())
+    with pytest.raises(EngineError, match=words):
+        method.step(method.init(task(Twice(kind).double())), *batches(0))
+
+
+def test_a_layer_by_name() -> None:
+    named = Soseleto(alignment=last_layer(layer="head"))
+    named.step(named.init(task(Twice("scaled").double())), *batches(0))
+    with pytest.raises(UsageError, match="is no layer of the model: trunk, head"):
+        replace(named, alignment=last_layer(layer="heads")).init(task(Twice("scaled").double()))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Soseleto(alignment=last_layer(), direction=last_batch()), "without direction and engine"),
+        (lambda: Soseleto(alignment=last_layer(), engine="loop"), "without direction and engine"),
+        (lambda: Soseleto(scores=last_layer(), weights_first=True), "weights_first moves the weights before"),
+        (lambda: Soseleto(scores=last_layer(), source_loss=label_doubt()), "label_doubt changes the losses"),
+        (lambda: Soseleto(alignment=last_layer(), scores=last_layer(layer="a")), "one layer in a run"),
+        (lambda: last_layer(scale_by_rms()), "takes forms such as centred"),  # type: ignore[arg-type]
+        (lambda: last_layer(decay=1.0), "decay of last_layer"),
+        (lambda: whitened(shrink=0.0), "shrink of whitened"),
+        (lambda: centred(decay=-1.0), "decay of the inputs' mean"),
+        (lambda: at_temperature(0.0), "temperature must be above 0"),
+        (lambda: recent_visits(1.0), "leave the piece out"),
+        (lambda: last_layer().init(task(network(), target_head=frozenset({"3.weight"}))), "mode='transfer' has two"),
+        (lambda: Soseleto(scores=chain(recent_visits(), last_layer())), "different arguments"),
+    ],
+)
+def test_what_has_no_effect_or_no_meaning_is_refused(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(SoseletoError, match=words):
+        make()
+
+
+def test_a_temperature_needs_a_cross_entropy() -> None:
+    losses = NoisyLosses(lambda outputs, labels: (outputs - F.one_hot(labels, K)).square().sum(1))
+    method = Soseleto(alignment=last_layer(at_temperature()))
+    with pytest.raises(UsageError, match="at_temperature needs a cross-entropy"):
+        method.step(method.init(task(network(), losses=losses)), *batches(0))
+
+
+def visited(piece: Any, values: Tensor) -> Tensor:
+    """The scores after each example of a batch of four has had the alignments in its column."""
+    from soseleto.task.piece import Alignment, Step
+
+    problem = task(network())
+    state = piece.init(problem)
+    source, target = batches(0, n=4)
+    for row in values:
+        found = piece.update(Alignment(row), state, Step(problem, source, target))
+    return found
+
+
+def test_recent_visits_count_more() -> None:
+    values = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
+    expected = averaged(list(values), 0.6)
+    torch.testing.assert_close(visited(recent_visits(0.6), values), expected)
+
+
+def test_scores_are_shrunk_by_the_spread_of_an_examples_alignments() -> None:
+    draw = torch.Generator().manual_seed(4)
+    values = torch.tensor([2.0, 2.0, -2.0, -2.0]) + torch.randn(6, 4, generator=draw) * torch.tensor([0.1, 3.0, 0.1, 3])
+    found = visited(shrunk_by_spread(), values).double()
+    wide = values.double()
+    middle, within = wide.mean(), wide.var(0)
+    usual = within.mean()
+    error = (4 * usual + 5 * within) / (4 + 5) / 6  # the squared standard error, shrunk towards the usual one
+    between = (wide - middle).square().mean() - usual
+    expected = middle + between / (between + error) * (wide.mean(0) - middle)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert error[0] < error[1]
