@@ -12,7 +12,7 @@ from torch import Tensor
 from soseleto.data import Examples, TargetCycle, as_examples, check_mode, read_pair
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
-from soseleto.suspects.probes import PlantedProbes, plant
+from soseleto.suspects.probes import Planted, PlantedProbes
 from soseleto.training.defaults import TARGET_BATCH, batch_size_for
 from soseleto.training.options import Balanced, Probes
 
@@ -45,18 +45,14 @@ class Data:
         """The source without the probes."""
         return self.source if self.probes is None else self.probes.without(self.source)
 
-    def plant(self, probes: Probes, *, mode: str, seed: int) -> Data:
-        """With a share of the target planted as probes; a share of 0 plants none."""
-        if probes.share == 0:
-            return self
-        if mode != "noisy":
-            raise UsageError("probes need source and target of the same classes: write mode='noisy', or probes=None.")
-        planted = plant(self.source, self.target, probes.share, seed=seed, labels_before=probes.labels_before)
+    def with_probes(self, planted: Planted) -> Data:
         return replace(self, source=planted.source, target=planted.target, probes=planted.probes)
 
-    def require_shareable(self, sharing: Sharing) -> None:
-        """Raise for data that the ranks or micro-batches of this training cannot work on."""
-        if self.probes is not None and not sharing.nothing:
+    def require_shareable(self, sharing: Sharing, probes: Probes, mode: str) -> None:
+        """Raise for data that probes, or the ranks or micro-batches of this training, cannot work on."""
+        if probes.share and mode != "noisy":
+            raise UsageError("probes need source and target of the same classes: write mode='noisy', or probes=None.")
+        if probes.share and not sharing.nothing:
             raise UsageError("probes need one process and whole batches: write probes=None, or leave those out.")
         ranks = sharing.reducer.ranks
         if len(self.source) < ranks:
