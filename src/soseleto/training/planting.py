@@ -41,8 +41,8 @@ def planted(setup: Setup, before: Mapping[str, Any] | None = None) -> Data:
     classes = probes.class_count(data.source, data.target)
     probes.number_of_probes(wanted.share, len(data.source), len(data.target))  # raises for too few examples
     found = None
-    known = wanted.labels_before is not None
-    if not known and setup.kind == "classification" and mistakes.can_estimate(len(data.target), classes):
+    labels = data.labels_before if wanted.labels_before is None else wanted.labels_before
+    if labels is None and setup.kind == "classification" and mistakes.can_estimate(len(data.target), classes):
         found = _estimate(setup, classes)
     return data.with_probes(
         probes.plant(
@@ -50,7 +50,7 @@ def planted(setup: Setup, before: Mapping[str, Any] | None = None) -> Data:
             data.target,
             wanted.share,
             seed=seed,
-            labels_before=wanted.labels_before,
+            labels_before=labels,
             mistakes=found,
         )
     )
