@@ -77,6 +77,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     code, said, err = type_("fit", *data, "--out", out, "--epochs", 4)
     assert code == 0, err
     assert "300 source and 60 target examples, noisy mode, 4 epochs in batches of 64" in said
+    assert "give them with --labels-before COLUMN or FILE" in said
     assert (
         "3 held-out folds of the target beside ordinary training, mixed training and target only: 10 more trainings"
         in said
@@ -87,7 +88,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert {row["examples"] for row in rows.values()} == {60}
     assert rows["soseleto"]["accuracy"] >= rows["ordinary"]["accuracy"]
     assert re.search(r"SOSELETO +\d+\.\d %", said)
-    assert re.search(r"\d+ suspects with precision \d+ % \(\d+ to \d+; assumes random mistakes\) and recall", said)
+    assert re.search(r"\d+ suspects with precision \d+ % \(\d+ to \d+; assumes estimated mistakes\) and recall", said)
     assert said.endswith(f"report: {out / 'report.html'}\n")
     assert not (out / "parts").exists()
     assert err.count("engine") == 1  # four SOSELETO trainings, one sentence

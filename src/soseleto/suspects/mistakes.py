@@ -11,7 +11,9 @@ likely, as on hard examples. r and taken are found by expectation maximisation.
 
 Predictions that are not quite calibrated look like mistakes too. How much they do is measured on the trusted examples,
 whose labels are right: the lower end of the share's interval is without that part, the upper end with it. A γ above 0
-is considered where it explains the source better than it explains trusted labels.
+is considered where it explains the source better than it explains trusted labels. Where this is so, or where mistakes
+are more frequent on hard examples, they may agree with a wrong prediction, and then they cannot be seen: the upper end
+is raised by the expected share of wrong predictions.
 
 NumPy in double precision; all functions are pure.
 """
@@ -31,6 +33,8 @@ SHARPER = (1.0, 2.0)  # values of γ beside 0
 MOST_SOURCE = 2000  # source examples that are enough: mistakes are estimated on so many, drawn at random
 FEWEST_PER_CLASS, MOST_CLASSES = 10, 100  # trusted examples of a class on average; beyond these nothing is estimated
 _EDGES = (0.1, 0.2, 0.35, 0.6)  # quantiles of the highest probability, from hard examples to easy ones
+_HARD = 3  # the levels of the hardest third
+_CLEARLY = 0.05  # by which the rate on hard examples is higher than predictions explain
 _STEPS, _STEPS_AGAIN = 60, 20
 _PRIOR = 20.0  # examples by which the rate of a class is pulled to that of its level, and that of a level to the mean
 _SPREAD = 1.0  # example of every class that is taken for all others alike
@@ -84,8 +88,10 @@ def estimate(
     low = (2 * plain.share - high - apparent.share) / (1 - apparent.share)
     joint = np.mean([model.joint(right) for model in models], axis=0)
     rates = joint.sum(axis=1)
-    share = (float(np.clip(low, 0.0, plain.share)), float(max(high, *(model.share for model in models))))
-    return Mistakes(share, rates, joint / rates[:, None])
+    high = float(max(high, *(model.share for model in models)))
+    if len(models) > 1 or plain.on_hard_ones > apparent.on_hard_ones + _CLEARLY:
+        high = min(high + 1.0 - given.p.max(axis=1).mean(), 1.0)
+    return Mistakes((float(np.clip(low, 0.0, plain.share)), float(high)), rates, joint / rates[:, None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +154,11 @@ class Model:
             counts = given.T @ wrong + _SPREAD * _others(classes) / (classes - 1)
             taken = counts / counts.sum(axis=0)
         return Model(rates, taken, self.gamma, float((weight * np.log(total)).sum()), float(share))
+
+    @property
+    def on_hard_ones(self) -> float:
+        """By how much the rate is higher on the hardest third of the examples than on the easiest."""
+        return float(self.rates[:_HARD].mean() - self.rates[-1].mean())
 
     def joint(self, data: _Labelled) -> Array:
         """The probabilities (m, classes) that an example of the class ``data.labels`` is labelled as another one."""
