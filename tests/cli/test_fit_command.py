@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -443,3 +444,14 @@ def test_earlier_labels_doubt_and_a_guarantee(type_: Type, data: list[object], t
     ):
         code, _, err = type_("fit", *data, "--out", tmp_path / "off", *words)
         assert (code, message in err) == (2, True), err
+
+
+@pytest.mark.parametrize(("wrong", "used"), [(6, True), (5, False)])
+def test_earlier_labels_are_found_without_asking(wrong: int, used: bool) -> None:
+    target = soseleto.data.Examples(torch.zeros(40, 4), torch.zeros(40, dtype=torch.int64), classes=("a", "b"))
+    before = torch.tensor([1] * wrong + [0] * 20 + [-1] * (20 - wrong))  # -1: not in the source
+    pair = soseleto.data.Pair(target, target, None, labels_before=before)
+    options = SimpleNamespace(labels_before=None)
+    found = fit._labels_before(options, pair)  # type: ignore[arg-type]
+    assert (found is before) is used
+    assert used or found is None  # too few to be planted

@@ -95,7 +95,7 @@ def plant(
     ``mistakes`` wrong probes are examples that are often mislabelled, and get labels that they are mistaken for.
     With neither, every second probe of a class gets any other label, and every class has its share of the probes.
     """
-    classes = class_count(source, target)
+    classes = class_count_of_both(source, target)
     truth = target.labels.cpu()
     m = number_of_probes(share, len(source), len(target))
     if labels_before is not None:
@@ -212,7 +212,7 @@ def number_of_probes(share: Share, n_source: int, n_target: int) -> int:
     return m
 
 
-def class_count(source: Examples, target: Examples) -> int:
+def class_count_of_both(source: Examples, target: Examples) -> int:
     """The number of classes of source and target."""
     for side in (source, target):
         if side.labels.is_floating_point() or side.labels.ndim != 1:

@@ -12,7 +12,7 @@ from torch import Tensor
 from soseleto.data import Examples, TargetCycle, as_examples, check_mode, read_pair
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
-from soseleto.suspects.probes import Planted, PlantedProbes, enough_of_both
+from soseleto.suspects.probes import Planted, PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
 from soseleto.training.defaults import TARGET_BATCH, batch_size_for
 from soseleto.training.options import Balanced, Probes
 
@@ -61,6 +61,9 @@ class Data:
             raise UsageError("probes need source and target of the same classes: write mode='noisy', or probes=None.")
         if probes.share and not sharing.nothing:
             raise UsageError("probes need one process and whole batches: write probes=None, or leave those out.")
+        if probes.share:
+            class_count_of_both(self.source, self.target)
+            number_of_probes(probes.share, len(self.source), len(self.target))
         ranks = sharing.reducer.ranks
         if len(self.source) < ranks:
             raise UsageError(

@@ -38,8 +38,7 @@ def planted(setup: Setup, before: Mapping[str, Any] | None = None) -> Data:
         return data
     if before is not None and (again := probes.plant_again(data.source, data.target, before)) is not None:
         return data.with_probes(again)
-    classes = probes.class_count(data.source, data.target)
-    probes.number_of_probes(wanted.share, len(data.source), len(data.target))  # raises for too few examples
+    classes = probes.class_count_of_both(data.source, data.target)
     found = None
     labels = data.labels_before if wanted.labels_before is None else wanted.labels_before
     if labels is None and setup.kind == "classification" and mistakes.can_estimate(len(data.target), classes):
