@@ -122,6 +122,8 @@ def test_wrong_probes_take_the_estimated_labels(pairs: tuple[mistakes.Mistakes, 
     assert torch.equal(again.source.inputs, made.source.inputs)
     assert torch.equal(again.target.inputs, made.target.inputs)
     assert probes.plant_again(source, target.subset(range(50)), made.probes.describe()) is None
+    for damage in ({"places": "x"}, {"labels": [9] * 90}, {"share": None}, {"places": [0] * 90}, {"labels": [0]}):
+        assert probes.plant_again(source, target, {**made.probes.describe(), **damage}) is None
 
 
 def test_a_resumed_run_has_the_same_probes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

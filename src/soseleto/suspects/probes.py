@@ -12,6 +12,7 @@ are too few target examples to estimate these, a wrong probe gets any other clas
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -115,13 +116,19 @@ def plant(
     return _moved(source, target, probes, chosen)
 
 
-def plant_again(source: Examples, target: Examples, kept: dict[str, Any]) -> Planted | None:
-    """With the probes that ``PlantedProbes.describe`` returned; None where they are not of this target."""
-    places, labels = torch.tensor(kept["places"]), torch.tensor(kept["labels"])
-    if len(places) != len(labels) or int(places.max()) >= len(target):
+def plant_again(source: Examples, target: Examples, kept: Mapping[str, Any]) -> Planted | None:
+    """With the probes that ``PlantedProbes.describe`` returned; None where they are damaged or not of this target."""
+    try:
+        places, labels = (torch.tensor(kept[name], dtype=torch.int64) for name in ("places", "labels"))
+        low, high = (float(end) for end in kept["share"])
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        return None
+    known = range(class_count_of_both(source, target))
+    if places.ndim != 1 or places.shape != labels.shape or not set(labels.tolist()) <= set(known):
+        return None
+    if not 0 < len(set(places.tolist()) & set(range(len(target)))) == len(places) < len(target):
         return None
     truth = target.labels.cpu()[places]
-    low, high = kept["share"]
     return _moved(source, target, PlantedProbes(len(source), labels, truth, share=(low, high)), places)
 
 
