@@ -53,6 +53,7 @@ SOURCE, TARGET, OTHERS = 3000, 600, 4000
 SEEDS = 20
 WITHOUT = "without earlier labels"
 CHOSEN_ON = "human, random 1"
+CONFUSED = ("pairs", 0.3)  # on digits, for the precision at a recall of one half
 WORDS = 1000
 Array = np.ndarray
 
@@ -148,7 +149,7 @@ def cells(seeds: int) -> Iterator[Cell]:
             if (data, noise) in (("table", "pairs"), ("photos", "uniform"), ("photos", "pairs"), ("photos", "hard")):
                 continue  # pairs of two classes are uniform; photos are for human mistakes
             kinds += [(data, noise, rate) for rate in RATES if (data, noise, rate) != ("text", "human", 0.4)]
-    kinds += [("photos", "human, aggregate", None), ("photos", CHOSEN_ON, None)]
+    kinds += [("digits", *CONFUSED), ("photos", "human, aggregate", None), ("photos", CHOSEN_ON, None)]
     return (Cell(*kind, seed) for seed in range(seeds) for kind in kinds)
 
 
@@ -327,6 +328,13 @@ def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         )
     found["no suspects"] = sum(row["suspects"] == 0 for row in rows)
     return found
+
+
+def at_half_recall(rows: Sequence[dict[str, Any]]) -> list[float]:
+    """Of pairs at 30 % on digits, without earlier labels: the precision of the most probable half of wrong labels."""
+    wanted = ("digits", *CONFUSED, WITHOUT)
+    own = [row for row in rows if (row["data"], row["noise"], row["rate"], row["basis"]) == wanted]
+    return [row["precision at recall 0.5"] for row in own]
 
 
 def read_rows(path: Path | None) -> list[dict[str, Any]]:

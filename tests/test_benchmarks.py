@@ -238,7 +238,7 @@ def test_coverage_makes_each_kind_of_mistakes(coverage: Any) -> None:
         by = ((made.source.labels - made.source.truth) % 4)[torch.from_numpy(made.wrong)]
         assert {"pairs": {1}, "human": {2}}.get(noise, set(by.tolist())) == set(by.tolist())
     kinds = {cell.key[:3] for cell in coverage.cells(1)}
-    assert len(kinds) == len(list(coverage.cells(1))) == 51
+    assert len(kinds) == len(list(coverage.cells(1))) == 52
 
 
 def test_coverage_compares_each_basis_with_the_truth(tmp_path: Path, coverage: Any) -> None:
