@@ -5,11 +5,13 @@ Run it after a results file or a command's help has changed: python scripts/tabl
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import typer
@@ -220,6 +222,43 @@ def intervals() -> str:
     )
 
 
+def benchmark(name: str) -> ModuleType:
+    """A module of benchmarks/, by its file: a package on PyPI may have the same name."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+    return module
+
+
+def coverage() -> str:
+    """How often the intervals of suspects hold the truth, by basis and kind of mistakes."""
+    if not (ROOT / "results" / "coverage.json").exists():
+        return "Not run yet."
+    lines = []
+    rows, module = load("coverage.json")["rows"], benchmark("coverage")
+    for row in module.summary(rows):
+        cells = [row["basis"], row["mistakes"], str(row["draws"])]
+        for name in ("share", "precision"):
+            held, width = row[f"{name} held %"], row[f"{name} width"]
+            cells += ["" if held is None else f"{held:.0f} % ({width:.0f})", str(row[f"{name} unknown"])]
+        lines.append([*cells, str(row["no suspects"])])
+    columns = ["basis", "mistakes", "draws", "wrong share held (width)", "unknown", "precision held (width)", "unknown"]
+    shown = table([*columns, "no suspects"], lines)
+    if len(half := module.at_half_recall(rows)) < 2:
+        return shown
+    return (
+        f"{shown}\n\nWith 30 % of the digits taken for the next class, without earlier labels, the list of the most "
+        f"probable ones that has half of the wrong labels has a precision of {_spread(half, 2)} ({len(half)} seeds)."
+    )
+
+
 def data_safety() -> str:
     """The campaigns against a run's files, one line each."""
     if not (ROOT / "results" / "data-safety.json").exists():
@@ -332,7 +371,7 @@ def pages() -> dict[Path, str]:
             filled("docs/explanation/speed.md", speed()),
             filled("docs/explanation/engines.md", {"engines": engines(), "held": held(), "similar": similar()}),
             filled("docs/how-to/scale.md", {"measured": scale()}),
-            filled("docs/how-to/suspects.md", {"intervals": intervals()}),
+            filled("docs/how-to/suspects.md", {"intervals": intervals(), "coverage": coverage()}),
             filled("docs/how-to/damaged.md", {"campaigns": data_safety()}),
         ]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -229,3 +230,67 @@ def test_suspect_intervals_part_the_source(human: bool) -> None:
     assert all(is_wrong[at] in wrong[known == signal[at]] for at in range(len(is_wrong)))  # matched to its signals
     checked = int(truth.sum()) + (probes.checked or (0, int(probes.wrong.sum())))[1]
     assert checked == int(wrong.sum())
+
+
+@pytest.fixture
+def coverage() -> Any:
+    """By its file: a package on PyPI has the same name."""
+    spec = importlib.util.spec_from_file_location("benchmark_coverage", BENCHMARKS / "coverage.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_coverage_makes_each_kind_of_mistakes(coverage: Any) -> None:
+    draw = np.random.default_rng(0)
+    truth = draw.integers(0, 4, 900)
+    points = (np.array([[0, 0], [2, 0], [2, 2], [0, 2]])[truth] + draw.normal(size=(900, 2))).astype(np.float32)
+    parts = {"text/x": points, "text/y": truth, "text/human": (truth + (np.arange(900) % 3 == 0) * 2) % 4}
+    for noise in ("uniform", "pairs", "hard", "human"):
+        cell = coverage.Cell("text", noise, 0.2, 1)
+        made, again = (coverage.drawn(cell, parts, (400, 100, 300)) for _ in range(2))
+        assert torch.equal(made.source.labels, again.source.labels)
+        wrong = np.concatenate([made.wrong, (made.before != made.target.labels).numpy()])
+        assert wrong.sum() == 100  # exactly, of source and target together
+        by = ((made.source.labels - made.source.truth) % 4)[torch.from_numpy(made.wrong)]
+        assert {"pairs": {1}, "human": {2}}.get(noise, set(by.tolist())) == set(by.tolist())
+    kinds = {cell.key[:3] for cell in coverage.cells(1)}
+    assert len(kinds) == len(list(coverage.cells(1))) == 52
+
+
+def test_coverage_compares_each_basis_with_the_truth(tmp_path: Path, coverage: Any) -> None:
+    draw = np.random.default_rng(0)
+    truth = draw.integers(0, 4, 900)
+    points = (3 * np.array([[0, 0], [1, 0], [1, 1], [0, 1]])[truth] + draw.normal(size=(900, 2))).astype(np.float32)
+    np.savez(tmp_path / coverage.FILE, **{"table/x": points, "table/y": truth})
+    cell = coverage.Cell("table", "uniform", 0.2, 0)
+    rows = coverage.rows_of(cell, tmp_path / coverage.FILE, "cpu", 2, (400, 100, 300))
+    assert [row["basis"] for row in rows] == [coverage.WITHOUT, "audited", "from earlier labels"]
+    assert all(0.1 < row["true share"] < 0.3 for row in rows)
+    few = coverage.Cell("table", "uniform", 0.005, 0)
+    rows += coverage.rows_of(few, tmp_path / coverage.FILE, "cpu", 1, (400, 100, 300))
+    assert rows[-1]["suspects"] is None  # no earlier label was wrong, so that none can be planted
+    out = tmp_path / "coverage.json"
+    coverage.write_rows(out, torch.device("cpu"), rows)
+    assert coverage.read_rows(out) == rows
+    kind = ["--only", "table", "--noise", "uniform", "--rates", "0.2", "--seeds", "1", "--device", "cpu"]
+    coverage.main(["--data", str(tmp_path), "--out", str(out), *kind])
+    assert coverage.read_rows(out) == rows  # it was finished
+
+
+def test_coverage_counts_what_is_unknown_or_empty(coverage: Any) -> None:
+    name = {"data": "digits", "noise": "hard", "rate": 0.2, "basis": "audited"}
+    known = {"precision": [0.9, 0.8, 1.0], "true precision": 0.85, "share": [0.2, 0.1, 0.3], "true share": 0.35}
+    unknown = {"precision": None, "true precision": 0.5, "share": [0.2, 0.1, 0.3], "true share": 0.2}
+    rows = [name | known | {"suspects": 5}, name | unknown | {"suspects": 5}, name | unknown | {"suspects": 0}]
+    rows += [{**rows[0], "noise": coverage.CHOSEN_ON}, name | {"suspects": None}]
+    found = {line["mistakes"]: line for line in coverage.summary(rows) if line["basis"] == "audited"}
+    assert set(found) == {"all", "hard"}
+    assert found["all"]["draws"] == 4
+    assert found["all"]["precision held %"] == 100
+    assert found["all"]["share held %"] == pytest.approx(200 / 3)
+    assert found["all"]["share width"] == pytest.approx(20)
+    assert (found["all"]["precision unknown"], found["all"]["share unknown"], found["all"]["no suspects"]) == (2, 1, 1)

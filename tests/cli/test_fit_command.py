@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -77,6 +78,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     code, said, err = type_("fit", *data, "--out", out, "--epochs", 4)
     assert code == 0, err
     assert "300 source and 60 target examples, noisy mode, 4 epochs in batches of 64" in said
+    assert "give them with --labels-before COLUMN or FILE" in said
     assert (
         "3 held-out folds of the target beside ordinary training, mixed training and target only: 10 more trainings"
         in said
@@ -87,7 +89,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert {row["examples"] for row in rows.values()} == {60}
     assert rows["soseleto"]["accuracy"] >= rows["ordinary"]["accuracy"]
     assert re.search(r"SOSELETO +\d+\.\d %", said)
-    assert re.search(r"\d+ suspects with precision \d+ % \(\d+ to \d+; assumes random mistakes\) and recall", said)
+    assert re.search(r"\d+ suspects with precision \d+ % \(\d+ to \d+; assumes estimated mistakes\) and recall", said)
     assert said.endswith(f"report: {out / 'report.html'}\n")
     assert not (out / "parts").exists()
     assert err.count("engine") == 1  # four SOSELETO trainings, one sentence
@@ -462,3 +464,14 @@ def test_earlier_labels_doubt_and_a_guarantee(type_: Type, data: list[object], t
     ):
         code, _, err = type_("fit", *data, "--out", tmp_path / "off", *words)
         assert (code, message in err) == (2, True), err
+
+
+@pytest.mark.parametrize(("wrong", "used"), [(6, True), (5, False)])
+def test_earlier_labels_are_found_without_asking(wrong: int, used: bool) -> None:
+    target = soseleto.data.Examples(torch.zeros(40, 4), torch.zeros(40, dtype=torch.int64), classes=("a", "b"))
+    before = torch.tensor([1] * wrong + [0] * 20 + [-1] * (20 - wrong))  # -1: not in the source
+    pair = soseleto.data.Pair(target, target, None, labels_before=before)
+    options = SimpleNamespace(labels_before=None)
+    found = fit._labels_before(options, pair)  # type: ignore[arg-type]
+    assert (found is before) is used
+    assert used or found is None  # too few to be planted

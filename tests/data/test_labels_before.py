@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import soseleto
 from soseleto.data import Examples, Reading, as_examples, column_of, read_labels_before, read_pair
 from soseleto.errors import DataError, UsageError
 
@@ -91,3 +92,43 @@ def test_neither_a_column_nor_a_file(tmp_path: Path) -> None:
         column_of("wsa", table, Reading())
     with pytest.raises(UsageError, match="'was' is not a file"):
         column_of("was", tmp_path, Reading())
+
+
+def checked(tmp_path: Path, *, differ: bool) -> tuple[Path, Path]:
+    """A source of 4 columns whose first rows are also in the target, with their labels corrected."""
+    rows = [f"{n},{n % 7},{n % 3},{n % 5}" for n in range(60)]
+    labels = ["cat" if n % 2 else "dog" for n in range(60)]
+    wrong = [("dog" if name == "cat" else "cat") if differ and n % 3 == 0 else name for n, name in enumerate(labels)]
+    source, target = tmp_path / "source.csv", tmp_path / "target.csv"
+    write(source, "\n".join(["a,b,c,d,label", *(f"{row},{name}" for row, name in zip(rows, wrong, strict=True))]))
+    more = [f"{100 + n},1,2,3,cat" for n in range(10)]
+    write(target, "\n".join(["a,b,c,d,label", *more, *(f"{rows[n]},{labels[n]}" for n in range(30))]))
+    return source, target
+
+
+def test_labels_before_are_found_in_the_source(tmp_path: Path) -> None:
+    pair = read_pair(*checked(tmp_path, differ=True), mode="noisy")
+    (problem,) = pair.dropped
+    assert problem.kind == "checked"
+    assert "30 target examples are also in the source, 10 of them under another label" in problem.text
+    assert len(pair.source) == 30  # the copies are left out
+    before = pair.labels_before
+    assert before is not None
+    assert before[:10].tolist() == [-1] * 10
+    assert (before[10:] != pair.target.labels[10:]).tolist() == [n % 3 == 0 for n in range(30)]
+
+
+def test_copies_under_the_same_label_stop_the_training(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="are also in the source"):
+        read_pair(*checked(tmp_path, differ=False), mode="noisy")
+    pair = read_pair(*checked(tmp_path, differ=False), mode="noisy", skip_bad=True)
+    assert pair.labels_before is None
+
+
+def test_found_labels_are_planted(tmp_path: Path) -> None:
+    made = soseleto.fit(
+        soseleto.models.mlp(4, 2), *checked(tmp_path, differ=True), epochs=1, lr=0.001, probes=0.5, device="cpu"
+    )
+    assert made.evidence is not None
+    assert made.evidence.probes.checked == (30, 10)
+    assert made.suspects().basis == "from earlier labels"

@@ -38,11 +38,12 @@ from soseleto.run_folder.figures import in_words
 from soseleto.run_folder.folder import PARTS, REPORT, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
 from soseleto.run_folder.source_rows import Rows, unchanged
-from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, FEWEST_WRONG, Share
+from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
 from soseleto.task.losses import cross_entropy
 from soseleto.task.settings import to_data
 from soseleto.task.task import Method
 from soseleto.training.agreement import require_same_settings
+from soseleto.training.data import found_before
 from soseleto.training.defaults import TARGET_BATCH, batch_size_for
 from soseleto.training.fit import fit as train
 from soseleto.training.optimizers import Momentum, linear, sgd
@@ -240,6 +241,11 @@ class Job:
             lines.append(augment_in_words(self.augment, chosen=options.augment is None))
         if options.mode == "noisy" and not self._probes(self.main):
             lines.append("suspects will be found by their weights alone, without a known precision")
+        elif options.mode == "noisy" and self.before is None:
+            lines.append(
+                "the source's mistakes will be estimated; if you know the target's labels from before they were "
+                "checked, give them with --labels-before COLUMN or FILE"
+            )
         if self.parts:
             lines.append(comparison.describe_plan(self.parts, pair.test, self.folds))
         return lines
@@ -442,14 +448,14 @@ class Job:
 
     def _before(self, part: Part) -> Tensor | None:
         """The earlier labels of the part's target; None where too few of them were wrong to be planted."""
-        if self.before is None or (part.name and not self._probes(part)):
+        asked = not part.name and self.options.labels_before is not None
+        if self.before is None or not (asked or self._probes(part)):
             return None
         if not part.name:
             return self.before
         place = {self.pair.target.id_of(row): row for row in range(len(self.pair.target))}
         before = self.before[[place[part.target.id_of(row)] for row in range(len(part.target))]]
-        wrong = int((before != part.target.labels.cpu()).sum())
-        return before if 2 * FEWEST_WRONG <= wrong <= len(before) - 2 * FEWEST_WRONG else None
+        return found_before(before, part.target)
 
     def _checkpoints(self, part: Part) -> Checkpoints:
         """With the entries of ``config.json`` in addition to the training's own settings."""
@@ -511,7 +517,7 @@ def _within(folder: Path, part: Part) -> Path:
 
 def _labels_before(options: FitOptions, pair: Pair) -> Tensor | None:
     if options.labels_before is None:
-        return None
+        return found_before(pair.labels_before, pair.target)
     return read_labels_before(options.labels_before, pair.target, options.target.expanduser(), _reading(options))
 
 

@@ -183,8 +183,9 @@ def estimated(suspects: Record) -> Figure | None:
 
 def _wrong_label(suspects: Record) -> str:
     """How probes got their wrong labels: the basis of the estimates."""
-    earlier = suspects.get("probability_basis") == "from earlier labels"
-    return "wrong earlier" if earlier else "randomly drawn wrong"
+    basis = str(suspects.get("probability_basis"))
+    kinds = {"from earlier labels": "wrong earlier", "assumes estimated mistakes": "probable wrong"}
+    return kinds.get(basis, "randomly drawn wrong")
 
 
 def weights_over_time(run: RunFiles, columns: int = 60) -> Figure | None:

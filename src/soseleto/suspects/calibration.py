@@ -110,3 +110,9 @@ def sigmoid(x: Array) -> Array:
 def logit(share: float | Array) -> float | Array:
     kept = np.clip(share, SMALLEST, 1.0 - SMALLEST)
     return np.log(kept / (1.0 - kept))
+
+
+def softmax(scores: Array) -> Array:
+    """Probabilities (N, classes)."""
+    shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-AUDITED, EARLIER_LABELS, RANDOM_MISTAKES = "audited", "from earlier labels", "assumes random mistakes"
+AUDITED, EARLIER_LABELS = "audited", "from earlier labels"
+ESTIMATED_MISTAKES, RANDOM_MISTAKES = "assumes estimated mistakes", "assumes random mistakes"
 WIDEST = 0.75  # an interval wider than this says nothing: the number is unknown
 
 

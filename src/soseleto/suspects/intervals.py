@@ -48,17 +48,23 @@ class Rectifier:
         times: int,
         draw: np.random.Generator,
         checked: tuple[int, int] | None = None,
+        share: tuple[float, float] | None = None,
     ) -> Rectifier:
         """Draw from the probabilities of the source and of the probes.
 
-        checked: the number of checked examples and how many of them were wrong, if the share was counted. Otherwise
-        the share is where the source's mean probability lies between the means of right and of wrong probes.
+        checked: the number of checked examples and how many of them were wrong, if the share was counted
+        share: its interval, if mistakes were estimated: any share in it is possible
+
+        With neither, the share is where the source's mean probability lies between the means of right and of wrong
+        probes.
         """
         wrong, right = known[is_wrong], known[~is_wrong]
         of_wrong, of_right = (_weights(len(kind), times, draw) for kind in (wrong, right))
         if checked is not None:
             of, count = checked
             shares = draw.beta(count + 0.5, of - count + 0.5, times)
+        elif share is not None:
+            shares = draw.uniform(*share, times)
         else:
             high, low = _mean(of_wrong, wrong), _mean(of_right, right)
             shares = (probability.mean() - low) / np.maximum(high - low, SMALLEST)

@@ -3,22 +3,26 @@
 It is unknown which source labels are wrong, but known for the probes. So the probes calibrate the signals that separate
 wrong from right labels during training, and measure how well they do.
 
-This assumes that wrong probes are like wrong source labels. By default a wrong probe gets any other class with equal
-probability. If the labels that the target's examples had before they were checked are known, for example because the
-target was picked from the source, probes get these instead, and mistakes of any kind are matched.
+This assumes that wrong probes are like wrong source labels. If the labels that the target's examples had before they
+were checked are known, for example because the target was picked from the source, probes get these, and mistakes of any
+kind are matched. Otherwise wrong probes are drawn from the mistakes that the data suggest (mistakes.py); where there
+are too few target examples to estimate these, a wrong probe gets any other class with equal probability.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data import Examples, generator
+from soseleto.data import Examples, generator, seed_for
 from soseleto.errors import UsageError
+from soseleto.suspects.mistakes import Mistakes
 
 Share = float | Literal["auto"]
 FEWEST, FEWEST_WRONG = 10, 3
@@ -31,12 +35,16 @@ class PlantedProbes:
     """m probes, appended to the n source examples: their labels as planted, and their true labels.
 
     checked: the number of target examples and of their wrong labels, if their labels from before a check are known
+    share: the interval of the share of wrong labels in the source, if wrong labels were drawn from estimated mistakes
+    places: their indices in the target that they were taken from
     """
 
     n_source: int
     labels: Tensor
     truth: Tensor
     checked: tuple[int, int] | None = None
+    share: tuple[float, float] | None = None
+    places: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,6 +52,11 @@ class PlantedProbes:
     @property
     def wrong(self) -> Tensor:
         return self.labels != self.truth
+
+    def describe(self) -> dict[str, Any]:
+        """The entries of ``config.json`` from which ``plant_again`` plants the same probes."""
+        assert self.places is not None
+        return {"places": self.places.tolist(), "labels": self.labels.tolist(), "share": self.share}
 
     def without(self, planted: Examples) -> Examples:
         """The source without the appended probes; inputs and labels share the memory of ``planted``."""
@@ -68,46 +81,106 @@ class Planted:
 
 
 def plant(
-    source: Examples, target: Examples, share: Share, *, seed: int, labels_before: Tensor | None = None
+    source: Examples,
+    target: Examples,
+    share: Share,
+    *,
+    seed: int,
+    labels_before: Tensor | None = None,
+    mistakes: Mistakes | None = None,
 ) -> Planted:
-    """Move ``share`` of the target, the same share of each class, to the end of the source.
+    """Move ``share`` of the target to the end of the source, half of it with wrong labels.
 
-    Every second probe of a class gets a wrong label. With ``labels_before`` (one for each target example) probes get
-    these: as many wrong ones as right ones, but at most half of all wrong ones, so that the target keeps examples that
-    were mislabelled.
+    With ``labels_before`` (one for each target example, -1 where it is unknown) probes get these: as many wrong ones as
+    right ones, but at most half of all wrong ones, so that the target keeps examples that were mislabelled. With
+    ``mistakes`` wrong probes are examples that are often mislabelled, and get labels that they are mistaken for.
+    With neither, every second probe of a class gets any other label, and every class has its share of the probes.
     """
-    classes = _classes(source, target)
+    classes = class_count_of_both(source, target)
     truth = target.labels.cpu()
-    m = _number(share, len(source), len(target))
-    if labels_before is None:
+    m = number_of_probes(share, len(source), len(target))
+    if labels_before is not None:
+        before = _checked_before(labels_before, truth, classes)
+        known = (before >= 0).nonzero().flatten()
+        wrong = (before != truth)[known]
+        chosen = known[_some_of_both(wrong, truth[known], min(m, len(known)), classes, seed)]
+        probes = PlantedProbes(len(source), before[chosen], truth[chosen], (len(known), int(wrong.sum())))
+    elif mistakes is not None:
+        chosen, labels = _mistaken(mistakes, truth, m, classes, seed)
+        probes = PlantedProbes(len(source), labels, truth[chosen], share=mistakes.share)
+    else:
         chosen = _in_proportion(truth, m, classes, seed)
         shift = torch.randint(1, classes, (m,), generator=generator(seed, "probes/labels"))
         labels = (truth[chosen] + shift * (torch.arange(m) % 2)) % classes
         probes = PlantedProbes(len(source), labels, truth[chosen])
-    else:
-        before = _checked_before(labels_before, truth, classes)
-        chosen = _some_of_both(before != truth, truth, m, classes, seed)
-        checked = (len(truth), int((before != truth).sum()))
-        probes = PlantedProbes(len(source), before[chosen], truth[chosen], checked)
+    return _moved(source, target, probes, chosen)
+
+
+def plant_again(source: Examples, target: Examples, kept: Mapping[str, Any]) -> Planted | None:
+    """With the probes that ``PlantedProbes.describe`` returned; None where they are damaged or not of this target."""
+    try:
+        places, labels = (torch.tensor(kept[name], dtype=torch.int64) for name in ("places", "labels"))
+        low, high = (float(end) for end in kept["share"])
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        return None
+    known = range(class_count_of_both(source, target))
+    if places.ndim != 1 or places.shape != labels.shape or not set(labels.tolist()) <= set(known):
+        return None
+    if not 0 < len(set(places.tolist()) & set(range(len(target)))) == len(places) < len(target):
+        return None
+    truth = target.labels.cpu()[places]
+    return _moved(source, target, PlantedProbes(len(source), labels, truth, share=(low, high)), places)
+
+
+def _moved(source: Examples, target: Examples, probes: PlantedProbes, places: Tensor) -> Planted:
     left = torch.ones(len(target), dtype=torch.bool)
-    left[chosen] = False
-    return Planted(_behind(source, target.subset(chosen), probes), target.subset(left), probes)
+    left[places] = False
+    probes = replace(probes, places=places)
+    return Planted(_behind(source, target.subset(places), probes), target.subset(left), probes)
+
+
+def _mistaken(mistakes: Mistakes, truth: Tensor, m: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The indices and the labels of m probes, the wrong ones first; the target keeps one example of each class."""
+    draw = np.random.default_rng(seed_for(seed, "probes/mistakes"))
+    order = draw.permutation(len(truth))
+    _, first = np.unique(truth.numpy()[order], return_index=True)
+    free = np.ones(len(truth), dtype=bool)
+    free[order[first]] = len(truth) - len(first) < m  # kept in the target, if there are enough others
+    wrong = _weighted(np.flatnonzero(free), mistakes.rates, m // 2, draw)
+    free[wrong] = False
+    right = _weighted(np.flatnonzero(free), 1.0 - mistakes.rates, m - len(wrong), draw)
+    sums = mistakes.labels[wrong].cumsum(axis=1)
+    labels = (sums < draw.random((len(wrong), 1)) * sums[:, -1:]).sum(axis=1)
+    chosen = torch.from_numpy(np.concatenate([wrong, right]))
+    return chosen, torch.cat([torch.from_numpy(labels), truth[chosen[len(wrong) :]]])
+
+
+def _weighted(places: np.ndarray, weights: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
+    """``count`` of the places, drawn without replacement with these weights (Efraimidis and Spirakis 2006)."""
+    keys = np.log(draw.random(len(places))) / np.maximum(weights[places], 1e-12)
+    return places[np.argsort(-keys, kind="stable")[:count]]
 
 
 def _checked_before(labels: Tensor, truth: Tensor, classes: int) -> Tensor:
     labels = torch.as_tensor(labels).cpu().to(torch.int64)
-    if labels.shape != truth.shape or int(labels.min()) < 0 or int(labels.max()) >= classes:
+    if labels.shape != truth.shape or int(labels.min()) < -1 or int(labels.max()) >= classes:
         raise UsageError(
             f"labels_before must hold one class index from 0 to {classes - 1} for each of the {len(truth)} target "
             f"examples, got shape {tuple(labels.shape)}: give the labels they had before they were checked."
         )
-    wrong = int((labels != truth).sum())
-    if not 2 * FEWEST_WRONG <= wrong <= len(labels) - 2 * FEWEST_WRONG:
+    known = labels >= 0
+    wrong = int((labels != truth)[known].sum())
+    if not enough_of_both(wrong, int(known.sum())):
         raise UsageError(
-            f"{wrong} of the {len(labels)} labels_before differ from the target's labels: at least {2 * FEWEST_WRONG} "
-            "must differ and as many be equal; leave labels_before out to have wrong labels drawn at random."
+            f"{wrong} of the {int(known.sum())} labels_before differ from the target's labels: at least "
+            f"{2 * FEWEST_WRONG} must differ and as many be equal; leave labels_before out to have mistakes estimated."
         )
     return labels
+
+
+def enough_of_both(wrong: int, of: int) -> bool:
+    """Whether probes can be planted with labels from before a check, of which so many were wrong."""
+    return 2 * FEWEST_WRONG <= wrong <= of - 2 * FEWEST_WRONG
 
 
 def how_many_wrong(m: int, wrong: int, right: int) -> int:
@@ -124,7 +197,7 @@ def _some_of_both(wrong: Tensor, truth: Tensor, m: int, classes: int, seed: int)
     return torch.cat(picks)
 
 
-def _number(share: Share, n_source: int, n_target: int) -> int:
+def number_of_probes(share: Share, n_source: int, n_target: int) -> int:
     """The number of probes."""
     if share == "auto":
         m = min(round(AUTO_SHARE * n_target), AUTO_MOST, n_source // 5)
@@ -146,7 +219,7 @@ def _number(share: Share, n_source: int, n_target: int) -> int:
     return m
 
 
-def _classes(source: Examples, target: Examples) -> int:
+def class_count_of_both(source: Examples, target: Examples) -> int:
     """The number of classes of source and target."""
     for side in (source, target):
         if side.labels.is_floating_point() or side.labels.ndim != 1:

@@ -63,15 +63,15 @@ def gather(
     labels = source.labels.cpu()
     weights = recorded.get("weight", torch.ones(len(labels))).cpu()
     voters = torch.randperm(probes.n_source, generator=generator(seed, "probes/voters"))[:MOST_VOTERS]
-    with _last_inputs(model) as seen:
-        features, of_target = _features(target.inputs, outputs, seen)
+    with last_inputs(model) as seen:
+        features, of_target = features_of(target.inputs, outputs, seen)
         classes = of_target.shape[1]
         trusted = Electorate.of(features, target.labels, torch.ones(len(target)), classes)
-        features, _ = _features(source.inputs[voters.to(source.device)], outputs, seen)
+        features, _ = features_of(source.inputs[voters.to(source.device)], outputs, seen)
         doubtful = Electorate.of(features, labels[voters], weights[voters], classes, places=voters)
         pieces = []
         for places in torch.arange(len(labels)).split(_CHUNK):
-            features, found = _features(source.inputs[places[0] : places[-1] + 1], outputs, seen)
+            features, found = features_of(source.inputs[places[0] : places[-1] + 1], outputs, seen)
             pieces.append((found.float(), trusted.votes(features, places), doubtful.votes(features, places)))
     scores, agreement, neighbours = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     signals = {
@@ -90,7 +90,7 @@ def gather(
     )
 
 
-def _features(inputs: Tensor, outputs: Outputs, seen: list[Tensor]) -> tuple[Tensor, Tensor]:
+def features_of(inputs: Tensor, outputs: Callable[[Tensor], Tensor], seen: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Last features and outputs; without a linear layer that takes one row per input the outputs serve as features."""
     seen.clear()
     found = outputs(inputs)
@@ -99,7 +99,7 @@ def _features(inputs: Tensor, outputs: Outputs, seen: list[Tensor]) -> tuple[Ten
 
 
 @contextmanager
-def _last_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
+def last_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collects the inputs of the model's last linear layer; the hook is removed at the end."""
     seen: list[Tensor] = []
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]

@@ -20,7 +20,7 @@ from torch import Tensor
 from soseleto.data import seed_for
 from soseleto.errors import UsageError
 from soseleto.suspects import calibration
-from soseleto.suspects.estimate import EARLIER_LABELS, RANDOM_MISTAKES, Estimate
+from soseleto.suspects.estimate import EARLIER_LABELS, ESTIMATED_MISTAKES, RANDOM_MISTAKES, Estimate
 from soseleto.suspects.intervals import Rectifier
 from soseleto.suspects.probes import PlantedProbes
 from soseleto.suspects.signals import Evidence
@@ -55,7 +55,7 @@ class Suspects:
 
     @property
     def basis(self) -> str:
-        """What the estimates rest on: "from earlier labels" or "assumes random mistakes"."""
+        """What the estimates rest on, in three words: see estimate.py."""
         return self.calibrated.basis
 
     @property
@@ -151,19 +151,23 @@ class Calibrated:
         probability = np.concatenate(mean)
         of_probes = calibration.posterior(calibration.with_one(known) @ betas, shares)
         without = np.average(of_probes, axis=1, weights=unseen + 1e-12)  # a probe in every sample: the mean of all
-        counted = Rectifier.draw(probability, without, wrong, RESAMPLES, draw, probes.checked)
+        counted = Rectifier.draw(probability, without, wrong, RESAMPLES, draw, probes.checked, probes.share)
         return cls(evidence, probability, calibration.posterior(ratios, shares).T, places, counted)
 
     @property
     def basis(self) -> str:
-        """Whether wrong probes carry real mistakes or random ones."""
-        return RANDOM_MISTAKES if self.evidence.probes.checked is None else EARLIER_LABELS
+        """Whether wrong probes carry real mistakes, those that the data suggest, or random ones."""
+        probes = self.evidence.probes
+        if probes.checked is not None:
+            return EARLIER_LABELS
+        return RANDOM_MISTAKES if probes.share is None else ESTIMATED_MISTAKES
 
     @cached_property
     def wrong_share(self) -> Estimate:
-        return Estimate.of(
-            float(self.probability.mean()), self.resampled.mean(axis=1), self.counted.wrong_shares(self.probability)
-        )
+        resampled = [self.resampled.mean(axis=1), self.counted.wrong_shares(self.probability)]
+        if (interval := self.evidence.probes.share) is not None:
+            resampled.append(np.repeat(interval, 50))
+        return Estimate.of(float(self.probability.mean()), *resampled)
 
     @cached_property
     def suggestion(self) -> Tensor:
@@ -224,12 +228,13 @@ def _shares(ratios: Array, probes: PlantedProbes, draw: np.random.Generator) -> 
     """The share of wrong labels in the source, (RESAMPLES,).
 
     If it was counted on the target, the count is resampled; otherwise it is the maximum-likelihood share of the source
-    as a mixture of right and wrong probes.
+    as a mixture of right and wrong probes, within the interval of the estimated mistakes if there is one.
     """
     if probes.checked is not None:
         of, wrong = probes.checked
         return draw.binomial(of, wrong / of, RESAMPLES) / of
-    return np.array([calibration.share_of(ratio) for ratio in ratios.T])
+    shares = np.array([calibration.share_of(ratio) for ratio in ratios.T])
+    return shares if probes.share is None else np.clip(shares, *probes.share)
 
 
 def _rates(probability: Array, chosen: Array) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from soseleto.data import Examples, TargetCycle, as_examples, check_mode, read_pair
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
-from soseleto.suspects.probes import PlantedProbes, plant
+from soseleto.suspects.probes import Planted, PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
 from soseleto.training.defaults import TARGET_BATCH, batch_size_for
 from soseleto.training.options import Balanced, Probes
 
@@ -26,6 +26,7 @@ class Data:
     test: Examples | None
     probes: PlantedProbes | None = None
     columns: tuple[str, ...] | None = None  # the names of a table's features
+    labels_before: Tensor | None = None  # of target examples that were found in the source, -1 for the others
 
     @classmethod
     def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
@@ -33,7 +34,13 @@ class Data:
         check_mode(mode)
         if any(isinstance(data, (str, Path)) for data in (source, target, test)):
             pair = read_pair(source, target, test, mode=mode)
-            return cls(pair.source, pair.target, pair.test, columns=pair.columns)
+            return cls(
+                pair.source,
+                pair.target,
+                pair.test,
+                columns=pair.columns,
+                labels_before=found_before(pair.labels_before, pair.target),
+            )
         return cls(
             as_examples(source, name="source"),
             as_examples(target, name="target"),
@@ -45,19 +52,18 @@ class Data:
         """The source without the probes."""
         return self.source if self.probes is None else self.probes.without(self.source)
 
-    def plant(self, probes: Probes, *, mode: str, seed: int) -> Data:
-        """With a share of the target planted as probes; a share of 0 plants none."""
-        if probes.share == 0:
-            return self
-        if mode != "noisy":
-            raise UsageError("probes need source and target of the same classes: write mode='noisy', or probes=None.")
-        planted = plant(self.source, self.target, probes.share, seed=seed, labels_before=probes.labels_before)
+    def with_probes(self, planted: Planted) -> Data:
         return replace(self, source=planted.source, target=planted.target, probes=planted.probes)
 
-    def require_shareable(self, sharing: Sharing) -> None:
-        """Raise for data that the ranks or micro-batches of this training cannot work on."""
-        if self.probes is not None and not sharing.nothing:
+    def require_shareable(self, sharing: Sharing, probes: Probes, mode: str) -> None:
+        """Raise for data that probes, or the ranks or micro-batches of this training, cannot work on."""
+        if probes.share and mode != "noisy":
+            raise UsageError("probes need source and target of the same classes: write mode='noisy', or probes=None.")
+        if probes.share and not sharing.nothing:
             raise UsageError("probes need one process and whole batches: write probes=None, or leave those out.")
+        if probes.share:
+            class_count_of_both(self.source, self.target)
+            number_of_probes(probes.share, len(self.source), len(self.target))
         ranks = sharing.reducer.ranks
         if len(self.source) < ranks:
             raise UsageError(
@@ -79,6 +85,15 @@ class Data:
             target=on_device(self.target, device),
             test=None if self.test is None else on_device(self.test, device),
         )
+
+
+def found_before(labels: Tensor | None, target: Examples) -> Tensor | None:
+    """Labels from before a check that were found in the source, where enough of them differ from the target's."""
+    if labels is None:
+        return None
+    known = labels >= 0
+    wrong = int((labels != target.labels.cpu())[known].sum())
+    return labels if enough_of_both(wrong, int(known.sum())) else None
 
 
 def on_device(examples: Examples, device: torch.device) -> Examples:

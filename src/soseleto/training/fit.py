@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +45,7 @@ from soseleto.training.options import (
     checks_arguments,
 )
 from soseleto.training.place import check_rescue
+from soseleto.training.planting import planted, planted_before
 from soseleto.training.rehearsal import rehearse
 from soseleto.training.result import Result
 from soseleto.training.resume import require_folder_for_steps
@@ -135,11 +137,13 @@ def fit(
     check_rescue(_path(checkpoints.rescue), _path(out))
     sharing = make_sharing(model, settings)
     team, where = sharing.reducer, sharing.reducer.device or choose_device(device)
-    data = Data.read(source, target, test, mode).plant(settings.probes, mode=mode, seed=seed)
-    data.require_shareable(sharing)
+    data = Data.read(source, target, test, mode)
+    data.require_shareable(sharing, settings.probes, mode)
     sizes = BatchSizes.of(data, batch_size, target_batch_size)
     with seeded(seed, where):
         setup = Setup.of(model, settings, data, sizes=sizes, sharing=sharing, device=where, standardize=standardize)
+        data = planted(setup, planted_before(out, resume=checkpoints.resume))
+        setup = replace(setup, data=data, sizes=BatchSizes.of(data, batch_size, target_batch_size))
         folder = _folder(out, checkpoints.resume, team)
         functions, loggers = as_watchers(progress) if team.rank == 0 else ([], [])
         records = Records(folder, functions, loggers, rescue=_path(checkpoints.rescue))

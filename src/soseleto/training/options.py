@@ -44,8 +44,8 @@ class Probes:
     They calibrate ``result.suspects()``, the source examples that are probably mislabelled.
 
     share: the share of the target to plant, or ``"auto"``
-    labels_before: the labels that the target's examples had before they were checked, if these are known: wrong probes
-        then carry real mistakes; otherwise a wrong label is drawn uniformly
+    labels_before: the labels that the target's examples had before they were checked, -1 where unknown: wrong probes
+        then carry real mistakes; otherwise those that the data suggest
     precision: the share of the suspects that should really be mislabelled
     guarantee: choose the suspects so that the lower end of the interval, not its middle, reaches ``precision``
     """

@@ -122,7 +122,7 @@ def _own(probes: PlantedProbes) -> int:
 def _few_probes(probes: PlantedProbes) -> PlantedProbes:
     at = torch.tensor(_places(probes))
     checked = None if probes.checked is None else (len(at), int(probes.wrong[at].sum()))
-    return PlantedProbes(_own(probes), probes.labels[at], probes.truth[at], checked)
+    return PlantedProbes(_own(probes), probes.labels[at], probes.truth[at], checked, probes.share)
 
 
 def _places(probes: PlantedProbes) -> list[int]:

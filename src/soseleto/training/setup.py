@@ -197,6 +197,12 @@ class Setup:
             sharing=self.sharing,
         )
 
+    @property
+    def _planted(self) -> dict[str, Any]:
+        """Probes that were drawn from estimated mistakes, so that a resumed run has the same on any machine."""
+        probes = self.data.probes
+        return {} if probes is None or probes.share is None else {"planted": probes.describe()}
+
     def describe(self) -> dict[str, Any]:
         """The entries of ``config.json``."""
         return {
@@ -205,6 +211,7 @@ class Setup:
             "task": self.kind,
             "ranks": self.sharing.reducer.ranks,
             "probes": len(self.data.probes or ()),
+            **self._planted,
             "device": str(self.device) if self.in_one_process else self.device.type,
             **({} if self.data.columns is None else {"columns": list(self.data.columns)}),
         }

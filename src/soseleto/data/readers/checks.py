@@ -13,6 +13,7 @@ from soseleto.data.readers.problems import Problem, some
 from soseleto.errors import counted
 
 _FEW_COLUMNS = 4  # rows with fewer numbers coincide by chance
+CHECKED = "checked"  # target examples that have another label in the source: see labels_in_source
 
 
 def check_examples(sets: dict[str, Examples], *, mode: str, columns: Sequence[str] | None = None) -> list[Problem]:
@@ -28,8 +29,21 @@ def check_examples(sets: dict[str, Examples], *, mode: str, columns: Sequence[st
     if source is not None and "target" in sets and mode == "noisy":
         found += _missing_in_source(source, sets["target"])
     if "target" in sets:
-        found += [p for other in ("source", "test") if other in sets for p in _copies(sets, other)]
+        found += [p for other in ("source", "test") if other in sets for p in _copies(sets, other, mode)]
     return found
+
+
+def labels_in_source(target: Examples, source: Examples) -> Tensor:
+    """(N,) the label that each target example has in the source, -1 for one that is not in it, compared by content.
+
+    A target that was made by checking a part of the source has its labels from before the check there.
+    """
+    before = torch.full((len(target),), -1, dtype=torch.int64)
+    chance, labels = _by_chance(target.inputs), source.labels.cpu()
+    for pair in reversed(duplicates(target.inputs, source.inputs, exact=True)):  # of several copies the first counts
+        if pair.first not in chance:
+            before[pair.first] = labels[pair.second]
+    return before
 
 
 def _ids(examples: Examples, rows: Tensor) -> tuple[str, ...]:
@@ -106,10 +120,11 @@ def _missing_in_source(source: Examples, target: Examples) -> list[Problem]:
     return [Problem("target", "class not in source", text, _ids(target, rows))]
 
 
-def _copies(sets: dict[str, Examples], other: str) -> list[Problem]:
+def _copies(sets: dict[str, Examples], other: str, mode: str) -> list[Problem]:
     """Target examples that are also in another set; the target's copy is the one to keep.
 
-    Near duplicates may be different examples: they are reported and do not stop the training.
+    Near duplicates may be different examples: they are reported and do not stop the training. Nor do target examples
+    that have another label in the source: their labels were checked.
     """
     target, second = sets["target"], sets[other]
     if target.inputs.ndim == 2 and target.inputs.shape[1] < _FEW_COLUMNS:
@@ -122,11 +137,31 @@ def _copies(sets: dict[str, Examples], other: str) -> list[Problem]:
     like = "may be the same image, resized or recompressed, as one in"
     few = f"fewer than {_FEW_COLUMNS} values, the same as in"
     made = [
-        _copy_problem(sets, other, exact, "duplicate", "is also in", "are also in"),
+        _checked(sets, exact)
+        if other == "source" and mode == "noisy" and _differ(sets, exact)
+        else _copy_problem(sets, other, exact, "duplicate", "is also in", "are also in"),
         _copy_problem(sets, other, near, "near duplicate", like, like),
         _copy_problem(sets, other, missing, "near duplicate", f"has {few}", f"have {few}"),
     ]
     return [problem for problem in made if problem is not None]
+
+
+def _differ(sets: dict[str, Examples], pairs: Sequence[Duplicate]) -> int:
+    """How many of these target examples have another label in the source."""
+    source, target = sets["source"].labels, sets["target"].labels
+    if source.dtype.is_floating_point or target.dtype.is_floating_point or source.ndim != 1:
+        return 0
+    return len({pair.first for pair in pairs if int(source[pair.second]) != int(target[pair.first])})
+
+
+def _checked(sets: dict[str, Examples], pairs: Sequence[Duplicate]) -> Problem:
+    ids = tuple(dict.fromkeys(sets["source"].id_of(pair.second) for pair in pairs))
+    are = counted(len({pair.first for pair in pairs}), "target example is also", "target examples are also")
+    text = (
+        f"{are} in the source, {_differ(sets, pairs)} of them under another label: these source examples are left out, "
+        "and their labels taken as those from before the target was checked."
+    )
+    return Problem("source", CHECKED, text, ids, stops=False)
 
 
 def _by_chance(inputs: Tensor) -> set[int]:

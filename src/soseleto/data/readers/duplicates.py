@@ -21,8 +21,8 @@ class Duplicate(NamedTuple):
     exact: bool
 
 
-def duplicates(first: Tensor, second: Tensor) -> list[Duplicate]:
-    """For each row of ``first`` the rows of ``second`` that are the same example.
+def duplicates(first: Tensor, second: Tensor, *, exact: bool = False) -> list[Duplicate]:
+    """For each row of ``first`` the rows of ``second`` that are the same example; with ``exact`` no near duplicates.
 
     Exact duplicates have identical bytes. uint8 images (N, C, H, W) are near duplicates if their difference hashes
     (9 x 8 grey, 64 bits) are at most 6 bits apart and, to confirm, their 16 x 16 thumbnails differ little.
@@ -30,7 +30,7 @@ def duplicates(first: Tensor, second: Tensor) -> list[Duplicate]:
     if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
         return []
     found = _exact(first, second)
-    if first.ndim != 4 or first.dtype != torch.uint8:
+    if exact or first.ndim != 4 or first.dtype != torch.uint8:
         return found
     known = {(one.first, one.second) for one in found}
     return found + [pair for pair in _near(first, second) if pair[:2] not in known]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from soseleto.data.examples import Examples
 from soseleto.data.image_decoding.workers import Progress, Shape
-from soseleto.data.readers.checks import check_examples
+from soseleto.data.readers.checks import CHECKED, check_examples, labels_in_source
 from soseleto.data.readers.class_indices import number_labels
 from soseleto.data.readers.images import pixels_of, shape_for
 from soseleto.data.readers.open import raw_of
@@ -25,7 +25,11 @@ MODES = ("noisy", "transfer")
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """The data of a training run; ``problems`` lists what was found, ``dropped`` those whose examples were left out."""
+    """The data of a training run; ``problems`` lists what was found, ``dropped`` those whose examples were left out.
+
+    labels_before: where target examples also lay in the source, some under another label: the labels that they had
+        there, (N,) with -1 for the others
+    """
 
     source: Examples
     target: Examples
@@ -33,6 +37,7 @@ class Pair:
     problems: tuple[Problem, ...] = ()
     dropped: tuple[Problem, ...] = ()
     columns: tuple[str, ...] | None = None
+    labels_before: Tensor | None = None
 
 
 def as_examples(data: Any, *, name: str, reading: Reading | None = None, **unknown: Never) -> Examples:
@@ -65,7 +70,8 @@ def read_pair(
 ) -> Pair:
     """Read and check source, target and test; raises ``ProblemsError`` with all problems at once.
 
-    With ``skip_bad=True`` the affected examples are left out instead and listed in ``Pair.dropped``. In noisy mode
+    With ``skip_bad=True`` the affected examples are left out instead and listed in ``Pair.dropped``; source examples
+    that are in the target under another label are left out in any case, see ``Pair.labels_before``. In noisy mode
     source and target share one list of classes; in transfer mode target and test have their own. File options are
     fields of ``reading``: ``read_pair("scraped", "checked", mode="noisy", reading=Reading(image_size=64))``.
     """
@@ -73,9 +79,12 @@ def read_pair(
     sets, problems, columns = _read(source, target, test, mode, reading or Reading(), progress)
     if not skip_bad and any(problem.stops for problem in problems):
         raise ProblemsError(problems)
-    dropped = tuple(problem for problem in problems if problem.stops)
-    sets = {name: _without(name, examples, dropped) for name, examples in sets.items()}
-    return Pair(sets["source"], sets["target"], sets.get("test"), tuple(problems), dropped, columns)
+    dropped = tuple(problem for problem in problems if problem.stops or problem.kind == CHECKED)
+    kept = {name: _without(name, examples, dropped) for name, examples in sets.items()}
+    before = None
+    if any(problem.kind == CHECKED for problem in problems):
+        before = labels_in_source(kept["target"], sets["source"])
+    return Pair(kept["source"], kept["target"], kept.get("test"), tuple(problems), dropped, columns, before)
 
 
 def check_pair(
