@@ -246,9 +246,12 @@ if args.process_index == 0:
 def test_two_ranks_share_the_weights(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RANKS, "utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, str(script), str(tmp_path), str(Path(__file__).parent), "8"], capture_output=True, text=True
+        [*command, str(script), str(tmp_path), str(Path(__file__).parent), "8"],
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = torch.load(tmp_path / "found.pt")

@@ -63,7 +63,7 @@ def run(engine: Engine, batch: Batch, steps: int) -> Recording:
 def test_steps_with_a_proof_run_on_the_host_and_replays_count(batch: Batch) -> None:
     engine = Engine()
     step = run(engine, batch, 70)
-    assert engine.proofs == [1, 4, 16, 64]
+    assert engine.proofs == [1, 2, 3, 4, 16, 64]
     assert engine.schedule.calls == 70
     assert step.recordings == ["layerwise"]
     assert step.replays == 70 - WARM_UP - 3  # the proofs at 4, 16 and 64

@@ -9,13 +9,13 @@ act as they do in training. c is random, and one-hot for a few examples j, where
 d has a part for every parameter, of a random sign and of a size such that no parameter outweighs another.
 
 A parameter whose gradient is (near) zero is not proved by this, as with all layers below a head that starts at zero. So
-proofs are repeated: at calls 1, 4, 16, 64, ...; while a parameter is unproved, at each of the first eight calls (behind
-a head that starts at zero there may be a gate that starts at zero) and then when the number of calls has doubled, so
-that what grows steadily from zero on has grown by a small factor since it was last too small to be seen.
+proofs are repeated: at calls 1, 2, 3, 4, 16, 64, ...; while a parameter is unproved, at each of the first eight calls
+(behind a head that starts at zero there may be a gate that starts at zero) and then when the number of calls has
+doubled, so that what grows steadily from zero on has grown by a small factor since it was last too small to be seen.
 
 In units of one forward pass F of the source batch a proof costs at most 26F (1 forward, 4 backward passes and 4 calls
 of an engine at 4F each, plus the gradient of its losses), a later one at most 11F, a step about 5F. That is below 1 %
-of a run from 2,000 steps on, or 4,000 where a parameter stays unproved, as a bias before a BatchNorm does.
+of a run from 2,500 steps on, or 4,000 where a parameter stays unproved, as a bias before a BatchNorm does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ TOLERANCE = Tolerance(half=5e-2, tf32=1e-2, single=1e-3, double=1e-8)
 FLOOR = 1e-2  # gradients below this share of the largest are compared on the scale of that share
 UNPROVED = 10 * FLOOR  # times the tolerance: a share below which an error could not be seen
 
-EARLY = 8  # calls that each hold a proof while a parameter is unproved
+FIRST = 4  # calls that each hold a proof: the first steps change a model most
+EARLY = 8  # calls that each hold one while a parameter is unproved
 
 # (losses with their graph, alignments) along a direction
 Align = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
@@ -69,7 +70,7 @@ class Schedule:
     def proved(self, unproved: Iterable[str]) -> None:
         """Set the next proof; one of a new kind of graph, held before its time, does not postpone it."""
         self.unproved = frozenset(unproved)
-        following = _again(self.calls) if self.unproved else 4 * self.calls
+        following = _again(self.calls) if self.unproved else self.calls + 1 if self.calls < FIRST else 4 * self.calls
         self.at = following if self.calls >= self.at else min(self.at, following)
 
 

@@ -157,7 +157,8 @@ class SelectionMixin(_AnyTrainer):
         make = super()._get_dataloader  # type: ignore[misc]
         if not is_training:
             return make(dataset, description, batch_size, sampler_fn, is_training, **kwargs)
-        own, sampler = self.data_collator, sampler_fn and (lambda _: sampler_fn(dataset))
+        own: Any = self.data_collator  # type: ignore[has-type]
+        sampler = sampler_fn and (lambda _: sampler_fn(dataset))
         self.data_collator = _WithIndex(_collator(self, own))
         try:
             return make(Numbered(_of_columns(self, dataset)), description, batch_size, sampler, is_training, **kwargs)
@@ -201,7 +202,7 @@ class SoseletoTrainer(SelectionMixin, Trainer):  # type: ignore[misc]
 
 def default_loss(model: nn.Module) -> PerExampleLoss:
     """One loss per example for the model's kind: classes, several labels, numbers, or the mean over its tokens."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     kind, config = getattr(base, "loss_type", None), getattr(base, "config", None)
     if type(base).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():  # such as GPT2LMHeadModel
         kind = GENERATES[0]
