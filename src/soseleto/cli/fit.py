@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from soseleto import methods
 from soseleto.algorithm import Soseleto
 from soseleto.cli import comparison
-from soseleto.cli.choices import augment_for, folds_for, probes_for, target_share_for
+from soseleto.cli.choices import augment_for, folds_for, model_for, probes_for, target_share_for
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.home import Home
 from soseleto.data import Augment, Pair, Reading, column_of, read_labels_before, read_pair
 from soseleto.errors import DiskError, TrainingError, UsageError, counted, did_you_mean, first_line
 from soseleto.extensions import chain, label_doubt, normalized, target_share
-from soseleto.models.by_name import default_name, make_model
+from soseleto.models.by_name import make_model
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
 from soseleto.prediction.load import load
@@ -194,7 +194,7 @@ class Job:
         made = cls(
             options=options,
             pair=pair,
-            model=options.model or default_name(shape),
+            model=model_for(options.model, shape, pair.preparation),
             classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
             batch_size=options.batch_size or batch_size_for(len(pair.source)),
             augment=augment_for(options.augment, shape),
@@ -222,6 +222,7 @@ class Job:
         options, pair = self.options, self.pair
         size = sum(p.numel() for p in self._module().parameters())
         lines = [
+            *([] if pair.preparation is None else pair.preparation.describe()),
             f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
             f"{counted(options.epochs, 'epoch')} in batches of {self.batch_size}",
             f"model {self.model} with {counted(size, 'parameter')}; writing to {options.out}",
@@ -320,7 +321,7 @@ class Job:
             optimizer=self._optimizer,
             method=self._method(part),
             augment=self.augment,
-            standardize=True,
+            standardize=self.pair.preparation or True,
             probes=self._planted(part),
             compute=self._compute(),
             checkpoints=self._checkpoints(part),
@@ -464,7 +465,8 @@ class Job:
         return _within(self.home.path, part)
 
     def _module(self) -> nn.Module:
-        shape = tuple(self.pair.source.inputs.shape[1:])
+        table = self.pair.preparation
+        shape = tuple(self.pair.source.inputs.shape[1:]) if table is None else (table.width,)
         return make_model(self.model, self.options.mode, classes=self.classes, shape=shape, seed=self.options.seed)
 
     def _target_batch(self, part: Part) -> int:

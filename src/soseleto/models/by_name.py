@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.models.architectures import lenet, mlp, quick, resnet18
+from soseleto.models.architectures import lenet, linear, mlp, quick, resnet18, table_network
 
 SMALL = 32  # the largest size of grey images on which LeNet is as accurate as Quick, at a third of the cost
 
@@ -86,11 +86,12 @@ def load_function(name: str) -> Callable[..., Any]:
 
 def by_name(name: str, *, classes: int, shape: tuple[int, ...]) -> nn.Module:
     """A whole classifier by its name, for inputs of ``shape`` (without the batch dimension)."""
-    names = ("quick", "lenet", "resnet18", "mlp")
+    names = ("quick", "lenet", "resnet18", "mlp", "linear", "table")
     if name not in names:
         raise UsageError(f"unknown model {name!r}{did_you_mean(name, names)}: choose one of {', '.join(names)}.")
-    if name == "mlp":
-        return mlp(torch.Size(shape).numel(), classes)
+    if name in ("mlp", "linear", "table"):
+        made_for_rows = {"mlp": mlp, "linear": linear, "table": table_network}[name]
+        return made_for_rows(torch.Size(shape).numel(), classes)
     if len(shape) != 3 or shape[1] != shape[2]:
         raise UsageError(f"model {name!r} takes square images (C, H, W), got inputs of shape {shape}: use 'mlp'.")
     if name == "resnet18":

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data import Preprocess
-from soseleto.data.preprocess import Prepare
+from soseleto.data.preprocess import Prepare, standardization_from
+from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError, first_line
 from soseleto.models.by_name import is_file, make_model
 from soseleto.models.trunk_and_heads import TrunkAndHeads
@@ -77,12 +77,13 @@ def _load(folder: RunFolder, model: nn.Module | str | None, loss: Loss | None, w
     config = folder.config()
     state, metadata = folder.model_and_metadata()
     check_bound(folder.path / CONFIG, config, metadata)
-    whole = _with_heads(_module(model, config, state, folder), state)
+    prepare = _prepare(config, folder)
+    whole = _with_heads(_module(model, config, state, folder, prepare), state)
     _fill(whole, state, folder)
     classes = config.get("classes")
     return LoadedRun(
         model=whole.to(where).eval(),
-        prepare=_prepare(config, folder),
+        prepare=prepare,
         device=where,
         loss=loss or _loss(config, folder),
         task=_task(config, loss),
@@ -94,7 +95,11 @@ def _load(folder: RunFolder, model: nn.Module | str | None, loss: Loss | None, w
 
 
 def _module(
-    model: nn.Module | str | None, config: Mapping[str, Any], state: Mapping[str, Tensor], folder: RunFolder
+    model: nn.Module | str | None,
+    config: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    folder: RunFolder,
+    prepare: Prepare,
 ) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
@@ -109,7 +114,9 @@ def _module(
             f"the model of {folder.path} was built by {name}: name it again to allow running that file, "
             f"model={name!r} (--model {name})."
         )
-    sizes = {"classes": config["n_classes"], "shape": tuple(config["input_shape"])}
+    table = prepare.standardize if isinstance(prepare.standardize, TablePreparation) else None
+    shape = tuple(config["input_shape"]) if table is None else (table.width,)
+    sizes = {"classes": config["n_classes"], "shape": shape}
     if not is_file(name):
         _require_sizes(name, config["mode"], sizes, state, folder)
     return make_model(name, config["mode"], **sizes, seed=0)
@@ -162,7 +169,7 @@ def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
             f"config.json of {folder.path} does not record how inputs are preprocessed: train the run again."
         )
     statistics = found.get("standardize")
-    return Prepare(None if statistics is None else Preprocess.from_dict(statistics), dtype)
+    return Prepare(None if statistics is None else standardization_from(statistics), dtype)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import Examples, TargetCycle, as_examples, check_mode, read_pair
+from soseleto.data import Examples, TablePreparation, TargetCycle, as_examples, check_mode, read_pair
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.suspects.probes import PlantedProbes, plant
@@ -26,6 +26,7 @@ class Data:
     test: Examples | None
     probes: PlantedProbes | None = None
     columns: tuple[str, ...] | None = None  # the names of a table's features
+    preparation: TablePreparation | None = None  # of a table
 
     @classmethod
     def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
@@ -33,7 +34,7 @@ class Data:
         check_mode(mode)
         if any(isinstance(data, (str, Path)) for data in (source, target, test)):
             pair = read_pair(source, target, test, mode=mode)
-            return cls(pair.source, pair.target, pair.test, columns=pair.columns)
+            return cls(pair.source, pair.target, pair.test, columns=pair.columns, preparation=pair.preparation)
         return cls(
             as_examples(source, name="source"),
             as_examples(target, name="target"),

@@ -1,0 +1,86 @@
+"""``soseleto fit`` on a table of numbers and words, and what can be done with its run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import soseleto
+from soseleto.cli.main import app
+from soseleto.data import TablePreparation
+from soseleto.run_folder.folder import RunFolder
+
+SHORT = ("--epochs", "2", "--device", "cpu", "--no-baselines", "--folds", "0")
+
+
+def rows(n: int, seed: int) -> pd.DataFrame:
+    draw = np.random.default_rng(seed)
+    size = draw.normal(size=n)
+    colour = draw.choice(["red", "green", "blue"], n)
+    label = np.where(size + (colour == "red") > 0.3, "ripe", "raw")
+    frame = pd.DataFrame({"size": size.round(3), "colour": colour, "crate": np.arange(n) + 7, "label": label})
+    frame["note"] = [f"crate {i} came with the morning boat on day {i % 5}" for i in range(n)]
+    frame.loc[::9, "size"] = None
+    frame.loc[::11, "colour"] = "?"
+    return frame
+
+
+def command(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tables and a finished run on them."""
+    folder = tmp_path_factory.mktemp("desk")
+    for name, n, seed in (("source", 120, 0), ("target", 40, 1), ("test", 50, 2)):
+        rows(n, seed).to_csv(folder / f"{name}.csv", index=False)
+    sets = [part for name in ("source", "target", "test") for part in (f"--{name}", folder / f"{name}.csv")]
+    printed = command("fit", *sets, "--drop-column", "note", "--out", folder / "run", *SHORT)
+    (folder / "printed.txt").write_text(printed)
+    return folder
+
+
+def test_the_plan_is_printed_and_no_row_is_lost(desk: Path) -> None:
+    printed = (desk / "printed.txt").read_text()
+    for line in (
+        "  size    number         14  ",
+        "  colour  category       11  ",
+        "  crate   left out        0  it numbers",
+    ):
+        assert line in printed
+    assert "model table" in printed
+    assert RunFolder(desk / "run").config()["n_source"] == 120
+
+
+def test_the_preparation_is_in_the_run_and_predict_uses_it(desk: Path) -> None:
+    loaded = soseleto.load(desk / "run")
+    stored = RunFolder(desk / "run").config()["prepare"]["standardize"]
+    assert TablePreparation.from_dict(stored) == loaded.preparation
+    new = pd.DataFrame({"colour": ["red", "violet", None], "size": [None, 0.5, -2.0]})
+    new.to_csv(desk / "new.csv", index=False)
+    printed = command("predict", desk / "run", desk / "new.csv").splitlines()[1:]
+    inputs = loaded.preparation.read(pa.Table.from_pandas(new))
+    expected = loaded.predict_proba(inputs).max(1).values
+    assert [float(line.rsplit(",", 1)[1]) for line in printed] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert loaded.predict_proba(new).allclose(loaded.predict_proba(inputs))
+    assert loaded.evaluate(desk / "test.csv")["accuracy"] > 40
+
+
+def test_onnx_takes_stored_rows_and_describes_them(desk: Path) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    command("export", desk / "run", "--onnx", desk / "model.onnx")
+    loaded = soseleto.load(desk / "run")
+    props = {p.key: p.value for p in onnx.load(str(desk / "model.onnx")).metadata_props}
+    table = TablePreparation.from_dict(json.loads(props["soseleto.table"]))
+    stored = table.read(pa.Table.from_pandas(rows(5, 4)))
+    session = runtime.InferenceSession(str(desk / "model.onnx"), providers=["CPUExecutionProvider"])
+    (got,) = session.run(None, {"inputs": stored.numpy()})
+    assert np.allclose(got, loaded.predict_proba(stored).numpy(), atol=1e-5)
