@@ -7,6 +7,7 @@ The same command continues an interrupted one: trainings that have ended are not
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from soseleto import methods
 from soseleto.algorithm import Soseleto
 from soseleto.cli import comparison
 from soseleto.cli.choices import augment_for, folds_for, model_for, probes_for, target_share_for
-from soseleto.cli.comparison import METHOD, Judged, Part
+from soseleto.cli.comparison import BOOSTING, FINAL, METHOD, Judged, Part
 from soseleto.cli.home import Home
 from soseleto.data import Augment, Pair, Reading, column_of, read_labels_before, read_pair
 from soseleto.errors import DiskError, TrainingError, UsageError, counted, did_you_mean, first_line
@@ -29,12 +30,14 @@ from soseleto.extensions import chain, label_doubt, normalized, target_share
 from soseleto.models.by_name import make_model
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
+from soseleto.prediction.final import FINALS, FinalData, boosting, by_recipe, fit_final, gradient_boosting
 from soseleto.prediction.load import load
 from soseleto.prediction.temperature import fit_temperature
 from soseleto.report import write_report
 from soseleto.report.sentences import verdict
 from soseleto.run_folder import manifest
 from soseleto.run_folder.figures import in_words
+from soseleto.run_folder.folder import FINAL as FINAL_FILE
 from soseleto.run_folder.folder import PARTS, REPORT, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
 from soseleto.run_folder.source_rows import Rows, unchanged
@@ -84,6 +87,7 @@ class FitOptions:
     folds: int | None
     baselines: bool
     keep: str
+    final: str | None
     checkpoint_every: float
     rescue: Path | None
     micro_batch_size: int | None
@@ -207,6 +211,7 @@ class Job:
             ),
             before=_labels_before(options, pair),
         )
+        _check_final(options, pair)
         if options.guarantee and not made._probes(made.main):
             raise UsageError("--guarantee has no effect, since this training has no probes: leave it out.")
         return made
@@ -361,6 +366,9 @@ class Job:
             if difference := comparison.differences(self._judged).get(row["method"]):
                 row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
         folder.write_comparison({**how, "rows": rows, "kept": kept})
+        if self.options.final is not None:
+            data = FinalData.of(self.pair.source, self.pair.target, self._weights(self.main))
+            folder.write_final(data.tensors(), self._recipe)
 
     @cached_property
     def _in_folds(self) -> list[Judged]:
@@ -372,8 +380,37 @@ class Job:
     def _judged(self) -> list[Judged]:
         """What the comparison is made of: with a test set the main training, and not its folds."""
         if self.pair.test is None:
-            return self._in_folds
-        return [self._judge(self.main), *(one for one in self._in_folds if one.method != METHOD)]
+            return [*self._in_folds, *self._boosted]
+        return [self._judge(self.main), *(one for one in self._in_folds if one.method != METHOD), *self._boosted]
+
+    @property
+    def _boosted(self) -> list[Judged]:
+        """Of tables: gradient boosting on source and target, and the final model, on the same examples."""
+        table = self.pair.preparation
+        if table is None or self.options.mode != "noisy" or not (self.options.baselines or self.options.final):
+            return []
+        trained = [self.main] if self.pair.test is not None else [part for part in self.parts if part.method == METHOD]
+        found: list[Judged] = []
+        for part in trained:
+            if self.options.final is not None:
+                data = FinalData.of(self.pair.source, part.target, self._weights(part))
+                found.append(_judge_final(FINAL, by_recipe(self._recipe), data, part))
+            if self.options.baselines and importlib.util.find_spec("sklearn") is not None:
+                data = FinalData.of(self.pair.source, part.target, None)
+                found.append(_judge_final(BOOSTING, gradient_boosting(table.codes, self.options.seed), data, part))
+        return found
+
+    @property
+    def _recipe(self) -> dict[str, Any]:
+        """Of the final model."""
+        assert self.pair.preparation is not None
+        return {"name": self.options.final, "codes": list(self.pair.preparation.codes), "seed": self.options.seed}
+
+    def _weights(self, part: Part) -> Tensor:
+        """The learned weights of a part's training, in the source's order."""
+        ranking = RunFolder(self._place(part)).ranking()
+        by_id = dict(zip(ranking["id"].tolist(), ranking["weight"].tolist(), strict=True))
+        return torch.tensor([by_id[self.pair.source.id_of(row)] for row in range(len(self.pair.source))])
 
     def _judge(self, part: Part) -> Judged:
         if part.name in self.remembered and not RunFolder(self._place(part)).is_run():
@@ -495,6 +532,24 @@ class Job:
             folder.write_problems([{**p.to_dict(), "left_out": p in dropped} for p in self.pair.problems])
 
 
+def _judge_final(method: str, estimator: Any, data: FinalData, part: Part) -> Judged:
+    outputs = fit_final(estimator, data).outputs(part.judged.inputs)
+    return Judged(method, outputs, part.judged.labels.cpu(), part.places)
+
+
+def _check_final(options: FitOptions, pair: Pair) -> None:
+    if options.final is None:
+        return
+    if options.final not in FINALS:
+        known = " or ".join(FINALS)
+        raise UsageError(f"unknown final model {options.final!r}{did_you_mean(options.final, FINALS)}: write {known}.")
+    if pair.preparation is None or options.mode != "noisy":
+        raise UsageError("--final is for tables in noisy mode: leave it out.")
+    if options.rescue is not None:
+        raise UsageError("--final and --rescue cannot be used together: leave one out.")
+    boosting()  # raises without scikit-learn
+
+
 def _within(folder: Path, part: Part) -> Path:
     return folder / PARTS / part.name if part.name else folder
 
@@ -521,6 +576,7 @@ def summary(folder: RunFolder) -> list[str]:
     return [
         *comparison.describe(folder.comparison() or {}),
         *filter(None, [verdict(folder.comparison() or {})]),
+        *(["predictions are made by the final model, SOSELETO, then boosting"] if folder.has(FINAL_FILE) else []),
         f"effective source size {last['effective_source']:,.0f} of {n_source:,}",
         _suspects(folder),
     ]

@@ -120,6 +120,12 @@ def fit(
     keep: Annotated[
         str, typer.Option(metavar="best|soseleto", help="The model to keep: the best on held-out examples, or ours.")
     ] = "best",
+    final: Annotated[
+        str | None,
+        typer.Option(
+            metavar="boosting", help="Of a table: predict with boosted trees, trained on the weighted source."
+        ),
+    ] = None,
     probes: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Of the target, planted to calibrate suspects. [default: 0.3, if enough]"),
@@ -226,6 +232,7 @@ def fit(
         folds=folds,
         baselines=baselines,
         keep=keep,
+        final=final,
         checkpoint_every=checkpoint_every,
         rescue=rescue,
         micro_batch_size=micro_batch_size,

@@ -20,6 +20,7 @@ from soseleto.errors import DataError, UsageError, first_line
 from soseleto.models.by_name import is_file, make_model
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
+from soseleto.prediction.final import Final, FinalData, by_recipe, fit_final
 from soseleto.prediction.predictor import Predictor, TaskKind
 from soseleto.run_folder.folder import CONFIG, RunFolder
 from soseleto.run_folder.plausible import check_bound, readable
@@ -35,6 +36,11 @@ class LoadedRun(Predictor):
 
     run: RunFolder
     config: dict[str, Any] = field(default_factory=dict)
+    final: Final | None = None  # a scikit-learn model, which predicts in the network's place
+
+    def outputs(self, inputs: Any) -> Tensor:
+        """The final model's log-probabilities where the run has one, else the network's outputs; on the CPU."""
+        return super().outputs(inputs) if self.final is None else self.final.outputs(self._stored(inputs))
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -80,7 +86,7 @@ def _load(folder: RunFolder, model: nn.Module | str | None, loss: Loss | None, w
     prepare = _prepare(config, folder)
     whole = _with_heads(_module(model, config, state, folder, prepare), state)
     _fill(whole, state, folder)
-    classes = config.get("classes")
+    classes, final = config.get("classes"), _final(folder)
     return LoadedRun(
         model=whole.to(where).eval(),
         prepare=prepare,
@@ -88,10 +94,23 @@ def _load(folder: RunFolder, model: nn.Module | str | None, loss: Loss | None, w
         loss=loss or _loss(config, folder),
         task=_task(config, loss),
         classes=None if classes is None else tuple(classes),
-        temperature=folder.temperature(),
+        temperature=folder.temperature() if final is None else 1.0,
         run=folder,
         config=config,
+        final=final,
     )
+
+
+def _final(folder: RunFolder) -> Final | None:
+    found = folder.final()
+    if found is None:
+        return None
+    tensors, recipe = found
+    try:
+        data = FinalData(tensors["inputs"], tensors["labels"], tensors["weights"])
+    except KeyError as error:
+        raise DataError(f"the final model of {folder.path} lacks its {error}: train the run again.") from error
+    return fit_final(by_recipe(recipe), data)
 
 
 def _module(

@@ -52,6 +52,8 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
     require_writable(Path(path), run=loaded.run, force=force)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         need(package, to="writing ONNX")
+    if loaded.final is not None:
+        raise UsageError(f"{loaded.run.path} has a final scikit-learn model, not a network: train it without --final.")
     if loaded.shape is None:
         raise UsageError(f"{loaded.run.path} does not record the shape of its inputs: train it again.")
     file = Path(path)

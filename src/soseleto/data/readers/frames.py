@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from soseleto.errors import need
 
 
@@ -34,3 +36,15 @@ def _array(pyarrow: Any, values: Any) -> Any:
 
 def _is_missing(value: Any) -> bool:
     return value is None or value != value
+
+
+def stacked(first: Any, second: Any) -> Any:
+    """Rows of ``first`` and then of ``second``, in the form of ``first``: data frames, sparse matrices or arrays."""
+    if is_frame(first):
+        if hasattr(first, "vstack"):  # polars
+            return first.vstack(second)
+        pandas = need("pandas", to="joining data frames")
+        return pandas.concat([first, second.astype(dict(first.dtypes))], ignore_index=True)
+    if hasattr(first, "toarray"):
+        return need("scipy.sparse", to="joining sparse matrices").vstack([first, second]).tocsr()
+    return np.concatenate([np.asarray(first), np.asarray(second)])

@@ -53,7 +53,7 @@ def read_inputs(
 
 
 class _Tables(NamedTuple):
-    """How the tables of a model are read: by the training's preparation or column names, in order, or as image lists."""
+    """How the tables of a model are read: by the training's preparation or columns, in order, or as image lists."""
 
     shape: tuple[int, ...]
     columns: Sequence[str] | None
