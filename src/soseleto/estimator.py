@@ -65,7 +65,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     final_estimator : a scikit-learn classifier that takes ``sample_weight``, such as
         ``HistGradientBoostingClassifier()``; a copy is trained on X and the target with the learned weights, and
         predicts in place of the network.
-    final_weights : ``"class"`` weights every row of X by the mean learned weight of its label, ``"each"`` by its own.
+    final_weights : ``"mean"`` weights every row of X by the mean of all learned weights, ``"each"`` by its own.
     device : ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : an int makes two fits identical, to the last bit on a CPU.
 
@@ -94,7 +94,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         probes: Any = None,
         standardize: bool = True,
         final_estimator: Any = None,
-        final_weights: str = "class",
+        final_weights: str = "mean",
         device: str = "auto",
         random_state: Any = None,
     ) -> None:
@@ -155,7 +155,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.source_weights_ = result.weights.numpy()
         self.source_scores_ = result.scores.numpy()
         self._evidence, self._seed = result.evidence, seed
-        self.final_ = self._final(X, y, trusted, source)
+        self.final_ = self._final(X, y, trusted)
         return self
 
     def _inputs_of(self, X: Any, y: Any) -> _Inputs:
@@ -164,14 +164,14 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             return _Inputs(TablePreparation.fit(table, np.unique(_array(y), return_inverse=True)[1]), sparse=False)
         return _Inputs(None, sparse=bool(issparse(X)))
 
-    def _final(self, X: Any, y: np.ndarray, trusted: tuple[Any, Any] | None, source: Examples) -> Any:
+    def _final(self, X: Any, y: np.ndarray, trusted: tuple[Any, Any] | None) -> Any:
         """The final estimator, fitted on X and the target as they were given."""
         if self.final_estimator is None:
             return None
         if self.mode == "transfer":
             raise UsageError("final_estimator needs source and target of the same classes: write mode='noisy'.")
         how: Any = self.final_weights
-        weights = weighted(torch.from_numpy(self.source_weights_), source.labels, how).numpy()
+        weights = weighted(torch.from_numpy(self.source_weights_), how).numpy()
         X, labels = _array(X), y
         if trusted is not None:
             X = stacked(X, _array(trusted[0]))

@@ -12,6 +12,9 @@ from typer.testing import CliRunner
 import soseleto
 from soseleto.cli.main import app
 from soseleto.data import TablePreparation
+from soseleto.errors import DataError
+from soseleto.prediction.final import boosting, by_recipe
+from soseleto.prediction.onnx import export_onnx
 from soseleto.run_folder.folder import RunFolder
 
 SHORT = ("--epochs", "2", "--device", "cpu", "--no-baselines", "--folds", "0")
@@ -84,3 +87,40 @@ def test_onnx_takes_stored_rows_and_describes_them(desk: Path) -> None:
     session = runtime.InferenceSession(str(desk / "model.onnx"), providers=["CPUExecutionProvider"])
     (got,) = session.run(None, {"inputs": stored.numpy()})
     assert np.allclose(got, loaded.predict_proba(stored).numpy(), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def boosted(desk: Path) -> tuple[Path, str]:
+    """A run with a final model, and what was printed."""
+    sets = [part for name in ("source", "target", "test") for part in (f"--{name}", desk / f"{name}.csv")]
+    options = ("--epochs", "1", "--device", "cpu", "--probes", "0", "--final", "boosting", "--drop-column", "note")
+    return desk / "boosted", command("fit", *sets, "--out", desk / "boosted", *options)
+
+
+def test_the_comparison_of_tables_has_gradient_boosting(boosted: tuple[Path, str]) -> None:
+    run, printed = boosted
+    methods = {row["method"]: row for row in RunFolder(run).comparison()["rows"]}
+    assert {"soseleto", "ordinary", "mixed", "target_only", "gradient_boosting", "final"} == set(methods)
+    assert methods["gradient_boosting"]["examples"] == 50
+    assert "predictions are made by the final model" in printed
+
+
+def test_the_final_model_is_fitted_again_from_the_run(boosted: tuple[Path, str], desk: Path) -> None:
+    run, _ = boosted
+    loaded, frame = soseleto.load(run), rows(50, 2)
+    tensors, recipe = RunFolder(run).final()
+    ranking = RunFolder(run).ranking()
+    assert tensors["weights"].tolist() == pytest.approx([ranking["weight"].mean()] * 120 + [1.0] * 40, abs=1e-5)
+    by_hand = boosting(recipe["codes"], recipe["seed"])
+    by_hand.fit(tensors["inputs"].numpy(), tensors["labels"].numpy(), sample_weight=tensors["weights"].numpy())
+    stored = loaded.preparation.read(pa.Table.from_pandas(frame))
+    assert np.allclose(loaded.predict_proba(stored), by_hand.predict_proba(stored.numpy()), atol=1e-6)
+    accuracy = next(row for row in RunFolder(run).comparison()["rows"] if row["method"] == "final")["accuracy"]
+    assert loaded.evaluate(desk / "test.csv")["accuracy"] == pytest.approx(accuracy)
+    with pytest.raises(soseleto.UsageError, match="not a network"):
+        export_onnx(loaded, desk / "final.onnx")
+
+
+def test_an_unknown_recipe_is_refused() -> None:
+    with pytest.raises(DataError, match=r"the final model 'os\.system' of the run is unknown"):
+        by_recipe({"name": "os.system", "codes": [], "seed": 0})

@@ -19,8 +19,8 @@ from torch import Tensor
 from soseleto.data import Examples
 from soseleto.errors import DataError, UsageError, did_you_mean, need
 
-Weighting = Literal["class", "each"]
-WEIGHTINGS = ("class", "each")
+Weighting = Literal["mean", "each"]
+WEIGHTINGS = ("mean", "each")
 FINALS = ("boosting",)
 MEMBERS = 5
 _SMALLEST = 1e-7  # probability, before its logarithm
@@ -35,19 +35,20 @@ class FinalData:
     weights: Tensor  # (N,) float32
 
     @classmethod
-    def of(cls, source: Examples, target: Examples, weights: Tensor | None, how: Weighting = "class") -> FinalData:
+    def of(cls, source: Examples, target: Examples, weights: Tensor | None, how: Weighting = "mean") -> FinalData:
         """Target rows have weight 1, source rows by ``how``.
 
         weights: (n_source,) learned weights; None for 1, which is ordinary training on both
-        how: "class" gives every source row the mean weight of its label; "each" its own weight. A model trained with
-            each row's own weight repeats the network's mistakes, since those rows weigh little that contradict it.
+        how: "mean" gives every source row the mean of all weights, so that the target counts more the more of the
+            source is doubtful; "each" gives it its own weight. A model trained with each row's own weight repeats the
+            network's mistakes, since rows that contradict the network weigh little (``results/tables.json``).
         """
         if source.inputs.ndim != 2:
             raise UsageError(
                 f"a final model takes rows of numbers, got inputs of shape {tuple(source.inputs.shape[1:])}: leave it "
                 "out."
             )
-        own = torch.ones(len(source)) if weights is None else weighted(weights, source.labels, how)
+        own = torch.ones(len(source)) if weights is None else weighted(weights, how)
         return cls(
             torch.cat([source.inputs, target.inputs]).cpu().float(),
             torch.cat([source.labels, target.labels]).cpu(),
@@ -58,16 +59,12 @@ class FinalData:
         return {"inputs": self.inputs, "labels": self.labels, "weights": self.weights}
 
 
-def weighted(weights: Tensor, labels: Tensor, how: Weighting) -> Tensor:
+def weighted(weights: Tensor, how: Weighting) -> Tensor:
     """Sample weights of the source from its learned weights."""
     if how not in WEIGHTINGS:
-        raise UsageError(f"unknown weights {how!r}{did_you_mean(how, WEIGHTINGS)}: choose 'class' or 'each'.")
-    weights, labels = weights.cpu().float(), labels.cpu()
-    if how == "each":
-        return weights
-    classes = int(labels.max()) + 1
-    total = torch.zeros(classes).index_add_(0, labels, weights)
-    return (total / torch.bincount(labels, minlength=classes).clamp(min=1))[labels]
+        raise UsageError(f"unknown weights {how!r}{did_you_mean(how, WEIGHTINGS)}: choose 'mean' or 'each'.")
+    weights = weights.cpu().float()
+    return weights if how == "each" else weights.mean().expand(len(weights)).clone()
 
 
 def gradient_boosting(codes: Sequence[int] = (), seed: int = 0) -> Any:
