@@ -305,7 +305,9 @@ class Job:
     def _finish(self, kept: Part | None) -> None:
         self.home.check()
         folder = RunFolder(self.home.path)
-        manifest.remember(folder, self.options.source, self.options.reading, self.pair.columns, self.rows)
+        table = self.pair.preparation
+        features, texts = (self.pair.columns, ()) if table is None else (table.shown, table.texts)
+        manifest.remember(folder, self.options.source, self.options.reading, features, self.rows, texts)
         self._write_problems(folder)
         if kept is not None:
             rival = RunFolder(self._place(kept))

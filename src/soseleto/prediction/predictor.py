@@ -60,7 +60,7 @@ class Predictor:
         """A data frame as the training stored its tables; other inputs as they are."""
         if self.preparation is not None and is_frame(inputs):
             return prepared(frame_table(inputs), self.preparation, "the data frame")
-        return inputs  # type: ignore[no-any-return]
+        return inputs
 
     def predict(self, inputs: Any) -> Tensor:
         """Class indices of a classifier, otherwise the outputs themselves."""

@@ -42,6 +42,16 @@ class Data:
         )
 
     @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """The columns of a table that a ranking shows."""
+        return self.columns if self.preparation is None else self.preparation.shown
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns of text of a table."""
+        return () if self.preparation is None else self.preparation.texts
+
+    @property
     def own_source(self) -> Examples:
         """The source without the probes."""
         return self.source if self.probes is None else self.probes.without(self.source)

@@ -165,7 +165,7 @@ def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None
 
     def write() -> None:
         assert records.folder is not None  # it may be a rescue folder by now
-        manifest.remember(records.folder, path, reading, data.columns, rows)
+        manifest.remember(records.folder, path, reading, data.feature_names, rows, data.texts)
 
     return write
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from soseleto.data.limits import check_size
 from soseleto.data.table_columns import fitted, values
-from soseleto.data.table_columns.fitted import FIRST, Category, Date, Fitted, Number, Text
+from soseleto.data.table_columns.fitted import Category, Date, Fitted, Number, Text
 from soseleto.data.table_columns.kinds import LEFT_OUT, Kind, kind_of
 from soseleto.errors import DataError
 
@@ -76,6 +76,16 @@ class TablePreparation:
     def used(self) -> tuple[str, ...]:
         """The columns that a table must have."""
         return tuple(column.name for column in self.columns)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The columns that ``values_of`` gives."""
+        return tuple(column.name for column in self.columns if not isinstance(column, Text))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns of text."""
+        return tuple(column.name for column in self.columns if isinstance(column, Text))
 
     @property
     def codes(self) -> tuple[int, ...]:
@@ -138,11 +148,12 @@ class TablePreparation:
         ramps = [place for place, column in enumerate(self.columns) for pieces in column.ramps() for _ in pieces]
         return (*ramps, *(place for place, column in enumerate(self.columns) for _ in column.matches()))
 
-    def values_of(self, inputs: Tensor) -> list[list[str]]:
-        """The stored numbers as the words of the plan, one list per column of ``columns``; texts are left empty."""
-        found, at = [], 0
+    def values_of(self, inputs: Tensor) -> dict[str, np.ndarray]:
+        """The stored numbers as values of the table, by column: numbers, and words of the others; no texts."""
+        found, at = {}, 0
         for column in self.columns:
-            found.append(_shown_values(column, inputs[:, at : at + len(column.names)]))
+            if not isinstance(column, Text):
+                found[column.name] = _values(column, inputs[:, at : at + len(column.names)].cpu())
             at += len(column.names)
         return found
 
@@ -214,20 +225,15 @@ def _cut(value: str) -> str:
     return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
 
 
-def _shown_values(column: Fitted, stored: Tensor) -> list[str]:
-    if isinstance(column, Category):
-        known = ["(other)", "(missing)", *column.values]
-        return [known[int(code)] if 0 <= code < FIRST + len(column.values) else known[0] for code in stored[:, 0]]
+def _values(column: Number | Category | Date, stored: Tensor) -> np.ndarray:
+    gone = column.gone(stored).numpy()
     if isinstance(column, Number):
-        gone = stored[:, 1].tolist() if column.gaps else [0.0] * len(stored)
-        return ["(missing)" if one else f"{value:.6g}" for value, one in zip(stored[:, 0].tolist(), gone, strict=True)]
-    if isinstance(column, Date):
-        return _shown_dates(column, stored)
-    return [""] * len(stored)
-
-
-def _shown_dates(column: Date, stored: Tensor) -> list[str]:
-    at = column.names.index(f"{column.name} day") if f"{column.name} day" in column.names else None
-    if at is None:
-        return [""] * len(stored)
-    return [str(np.datetime64(round(day), "D")) for day in stored[:, at].tolist()]
+        return np.where(gone, np.float32(np.nan), stored[:, 0].numpy())
+    if isinstance(column, Category):
+        known = np.array(["(other)", "", *column.values], dtype=object)
+        return np.asarray(known[stored[:, 0].long().clamp(0, len(known) - 1).numpy()])
+    day = f"{column.name} day"
+    if day not in column.names:
+        return np.full(len(stored), "", dtype=object)
+    days = stored[:, column.names.index(day)].round().long().numpy().astype("datetime64[D]")
+    return np.where(gone, "", days.astype(str)).astype(object)
