@@ -209,3 +209,21 @@ def test_suspect_intervals_part_the_source(human: bool) -> None:
     assert all(is_wrong[at] in wrong[known == signal[at]] for at in range(len(is_wrong)))  # matched to its signals
     checked = int(truth.sum()) + (probes.checked or (0, int(probes.wrong.sum())))[1]
     assert checked == int(wrong.sum())
+
+
+def test_tables(tmp_path: Path) -> None:
+    from soseleto.data import data_root
+
+    if not (data_root() / "tables" / "adult.csv").exists():
+        pytest.skip("needs tables/adult.csv below SOSELETO_DATA")
+    importlib.import_module("tables").main(
+        ["--tiny", "--noise", "0.3", "--seeds", "1", "--out", str(tmp_path / "t.json")]
+    )
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert {row["method"] for row in rows} >= {"gradient_boosting", "soseleto", "soseleto_then_boosting_mean"}
+    assert all(50 < row["accuracy"] < 100 for row in rows)
+    tables = importlib.import_module("tables")
+    data = tables.split(0.3, 0, tiny=True)
+    assert 0.2 < float((data.source.labels != data.true_labels).double().mean()) < 0.4
+    tables.main(["--tiny", "--noise", "0.3", "--seeds", "1", "--out", str(tmp_path / "t.json")])  # nothing is repeated
+    assert json.loads((tmp_path / "t.json").read_text())["rows"] == rows
