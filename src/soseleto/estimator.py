@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Examples, TablePreparation
+from soseleto.data import Examples, Preprocess, TablePreparation
 from soseleto.data.limits import check_size
 from soseleto.data.readers.frames import frame_table, is_frame, stacked
 from soseleto.data.readers.tables import prepared
 from soseleto.data.table_columns import values
+from soseleto.data.table_columns.hashed_words import LENGTH
 from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.final import weighted
@@ -60,8 +61,9 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     weight_decay : of the model's parameters, as in ``soseleto.sgd``.
     weight_step : how far a source weight moves per visit, as in ``soseleto.Soseleto``.
     probes : the share of the target that calibrates ``suspects``, ``"auto"``, a ``soseleto.Probes``, or None for none.
-    standardize : centre and scale the inputs by the statistics of X; sparse matrices are left as they are, and the
-        columns of data frames with words or missing values are prepared by ``soseleto.data.TablePreparation``.
+    standardize : centre and scale the inputs by the statistics of X; sparse matrices are only scaled, by one factor
+        for all columns, and the columns of data frames with words or missing values are prepared by
+        ``soseleto.data.TablePreparation``.
     final_estimator : a scikit-learn classifier that takes ``sample_weight``, such as
         ``HistGradientBoostingClassifier()``; a copy is trained on X and the target with the learned weights, and
         predicts in place of the network.
@@ -146,7 +148,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             optimizer=sgd(self.lr, self.weight_decay),
             method=Soseleto(weight_step=self.weight_step),
             probes=self._checked_probes(trusted),
-            standardize=table or (self.standardize and not self._fitted_inputs.sparse),
+            standardize=table or self._fitted_inputs.standardization(rows, self.standardize),
             seed=seed,
             device=self.device,
         )
@@ -265,6 +267,13 @@ class _Inputs:
             return _tensor(validate_data(estimator, _array(X), reset=reset, **given)), None
         checked, labels = validate_data(estimator, _array(X), y, reset=reset, **given)
         return _tensor(checked), labels
+
+    def standardization(self, rows: Tensor, wanted: bool) -> bool | Preprocess:
+        """Sparse columns keep their zeros and their proportions: one factor gives the rows a common mean length."""
+        if not wanted or not self.sparse:
+            return wanted
+        scale = float(rows.square().sum(1).mean().sqrt()) / LENGTH or 1.0
+        return Preprocess((0.0,) * rows.shape[1], (scale,) * rows.shape[1])
 
     def default_model(self, shape: tuple[int, ...]) -> str:
         if self.preparation is not None:

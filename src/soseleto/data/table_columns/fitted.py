@@ -199,7 +199,7 @@ class Text:
         return ~stored.any(1)
 
     def ramps(self) -> list[list[Ramp]]:
-        return [[_AS_IT_IS] for _ in self.idf]
+        return [[Ramp(0.0, hashed_words.LENGTH, -np.inf, np.inf)] for _ in self.idf]
 
     def matches(self) -> list[int]:
         return []
