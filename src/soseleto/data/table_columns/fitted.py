@@ -17,8 +17,8 @@ from torch import Tensor
 from soseleto.data.table_columns import hashed_words
 from soseleto.data.table_columns.values import counts_of, numbers, times, words
 
-BINS = 32  # of a number's piecewise-linear encoding
-PER_BIN = 20  # examples: a small source gets fewer bins
+BINS = 8  # of a number's piecewise-linear encoding; more of them help to memorise wrong labels
+PER_BIN = 60  # examples: a small source gets fewer bins
 FEWEST = 3  # examples of a category that gets a place of its own
 MOST = 255  # categories with a place of their own
 LARGEST = float(np.finfo(np.float32).max)
