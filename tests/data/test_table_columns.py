@@ -194,3 +194,9 @@ def test_texts_are_bags_of_words_of_unit_length():
     made = hashed_words.vectors(texts, idf)
     assert np.allclose(np.linalg.norm(made, axis=1), [1, 1, 1, 0])
     assert abs(made[0] @ made[2]) < 0.2 < made[0] @ made[1]
+
+
+def test_only_whole_words_name_an_id():
+    numbers = np.random.default_rng(0).permutation(1000)[:60]
+    made = TablePreparation.fit(pa.table(dict.fromkeys(("paid", "user_id", "UserId", "key"), numbers)))
+    assert kinds(made) == {"paid": "number", "user_id": "left out", "UserId": "left out", "key": "left out"}

@@ -20,7 +20,7 @@ from soseleto.data.table_columns.values import counts_of, numbers, times, words
 BINS = 8  # of a number's piecewise-linear encoding; more of them help to memorise wrong labels
 PER_BIN = 60  # examples: a small source gets fewer bins
 FEWEST = 3  # examples of a category that gets a place of its own
-MOST = 255  # categories with a place of their own
+MOST = 250  # categories with a place of their own; scikit-learn's boosting takes 255 codes
 LARGEST = float(np.finfo(np.float32).max)
 OTHER, GONE, FIRST = 0, 1, 2  # codes: a rare or unseen category, a missing one, the first known one
 

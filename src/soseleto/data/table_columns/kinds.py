@@ -20,7 +20,7 @@ TIMES = 0.95
 UNIQUE = 0.5  # share of different words among the present ones, above which they are near-unique
 LONG = 6.0  # words of a value on average, from which near-unique values are texts and not names
 ENOUGH = 20  # rows from which a column can be recognised as an id, a copy of the label or near-unique
-_ID_NAME = re.compile(r"(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row)$|(?<=[a-z])(?:Id|ID)$", re.IGNORECASE)
+_ID_NAME = re.compile(r"(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row)$", re.IGNORECASE)
 _ID_ENDING = re.compile(r"(?<=[a-z])I[dD]$")
 LEFT_OUT = "left out"
 
