@@ -294,3 +294,21 @@ def test_coverage_counts_what_is_unknown_or_empty(coverage: Any) -> None:
     assert found["all"]["share held %"] == pytest.approx(200 / 3)
     assert found["all"]["share width"] == pytest.approx(20)
     assert (found["all"]["precision unknown"], found["all"]["share unknown"], found["all"]["no suspects"]) == (2, 1, 1)
+
+
+def test_tables(tmp_path: Path) -> None:
+    from soseleto.data import data_root
+
+    if not (data_root() / "tables" / "adult.csv").exists():
+        pytest.skip("needs tables/adult.csv below SOSELETO_DATA")
+    importlib.import_module("tables").main(
+        ["--tiny", "--noise", "0.3", "--seeds", "1", "--out", str(tmp_path / "t.json")]
+    )
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert {row["method"] for row in rows} >= {"gradient_boosting", "soseleto", "soseleto_then_boosting_mean"}
+    assert all(50 < row["accuracy"] < 100 for row in rows)
+    tables = importlib.import_module("tables")
+    data = tables.split(0.3, 0, tiny=True)
+    assert 0.2 < float((data.source.labels != data.true_labels).double().mean()) < 0.4
+    tables.main(["--tiny", "--noise", "0.3", "--seeds", "1", "--out", str(tmp_path / "t.json")])  # nothing is repeated
+    assert json.loads((tmp_path / "t.json").read_text())["rows"] == rows

@@ -81,6 +81,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         write_images(root / "photos" / name, ("cat", "dog"), each, seed)
     write_images(root / "animals" / "many", ("cat", "dog", "owl"), 12, 10)
     write_images(root / "animals" / "few", ("ant", "bee"), 5, 11)
+    for name, first in (("people", 0), ("checked", 80)):
+        rows = [f"{20 + i % 41},{'ab'[i % 2]},{i / 7:.2f},{'yes' if i % 3 else 'no'}" for i in range(first, first + 80)]
+        (root / f"{name}.csv").write_text("\n".join(["age,town,size,label", *rows]))
     shutil.copytree(root / "photos/scraped", root / "S")
     shutil.copytree(root / "photos/checked", root / "T")
     with pytest.MonkeyPatch.context() as patch:

@@ -75,6 +75,7 @@ _INSTALL = {
     **dict.fromkeys(("pyarrow", "PIL", "safetensors"), "soseleto"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "soseleto[onnx]"),
     "datasets": "soseleto[huggingface]",
+    "sklearn": "soseleto[sklearn]",
 }
 
 
@@ -84,7 +85,7 @@ def need(module: str, *, to: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         top = module.partition(".")[0]
-        package = {"PIL": "pillow"}.get(top, top)
+        package = {"PIL": "pillow", "sklearn": "scikit-learn"}.get(top, top)
         install = _INSTALL.get(top, package)
         raise DataError(f"{to} needs {package}, which is not installed: type pip install '{install}'.") from error
 

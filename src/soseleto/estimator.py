@@ -1,6 +1,6 @@
 """``SoseletoClassifier``: SOSELETO as a scikit-learn estimator.
 
-    SoseletoClassifier().fit(X, y, target=(X_target, y_target)).predict(X_new)
+    SoseletoClassifier().fit(X, y, X_target=X_target, y_target=y_target).predict(X_new)
 
 Needs scikit-learn: ``pip install 'soseleto[sklearn]'``.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -16,9 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Examples
+from soseleto.data import Examples, Preprocess, TablePreparation
+from soseleto.data.limits import check_size
+from soseleto.data.readers.frames import frame_table, is_frame, stacked
+from soseleto.data.readers.tables import prepared
+from soseleto.data.table_columns import values
+from soseleto.data.table_columns.hashed_words import LENGTH
 from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
+from soseleto.prediction.final import weighted
 from soseleto.prediction.predictor import Predictor
 from soseleto.suspects.suspects import Calibrated, Suspects
 from soseleto.training.defaults import EPOCHS, LR, WEIGHT_STEP
@@ -27,7 +34,8 @@ from soseleto.training.optimizers import sgd
 from soseleto.training.options import as_probes
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
+    from scipy.sparse import issparse
+    from sklearn.base import BaseEstimator, ClassifierMixin, clone
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
@@ -44,16 +52,23 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 
     Parameters
     ----------
-    model : a name (``"mlp"``, ``"lenet"``, ``"quick"``, ``"resnet18"``, ``"resnet18-groupnorm"``), a function
-        ``f(classes=..., shape=...)`` that makes a module, a module (copied before it is trained), or None to choose by
-        the shape of X.
+    model : a name (``"table"``, ``"linear"``, ``"mlp"``, ``"lenet"``, ``"quick"``, ``"resnet18"``,
+        ``"resnet18-groupnorm"``), a function ``f(classes=..., shape=...)`` that makes a module, a module (copied before
+        it is trained), or None: ``"table"`` for data frames with words or missing values, ``"linear"`` for sparse
+        matrices, else by the shape of X.
     mode : ``"noisy"`` when (X, y) and the target have the same classes, ``"transfer"`` when they need not.
     epochs, batch_size, target_batch_size, lr : as in ``soseleto.fit``, except that a batch larger than the data is
         the whole data.
     weight_decay : of the model's parameters, as in ``soseleto.sgd``.
     weight_step : how far a source weight moves per visit, as in ``soseleto.Soseleto``.
     probes : the share of the target that calibrates ``suspects``, ``"auto"``, a ``soseleto.Probes``, or None for none.
-    standardize : centre and scale the inputs by the statistics of X.
+    standardize : centre and scale the inputs by the statistics of X; sparse matrices are only scaled, by one factor
+        for all columns, and the columns of data frames with words or missing values are prepared by
+        ``soseleto.data.TablePreparation``.
+    final_estimator : a scikit-learn classifier that takes ``sample_weight``, such as
+        ``HistGradientBoostingClassifier()``; a copy is trained on X and the target with the learned weights, and
+        predicts in place of the network.
+    final_weights : ``"mean"`` weights every row of X by the mean of all learned weights, ``"each"`` by its own.
     device : ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : an int makes two fits identical, to the last bit on a CPU.
 
@@ -62,6 +77,8 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     classes_ : the labels that ``predict`` returns.
     source_weights_, source_scores_ : one of each per row of X; a low weight marks a row that hurts the target.
     model_ : the trained module.
+    final_ : the trained final estimator, or None.
+    preparation_ : how the columns of a data frame were prepared, or None.
     history_ : one record per epoch.
     n_features_in_, feature_names_in_ : as in all scikit-learn estimators.
     """
@@ -79,6 +96,8 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         weight_step: float = WEIGHT_STEP,
         probes: Any = None,
         standardize: bool = True,
+        final_estimator: Any = None,
+        final_weights: str = "mean",
         device: str = "auto",
         random_state: Any = None,
     ) -> None:
@@ -92,42 +111,85 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.weight_step = weight_step
         self.probes = probes
         self.standardize = standardize
+        self.final_estimator = final_estimator
+        self.final_weights = final_weights
         self.device = device
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, target: tuple[Any, Any] | None = None) -> Self:
+    def fit(
+        self, X: Any, y: Any, target: tuple[Any, Any] | None = None, *, X_target: Any = None, y_target: Any = None
+    ) -> Self:
         """Train on the source (X, y) and learn a weight for each of its rows.
 
-        ``target`` is a pair (X, y) of trusted rows. Without one the source is its own target: low weights then mark
-        rows that disagree with the others.
+        ``X_target`` and ``y_target``, or the pair ``target``, are trusted rows. Without them the source is its own
+        target: low weights then mark rows that disagree with the others. In a Pipeline, let the target go through the
+        same steps: ``Pipeline(..., transform_input=["X_target"])``, with metadata routing enabled and
+        ``SoseletoClassifier().set_fit_request(X_target=True, y_target=True)``.
         """
-        X, y = validate_data(self, _array(X), _labels(y), allow_nd=True, dtype="numeric")
+        trusted = _trusted(target, X_target, y_target)
+        self._fitted_inputs = self._inputs_of(X, y)
+        rows, y = self._fitted_inputs.rows(self, X, y, reset=True)
         check_classification_targets(y)
-        X_target, y_target = (X, y) if target is None else self._target(target)
-        classes = y_target if self.mode == "transfer" else np.concatenate([y, y_target])
-        self.classes_ = np.unique(classes)
+        rows_target, labels_target = (rows, y) if trusted is None else self._target(trusted)
+        if self.mode != "transfer":
+            _refuse_new_classes(y, labels_target)
+        self.classes_ = np.unique(labels_target if self.mode == "transfer" else y)
         source_classes = np.unique(y) if self.mode == "transfer" else self.classes_
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        source = Examples(rows, _index(y, source_classes))
+        table = self._fitted_inputs.preparation
         result = fit(
-            self._module(tuple(X.shape[1:]), seed),
-            Examples(_tensor(X), _index(y, source_classes)),
-            Examples(_tensor(X_target), _index(y_target, self.classes_)),
+            self._module(tuple(rows.shape[1:]) if table is None else (table.width,), seed),
+            source,
+            Examples(rows_target, _index(labels_target, self.classes_)),
             self.mode,  # type: ignore[arg-type]  # fit checks it
             epochs=self.epochs,
-            batch_size=_at_most(len(X), self.batch_size),
-            target_batch_size=_at_most(len(X_target), self.target_batch_size),
+            batch_size=_at_most(len(rows), self.batch_size),
+            target_batch_size=_at_most(len(rows_target), self.target_batch_size),
             optimizer=sgd(self.lr, self.weight_decay),
             method=Soseleto(weight_step=self.weight_step),
-            probes=self._checked_probes(target),
-            standardize=self.standardize,
+            probes=self._checked_probes(trusted),
+            standardize=table or self._fitted_inputs.standardization(rows, self.standardize),
             seed=seed,
             device=self.device,
         )
         self.model_, self._prepare, self.history_ = result.model, result.prepare, result.history
+        self.preparation_ = table
         self.source_weights_ = result.weights.numpy()
         self.source_scores_ = result.scores.numpy()
         self._evidence, self._seed = result.evidence, seed
+        self.final_ = self._final(X, y, trusted)
         return self
+
+    def _inputs_of(self, X: Any, y: Any) -> _Inputs:
+        if is_frame(X) and not _is_plain(X):
+            table = frame_table(X)
+            return _Inputs(TablePreparation.fit(table, np.unique(_array(y), return_inverse=True)[1]), sparse=False)
+        return _Inputs(None, sparse=bool(issparse(X)))
+
+    def _final(self, X: Any, y: np.ndarray, trusted: tuple[Any, Any] | None) -> Any:
+        """The final estimator, fitted on X and the target as they were given."""
+        if self.final_estimator is None:
+            return None
+        if self.mode == "transfer":
+            raise UsageError("final_estimator needs source and target of the same classes: write mode='noisy'.")
+        how: Any = self.final_weights
+        weights = weighted(torch.from_numpy(self.source_weights_), how).numpy()
+        X, labels = _array(X), y
+        if trusted is not None:
+            X = stacked(X, _array(trusted[0]))
+            labels = np.concatenate([y, np.asarray(_array(trusted[1]))])
+            weights = np.concatenate([weights, np.ones(len(labels) - len(y), dtype=weights.dtype)])
+        made = clone(self.final_estimator)
+        try:
+            return made.fit(X, labels, sample_weight=weights)
+        except (TypeError, ValueError) as error:
+            if "sample_weight" not in str(error):
+                raise
+            name = type(made).__name__
+            raise UsageError(
+                f"final_estimator={name} does not take sample_weight ({error}): choose another."
+            ) from error
 
     def suspects(self, precision: float | None = None, *, guarantee: bool | None = None) -> Suspects:
         """The rows of X that are probably mislabelled, as ``soseleto.Result.suspects``; needs ``probes``.
@@ -156,19 +218,24 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     def predict_proba(self, X: Any) -> np.ndarray:
         """One probability per class, in the order of ``classes_``."""
         check_is_fitted(self)
-        X = validate_data(self, _array(X), reset=False, allow_nd=True, dtype="numeric")
+        rows, _ = self._fitted_inputs.rows(self, X, None, reset=False)
+        if self.final_ is not None:
+            return np.asarray(self.final_.predict_proba(_array(X)), dtype=np.float64)
         device = next(self.model_.parameters()).device
         made = Predictor(model=self.model_, prepare=self._prepare, device=device)
-        return made.predict_proba(_tensor(X)).double().numpy()
+        return made.predict_proba(rows).double().numpy()
 
-    def _target(self, target: tuple[Any, Any]) -> tuple[np.ndarray, np.ndarray]:
-        if not isinstance(target, tuple | list) or len(target) != 2:
-            raise UsageError(f"target must be a pair (X, y) of trusted rows, got {type(target).__name__}.")
-        X = validate_data(self, _array(target[0]), reset=False, allow_nd=True, dtype="numeric")
-        y = check_array(_labels(target[1]), ensure_2d=False, dtype=None)
+    def _target(self, target: tuple[Any, Any]) -> tuple[Tensor, np.ndarray]:
+        X, _ = self._fitted_inputs.rows(self, target[0], None, reset=False)
+        y = check_array(_array(target[1]), ensure_2d=False, dtype=None)
         if len(X) != len(y):
             raise UsageError(f"the target has {len(X)} rows but {len(y)} labels: give one for each.")
         return X, y
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     def _module(self, shape: tuple[int, ...], seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
@@ -178,7 +245,69 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 return self.model(classes=classes, shape=shape)
-        return make_model(self.model or default_name(shape), self.mode, classes=classes, shape=shape, seed=seed)
+        name = self.model or self._fitted_inputs.default_model(shape)
+        return make_model(name, self.mode, classes=classes, shape=shape, seed=seed)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """How X becomes rows of numbers: as it is, from a sparse matrix, or by the preparation of a data frame."""
+
+    preparation: TablePreparation | None
+    sparse: bool
+
+    def rows(self, estimator: Any, X: Any, y: Any, *, reset: bool) -> tuple[Tensor, Any]:
+        """The inputs, and the labels where they are given; ``reset`` records names and number of features."""
+        y = None if y is None else _array(y)
+        if self.preparation is not None:
+            validate_data(estimator, X, reset=reset, skip_check_array=True)
+            labels = None if y is None else check_array(y, ensure_2d=False, dtype=None)
+            return prepared(frame_table(X), self.preparation, "X"), labels
+        given = {"accept_sparse": "csr", "allow_nd": True, "dtype": "numeric"}
+        if y is None:
+            return _tensor(validate_data(estimator, _array(X), reset=reset, **given)), None
+        checked, labels = validate_data(estimator, _array(X), y, reset=reset, **given)
+        return _tensor(checked), labels
+
+    def standardization(self, rows: Tensor, wanted: bool) -> bool | Preprocess:
+        """Sparse columns keep their zeros and their proportions: one factor gives the rows a common mean length."""
+        if not wanted or not self.sparse:
+            return wanted
+        scale = float(rows.square().sum(1).mean().sqrt()) / LENGTH or 1.0
+        return Preprocess((0.0,) * rows.shape[1], (scale,) * rows.shape[1])
+
+    def default_model(self, shape: tuple[int, ...]) -> str:
+        if self.preparation is not None:
+            return "linear" if self.preparation.is_text else "table"
+        return "linear" if self.sparse else default_name(shape)
+
+
+def _is_plain(frame: Any) -> bool:
+    """Whether a data frame is numbers alone, with none missing: then it is the array that it stands for."""
+    table = frame_table(frame)
+    return all(values.is_number(table[name]) and not table[name].null_count for name in table.column_names)
+
+
+def _trusted(target: Any, X_target: Any, y_target: Any) -> tuple[Any, Any] | None:
+    """The trusted rows, in whichever way they were given."""
+    if X_target is None and y_target is None:
+        if target is not None and (not isinstance(target, tuple | list) or len(target) != 2):
+            raise UsageError(f"target must be a pair (X, y) of trusted rows, got {type(target).__name__}.")
+        return None if target is None else (target[0], target[1])
+    if target is not None:
+        raise UsageError("the target is given twice: write X_target= and y_target=, or target=(X, y).")
+    if X_target is None or y_target is None:
+        raise UsageError("X_target and y_target belong together: give fit both.")
+    return X_target, y_target
+
+
+def _refuse_new_classes(source: np.ndarray, target: np.ndarray) -> None:
+    new = np.setdiff1d(target, source)
+    if len(new):
+        names = ", ".join(map(str, new[:5]))
+        raise UsageError(
+            f"the target has classes that the source lacks ({names}): add source rows, or write mode='transfer'."
+        )
 
 
 def _at_most(n: int, size: int | None) -> int | None:
@@ -190,12 +319,11 @@ def _array(values: Any) -> Any:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
 
 
-def _labels(values: Any) -> Any:
-    return _array(values)
-
-
-def _tensor(values: np.ndarray) -> Tensor:
-    """uint8 images stay uint8; everything else becomes float32."""
+def _tensor(values: Any) -> Tensor:
+    """uint8 images stay uint8; everything else becomes float32; sparse matrices become dense."""
+    if issparse(values):
+        check_size(4 * values.shape[0] * values.shape[1], what="the sparse matrix")
+        return torch.from_numpy(values.astype(np.float32).toarray())
     keep = values.dtype == np.uint8 and values.ndim > 2
     return torch.tensor(values if keep else values.astype(np.float32))
 

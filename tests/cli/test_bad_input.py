@@ -76,10 +76,8 @@ FOLDERS = {
     "outside": (linked_outside, "lead outside"),
 }
 TABLES = {
-    "nan": (add("1,,3,4,cat"), "NaN or infinite"),
     "infinite": (add("1,inf,3,4,cat"), "NaN or infinite"),
     "no label": (add("1,2,3,4,"), "1 example has no label"),
-    "not numbers": (add("1,two,3,4,cat"), "not numbers"),
     "torn row": (add("1,2"), "cannot be read"),
     "no rows": (put("source.csv", b"a,b,label\n"), "has no rows"),
     "no label column": (put("source.csv", b"a,b\n1,2\n"), "has no label column"),

@@ -255,7 +255,7 @@ def test_a_rival_that_diverges_is_left_out_and_said(
     assert code == 0, err
     assert "target only, fold 2 is left out of the comparison: the loss is NaN." in err
     rows = (RunFolder.open(tmp_path / "run").comparison() or {})["rows"]
-    assert [row["method"] for row in rows] == ["soseleto", "ordinary", "mixed"]
+    assert [row["method"] for row in rows] == ["soseleto", "ordinary", "mixed", "gradient_boosting"]
 
 
 @pytest.mark.parametrize("keep", ["best", "soseleto"])

@@ -93,13 +93,13 @@ def test_columns_of_a_table(tmp_path, infinite):
     target.write_text("a,b,c,d,e,label\n4,5,4,4,2,y\n9,9,9,9,9,x\n")
     problems = check_pair(source, target, mode="noisy")
     found = {problem.kind: problem for problem in problems}
-    assert set(found) == {"nan", "constant", "duplicate"}
-    assert found["nan"].ids == ("1", "2")
-    assert "column 'c', column 'd'" in found["nan"].text
-    assert "column 'b'" in found["constant"].text
-    assert not found["constant"].stops
+    assert set(found) == {"nan", "left out", "duplicate"}
+    assert found["nan"].ids == ("2",)  # a missing value is no problem
+    assert "in column 'd' " in found["nan"].text
+    assert "'b', since it is constant" in found["left out"].text
+    assert not found["left out"].stops
     assert found["duplicate"].ids == ("3",)
-    assert read_pair(source, target, mode="noisy", skip_bad=True).source.ids == ("0",)
+    assert read_pair(source, target, mode="noisy", skip_bad=True).source.ids == ("0", "1")
 
 
 def test_images_that_are_only_similar_do_not_stop(image_folder):

@@ -66,7 +66,7 @@ text = st.text(alphabet=st.sampled_from('ab7.,;\t" \r\né'), max_size=12)
 )
 def test_what_a_csv_writer_wrote_is_read_or_refused(tmp_path, rows):
     """Never other rows than those that were written."""
-    quoted = [f'{at},"{key.replace(chr(34), 2 * chr(34))}",{label}' for at, (key, label) in enumerate(rows)]
+    quoted = [f'{at % 3},"{key.replace(chr(34), 2 * chr(34))}",{label}' for at, (key, label) in enumerate(rows)]
     try:
         made = read(tmp_path / "t.csv", "\n".join(["a,id,label", *quoted]))
     except DataError as refusal:

@@ -131,7 +131,7 @@ def test_corrected_labels_are_read_as_the_same_classes(kind: str, tmp_path: Path
 
 
 def test_integers_that_pandas_wrote_with_a_point_are_corrected_as_the_same_classes(tmp_path: Path) -> None:
-    rows = [f"{row},{row % 3}.0" for row in range(N)]
+    rows = [f"{row}.5,{row % 3}.0" for row in range(N)]
     (tmp_path / "s.csv").write_text("\n".join(["a,kind", *rows]) + "\n")
     reading = Reading(label_column="kind")
     run, _ = trained_on(tmp_path / "s.csv", tmp_path / "run", reading)
@@ -190,7 +190,7 @@ def test_values_that_csv_cannot_hold_need_parquet(tmp_path: Path) -> None:
 
 
 def test_pandas_categories_are_written_by_name(tmp_path: Path) -> None:
-    frame = pandas.DataFrame({"a": np.arange(N) * 1.0, "label": pandas.Categorical(["x", "y"] * (N // 2))})
+    frame = pandas.DataFrame({"a": np.arange(N) * 1.5, "label": pandas.Categorical(["x", "y"] * (N // 2))})
     frame.to_parquet(tmp_path / "s.parquet")
     run, _ = trained_on(tmp_path / "s.parquet", tmp_path / "run")
     manifest.write_clean(run.path, tmp_path / "clean.csv")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from soseleto.data import Augment
+from soseleto.data import Augment, TablePreparation
 from soseleto.errors import UsageError, did_you_mean
+from soseleto.models.by_name import default_name
 from soseleto.suspects.probes import Share
 
 FOLDS = 3
@@ -14,6 +15,13 @@ PROBED_TARGET, PROBED_SOURCE = 34, 50  # the fewest examples that probes can be 
 AUGMENTS = ("none", "crop", "crop+flip", "bend")
 BEND = Augment(rotate=10.0, scale=0.15, shift=0.1, shear=20.0, elastic=0.12)  # for handwriting
 CROP = 12  # an image is shifted by up to 1/12 of its side
+
+
+def model_for(name: str | None, shape: tuple[int, ...], table: TablePreparation | None) -> str:
+    """As given; else ``linear`` for texts, ``table`` for other tables, and by the shape for other inputs."""
+    if name is not None:
+        return name
+    return default_name(shape) if table is None else "linear" if table.is_text else "table"
 
 
 def folds_for(n_target: int) -> int:

@@ -22,7 +22,15 @@ from soseleto.errors import counted
 METHOD = "soseleto"
 RIVALS = ("ordinary", "mixed", "target_only")
 RIVALS_IN_TRANSFER = ("target_only",)  # ordinary training has no head for the target's classes
-TITLES = {METHOD: "SOSELETO", "ordinary": "ordinary training", "mixed": "mixed training", "target_only": "target only"}
+BOOSTING, FINAL = "gradient_boosting", "final"  # of tables
+TITLES = {
+    METHOD: "SOSELETO",
+    FINAL: "SOSELETO, then boosting",
+    BOOSTING: "gradient boosting",
+    "ordinary": "ordinary training",
+    "mixed": "mixed training",
+    "target_only": "target only",
+}
 KEEP = ("best", METHOD)
 EVIDENCE = 1.0  # standard errors by which a rival must be better to be kept
 
@@ -165,8 +173,12 @@ def _by_place(judged: Sequence[Judged], method: str) -> Tensor:
 
 
 def winner(found: Mapping[str, Difference]) -> str:
-    """The rival with the largest difference, if that exceeds EVIDENCE standard errors; else SOSELETO."""
-    better = {rival: one.value for rival, one in found.items() if one.value > EVIDENCE * one.error}
+    """The rival with the largest difference, if that exceeds EVIDENCE standard errors; else SOSELETO.
+
+    Gradient boosting is shown beside the networks and is not kept: ``--final boosting`` keeps a boosted model.
+    """
+    networks = {rival: one for rival, one in found.items() if rival not in (BOOSTING, FINAL)}
+    better = {rival: one.value for rival, one in networks.items() if one.value > EVIDENCE * one.error}
     return max(better, key=lambda rival: better[rival]) if better else METHOD
 
 

@@ -7,6 +7,7 @@ The same command continues an interrupted one: trainings that have ended are not
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,21 +21,23 @@ from torch import Tensor, nn
 from soseleto import methods
 from soseleto.algorithm import Soseleto
 from soseleto.cli import comparison
-from soseleto.cli.choices import augment_for, augment_in_words, folds_for, probes_for, target_share_for
-from soseleto.cli.comparison import METHOD, Judged, Part
+from soseleto.cli.choices import augment_for, augment_in_words, folds_for, model_for, probes_for, target_share_for
+from soseleto.cli.comparison import BOOSTING, FINAL, METHOD, Judged, Part
 from soseleto.cli.home import Home
 from soseleto.data import Augment, Pair, Reading, column_of, read_labels_before, read_pair
 from soseleto.errors import DiskError, TrainingError, UsageError, counted, did_you_mean, first_line
 from soseleto.extensions import chain, label_doubt, normalized, target_share
-from soseleto.models.by_name import default_name, make_model
+from soseleto.models.by_name import make_model
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
+from soseleto.prediction.final import FINALS, FinalData, boosting, by_recipe, fit_final, gradient_boosting
 from soseleto.prediction.load import load
 from soseleto.prediction.temperature import fit_temperature
 from soseleto.report import write_report
 from soseleto.report.sentences import verdict
 from soseleto.run_folder import manifest
 from soseleto.run_folder.figures import in_words
+from soseleto.run_folder.folder import FINAL as FINAL_FILE
 from soseleto.run_folder.folder import PARTS, REPORT, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
 from soseleto.run_folder.source_rows import Rows, unchanged
@@ -85,6 +88,7 @@ class FitOptions:
     folds: int | None
     baselines: bool
     keep: str
+    final: str | None
     checkpoint_every: float
     rescue: Path | None
     micro_batch_size: int | None
@@ -205,7 +209,7 @@ class Job:
         made = cls(
             options=options,
             pair=pair,
-            model=options.model or default_name(shape),
+            model=model_for(options.model, shape, pair.preparation),
             classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
             batch_size=options.batch_size or batch_size_for(len(pair.source)),
             augment=augment_for(options.augment, shape, _class_names(pair)),
@@ -218,6 +222,7 @@ class Job:
             ),
             before=_labels_before(options, pair),
         )
+        _check_final(options, pair)
         if options.guarantee and not made._probes(made.main):
             raise UsageError("--guarantee has no effect, since this training has no probes: leave it out.")
         return made
@@ -233,6 +238,7 @@ class Job:
         options, pair = self.options, self.pair
         size = sum(p.numel() for p in self._module().parameters())
         lines = [
+            *([] if pair.preparation is None else pair.preparation.describe()),
             f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
             f"{counted(options.epochs, 'epoch')} in batches of {self.batch_size}",
             f"model {_in_words(self.model)} with {counted(size, 'parameter')}; writing to {options.out}",
@@ -317,7 +323,9 @@ class Job:
     def _finish(self, kept: Part | None) -> None:
         self.home.check()
         folder = RunFolder(self.home.path)
-        manifest.remember(folder, self.options.source, self.options.reading, self.pair.columns, self.rows)
+        table = self.pair.preparation
+        features, texts = (self.pair.columns, ()) if table is None else (table.shown, table.texts)
+        manifest.remember(folder, self.options.source, self.options.reading, features, self.rows, texts)
         self._write_problems(folder)
         if kept is not None:
             rival = RunFolder(self._place(kept))
@@ -338,7 +346,7 @@ class Job:
             optimizer=self._optimizer,
             method=self._method(part),
             augment=self.augment,
-            standardize=True,
+            standardize=self.pair.preparation or True,
             probes=self._planted(part),
             compute=self._compute(),
             checkpoints=self._checkpoints(part),
@@ -378,6 +386,9 @@ class Job:
             if difference := comparison.differences(self._judged).get(row["method"]):
                 row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
         folder.write_comparison({**how, "rows": rows, "kept": kept})
+        if self.options.final is not None:
+            data = FinalData.of(self.pair.source, self.pair.target, self._weights(self.main))
+            folder.write_final(data.tensors(), self._recipe)
 
     @cached_property
     def _in_folds(self) -> list[Judged]:
@@ -389,8 +400,37 @@ class Job:
     def _judged(self) -> list[Judged]:
         """What the comparison is made of: with a test set the main training, and not its folds."""
         if self.pair.test is None:
-            return self._in_folds
-        return [self._judge(self.main), *(one for one in self._in_folds if one.method != METHOD)]
+            return [*self._in_folds, *self._boosted]
+        return [self._judge(self.main), *(one for one in self._in_folds if one.method != METHOD), *self._boosted]
+
+    @property
+    def _boosted(self) -> list[Judged]:
+        """Of tables: gradient boosting on source and target, and the final model, on the same examples."""
+        table = self.pair.preparation
+        if table is None or self.options.mode != "noisy" or not (self.options.baselines or self.options.final):
+            return []
+        trained = [self.main] if self.pair.test is not None else [part for part in self.parts if part.method == METHOD]
+        found: list[Judged] = []
+        for part in trained:
+            if self.options.final is not None:
+                data = FinalData.of(self.pair.source, part.target, self._weights(part))
+                found.append(_judge_final(FINAL, by_recipe(self._recipe), data, part))
+            if self.options.baselines and importlib.util.find_spec("sklearn") is not None:
+                data = FinalData.of(self.pair.source, part.target, None)
+                found.append(_judge_final(BOOSTING, gradient_boosting(table.codes, self.options.seed), data, part))
+        return found
+
+    @property
+    def _recipe(self) -> dict[str, Any]:
+        """Of the final model."""
+        assert self.pair.preparation is not None
+        return {"name": self.options.final, "codes": list(self.pair.preparation.codes), "seed": self.options.seed}
+
+    def _weights(self, part: Part) -> Tensor:
+        """The learned weights of a part's training, in the source's order."""
+        ranking = RunFolder(self._place(part)).ranking()
+        by_id = dict(zip(ranking["id"].tolist(), ranking["weight"].tolist(), strict=True))
+        return torch.tensor([by_id[self.pair.source.id_of(row)] for row in range(len(self.pair.source))])
 
     def _judge(self, part: Part) -> Judged:
         if part.name in self.remembered and not RunFolder(self._place(part)).is_run():
@@ -482,7 +522,8 @@ class Job:
         return _within(self.home.path, part)
 
     def _module(self) -> nn.Module:
-        shape = tuple(self.pair.source.inputs.shape[1:])
+        table = self.pair.preparation
+        shape = tuple(self.pair.source.inputs.shape[1:]) if table is None else (table.width,)
         return make_model(self.model, self.options.mode, classes=self.classes, shape=shape, seed=self.options.seed)
 
     def _target_batch(self, part: Part) -> int:
@@ -511,6 +552,24 @@ class Job:
             folder.write_problems([{**p.to_dict(), "left_out": p in dropped} for p in self.pair.problems])
 
 
+def _judge_final(method: str, estimator: Any, data: FinalData, part: Part) -> Judged:
+    outputs = fit_final(estimator, data).outputs(part.judged.inputs)
+    return Judged(method, outputs, part.judged.labels.cpu(), part.places)
+
+
+def _check_final(options: FitOptions, pair: Pair) -> None:
+    if options.final is None:
+        return
+    if options.final not in FINALS:
+        known = " or ".join(FINALS)
+        raise UsageError(f"unknown final model {options.final!r}{did_you_mean(options.final, FINALS)}: write {known}.")
+    if pair.preparation is None or options.mode != "noisy":
+        raise UsageError("--final is for tables in noisy mode: leave it out.")
+    if options.rescue is not None:
+        raise UsageError("--final and --rescue cannot be used together: leave one out.")
+    boosting()  # raises without scikit-learn
+
+
 def _within(folder: Path, part: Part) -> Path:
     return folder / PARTS / part.name if part.name else folder
 
@@ -537,6 +596,7 @@ def summary(folder: RunFolder) -> list[str]:
     return [
         *comparison.describe(folder.comparison() or {}),
         *filter(None, [verdict(folder.comparison() or {})]),
+        *(["predictions are made by the final model, SOSELETO, then boosting"] if folder.has(FINAL_FILE) else []),
         f"effective source size {last['effective_source']:,.0f} of {n_source:,}",
         _suspects(folder),
     ]

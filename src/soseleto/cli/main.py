@@ -84,7 +84,7 @@ def fit(
         str | None,
         typer.Option(
             metavar="NAME|FILE.py:FUNCTION",
-            help="quick, lenet, resnet18, resnet18-groupnorm, mlp, or your own. [default: by the shape of the inputs]",
+            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, or yours. [default: by the inputs]",
         ),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the source.")] = EPOCHS,
@@ -123,6 +123,12 @@ def fit(
     keep: Annotated[
         str, typer.Option(metavar="best|soseleto", help="The model to keep: the best on held-out examples, or ours.")
     ] = "best",
+    final: Annotated[
+        str | None,
+        typer.Option(
+            metavar="boosting", help="Of a table: predict with boosted trees, trained on the weighted source."
+        ),
+    ] = None,
     probes: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Of the target, planted to calibrate suspects. [default: 0.3, if enough]"),
@@ -166,6 +172,18 @@ def fit(
     path_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the image files.")] = None,
     id_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the examples' ids.")] = None,
     truth_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the true labels.")] = None,
+    numeric_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Of a table: numbers. [default: inferred; repeatable]")
+    ] = None,
+    categorical_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Of a table: one of a few values. [repeatable]")
+    ] = None,
+    text_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Of a table: text, read as a bag of words. [repeatable]")
+    ] = None,
+    drop_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Of a table: not a feature. [repeatable]")
+    ] = None,
     encoding: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a text file, such as latin-1. [default: UTF-8]")
     ] = None,
@@ -178,7 +196,8 @@ def fit(
 
     A data set is a folder of images with one subfolder per class, a table
     (.csv, .tsv, .parquet, .jsonl) of features or of image paths, or an .npz
-    file with x and y. FUNCTION(classes=..., shape=...) of your own file returns
+    file with x and y. Columns of a table may hold numbers, words, dates and
+    missing values; their kinds are printed first. FUNCTION(classes=..., shape=...) of your own file returns
     the model (in transfer mode its trunk). The accuracy is measured on target
     examples held out of the training, and compared with ordinary training and
     with the target alone. The same command resumes an interrupted run.
@@ -216,6 +235,7 @@ def fit(
         folds=folds,
         baselines=baselines,
         keep=keep,
+        final=final,
         checkpoint_every=checkpoint_every,
         rescue=rescue,
         micro_batch_size=micro_batch_size,
@@ -229,6 +249,10 @@ def fit(
             path_column=path_column,
             id_column=id_column,
             truth_column=truth_column,
+            numeric_columns=tuple(numeric_column or ()),
+            categorical_columns=tuple(categorical_column or ()),
+            text_columns=tuple(text_column or ()),
+            drop_columns=tuple(drop_column or ()),
             encoding=encoding,
             merge_labels=merge_labels,
         ),

@@ -29,6 +29,7 @@ def predict(
         columns=loaded.columns,
         encoding=encoding,
         path_column=_path_column(loaded, files),
+        preparation=loaded.preparation,
     )
     sure, best = loaded.predict_proba(inputs.values).max(1)
     rows = [

@@ -13,6 +13,7 @@ from soseleto.data.readers.problems import Problem, ProblemsError
 from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.read_pair import MODES, Pair, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.readers.reading import Reading
+from soseleto.data.table_columns.preparation import TablePreparation
 
 __all__ = [
     "MODES",
@@ -25,6 +26,7 @@ __all__ = [
     "ProblemsError",
     "ReadOnce",
     "Reading",
+    "TablePreparation",
     "TargetCycle",
     "as_examples",
     "by_confusion",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data.examples import Examples
+from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError
 
 _ROWS = 1024  # examples at a time, to bound the memory for the statistics of a large set
@@ -109,9 +110,12 @@ def _float_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Converts stored inputs to what the model expects: standardisation, dtype and memory format."""
+    """Converts stored inputs to what the model expects: standardisation, dtype and memory format.
 
-    standardize: Preprocess | None
+    standardize: of tables their preparation, which also encodes categories
+    """
+
+    standardize: Preprocess | TablePreparation | None
     dtype: torch.dtype
     channels_last: bool = False
 
@@ -129,14 +133,21 @@ class Prepare:
         }
 
 
-def make_prepare(source: Examples, model: nn.Module, *, standardize: bool | Preprocess | None) -> Prepare:
+def standardization_from(fields: dict[str, Any]) -> Preprocess | TablePreparation:
+    """What ``to_dict`` of either class wrote."""
+    return TablePreparation.from_dict(fields) if "columns" in fields else Preprocess.from_dict(fields)
+
+
+def make_prepare(
+    source: Examples, model: nn.Module, *, standardize: bool | Preprocess | TablePreparation | None
+) -> Prepare:
     """Statistics come from the source alone; by default uint8 inputs are standardised and float inputs are not.
 
     Images get the memory format of the model's convolutions: ``model.to(memory_format=torch.channels_last)`` is enough.
     """
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     last = source.inputs.ndim == 4 and any(_channels_last(p) for p in model.parameters())
-    if isinstance(standardize, Preprocess):
+    if isinstance(standardize, Preprocess | TablePreparation):
         return Prepare(standardize, dtype, last)
     wanted = source.inputs.dtype == torch.uint8 if standardize is None else standardize
     return Prepare(Preprocess.of(source.inputs) if wanted else None, dtype, last)

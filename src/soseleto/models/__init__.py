@@ -4,11 +4,13 @@ from soseleto.models.architectures import (
     group_norm,
     lenet,
     lenet_trunk,
+    linear,
     mlp,
     quick,
     quick_trunk,
     resnet18,
     resnet18_trunk,
+    table_network,
 )
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 
@@ -17,9 +19,11 @@ __all__ = [
     "group_norm",
     "lenet",
     "lenet_trunk",
+    "linear",
     "mlp",
     "quick",
     "quick_trunk",
     "resnet18",
     "resnet18_trunk",
+    "table_network",
 ]

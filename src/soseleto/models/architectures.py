@@ -60,6 +60,37 @@ def mlp(inputs: int, classes: int, *, hidden: int = 64, layers: int = 2) -> nn.S
     return nn.Sequential(*body, nn.Linear(widths[-1], classes))
 
 
+def linear(inputs: int, classes: int) -> nn.Sequential:
+    """One linear layer: for texts as bags of words, where a deeper network memorises."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+
+
+class _Residual(nn.Module):
+    """x + W₂·relu(W₁·norm(x)), with dropout before W₂."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.body(x)
+        return out
+
+
+def table_network(
+    inputs: int, classes: int, *, width: int = 64, blocks: int = 2, dropout: float = 0.2
+) -> nn.Sequential:
+    """A residual network for the encoded columns of a table, see ``soseleto.data.TablePreparation``.
+
+    Its first layer is the embedding of categories and numbers: each has a row of weights for every place of its
+    encoding.
+    """
+    body = [_Residual(width, dropout) for _ in range(blocks)]
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), *body, nn.LayerNorm(width), nn.Linear(width, classes))
+
+
 def group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(min(32, channels // 2), channels)
 

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.models.architectures import group_norm, lenet, mlp, quick, resnet18
+from soseleto.models.architectures import group_norm, lenet, linear, mlp, quick, resnet18, table_network
 
 GROUP_NORM = "resnet18-groupnorm"
-NAMES = ("quick", "lenet", "resnet18", GROUP_NORM, "mlp")
+FOR_ROWS: dict[str, Callable[[int, int], nn.Module]] = {"mlp": mlp, "linear": linear, "table": table_network}
+NAMES = ("quick", "lenet", "resnet18", GROUP_NORM, *FOR_ROWS)
 SMALL = 32  # the largest size of grey images on which LeNet is as accurate as Quick, at a third of the cost
 
 
@@ -96,8 +97,8 @@ def by_name(name: str, *, classes: int, shape: tuple[int, ...]) -> nn.Module:
     """A whole classifier by its name, for inputs of ``shape`` (without the batch dimension)."""
     if name not in NAMES:
         raise UsageError(f"unknown model {name!r}{did_you_mean(name, NAMES)}: choose one of {', '.join(NAMES)}.")
-    if name == "mlp":
-        return mlp(torch.Size(shape).numel(), classes)
+    if name in FOR_ROWS:
+        return FOR_ROWS[name](torch.Size(shape).numel(), classes)
     if len(shape) != 3 or shape[1] != shape[2]:
         raise UsageError(f"model {name!r} takes square images (C, H, W), got inputs of shape {shape}: use 'mlp'.")
     if name == "resnet18":

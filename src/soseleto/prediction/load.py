@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data import Preprocess
-from soseleto.data.preprocess import Prepare
+from soseleto.data.preprocess import Prepare, standardization_from
+from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError, first_line
 from soseleto.models.by_name import is_file, make_model, name_of_saved
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
+from soseleto.prediction.final import Final, FinalData, by_recipe, fit_final
 from soseleto.prediction.predictor import Predictor, TaskKind
 from soseleto.run_folder.folder import CONFIG, RunFolder
 from soseleto.run_folder.plausible import check_bound, readable
@@ -35,6 +36,11 @@ class LoadedRun(Predictor):
 
     run: RunFolder
     config: dict[str, Any] = field(default_factory=dict)
+    final: Final | None = None  # a scikit-learn model, which predicts in the network's place
+
+    def outputs(self, inputs: Any) -> Tensor:
+        """The final model's log-probabilities where the run has one, else the network's outputs; on the CPU."""
+        return super().outputs(inputs) if self.final is None else self.final.outputs(self._stored(inputs))
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -77,24 +83,42 @@ def _load(folder: RunFolder, model: nn.Module | str | None, loss: Loss | None, w
     config = folder.config()
     state, metadata = folder.model_and_metadata()
     check_bound(folder.path / CONFIG, config, metadata)
-    whole = _with_heads(_module(model, config, state, folder), state)
+    prepare = _prepare(config, folder)
+    whole = _with_heads(_module(model, config, state, folder, prepare), state)
     _fill(whole, state, folder)
-    classes = config.get("classes")
+    classes, final = config.get("classes"), _final(folder)
     return LoadedRun(
         model=whole.to(where).eval(),
-        prepare=_prepare(config, folder),
+        prepare=prepare,
         device=where,
         loss=loss or _loss(config, folder),
         task=_task(config, loss),
         classes=None if classes is None else tuple(classes),
-        temperature=folder.temperature(),
+        temperature=folder.temperature() if final is None else 1.0,
         run=folder,
         config=config,
+        final=final,
     )
 
 
+def _final(folder: RunFolder) -> Final | None:
+    found = folder.final()
+    if found is None:
+        return None
+    tensors, recipe = found
+    try:
+        data = FinalData(tensors["inputs"], tensors["labels"], tensors["weights"])
+    except KeyError as error:
+        raise DataError(f"the final model of {folder.path} lacks its {error}: train the run again.") from error
+    return fit_final(by_recipe(recipe), data)
+
+
 def _module(
-    model: nn.Module | str | None, config: Mapping[str, Any], state: Mapping[str, Tensor], folder: RunFolder
+    model: nn.Module | str | None,
+    config: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    folder: RunFolder,
+    prepare: Prepare,
 ) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
@@ -109,7 +133,9 @@ def _module(
             f"the model of {folder.path} was built by {name}: name it again to allow running that file, "
             f"model={name!r} (--model {name})."
         )
-    sizes = {"classes": config["n_classes"], "shape": tuple(config["input_shape"])}
+    table = prepare.standardize if isinstance(prepare.standardize, TablePreparation) else None
+    shape = tuple(config["input_shape"]) if table is None else (table.width,)
+    sizes = {"classes": config["n_classes"], "shape": shape}
     if not is_file(name):
         name = name_of_saved(name, state)
         _require_sizes(name, config["mode"], sizes, state, folder)
@@ -163,7 +189,7 @@ def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
             f"config.json of {folder.path} does not record how inputs are preprocessed: train the run again."
         )
     statistics = found.get("standardize")
-    return Prepare(None if statistics is None else Preprocess.from_dict(statistics), dtype)
+    return Prepare(None if statistics is None else standardization_from(statistics), dtype)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """Export a run's model to ONNX: raw inputs in, class probabilities out.
 
-Standardisation and temperature are part of the graph, so that users of the file need not repeat them. The exported
+Standardisation and temperature are part of the graph, so that users of the file need not repeat them. A table's rows
+go in as its preparation stores them (numbers, and codes of categories); the file's metadata has that preparation as
+JSON, under ``soseleto.table``. The exported
 model is run once with onnxruntime and compared with PyTorch before the file gets its final name.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import os
 import warnings
@@ -18,12 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError, need
 from soseleto.prediction.load import LoadedRun
 from soseleto.run_folder.files import aside
 from soseleto.run_folder.outputs import require_writable
 
 TOLERANCE = 1e-4  # on probabilities
+TABLE = "soseleto.table"  # in the metadata of the file
 _ROWS = 3  # of the batch given to the exporter
 
 
@@ -47,6 +52,8 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
     require_writable(Path(path), run=loaded.run, force=force)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         need(package, to="writing ONNX")
+    if loaded.final is not None:
+        raise UsageError(f"{loaded.run.path} has a final scikit-learn model, not a network: train it without --final.")
     if loaded.shape is None:
         raise UsageError(f"{loaded.run.path} does not record the shape of its inputs: train it again.")
     file = Path(path)
@@ -57,6 +64,8 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
     whole = _Pipeline(loaded).eval()
     with aside(file) as part:
         _export(whole, example, part)
+        if loaded.preparation is not None:
+            _describe_table(loaded.preparation, part)
         _compare(whole, example[:2], part, file)
     return file
 
@@ -74,6 +83,13 @@ def _export(whole: nn.Module, example: Tensor, part: Path) -> None:
             external_data=False,
             verbose=False,
         )
+
+
+def _describe_table(preparation: TablePreparation, part: Path) -> None:
+    onnx: Any = need("onnx", to="writing ONNX")
+    model = onnx.load(str(part))
+    onnx.helper.set_model_props(model, {TABLE: json.dumps(preparation.to_dict())})
+    onnx.save(model, str(part))
 
 
 @contextmanager

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from soseleto.data.readers.frames import frame_table, is_frame
+from soseleto.data.readers.tables import prepared
+from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import UsageError
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.prediction.temperature import fit_temperature
@@ -36,23 +39,35 @@ class Predictor:
     classes: tuple[str, ...] | None = None
     temperature: float = 1.0
 
-    def outputs(self, inputs: Tensor | np.ndarray) -> Tensor:
-        """The model's outputs (logits) for raw inputs (uint8 images, features), on the CPU."""
+    @property
+    def preparation(self) -> TablePreparation | None:
+        """How the columns of a table become inputs; None for other inputs."""
+        found = getattr(self.prepare, "standardize", None)
+        return found if isinstance(found, TablePreparation) else None
+
+    def outputs(self, inputs: Any) -> Tensor:
+        """The model's outputs (logits) for raw inputs (uint8 images, features, a data frame), on the CPU."""
         return self._outputs(self.model, inputs)
 
-    def _outputs(self, model: nn.Module, inputs: Tensor | np.ndarray) -> Tensor:
+    def _outputs(self, model: nn.Module, inputs: Any) -> Tensor:
         """Outputs of ``model``, which is ``self.model`` or a part of it."""
-        given = torch.as_tensor(inputs)
+        given = torch.as_tensor(self._stored(inputs))
         with evaluation_mode(self.model), torch.no_grad():
             pieces = [model(self.prepare(piece.to(self.device))).cpu() for piece in given.split(EVALUATION_BATCH)]
         return torch.cat(pieces)
 
-    def predict(self, inputs: Tensor | np.ndarray) -> Tensor:
+    def _stored(self, inputs: Any) -> Tensor | np.ndarray:
+        """A data frame as the training stored its tables; other inputs as they are."""
+        if self.preparation is not None and is_frame(inputs):
+            return prepared(frame_table(inputs), self.preparation, "the data frame")
+        return inputs
+
+    def predict(self, inputs: Any) -> Tensor:
         """Class indices of a classifier, otherwise the outputs themselves."""
         outputs = self.outputs(inputs)
         return outputs.argmax(1) if self.task == "classification" else outputs
 
-    def predict_proba(self, inputs: Tensor | np.ndarray) -> Tensor:
+    def predict_proba(self, inputs: Any) -> Tensor:
         """One probability per class, (B, classes): softmax(outputs / temperature)."""
         self._need_classes("predict_proba")
         return (self.outputs(inputs) / self.temperature).softmax(1)
@@ -61,7 +76,7 @@ class Predictor:
         """Mean loss, and for classification the accuracy in percent."""
         from soseleto.data import as_examples
 
-        examples = as_examples(dataset, name="test")
+        examples = as_examples(dataset, name="test", preparation=self.preparation)
         outputs = self.outputs(examples.inputs)
         labels = examples.labels.cpu()
         numbers = {"loss": float(self.loss(outputs, labels).double().mean())}
@@ -74,7 +89,7 @@ class Predictor:
         from soseleto.data import as_examples
 
         self._need_classes("calibrated")
-        examples = as_examples(dataset, name="calibration")
+        examples = as_examples(dataset, name="calibration", preparation=self.preparation)
         return replace(self, temperature=fit_temperature(self.outputs(examples.inputs), examples.labels.cpu()))
 
     def _need_classes(self, what: str) -> None:

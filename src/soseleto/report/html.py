@@ -85,7 +85,11 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "features": run.features,
         "has_suggestions": run.suggested is not None,
         "show_paths": _paths_differ_from_ids(run.ranking),
-        "forms": {name: sentences.decimals(run.ranking[name]) for name in ("score", *run.features)},
+        "forms": {
+            name: sentences.decimals(run.ranking[name])
+            for name in ("score", *run.features)
+            if run.ranking[name].dtype.kind == "f"
+        },
     }
 
 

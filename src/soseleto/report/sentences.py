@@ -153,6 +153,7 @@ def evaluated_on(run: RunFiles) -> str:
 
 def _method(name: str) -> str:
     titles = {"soseleto": "SOSELETO", "ordinary": "ordinary training", "mixed": "mixed training"}
+    titles |= {"final": "SOSELETO, then boosting"}
     return titles.get(name, name.replace("_", " "))
 
 
@@ -167,7 +168,7 @@ def _comparison(run: RunFiles) -> str:
 
 def verdict(comparison: Mapping[str, Any]) -> str:
     """Whether selection paid, against the best rival, and which model is kept; empty without rivals."""
-    rivals = [row for row in comparison.get("rows") or [] if "minus_soseleto" in row]
+    rivals = [row for row in comparison.get("rows") or [] if "minus_soseleto" in row and row["method"] != "final"]
     if not rivals:
         return ""
     kept = comparison.get("kept", "soseleto")

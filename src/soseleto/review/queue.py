@@ -110,16 +110,24 @@ class Queue:
         for name, column in (("wrong", "mislabelled_probability"), ("weight", "weight"), ("score", "score")):
             shown = column in self.ranking and not self.blind
             item[name] = _finite(self.ranking[column][row]) if shown else None
-        item["values"] = [_finite(self.ranking[name][row]) for name in self.features]
+        item["values"] = [_shown(self.ranking[name][row]) for name in self.features]
+        item["against"] = self._against(row)
         return item
 
-    def _typical(self) -> dict[str, list[float | None]]:
-        """Per class, the medians of the features over the higher-ranked half of its examples."""
+    def _against(self, row: int) -> list[int]:
+        """The places of the features that speak most against the label; none in an audit."""
+        if "against" not in self.ranking or self.blind:
+            return []
+        names = list(self.features.values())
+        return [names.index(name) for name in str(self.ranking["against"][row]).split(", ") if name in names]
+
+    def _typical(self) -> dict[str, list[float | str | None]]:
+        """Per class, the medians of the features, or the most frequent words, over the better half of its examples."""
         labels, medians = self.ranking["label"].astype(str), {}
         for name in self.classes if self.features else ():
             rows = np.flatnonzero(labels == name)
             rows = rows[: -(-len(rows) // 2)]
-            medians[name] = [_finite(np.median(self.ranking[x][rows])) if len(rows) else None for x in self.features]
+            medians[name] = [_middle(self.ranking[x][rows]) if len(rows) else None for x in self.features]
         return medians
 
 
@@ -137,6 +145,19 @@ def _classes(run: RunFolder, ranking: Mapping[str, np.ndarray]) -> tuple[str, ..
     names = [str(name) for name in known]
     names += [one.label for one in by_class(ranking, most=len(ranking["label"]))]
     return tuple(dict.fromkeys([*names, *sorted({*(suggested if suggested is not None else ())} - {None})]))
+
+
+def _middle(values: np.ndarray) -> float | str | None:
+    """The median of numbers, the most frequent of words."""
+    if values.dtype.kind == "f":
+        known = values[np.isfinite(values)]
+        return _finite(np.median(known)) if len(known) else None
+    names, counts = np.unique(values.astype(str), return_counts=True)
+    return str(names[counts.argmax()])
+
+
+def _shown(value: Any) -> float | str | None:
+    return value if isinstance(value, str) else _finite(value)
 
 
 def _finite(value: Any) -> float | None:

@@ -41,6 +41,7 @@ WITHOUT = {
     "suspects.json": "if you delete it, the report has no estimates of the suspects",
     "comparison.json": "rank and review work without it",
     "kept.safetensors": "rank, report and review work without it",
+    "final.safetensors": "rank, report and review work without it",
     "calibration.json": "if you delete it, probabilities are not calibrated",
     "source.json": "rank and predict to standard output work without it",
     "rows.parquet": f"--export-clean and review --export need it, {_EVERYTHING_ELSE}",

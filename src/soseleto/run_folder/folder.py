@@ -42,6 +42,7 @@ CONFIG, METRICS, RANKING, MODEL, REPORT = (
 PROBLEMS, SUSPECTS, PICTURES = "problems.json", "suspects.json", "pictures.parquet"
 REVIEW, AUDIT = "review.jsonl", "audit.json"
 SOURCE, COMPARISON, CALIBRATION = "source.json", "comparison.json", "calibration.json"
+FINAL = "final.safetensors"  # what a final scikit-learn model is trained on, and its recipe
 KEPT = "kept.safetensors"  # the model of a rival that was better, in place of model.safetensors
 ROWS = "rows.parquet"  # of a source table, see source_rows.py
 PARTS = "parts"  # a folder of runs: baselines, and the folds of the target
@@ -62,6 +63,7 @@ _FILES = (
     ROWS,
     COMPARISON,
     CALIBRATION,
+    FINAL,
 )
 _NOTES = "soseleto"  # metadata entry of model.safetensors, a JSON object with ...
 _TIED = "soseleto.tied"  # ... alias -> the name its values are stored under
@@ -310,6 +312,23 @@ class RunFolder:
         """Keep a rival's model; it is the run's model once ``write_comparison`` has named the rival."""
         with checksums.replacing(self.path / KEPT) as part:
             part.write_bytes(rival)
+
+    def write_final(self, tensors: Mapping[str, Tensor], recipe: Mapping[str, Any]) -> None:
+        """The training data and the recipe of a final scikit-learn model, which ``load`` fits again."""
+        with checksums.replacing(self.path / FINAL) as part:
+            notes = {_NOTES: as_json(dict(recipe))}
+            need("safetensors.torch", to="saving a model").save_file(dict(tensors), part, metadata=notes)
+            if (self.path / CONFIG).exists():
+                shutil.copymode(self.path / CONFIG, part)
+
+    def final(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What ``write_final`` wrote; None without a final model."""
+        path = checksums.verified(self.path, FINAL)
+        if path is None:
+            return None
+        tensors, metadata = tensors_of(path)
+        with readable(self.path):
+            return tensors, dict(json.loads(metadata[_NOTES]))
 
     @property
     def kept(self) -> str:

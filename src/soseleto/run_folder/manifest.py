@@ -39,19 +39,38 @@ def remember(
     reading: Reading,
     features: Sequence[str] | None = None,
     rows: Rows | None = None,
+    texts: Sequence[str] = (),
 ) -> None:
     """Record the source's path, its column options, the names of its features, and the rows of a table.
 
     rows: as they were when the source was read; by default they are read now
+    texts: columns of text, which are added to the ranking's features as they are in the table
     """
     path = Path(os.path.abspath(Path(source).expanduser()))
     rows = rows or Rows.of(path, reading)
+    if features is not None and rows is not None and texts:
+        features = _with_texts(run, path, reading, rows, features, texts)
     names = {name: given for name in OPTIONS if (given := getattr(reading, name)) is not None}
     note = {"path": str(path), **names, "features": None if features is None else list(features)}
     if rows is not None:
         rows.save(run)
         note["columns"] = list(rows.columns)
     run.write_source(note)
+
+
+def _with_texts(
+    run: RunFolder, path: Path, reading: Reading, rows: Rows, features: Sequence[str], texts: Sequence[str]
+) -> list[str]:
+    """Add the texts to the ranking; the names of its features afterwards."""
+    table, ranking = table_files.load(path, "source", reading, all_text=True), run.ranking()
+    shown = list(features[: len(feature_columns(ranking, {}))])
+    if table.num_rows != len(rows.ids):  # the file has changed since it was read
+        return shown
+    for place, name in enumerate(texts, start=len(shown)):
+        by_id = dict(zip(rows.ids, table.column(name).to_pylist(), strict=True))
+        ranking[f"x{place}"] = np.array([by_id.get(str(one)) or "" for one in ranking["id"]], dtype=object)
+    run.write_ranking(ranking)
+    return [*shown, *texts]
 
 
 def write(run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[str, str], force: bool = False) -> int:

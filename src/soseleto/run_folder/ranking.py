@@ -75,7 +75,8 @@ def feature_columns(ranking: Ranking, source: Mapping[str, Any]) -> dict[str, st
     columns = [name for name in ranking if name[:1] == "x" and name[1:].isdigit()]
     columns.sort(key=lambda name: int(name[1:]))
     names = source.get("features") or []
-    return dict(zip(columns, names if len(names) == len(columns) else columns, strict=True))
+    known = names[: len(columns)] if len(names) >= len(columns) else columns  # a wide table has more than are shown
+    return dict(zip(columns, known, strict=True))
 
 
 def by_class(ranking: Ranking, *, each: int = PER_CLASS, most: int = MOST_CLASSES) -> list[ClassRows]:

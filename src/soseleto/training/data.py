@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import Examples, TargetCycle, as_examples, check_mode, read_pair
+from soseleto.data import Examples, TablePreparation, TargetCycle, as_examples, check_mode, read_pair
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.suspects.probes import Planted, PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
@@ -27,6 +27,7 @@ class Data:
     probes: PlantedProbes | None = None
     columns: tuple[str, ...] | None = None  # the names of a table's features
     labels_before: Tensor | None = None  # of target examples that were found in the source, -1 for the others
+    preparation: TablePreparation | None = None  # of a table
 
     @classmethod
     def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
@@ -40,12 +41,23 @@ class Data:
                 pair.test,
                 columns=pair.columns,
                 labels_before=found_before(pair.labels_before, pair.target),
+                preparation=pair.preparation,
             )
         return cls(
             as_examples(source, name="source"),
             as_examples(target, name="target"),
             None if test is None else as_examples(test, name="test"),
         )
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """The columns of a table that a ranking shows."""
+        return self.columns if self.preparation is None else self.preparation.shown
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns of text of a table."""
+        return () if self.preparation is None else self.preparation.texts
 
     @property
     def own_source(self) -> Examples:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Preprocess, Reading
+from soseleto.data import Augment, Preprocess, Reading, TablePreparation
 from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.parallel.device import choose_device
@@ -69,7 +69,7 @@ def fit(
     loss: Loss | tuple[Loss, Loss] = cross_entropy,
     method: Method | None = None,
     augment: Augment | tuple[Augment | None, Augment | None] | None = None,
-    standardize: bool | Preprocess | None = None,
+    standardize: bool | Preprocess | TablePreparation | None = None,
     heads: Heads = Heads(),
     probes: Probes | Share | None = None,
     compute: Compute = Compute(),
@@ -97,7 +97,8 @@ def fit(
         method: ``Soseleto(...)`` with its settings, or another method of ``soseleto.methods``.
         augment: random changes of image batches, one ``Augment`` for both sides or a pair (source, target).
         standardize: centre and scale inputs by the source's statistics, or by the ``Preprocess`` given; by default
-            only for uint8 images.
+            only for uint8 images. For tables the ``preparation`` of ``soseleto.data.read_pair``, by default where a
+            table with categories is read from its path; the model then gets ``preparation.width`` numbers.
         heads: the classifiers of transfer mode; linear layers by default.
         probes: ``"auto"``, a share of the target, or ``Probes(...)``: plants target examples among the source, which
             ``result.suspects()`` needs (noisy mode).
@@ -168,7 +169,7 @@ def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None
 
     def write() -> None:
         assert records.folder is not None  # it may be a rescue folder by now
-        manifest.remember(records.folder, path, reading, data.columns, rows)
+        manifest.remember(records.folder, path, reading, data.feature_names, rows, data.texts)
 
     return write
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from soseleto.data import Examples
+from soseleto.data import Examples, TablePreparation
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import Predictor
@@ -19,12 +19,14 @@ from soseleto.run_folder.folder import REPORT, RunFolder
 from soseleto.run_folder.outputs import require_writable
 from soseleto.run_folder.table import Table
 from soseleto.suspects.signals import Evidence
+from soseleto.training.against import contributions, named
 from soseleto.weights import Weights
 
 if TYPE_CHECKING:
     from soseleto.suspects.suspects import Calibrated, Suspects
 
 MOST_FEATURE_COLUMNS = 16
+MOST_TABLE_COLUMNS = 64  # of a table with a preparation, whose report scrolls
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,28 @@ class Result(Predictor):
     def ranking(self) -> Table:
         """Every source example, best first: id, label, weight, score, visits, and the truth where it is known.
 
-        For a classifier also ``predicted_label``, and with probes ``mislabelled_probability``, ``is_label_issue`` and
-        ``suggested_label``.
+        For a classifier also ``predicted_label``, for a table its values and the columns that speak ``against`` the
+        label, and with probes ``mislabelled_probability``, ``is_label_issue`` and ``suggested_label``.
         """
         learned = self._weights
         suspects = None if self.evidence is None else self.suspects()
-        return ranking_table(self.source, learned, predicted=self._predicted, suspects=suspects)
+        return ranking_table(
+            self.source,
+            learned,
+            predicted=self._predicted,
+            suspects=suspects,
+            table=self.preparation,
+            against=self._against,
+        )
+
+    @cached_property
+    def _against(self) -> np.ndarray | None:
+        """The columns of a table that speak most against each source label, (n,)."""
+        if self.preparation is None or self.task != "classification" or isinstance(self.model, TrunkAndHeads):
+            return None
+        source = self.source
+        found = contributions(self.model, self.prepare, self.preparation, source.inputs.cpu(), source.labels.cpu())
+        return named(found, self.preparation)
 
     @cached_property
     def _predicted(self) -> Tensor | None:
@@ -154,7 +172,13 @@ def require_weights(learned: Weights | None, method: str) -> Weights:
 
 
 def ranking_table(
-    source: Examples, learned: Weights, *, predicted: Tensor | None = None, suspects: Suspects | None = None
+    source: Examples,
+    learned: Weights,
+    *,
+    predicted: Tensor | None = None,
+    suspects: Suspects | None = None,
+    table: TablePreparation | None = None,
+    against: np.ndarray | None = None,
 ) -> Table:
     order = learned.order().cpu()
     at = order.numpy()
@@ -176,7 +200,14 @@ def ranking_table(
         truth = source.truth.cpu()
         columns["true_label"] = _labels(source, truth)[at]
         columns["wrong"] = (truth != source.labels.cpu()).numpy()[at]
-    if source.inputs.ndim == 2 and source.inputs.is_floating_point() and source.inputs.shape[1] <= MOST_FEATURE_COLUMNS:
+    if against is not None:
+        columns["against"] = against[at]
+    if table is not None:
+        shown = list(table.values_of(source.inputs).values())[:MOST_TABLE_COLUMNS]
+        columns |= {f"x{i}": values[at] for i, values in enumerate(shown)}
+    elif (
+        source.inputs.ndim == 2 and source.inputs.is_floating_point() and source.inputs.shape[1] <= MOST_FEATURE_COLUMNS
+    ):
         features = source.inputs.cpu().numpy()
         columns |= {f"x{i}": features[at, i] for i in range(features.shape[1])}
     return Table(columns)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from soseleto.data import Augment, Preprocess, seed_for
+from soseleto.data import Augment, Preprocess, TablePreparation, seed_for
 from soseleto.data.preprocess import Prepare, make_prepare
 from soseleto.engines.shards import is_shard, reshard
 from soseleto.errors import UsageError
@@ -151,10 +151,12 @@ class Setup:
         sizes: BatchSizes,
         sharing: Sharing,
         device: torch.device,
-        standardize: bool | Preprocess | None,
+        standardize: bool | Preprocess | TablePreparation | None,
     ) -> Setup:
         """Move the model to the device and add what it lacks; the same on every rank."""
         model.to(device)
+        if standardize is None and data.preparation is not None and data.preparation.codes:
+            standardize = data.preparation  # codes of categories are no quantities
         prepare = make_prepare(data.own_source, model, standardize=standardize)
         whole, losses = assemble(model, settings.mode, data, prepare, settings.heads), settings.losses()
         if isinstance(sharing, ShardedSharing):

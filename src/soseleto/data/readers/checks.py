@@ -8,16 +8,21 @@ import torch
 from torch import Tensor
 
 from soseleto.data.examples import Examples
-from soseleto.data.readers.duplicates import Duplicate, duplicates
+from soseleto.data.readers.duplicates import Duplicate, duplicates, twin_share
 from soseleto.data.readers.problems import Problem, some
+from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import counted
 
 _FEW_COLUMNS = 4  # rows with fewer numbers coincide by chance
 CHECKED = "checked"  # target examples that have another label in the source: see labels_in_source
+_FEW_TWINS, _MORE_TWINS = 3, 2.0  # rows of a table that coincide beyond the source's own share, and times that share
 
 
-def check_examples(sets: dict[str, Examples], *, mode: str, columns: Sequence[str] | None = None) -> list[Problem]:
+def check_examples(
+    sets: dict[str, Examples], *, mode: str, preparation: TablePreparation | None = None
+) -> list[Problem]:
     """The problems within the data sets and between them."""
+    columns = None if preparation is None else preparation.names
     found: list[Problem] = []
     for name, examples in sets.items():
         found += _non_finite(name, examples, columns)
@@ -29,17 +34,17 @@ def check_examples(sets: dict[str, Examples], *, mode: str, columns: Sequence[st
     if source is not None and "target" in sets and mode == "noisy":
         found += _missing_in_source(source, sets["target"])
     if "target" in sets:
-        found += [p for other in ("source", "test") if other in sets for p in _copies(sets, other, mode)]
+        found += [p for other in ("source", "test") if other in sets for p in _copies(sets, other, mode, preparation)]
     return found
 
 
-def labels_in_source(target: Examples, source: Examples) -> Tensor:
+def labels_in_source(target: Examples, source: Examples, preparation: TablePreparation | None = None) -> Tensor:
     """(N,) the label that each target example has in the source, -1 for one that is not in it, compared by content.
 
     A target that was made by checking a part of the source has its labels from before the check there.
     """
     before = torch.full((len(target),), -1, dtype=torch.int64)
-    chance, labels = _by_chance(target.inputs), source.labels.cpu()
+    chance, labels = _by_chance(target.inputs, preparation), source.labels.cpu()
     for pair in reversed(duplicates(target.inputs, source.inputs, exact=True)):  # of several copies the first counts
         if pair.first not in chance:
             before[pair.first] = labels[pair.second]
@@ -120,7 +125,7 @@ def _missing_in_source(source: Examples, target: Examples) -> list[Problem]:
     return [Problem("target", "class not in source", text, _ids(target, rows))]
 
 
-def _copies(sets: dict[str, Examples], other: str, mode: str) -> list[Problem]:
+def _copies(sets: dict[str, Examples], other: str, mode: str, preparation: TablePreparation | None) -> list[Problem]:
     """Target examples that are also in another set; the target's copy is the one to keep.
 
     Near duplicates may be different examples: they are reported and do not stop the training. Nor do target examples
@@ -130,11 +135,15 @@ def _copies(sets: dict[str, Examples], other: str, mode: str) -> list[Problem]:
     if target.inputs.ndim == 2 and target.inputs.shape[1] < _FEW_COLUMNS:
         return []
     found = duplicates(target.inputs, second.inputs)
-    chance = _by_chance(target.inputs)
+    chance = _by_chance(target.inputs, preparation)
     exact = [pair for pair in found if pair.exact and pair.first not in chance]
     near = [pair for pair in found if not pair.exact]
     missing = [pair for pair in found if pair.exact and pair.first in chance]
+    twins: list[Duplicate] = []
+    if exact and "source" in sets and _as_often_within(sets["source"], exact, len(target)):
+        exact, twins = [], exact
     like = "may be the same image, resized or recompressed, as one in"
+    equal = "the same values as a row of"
     few = f"fewer than {_FEW_COLUMNS} values, the same as in"
     made = [
         _checked(sets, exact)
@@ -142,6 +151,7 @@ def _copies(sets: dict[str, Examples], other: str, mode: str) -> list[Problem]:
         else _copy_problem(sets, other, exact, "duplicate", "is also in", "are also in"),
         _copy_problem(sets, other, near, "near duplicate", like, like),
         _copy_problem(sets, other, missing, "near duplicate", f"has {few}", f"have {few}"),
+        _copy_problem(sets, other, twins, "near duplicate", f"has {equal}", f"have {equal}"),
     ]
     return [problem for problem in made if problem is not None]
 
@@ -164,12 +174,20 @@ def _checked(sets: dict[str, Examples], pairs: Sequence[Duplicate]) -> Problem:
     return Problem("source", CHECKED, text, ids, stops=False)
 
 
-def _by_chance(inputs: Tensor) -> set[int]:
+def _as_often_within(source: Examples, pairs: Sequence[Duplicate], n_target: int) -> bool:
+    """Whether equal rows of a table are about as frequent as within the source, and so no copies."""
+    if source.inputs.ndim != 2:
+        return False
+    share = twin_share(source.inputs)
+    return share > 0 and len({pair.first for pair in pairs}) <= _FEW_TWINS + _MORE_TWINS * share * n_target
+
+
+def _by_chance(inputs: Tensor, preparation: TablePreparation | None) -> set[int]:
     """Rows of a table with too few values present: they equal other rows by chance."""
     if inputs.ndim != 2 or not inputs.dtype.is_floating_point:
         return set()
-    few = inputs.isfinite().sum(1) < _FEW_COLUMNS
-    return set(few.nonzero().flatten().tolist())
+    present = inputs.isfinite().sum(1) if preparation is None else preparation.present(inputs)
+    return set((present < _FEW_COLUMNS).nonzero().flatten().tolist())
 
 
 def _copy_problem(

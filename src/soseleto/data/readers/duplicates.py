@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,12 @@ def duplicates(first: Tensor, second: Tensor, *, exact: bool = False) -> list[Du
         return found
     known = {(one.first, one.second) for one in found}
     return found + [pair for pair in _near(first, second) if pair[:2] not in known]
+
+
+def twin_share(rows: Tensor) -> float:
+    """The share of rows that equal another row of the same set: how often two examples coincide by chance."""
+    counts = Counter(_digests(rows))
+    return sum(count for count in counts.values() if count > 1) / len(rows)
 
 
 def _exact(first: Tensor, second: Tensor) -> list[Duplicate]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from soseleto.data.readers.frames import column_table
 from soseleto.data.readers.labels import names_of
 from soseleto.data.readers.pandas_index import index_problem, is_index
 from soseleto.data.readers.raw import Raw
@@ -60,7 +61,7 @@ def from_huggingface(data: Any, *, name: str, reading: Reading, constant: bool =
     index = [c for at, c in enumerate(features) if is_index(c, at) and c not in used]
     columns = tuple(c for c in features if c not in used and c not in index)
     problems = index_problem(name, index)
-    return replace(made, inputs=_features(data, columns, name), columns=columns, problems=problems)
+    return replace(made, table=_features(data, columns, name), problems=problems)
 
 
 class _Column(Sequence[Any]):
@@ -94,13 +95,8 @@ def _choose(
     return next(iter(of_kind), None) or next((c for c in features if c.lower() in usual), None)
 
 
-def _features(data: Any, columns: tuple[str, ...], name: str) -> torch.Tensor:
+def _features(data: Any, columns: tuple[str, ...], name: str) -> Any:
+    """The other columns as a pyarrow table."""
     if not columns:
-        raise DataError(f"the {name} has a label but no features: add an image column or numeric columns.")
-    made = torch.empty(len(data), len(columns))
-    for at, column in enumerate(columns):
-        try:
-            made[:, at] = torch.tensor([float("nan") if v is None else float(v) for v in data[column]])
-        except (TypeError, ValueError) as error:
-            raise DataError(f"column {column!r} of the {name} does not hold numbers: remove it.") from error
-    return made
+        raise DataError(f"the {name} has a label but no features: add an image column or other columns.")
+    return column_table({column: list(data[column]) for column in columns})

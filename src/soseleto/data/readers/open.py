@@ -11,12 +11,13 @@ from torch import Tensor
 
 from soseleto.data.examples import Examples
 from soseleto.data.readers import huggingface, image_folder, npz, tables
+from soseleto.data.readers.frames import frame_table, is_frame
 from soseleto.data.readers.in_memory import inputs_of, labels_of, stack_dataset
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import SUFFIXES as TABLES
-from soseleto.errors import DataError, UsageError, did_you_mean, need
+from soseleto.errors import DataError, UsageError, did_you_mean
 
 _FORMS = (
     "a path (image folder, .csv, .tsv, .parquet, .jsonl, .npz), a pair (inputs, labels), "
@@ -36,7 +37,7 @@ def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
         return _from_pair(data[0], data[1], name)
     if huggingface.is_huggingface(data):
         return huggingface.from_huggingface(data, name=name, reading=reading)
-    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
+    if is_frame(data):
         return _from_frame(data, name=name, reading=reading)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Tensor | dict):
         return _from_pair(*stack_dataset(data, name=name), name)
@@ -77,8 +78,7 @@ def _from_pair(inputs: Any, labels: Any, name: str) -> Raw:
 
 
 def _from_frame(data: Any, *, name: str, reading: Reading) -> Raw:
-    table = need("pyarrow", to="reading a data frame").Table.from_pandas(data, preserve_index=False)
-    return tables.from_table(table, name=name, reading=reading, folder=None, what=f"the {name} frame")
+    return tables.from_table(frame_table(data), name=name, reading=reading, folder=None, what=f"the {name} frame")
 
 
 def _from_path(path: Path, *, name: str, reading: Reading) -> Raw:

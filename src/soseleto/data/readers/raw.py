@@ -14,18 +14,21 @@ from soseleto.data.readers.problems import Problem
 
 @dataclass(frozen=True)
 class Raw:
-    """One data set before its labels are numbered; exactly one of ``inputs``, ``files`` and ``images`` is set."""
+    """One data set before its labels are numbered; exactly one of ``inputs``, ``table``, ``files`` and ``images`` is
+    set.
+    """
 
     name: str  # "source", "target" or "test", for error messages
     labels: Names | Tensor  # class names, class indices or regression targets
     inputs: Tensor | None = None
+    table: Any = None  # a pyarrow table of features, not yet prepared
     files: tuple[str, ...] | None = None
     images: Sequence[Any] | None = None  # Pillow images, opened on access
     ids: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None  # if the order of the classes is fixed
     truth: Names | Tensor | None = None
     paths: tuple[str, ...] | None = None
-    columns: tuple[str, ...] | None = None  # names of a table's feature columns
+    columns: tuple[str, ...] | None = None  # names of the inputs that a table was prepared to
     problems: tuple[Problem, ...] = ()
 
     def __len__(self) -> int:

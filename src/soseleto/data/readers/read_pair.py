@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Never
 
 import torch
@@ -15,9 +15,11 @@ from soseleto.data.readers.checks import CHECKED, check_examples, labels_in_sour
 from soseleto.data.readers.class_indices import number_labels
 from soseleto.data.readers.images import pixels_of, shape_for
 from soseleto.data.readers.open import raw_of
+from soseleto.data.readers.prepare_tables import prepare_tables
 from soseleto.data.readers.problems import Problem, ProblemsError, some
 from soseleto.data.readers.raw import Raw
-from soseleto.data.readers.reading import Reading, refuse_keywords
+from soseleto.data.readers.reading import Reading, given_kinds, refuse_keywords
+from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 MODES = ("noisy", "transfer")
@@ -38,20 +40,33 @@ class Pair:
     dropped: tuple[Problem, ...] = ()
     columns: tuple[str, ...] | None = None
     labels_before: Tensor | None = None
+    preparation: TablePreparation | None = None  # of tables
 
 
-def as_examples(data: Any, *, name: str, reading: Reading | None = None, **unknown: Never) -> Examples:
+def as_examples(
+    data: Any,
+    *,
+    name: str,
+    reading: Reading | None = None,
+    preparation: TablePreparation | None = None,
+    **unknown: Never,
+) -> Examples:
     """Read one data set, in any accepted form; ``name`` is used in error messages.
 
     To read a source and a target that share their classes, use ``read_pair``.
+
+    preparation: of the training's tables, for another table; by default it is fitted on this one
     """
     refuse_keywords(unknown, function="as_examples")
     if isinstance(data, Examples):
         return data
     reading = reading or Reading()
     raw = raw_of(data, name=name, reading=reading)
-    (labelled,) = number_labels([raw], shared=True, merge=reading.merge_labels)
-    made, problems = _decode(labelled, shape_for(labelled, reading), reading)
+    labelled = number_labels([raw], shared=True, merge=reading.merge_labels)
+    if labelled[0].table is not None or given_kinds(reading):
+        labelled, _ = prepare_tables(labelled, reading, preparation)
+    (labelled_one,) = labelled
+    made, problems = _decode(labelled_one, shape_for(labelled_one, reading), reading)
     if any(problem.stops for problem in problems):
         raise ProblemsError(problems)
     return made
@@ -76,15 +91,24 @@ def read_pair(
     fields of ``reading``: ``read_pair("scraped", "checked", mode="noisy", reading=Reading(image_size=64))``.
     """
     refuse_keywords(unknown, function="read_pair")
-    sets, problems, columns = _read(source, target, test, mode, reading or Reading(), progress)
+    sets, problems, preparation = _read(source, target, test, mode, reading or Reading(), progress)
     if not skip_bad and any(problem.stops for problem in problems):
         raise ProblemsError(problems)
     dropped = tuple(problem for problem in problems if problem.stops or problem.kind == CHECKED)
     kept = {name: _without(name, examples, dropped) for name, examples in sets.items()}
     before = None
     if any(problem.kind == CHECKED for problem in problems):
-        before = labels_in_source(kept["target"], sets["source"])
-    return Pair(kept["source"], kept["target"], kept.get("test"), tuple(problems), dropped, columns, before)
+        before = labels_in_source(kept["target"], sets["source"], preparation)
+    return Pair(
+        kept["source"],
+        kept["target"],
+        kept.get("test"),
+        tuple(problems),
+        dropped,
+        columns=None if preparation is None else preparation.names,
+        labels_before=before,
+        preparation=preparation,
+    )
 
 
 def check_pair(
@@ -101,12 +125,12 @@ def check_mode(mode: str) -> None:
 
 def _read(
     source: Any, target: Any, test: Any, mode: str, reading: Reading, progress: Progress | None
-) -> tuple[dict[str, Examples], list[Problem], tuple[str, ...] | None]:
+) -> tuple[dict[str, Examples], list[Problem], TablePreparation | None]:
     check_mode(mode)
     given = {"source": source, "target": target} | ({} if test is None else {"test": test})
     raws = [raw_of(data, name=name, reading=reading) for name, data in given.items()]
     raws = number_labels(raws, shared=mode == "noisy", merge=reading.merge_labels)
-    _match_columns(raws)
+    raws, preparation = prepare_tables(raws, reading)
     shape = shape_for(raws[0], reading)
     sets: dict[str, Examples] = {}
     problems: list[Problem] = []
@@ -114,8 +138,8 @@ def _read(
         sets[raw.name], found = _decode(raw, shape, reading, progress)
         problems += found
     _check_shapes(sets)
-    problems += check_examples(sets, mode=mode, columns=raws[0].columns)
-    return sets, problems, raws[0].columns
+    problems += check_examples(sets, mode=mode, preparation=preparation)
+    return sets, problems, preparation
 
 
 def _decode(
@@ -166,19 +190,3 @@ def _check_shapes(sets: dict[str, Examples]) -> None:
                 f"{name} inputs have shape {tuple(examples.inputs.shape[1:])} but the source's have "
                 f"{tuple(source.inputs.shape[1:])}: bring them to one shape."
             )
-
-
-def _match_columns(raws: list[Raw]) -> None:
-    """Put the feature columns of every table in the source's order, by name."""
-    source = raws[0]
-    for at, raw in enumerate(raws):
-        if raw.columns is None or source.columns is None or raw.columns == source.columns:
-            continue
-        missing = [column for column in source.columns if column not in raw.columns]
-        extra = [column for column in raw.columns if column not in source.columns]
-        if missing or extra:
-            difference = f"lacks {some(missing)}" if missing else f"also has {some(extra)}"
-            raise DataError(f"the {raw.name} table {difference}: give it the feature columns of the source.")
-        assert raw.inputs is not None
-        order = torch.tensor([raw.columns.index(column) for column in source.columns])
-        raws[at] = replace(raw, inputs=raw.inputs[:, order], columns=source.columns)

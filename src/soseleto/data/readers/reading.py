@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -18,6 +18,7 @@ class Reading:
     label_column, path_column, id_column: columns of a table; default: found by their usual names
     truth_column: column of a table with the correct labels, where they are known
     before_column: column of the target's table with the labels from before a check; it is not a feature
+    numeric_columns, categorical_columns, text_columns, drop_columns: columns of a table whose kind is not inferred
     encoding: of text files (.csv, .tsv, .jsonl) and of bytes in place of text, such as "latin-1"; default: UTF-8
     merge_labels: make one class of names that differ only in case, surrounding blanks or Unicode form
     root: folder that relative paths in a table start from; default: the table's own folder
@@ -33,6 +34,10 @@ class Reading:
     id_column: str | None = None
     truth_column: str | None = None
     before_column: str | None = None
+    numeric_columns: Sequence[str] = ()
+    categorical_columns: Sequence[str] = ()
+    text_columns: Sequence[str] = ()
+    drop_columns: Sequence[str] = ()
     encoding: str | None = None
     merge_labels: bool = False
     root: str | Path | None = None
@@ -49,6 +54,7 @@ class Reading:
         if self.channels not in (None, 1, 3):
             raise UsageError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}.")
         _check_encoding(self.encoding)
+        _check_kinds(self)
         if self.workers is not None and self.workers < 0:
             raise UsageError(f"workers must be 0 or more, got {self.workers}.")
 
@@ -56,6 +62,31 @@ class Reading:
     def sides(self) -> tuple[int, int] | None:
         """(height, width) of every image, if given."""
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+
+KINDS = {
+    "numeric_columns": "number",
+    "categorical_columns": "category",
+    "text_columns": "text",
+    "drop_columns": "left out",
+}
+
+
+def given_kinds(reading: Reading) -> dict[str, str]:
+    """The kinds that the user has set, by column."""
+    return {name: kind for option, kind in KINDS.items() for name in getattr(reading, option)}
+
+
+def _check_kinds(reading: Reading) -> None:
+    given: list[str] = []
+    for option in KINDS:
+        names = getattr(reading, option)
+        if isinstance(names, str):
+            raise UsageError(f"{option} must be a list of column names, got {names!r}: write {option}=[{names!r}].")
+        given += names
+    twice = sorted({name for name in given if given.count(name) > 1})
+    if twice:
+        raise UsageError(f"column {twice[0]!r} is given two kinds: name it once among {', '.join(KINDS)}.")
 
 
 def _check_encoding(encoding: str | None) -> None:

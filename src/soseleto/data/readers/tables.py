@@ -1,7 +1,7 @@
 """CSV, TSV, Parquet and JSON-lines tables, and data frames: one example per row.
 
-With a path column the rows are images; else every column other than label, id and truth is a feature and must hold
-numbers. Columns that are not given are found by their usual names, ignoring case.
+With a path column the rows are images; else every column other than label, id and truth is a feature, which
+``prepare_tables`` turns into numbers. Columns that are not given are found by their usual names, ignoring case.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data.limits import check_size
 from soseleto.data.readers.file_names import escaped, existing
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import Names, is_regression, names_of, text_of
@@ -25,15 +24,42 @@ from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import IDS, LABELS, PATHS, load, usual
+from soseleto.data.table_columns import values
+from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, need
 
 
 def read_table(path: Path, *, name: str, reading: Reading) -> Raw:
-    return from_table(load(path, name, reading), name=name, reading=reading, folder=path.parent, what=str(path))
+    return from_table(
+        load(path, name, reading, all_text=True), name=name, reading=reading, folder=path.parent, what=str(path)
+    )
+
+
+def read_prepared(path: Path, preparation: TablePreparation, encoding: str | None = None) -> Tensor:
+    """The inputs of a table by the preparation of a training; columns that it did not use are ignored."""
+    table = load(path, "", Reading(encoding=encoding), all_text=True)
+    return prepared(table, preparation, str(path))
+
+
+def prepared(table: Any, preparation: TablePreparation, what: str) -> Tensor:
+    """The inputs of a pyarrow table; DataError where columns are missing or numbers are infinite."""
+    missing = [column for column in preparation.used if column not in table.column_names]
+    if missing:
+        hint = did_you_mean(missing[0], table.column_names)
+        raise DataError(f"{what} has no column {some(missing)}{hint}: give all columns that the model was trained on.")
+    twice = [column for column in preparation.used if table.column_names.count(column) > 1]
+    if twice:
+        raise DataError(f"{what} has two columns of one name: rename one of {some(twice)}.")
+    read = preparation.read(table)
+    bad = (~read.isfinite()).any(1).nonzero().flatten().tolist()
+    if bad:
+        rows = some([str(row) for row in bad])
+        raise DataError(f"{counted(len(bad), 'row')} of {what} with infinite values ({rows}): remove them.")
+    return read
 
 
 def read_columns(path: Path, columns: Sequence[str], encoding: str | None = None) -> Tensor:
-    """These columns of a table as (N, D) float32; others are ignored."""
+    """These columns of numbers as (N, D) float32, for a run of an earlier version, which recorded no preparation."""
     table = load(path, "", Reading(encoding=encoding))
     missing = [column for column in columns if column not in table.column_names]
     if missing:
@@ -59,8 +85,12 @@ def _finite_features(table: Any, columns: list[str], path: Path) -> Tensor:
     twice = [column for column in columns if table.column_names.count(column) > 1]
     if twice:
         raise DataError(f"{path} has two columns of one name: rename one of {some(twice)}.")
-    read = _with_features(Raw("", Names(())), table, columns, str(path)).inputs
-    assert read is not None
+    found = {column: values.numbers(table[column]) for column in columns}
+    wordy = [column for column, numbers in found.items() if numbers.others.any()]
+    if wordy:
+        raise DataError(f"column {some(wordy)} of {path} holds words, not numbers: the model was trained on numbers.")
+    with np.errstate(over="ignore"):
+        read = torch.from_numpy(np.stack([numbers.values for numbers in found.values()], 1).astype(np.float32))
     bad = (~read.isfinite()).any(1).nonzero().flatten().tolist()
     if bad:
         rows = some([str(row) for row in bad])
@@ -199,41 +229,4 @@ def _rows(made: Raw, kind: str, rows: list[int], what: str) -> list[Problem]:
 def _with_features(made: Raw, table: Any, columns: list[str], what: str) -> Raw:
     if not columns:
         raise DataError(f"{what} has a label but no features: add feature columns, or name the path_column.")
-    check_size(4 * table.num_rows * len(columns), what=what)
-    inputs = torch.empty(table.num_rows, len(columns))
-    for at, column in enumerate(columns):
-        inputs[:, at] = torch.from_numpy(_numbers(table[column], column, what))
-    return replace(made, inputs=inputs, files=None, columns=tuple(columns))
-
-
-def _numbers(column: Any, name: str, what: str) -> Any:
-    """A column as float32, with NaN for missing values."""
-    types = need("pyarrow", to="reading tables").types
-    if _is_text(column.type):
-        column = _parsed_numbers(column)
-    kind = column.type
-    if types.is_null(kind):
-        return np.full(len(column), np.nan, dtype=np.float32)
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)):
-        raise DataError(
-            f"column {name!r} of {what} holds {kind}, not numbers: leave it out, turn it into numbers, or name "
-            "it as path_column, id_column or label_column."
-        )
-    if column.null_count or not (types.is_integer(kind) or types.is_floating(kind)):
-        values = np.asarray([np.nan if value is None else float(value) for value in column.to_pylist()])
-    else:
-        values = column.to_numpy()
-    with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is checked later
-        return values.astype(np.float32)
-
-
-def _parsed_numbers(column: Any) -> Any:
-    """A column of text as numbers, if all of it is numbers."""
-    pyarrow, compute, csv = (need(f"pyarrow{part}", to="reading tables") for part in ("", ".compute", ".csv"))
-    missing = pyarrow.array(csv.ConvertOptions().null_values)
-    trimmed = compute.utf8_trim_whitespace(column.cast(pyarrow.string()))
-    present = compute.if_else(compute.is_in(trimmed, value_set=missing), None, trimmed)
-    try:
-        return present.cast(pyarrow.float64())
-    except pyarrow.ArrowInvalid:
-        return column
+    return replace(made, table=table.select(columns), files=None)

@@ -17,7 +17,8 @@ from soseleto.data.readers.npz import read_npz_inputs
 from soseleto.data.readers.problems import some
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import SUFFIXES as TABLES
-from soseleto.data.readers.tables import read_columns, read_features, read_paths
+from soseleto.data.readers.tables import read_columns, read_features, read_paths, read_prepared
+from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError, counted
 
 
@@ -33,15 +34,17 @@ def read_inputs(
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
     path_column: str | None = None,
+    preparation: TablePreparation | None = None,
 ) -> Inputs:
     """All inputs in ``paths``, in the shape the model was trained on; an unreadable input raises.
 
     columns: the names of the features in the training; None where it had none
+    preparation: of the training's tables
     encoding: of text tables, UTF-8 by default
     path_column: of the training's tables of images, where it had no usual name
     """
     Reading(encoding=encoding)  # raises for an unknown one
-    tables = _Tables(shape, columns, encoding, path_column)
+    tables = _Tables(shape, columns, encoding, path_column, preparation)
     read = [_one(Path(path).expanduser(), shape, tables) for path in paths]
     if not read:
         raise UsageError("nothing to predict: name image files, folders, tables or .npz files.")
@@ -50,14 +53,17 @@ def read_inputs(
 
 
 class _Tables(NamedTuple):
-    """How the tables of a model are read: by the training's column names, by their order, or as lists of images."""
+    """How the tables of a model are read: by the training's preparation or columns, in order, or as image lists."""
 
     shape: tuple[int, ...]
     columns: Sequence[str] | None
     encoding: str | None
     path_column: str | None
+    preparation: TablePreparation | None
 
     def read(self, path: Path) -> Inputs:
+        if self.preparation is not None:
+            return _rows(path, read_prepared(path, self.preparation, self.encoding))
         if self.columns is not None:
             return _rows(path, read_columns(path, self.columns, self.encoding))
         if len(self.shape) == 1:

@@ -67,10 +67,13 @@
     at("typical-given").textContent = item.label;
     at("typical-suggested").textContent = item.suggested ?? "";
     at("typical-other").hidden = item.suggested === null;
-    const number = (value) => (value === null || value === undefined ? "–" : short.format(value));
-    at("features").querySelector("tbody").replaceChildren(...state.features.map((name, column) => {
+    const number = (value) => (value === null || value === undefined || value === "" ? "–"
+      : typeof value === "string" ? value : short.format(value));
+    const others = state.features.map((name, column) => column).filter((column) => !item.against.includes(column));
+    at("features").querySelector("tbody").replaceChildren(...[...item.against, ...others].map((column) => {
       const row = document.createElement("tr");
-      row.append(cell("th", name), cell("td", number(item.values[column]), "num here"));
+      const against = item.against.includes(column) ? " (against the label)" : "";
+      row.append(cell("th", state.features[column] + against), cell("td", number(item.values[column]), "num here"));
       row.append(cell("td", number(state.typical[item.label]?.[column]), "num"));
       if (item.suggested !== null) row.append(cell("td", number(state.typical[item.suggested]?.[column]), "num"));
       return row;

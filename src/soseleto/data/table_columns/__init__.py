@@ -1,0 +1,1 @@
+"""The columns of a table as they are: kinds, missing values, and the fitted preparation that a run keeps."""

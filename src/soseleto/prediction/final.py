@@ -1,0 +1,137 @@
+"""A scikit-learn model trained after the selection: on the source, weighted by what was learned, and the target.
+
+    fit_final(HistGradientBoostingClassifier(), FinalData.of(source, target, weights))
+
+A run folder keeps no fitted scikit-learn model, since loading one would run code from the folder. It keeps the training
+data and the recipe (``boosting`` and its seed), and ``load`` fits the model again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from soseleto.data import Examples
+from soseleto.errors import DataError, UsageError, did_you_mean, need
+
+Weighting = Literal["mean", "each"]
+WEIGHTINGS = ("mean", "each")
+FINALS = ("boosting",)
+MEMBERS = 5
+_SMALLEST = 1e-7  # probability, before its logarithm
+
+
+@dataclass(frozen=True, eq=False)
+class FinalData:
+    """What a final model is trained on: rows, class indices and sample weights of source and target together."""
+
+    inputs: Tensor  # (N, D) float32
+    labels: Tensor  # (N,) int64
+    weights: Tensor  # (N,) float32
+
+    @classmethod
+    def of(cls, source: Examples, target: Examples, weights: Tensor | None, how: Weighting = "mean") -> FinalData:
+        """Target rows have weight 1, source rows by ``how``.
+
+        weights: (n_source,) learned weights; None for 1, which is ordinary training on both
+        how: "mean" gives every source row the mean of all weights, so that the target counts more the more of the
+            source is doubtful; "each" gives it its own weight. A model trained with each row's own weight repeats the
+            network's mistakes, since rows that contradict the network weigh little (``results/tables.json``).
+        """
+        if source.inputs.ndim != 2:
+            raise UsageError(
+                f"a final model takes rows of numbers, got inputs of shape {tuple(source.inputs.shape[1:])}: leave it "
+                "out."
+            )
+        own = torch.ones(len(source)) if weights is None else weighted(weights, how)
+        return cls(
+            torch.cat([source.inputs, target.inputs]).cpu().float(),
+            torch.cat([source.labels, target.labels]).cpu(),
+            torch.cat([own, torch.ones(len(target))]).float(),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"inputs": self.inputs, "labels": self.labels, "weights": self.weights}
+
+
+def weighted(weights: Tensor, how: Weighting) -> Tensor:
+    """Sample weights of the source from its learned weights."""
+    if how not in WEIGHTINGS:
+        raise UsageError(f"unknown weights {how!r}{did_you_mean(how, WEIGHTINGS)}: choose 'mean' or 'each'.")
+    weights = weights.cpu().float()
+    return weights if how == "each" else weights.mean().expand(len(weights)).clone()
+
+
+def gradient_boosting(codes: Sequence[int] = (), seed: int = 0) -> Any:
+    """scikit-learn's gradient boosting as it is, which is what tables are usually trained with.
+
+    codes: the columns that hold codes of categories
+    """
+    ensemble = need("sklearn.ensemble", to="gradient boosting")
+    return ensemble.HistGradientBoostingClassifier(categorical_features=list(codes) or None, random_state=seed)
+
+
+def boosting(codes: Sequence[int] = (), seed: int = 0) -> Any:
+    """The mean of five boosted models with small trees and half of the columns per split.
+
+    Wrong labels make single boosted models differ a lot; their mean loses that variance.
+    """
+    ensemble = need("sklearn.ensemble", to="--final boosting")
+    members = [
+        (
+            str(number),
+            ensemble.HistGradientBoostingClassifier(
+                categorical_features=list(codes) or None,
+                learning_rate=0.05,
+                max_iter=400,
+                max_leaf_nodes=12,
+                max_features=0.5,
+                early_stopping=True,
+                random_state=seed + number,
+            ),
+        )
+        for number in range(MEMBERS)
+    ]
+    return ensemble.VotingClassifier(members, voting="soft")
+
+
+def by_recipe(recipe: Mapping[str, Any]) -> Any:
+    """The unfitted model of a run's recipe."""
+    name, codes, seed = recipe.get("name"), recipe.get("codes"), recipe.get("seed")
+    if name not in FINALS or not isinstance(codes, list) or not isinstance(seed, int):
+        raise DataError(f"the final model {name!r} of the run is unknown: it is from another version.")
+    return boosting([int(code) for code in codes], seed)
+
+
+def fit_final(estimator: Any, data: FinalData) -> Final:
+    """Fit a scikit-learn model that takes ``sample_weight``; rows of weight 0 are left out."""
+    keep = (data.weights > 0).numpy()
+    try:
+        estimator.fit(data.inputs.numpy()[keep], data.labels.numpy()[keep], sample_weight=data.weights.numpy()[keep])
+    except TypeError as error:
+        raise UsageError(
+            f"the final model {type(estimator).__name__} cannot be fitted with sample_weight ({error}): choose one "
+            "that takes it."
+        ) from error
+    return Final(estimator, int(data.labels.max()) + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Final:
+    """A fitted final model."""
+
+    estimator: Any
+    classes: int
+
+    def outputs(self, inputs: Tensor | np.ndarray) -> Tensor:
+        """log p of every class, (N, classes): the outputs of a classifier."""
+        rows = inputs.cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
+        known = torch.from_numpy(np.asarray(self.estimator.predict_proba(rows), dtype=np.float32))
+        found = torch.zeros(len(rows), self.classes)
+        found[:, torch.from_numpy(np.asarray(self.estimator.classes_, dtype=np.int64))] = known
+        return found.clamp(min=_SMALLEST).log()

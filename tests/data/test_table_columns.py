@@ -1,0 +1,202 @@
+"""Tables as they are: kinds of columns, missing values, and a preparation fitted on the source alone."""
+
+import datetime
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+from soseleto.data import ProblemsError, Reading, TablePreparation, as_examples, read_pair
+from soseleto.data.table_columns import hashed_words
+from soseleto.data.table_columns.fitted import FIRST, GONE, OTHER
+from soseleto.errors import DataError, UsageError
+
+N = 60
+LABELS = ["yes", "no"] * (N // 2)
+
+
+def people(rows: int = N, seed: int = 0, **changed: object) -> dict[str, list[object]]:
+    """A table with one column of every kind."""
+    draw = np.random.default_rng(seed)
+    table: dict[str, list[object]] = {
+        "PassengerId": list(range(101, 101 + rows)),
+        "age": [None if i % 10 == 3 else float(a) for i, a in enumerate(draw.integers(18, 80, rows))],
+        "dose": ["?" if i % 12 == 5 else f"{d:.2f}" for i, d in enumerate(draw.normal(size=rows))],
+        "town": [["Ulm", "Aix", "Bo"][i % 3] for i in range(rows)],
+        "member": [bool(i % 4) for i in range(rows)],
+        "since": [datetime.date(2020, 1 + i % 12, 1 + i % 28) for i in range(rows)],
+        "name": [f"Person{i}" for i in range(rows)],
+        "note": [f"the {i}th visit was about a cold and a cough" for i in range(rows)],
+        "planet": ["Earth"] * rows,
+        "answer": ["J" if one == "yes" else "N" for one in (LABELS * rows)[:rows]],
+        "label": (LABELS * rows)[:rows],
+    }
+    return {**table, **changed}  # type: ignore[dict-item]
+
+
+def kinds(preparation: TablePreparation) -> dict[str, str]:
+    return {one.name: one.kind for one in preparation.seen}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.csv"
+    pd.DataFrame(people()).to_csv(path, index=False)
+    return path
+
+
+def test_kinds_are_inferred_alike_from_files_and_frames(source, tmp_path):
+    expected = {
+        "PassengerId": "left out",
+        "age": "number",
+        "dose": "number",
+        "town": "category",
+        "member": "category",
+        "since": "date",
+        "name": "left out",
+        "note": "text",
+        "planet": "left out",
+        "answer": "left out",
+    }
+    target = pd.DataFrame(people(20, 1))
+    from_file = read_pair(source, _saved(target, tmp_path / "t.csv"), mode="noisy")
+    frame = pd.DataFrame(people()).astype({"town": "category"})
+    from_frame = read_pair(frame, target, mode="noisy")
+    assert kinds(from_file.preparation) == kinds(from_frame.preparation) == expected
+    assert len(from_file.target) == 20  # no row is lost
+    torch.testing.assert_close(from_file.source.inputs, from_frame.source.inputs)
+    why = {one.name: one.why for one in from_file.preparation.seen if one.why}
+    assert why["answer"] == "it is a copy of the label"
+    assert why["planet"] == "it is constant"
+    plan = "\n".join(from_file.preparation.describe())
+    assert "age          number          6  " in plan
+
+
+def _saved(frame: pd.DataFrame, path: Path) -> Path:
+    frame.to_csv(path, index=False)
+    return path
+
+
+def test_given_kinds_are_taken_and_unknown_columns_are_named(source):
+    reading = Reading(
+        numeric_columns=["PassengerId"], categorical_columns=["name"], text_columns=["town"], drop_columns=["note"]
+    )
+    made = read_pair(source, pd.DataFrame(people(20, 1)), mode="noisy", reading=reading).preparation
+    found = kinds(made)
+    assert (found["PassengerId"], found["name"], found["town"], found["note"]) == (
+        "number",
+        "category",
+        "text",
+        "left out",
+    )
+    with pytest.raises(UsageError, match=r"no feature column agee, twon \(did you mean 'age'\?\)"):
+        as_examples(source, name="source", reading=Reading(numeric_columns=["agee"], drop_columns=["twon"]))
+    with pytest.raises(UsageError, match="'age' is given two kinds"):
+        Reading(numeric_columns=["age"], drop_columns=["age"])
+
+
+def test_missing_rare_and_unseen_values_have_places_of_their_own():
+    town = ["Ulm"] * 10 + ["Aix"] * 8 + ["Once", None]
+    made = TablePreparation.fit(pa.table({"town": town, "size": [1.0, None, *range(18)]}))
+    new = made.read(pa.table({"town": ["Aix", "Once", None, "Rome", "?"], "size": [None, 2.5, 3, 4, 5]}))
+    assert new[:, 0].tolist() == [FIRST + 1, OTHER, GONE, OTHER, GONE]
+    assert new[0, 1:].tolist() == [8.0, 1.0]  # the source's median, and that it was missing
+    places = made(new)[:, -4:]  # other, missing, Ulm, Aix
+    assert places.argmax(1).tolist() == [3, 0, 1, 0, 1]
+    assert (places.sum(1) == 1).all()
+
+
+def test_the_encoding_of_a_number_is_piecewise_linear():
+    values = np.random.default_rng(1).normal(size=200)
+    made = TablePreparation.fit(pa.table({"x": values}))
+    (column,) = made.columns
+    x = np.array([-9.0, 0.1, 0.7, 9.0])
+    got = made(made.read(pa.table({"x": x})))
+    edges = np.array(column.edges)
+    oracle = [[min(max((v - a) / (b - a), 0), 1) for a, b in pairwise(edges)] for v in x]
+    linear = np.clip((x - values.mean()) / values.std(), -5, 5)
+    torch.testing.assert_close(got.double(), torch.tensor(np.c_[linear, oracle]), rtol=0, atol=1e-5)
+    assert made.width == got.shape[1] == len(made.origins())
+
+
+def test_json_and_back_is_the_same_preparation(source):
+    made = read_pair(source, pd.DataFrame(people(20, 1)), mode="noisy").preparation
+    again = TablePreparation.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert again == made
+    with pytest.raises(DataError, match="cannot be read"):
+        TablePreparation.from_dict({"columns": [{"kind": "number"}], "seen": []})
+
+
+def test_nothing_of_target_or_test_reaches_the_preparation(source, tmp_path):
+    strange = pd.DataFrame(people(30, 1, town=["Rome"] * 30, age=[1e6] * 30))
+    other = _saved(strange, tmp_path / "other.csv")
+    alone = read_pair(source, pd.DataFrame(people(20, 2)), mode="noisy")
+    beside = read_pair(source, other, mode="noisy")
+    tested = read_pair(source, pd.DataFrame(people(20, 2)), other, mode="noisy")
+    assert beside.preparation == alone.preparation == tested.preparation
+    assert torch.equal(beside.source.inputs[:5], alone.source.inputs[:5])
+
+
+def test_problems_of_all_columns_are_found_at_once(tmp_path):
+    table = {**people(), "tags": [["a"]] * N, "parts": [{"k": 1}] * N}
+    frame = pd.DataFrame(table)
+    words = pd.DataFrame({**people(20, 1), "tags": [["a"]] * 20, "parts": [{"k": 1}] * 20})
+    words = words.assign(age="old", dose="two")
+    with pytest.raises(ProblemsError) as caught:
+        read_pair(frame, words, mode="noisy")
+    found = [(problem.where, problem.kind) for problem in caught.value.problems if problem.stops]
+    assert found == [("source", "column")] * 2 + [("target", "not numbers")] * 2
+    text = str(caught.value)
+    for part in ("'tags' holds list", "--drop-column parts", "'age' has 20 values that are not numbers", "'dose' has"):
+        assert part in text
+    with pytest.raises(DataError, match="the target table lacks age, town; the test table also has extra"):
+        read_pair(
+            pd.DataFrame(people()),
+            pd.DataFrame(people()).drop(columns=["age", "town"]),
+            pd.DataFrame(people()).assign(extra=1.5),
+            mode="noisy",
+        )
+
+
+def test_a_few_words_among_numbers_are_missing_values():
+    frame = pd.DataFrame(people(), dtype=object)
+    frame.loc[0, "age"] = "not asked"
+    pair = read_pair(frame, pd.DataFrame(people(20, 1)), mode="noisy")
+    assert kinds(pair.preparation)["age"] == "number"
+    (said,) = [problem for problem in pair.problems if problem.kind == "not numbers" and problem.where == "source"]
+    assert "1 value" in said.text
+    assert not said.stops
+
+
+def test_rows_that_coincide_by_chance_do_not_stop():
+    draw = np.random.default_rng(0)
+
+    def rows(n: int) -> pd.DataFrame:
+        columns = {name: draw.choice(["u", "v", "w"], n) for name in "abcd"}
+        return pd.DataFrame({**columns, "label": draw.choice(["x", "y"], n)})
+
+    source = rows(400)
+    pair = read_pair(source, rows(40), mode="noisy")
+    assert {problem.kind for problem in pair.problems} == {"near duplicate"}
+    numbers = pd.DataFrame(draw.normal(size=(400, 4)), columns=list("abcd")).assign(label=source["label"])
+    with pytest.raises(ProblemsError, match="40 target examples are also in the source"):
+        read_pair(numbers, numbers.head(40), mode="noisy")
+
+
+def test_texts_are_bags_of_words_of_unit_length():
+    texts = ["a red fox", "A fox, red!", "the sea", ""]
+    idf = hashed_words.inverse_frequencies(hashed_words.counts(texts, 256))
+    made = hashed_words.vectors(texts, idf)
+    assert np.allclose(np.linalg.norm(made, axis=1), [1, 1, 1, 0])
+    assert abs(made[0] @ made[2]) < 0.2 < made[0] @ made[1]
+
+
+def test_only_whole_words_name_an_id():
+    numbers = np.random.default_rng(0).permutation(1000)[:60]
+    made = TablePreparation.fit(pa.table(dict.fromkeys(("paid", "user_id", "UserId", "key"), numbers)))
+    assert kinds(made) == {"paid": "number", "user_id": "left out", "UserId": "left out", "key": "left out"}

@@ -1,0 +1,153 @@
+"""scikit-learn habits of the estimator: pipelines that carry the target, sparse matrices, frames, final estimators."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+
+import sklearn
+from scipy.sparse import csr_matrix
+from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+import soseleto
+from soseleto import SoseletoClassifier
+from soseleto.data import TablePreparation
+
+
+def quick(**options: Any) -> SoseletoClassifier:
+    return SoseletoClassifier(
+        **{"epochs": 2, "batch_size": 32, "lr": 0.1, "random_state": 0, "device": "cpu", **options}
+    )
+
+
+def people(n: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    frame = pd.DataFrame({"size": 5 + 3 * draw.normal(size=n), "town": draw.choice(["Ulm", "Aix", "Bo"], n)})
+    labels = np.where(frame["size"] + 4 * (frame["town"] == "Ulm") > 6, "ripe", "raw")
+    frame.loc[::7, "size"] = np.nan
+    return frame, labels
+
+
+@pytest.mark.parametrize("kind", ["scaler", "columns"])
+def test_in_a_pipeline_the_target_goes_through_the_same_steps(kind: str) -> None:
+    X, y = people(90, 0)
+    X_target, y_target = people(30, 1)
+    if kind == "scaler":
+        X, X_target = (part[["size"]].fillna(0.0).to_numpy() for part in (X, X_target))
+        step: Any = StandardScaler()
+    else:
+        X, X_target = X.fillna(0.0), X_target.fillna(0.0)
+        step = ColumnTransformer(
+            [("n", StandardScaler(), ["size"]), ("w", OneHotEncoder(sparse_output=False), ["town"])]
+        )
+    with sklearn.config_context(enable_metadata_routing=True):
+        last = quick().set_fit_request(X_target=True, y_target=True)
+        pipe = Pipeline([("step", step), ("last", last)], transform_input=["X_target"])
+        pipe.fit(X, y, X_target=X_target, y_target=y_target)
+    by_hand = quick().fit(step.transform(X), y, X_target=step.transform(X_target), y_target=y_target)
+    assert (pipe[-1].source_weights_ == by_hand.source_weights_).all()
+    raw = quick().fit(step.transform(X), y)
+    assert (raw.source_weights_ != by_hand.source_weights_).any()
+
+
+def test_a_target_is_given_once_and_has_no_classes_of_its_own() -> None:
+    X, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    with pytest.raises(soseleto.UsageError, match="given twice"):
+        quick().fit(X, y, target=(X, y), X_target=X, y_target=y)
+    with pytest.raises(soseleto.UsageError, match="belong together"):
+        quick().fit(X, y, X_target=X)
+    with pytest.raises(soseleto.UsageError, match=r"classes that the source lacks \(2\)"):
+        quick().fit(X, y, X_target=X[:6], y_target=y[:6] + 1)
+
+
+def test_sparse_texts_get_a_linear_model_and_are_not_standardised() -> None:
+    texts = [f"{'red fox runs' if i % 2 else 'blue whale swims'} again {i}" for i in range(60)]
+    y = np.arange(60) % 2
+    vectors = TfidfVectorizer().fit(texts)
+    X = vectors.transform(texts)
+    made = quick(epochs=8, lr=0.03).fit(X, y, X_target=X[:20], y_target=y[:20])
+    assert [type(layer).__name__ for layer in made.model_] == ["Flatten", "Linear"]
+    assert set(made._prepare.standardize.mean) == {0.0}
+    assert made.score(X, y) == 1
+    dense = quick(epochs=8, lr=0.03, model="linear", standardize=False)  # TF-IDF rows have length 1
+    dense.fit(6 * X.toarray(), y, X_target=6 * X[:20].toarray(), y_target=y[:20])
+    assert np.allclose(dense.source_weights_, made.source_weights_, atol=1e-4)
+
+
+def test_frames_keep_names_and_kinds() -> None:
+    X, y = people(90, 0)
+    X_target, y_target = people(30, 1)
+    made = quick().fit(X, y, X_target=X_target, y_target=y_target)
+    assert made.feature_names_in_.tolist() == ["size", "town"]
+    assert [one.kind for one in made.preparation_.seen] == ["number", "category"]
+    again = TablePreparation.from_dict(json.loads(json.dumps(made.preparation_.to_dict())))
+    assert torch.equal(
+        again.read(pa.Table.from_pandas(X_target)), made.preparation_.read(pa.Table.from_pandas(X_target))
+    )
+    new = pd.DataFrame({"size": [None, 4.0], "town": ["Rome", None]})
+    assert np.isfinite(made.predict_proba(new)).all()
+
+    class Polars:
+        """What the estimator uses of a polars frame."""
+
+        def __init__(self, frame: pd.DataFrame) -> None:
+            self.frame, self.columns, self.shape = frame, list(frame.columns), frame.shape
+
+        def __len__(self) -> int:
+            return len(self.frame)
+
+        def to_numpy(self) -> np.ndarray:
+            return self.frame.to_numpy()
+
+        def to_arrow(self) -> pa.Table:
+            return pa.Table.from_pandas(self.frame, preserve_index=False)
+
+    by_polars = quick().fit(Polars(X), y, X_target=Polars(X_target), y_target=y_target)
+    assert np.array_equal(by_polars.source_weights_, made.source_weights_)
+
+
+@pytest.mark.parametrize("how", ["mean", "each"])
+def test_a_final_estimator_is_trained_on_the_weighted_source_and_the_target(how: str) -> None:
+    draw = np.random.default_rng(0)
+    X = draw.normal(size=(120, 4))
+    truth = (X[:, 0] > 0).astype(int)
+    y = np.where(draw.random(120) < 0.3, 1 - truth, truth)
+    X_target, y_target = X[:40] + 0.01, truth[:40]
+    made = quick(epochs=5, final_estimator=LogisticRegression(), final_weights=how)
+    made.fit(X, y, X_target=X_target, y_target=y_target)
+    weights = made.source_weights_.astype(np.float64)
+    if how == "mean":
+        weights = np.full(120, weights.mean())
+    by_hand = LogisticRegression().fit(
+        np.r_[X, X_target], np.r_[y, y_target], sample_weight=np.r_[weights, np.ones(40)]
+    )
+    assert np.allclose(made.predict_proba(X), by_hand.predict_proba(X), atol=1e-4)
+    assert not np.allclose(made.final_.coef_, LogisticRegression().fit(X, y).coef_, atol=1e-3)
+
+
+def test_final_estimators_get_frames_and_sparse_matrices_as_they_are() -> None:
+    X, y = people(90, 0)
+    X_target, y_target = people(30, 1)
+    X, X_target = X.astype({"town": "category"}), X_target.astype({"town": "category"})
+    boosted = HistGradientBoostingClassifier(categorical_features="from_dtype", max_iter=5)
+    made = quick(final_estimator=boosted).fit(X, y, X_target=X_target, y_target=y_target)
+    assert made.final_.is_categorical_.tolist() == [False, True]
+    assert made.score(X, y) > 0.8
+    rows = csr_matrix(np.eye(40)[:, :10] + 1.0)
+    labels = np.arange(40) % 2
+    sparse = quick(final_estimator=LogisticRegression()).fit(rows, labels, X_target=rows[:10], y_target=labels[:10])
+    assert sparse.final_.coef_.shape == (1, 10)
+    with pytest.raises(soseleto.UsageError, match="KNeighborsClassifier does not take sample_weight"):
+        quick(final_estimator=KNeighborsClassifier()).fit(rows, labels, X_target=rows[:10], y_target=labels[:10])
