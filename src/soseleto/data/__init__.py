@@ -2,8 +2,10 @@
 
 from soseleto.data.augment import Augment
 from soseleto.data.batches import TargetCycle, source_batches, source_order, target_batch
+from soseleto.data.example_set import ExampleSet
 from soseleto.data.examples import Examples
 from soseleto.data.feeding import feed
+from soseleto.data.live import Live
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.preprocess import Preprocess
 from soseleto.data.public import data_root, load
@@ -11,13 +13,15 @@ from soseleto.data.randomness import generator, seed_for
 from soseleto.data.readers.labels_before import column_of, read_labels_before
 from soseleto.data.readers.problems import Problem, ProblemsError
 from soseleto.data.readers.read_once import ReadOnce
-from soseleto.data.readers.read_pair import MODES, Pair, as_examples, check_mode, check_pair, read_pair
+from soseleto.data.readers.read_pair import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.readers.reading import Reading
 
 __all__ = [
     "MODES",
     "Augment",
+    "ExampleSet",
     "Examples",
+    "Live",
     "Noisy",
     "Pair",
     "Preprocess",
@@ -26,6 +30,7 @@ __all__ = [
     "ReadOnce",
     "Reading",
     "TargetCycle",
+    "as_example_set",
     "as_examples",
     "by_confusion",
     "check_mode",

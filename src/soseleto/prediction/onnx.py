@@ -47,6 +47,8 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
     require_writable(Path(path), run=loaded.run, force=force)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         need(package, to="writing ONNX")
+    if isinstance(loaded.config.get("input_shape"), dict):
+        raise UsageError(f"{loaded.run.path} has inputs of several tensors, and ONNX is written for one tensor only.")
     if loaded.shape is None:
         raise UsageError(f"{loaded.run.path} does not record the shape of its inputs: train it again.")
     file = Path(path)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import Examples, TargetCycle, as_examples, check_mode, read_pair
+from soseleto.data import ExampleSet, TargetCycle, as_example_set, check_mode, read_pair
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.suspects.probes import PlantedProbes, plant
@@ -21,27 +21,27 @@ from soseleto.training.options import Balanced, Probes
 class Data:
     """Source, target and test; the probes, if any, are at the end of the source and no longer in the target."""
 
-    source: Examples
-    target: Examples
-    test: Examples | None
+    source: ExampleSet
+    target: ExampleSet
+    test: ExampleSet | None
     probes: PlantedProbes | None = None
     columns: tuple[str, ...] | None = None  # the names of a table's features
 
     @classmethod
     def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
-        """Files are read as a pair, with one list of classes and every check; arrays are taken as they are."""
+        """Files are read as a pair, with one list of classes and every check; arrays and Datasets are taken as is."""
         check_mode(mode)
         if any(isinstance(data, (str, Path)) for data in (source, target, test)):
             pair = read_pair(source, target, test, mode=mode)
             return cls(pair.source, pair.target, pair.test, columns=pair.columns)
         return cls(
-            as_examples(source, name="source"),
-            as_examples(target, name="target"),
-            None if test is None else as_examples(test, name="test"),
+            as_example_set(source, name="source"),
+            as_example_set(target, name="target"),
+            None if test is None else as_example_set(test, name="test"),
         )
 
     @property
-    def own_source(self) -> Examples:
+    def own_source(self) -> ExampleSet:
         """The source without the probes."""
         return self.source if self.probes is None else self.probes.without(self.source)
 
@@ -72,6 +72,11 @@ class Data:
             "test_fingerprint": None if self.test is None else self.test.fingerprint(),
         }
 
+    def close(self) -> None:
+        for examples in (self.source, self.target, self.test):
+            if examples is not None:
+                examples.close()
+
     def to(self, device: torch.device) -> Data:
         return replace(
             self,
@@ -81,7 +86,7 @@ class Data:
         )
 
 
-def on_device(examples: Examples, device: torch.device) -> Examples:
+def on_device(examples: ExampleSet, device: torch.device) -> ExampleSet:
     """The examples on the model's device if they fit there beside it, otherwise where they are."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -108,14 +113,14 @@ class BatchSizes:
             balanced,
         )
 
-    def target_cycle(self, target: Examples, seed: int) -> TargetCycle:
+    def target_cycle(self, target: ExampleSet, seed: int) -> TargetCycle:
         return TargetCycle(len(target), self.target, seed, target.labels.cpu() if self.balanced else None)
 
     def describe(self) -> dict[str, Any]:
         return {"batch_size": self.source, "target_batch_size": self.target, "balanced_target": self.balanced}
 
 
-def _size(name: str, size: int, examples: Examples) -> int:
+def _size(name: str, size: int, examples: ExampleSet) -> int:
     side, n = "target" if name.startswith("target") else "source", len(examples)
     if size < 1:
         raise UsageError(f"{name} must be at least 1, got {size}.")
@@ -126,7 +131,7 @@ def _size(name: str, size: int, examples: Examples) -> int:
     return size
 
 
-def classes_of(examples: Examples, side: str) -> int:
+def classes_of(examples: ExampleSet, side: str) -> int:
     """The number of classes of a side."""
     count = class_count(examples)
     if count is None:
@@ -134,11 +139,18 @@ def classes_of(examples: Examples, side: str) -> int:
     return count
 
 
-def class_count(examples: Examples) -> int | None:
-    """The number of classes, or None where labels are not class indices."""
-    if not are_class_indices(examples.labels):
+def class_count(examples: ExampleSet, outputs: int | None = None) -> int | None:
+    """The number of classes, or None where labels are not class indices.
+
+    outputs: of the classifier; the number of classes of a set whose labels are not read in advance
+    """
+    if not are_class_indices(examples.sample_labels()):
         return None
-    return int(examples.labels.max()) + 1 if examples.classes is None else len(examples.classes)
+    if examples.classes is not None:
+        return len(examples.classes)
+    if outputs is not None and examples.reads_ahead:
+        return outputs
+    return int(examples.labels.max()) + 1
 
 
 def are_class_indices(labels: Tensor) -> bool:

@@ -9,12 +9,14 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
+from soseleto.data.example_set import ExampleSet
 from soseleto.data.examples import Examples
 from soseleto.data.image_decoding.workers import Progress, Shape
+from soseleto.data.live import Live, is_free
 from soseleto.data.readers.checks import check_examples
 from soseleto.data.readers.class_indices import number_labels
 from soseleto.data.readers.images import pixels_of, shape_for
-from soseleto.data.readers.open import raw_of
+from soseleto.data.readers.open import is_dataset, raw_of
 from soseleto.data.readers.problems import Problem, ProblemsError, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading, refuse_keywords
@@ -35,8 +37,15 @@ class Pair:
     columns: tuple[str, ...] | None = None
 
 
+def as_example_set(data: Any, *, name: str) -> ExampleSet:
+    """Data in memory, or a Dataset that stays where it is: see ``Live``."""
+    if isinstance(data, Live):
+        return data.named(name)
+    return Live(data).named(name) if is_dataset(data) and not is_free(data) else as_examples(data, name=name)
+
+
 def as_examples(data: Any, *, name: str, reading: Reading | None = None, **unknown: Never) -> Examples:
-    """Read one data set, in any accepted form; ``name`` is used in error messages.
+    """Read one data set into memory, in any accepted form; ``name`` is used in error messages.
 
     To read a source and a target that share their classes, use ``read_pair``.
     """
@@ -96,6 +105,7 @@ def _read(
     check_mode(mode)
     given = {"source": source, "target": target} | ({} if test is None else {"test": test})
     raws = [raw_of(data, name=name, reading=reading) for name, data in given.items()]
+    _refuse_structures(raws)
     raws = number_labels(raws, shared=mode == "noisy", merge=reading.merge_labels)
     _match_columns(raws)
     shape = shape_for(raws[0], reading)
@@ -107,6 +117,15 @@ def _read(
     _check_shapes(sets)
     problems += check_examples(sets, mode=mode, columns=raws[0].columns)
     return sets, problems, raws[0].columns
+
+
+def _refuse_structures(raws: list[Raw]) -> None:
+    for raw in raws:
+        if raw.inputs is not None and not isinstance(raw.inputs, Tensor):
+            raise UsageError(
+                f"the inputs of the {raw.name} are a {type(raw.inputs).__name__} of tensors, which cannot be checked "
+                "beside files: give all data as pairs or Datasets."
+            )
 
 
 def _decode(
