@@ -70,14 +70,10 @@ def test_a_structure_trains_like_one_tensor(model, inputs, options):
     assert plain.history[-1].get("test_accuracy") == made.history[-1].get("test_accuracy")
 
 
-def test_a_run_with_dicts_and_a_model_output_is_written_resumed_and_loaded(tmp_path):
-    def stops(event, record):
-        if event == "step" and record["step"] == 7:
-            raise KeyboardInterrupt
-
+def test_a_run_with_dicts_and_a_model_output_is_written_resumed_and_loaded(tmp_path, stop_after):
     whole = fitted(Named(), DICT, out=tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        fitted(Named(), DICT, out=tmp_path / "run", checkpoints=Checkpoints(steps=3), progress=stops)
+    with stop_after(7):
+        fitted(Named(), DICT, out=tmp_path / "run", checkpoints=Checkpoints(steps=3))
     again = fitted(Named(), DICT, out=tmp_path / "run", checkpoints=Checkpoints(steps=3))
     assert "resumed after step 6" in again.messages
     assert torch.equal(whole.weights, again.weights)

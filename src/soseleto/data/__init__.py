@@ -15,6 +15,7 @@ from soseleto.data.readers.problems import Problem, ProblemsError
 from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.read_pair import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.readers.reading import Reading
+from soseleto.data.stream import Stream
 
 __all__ = [
     "MODES",
@@ -29,6 +30,7 @@ __all__ = [
     "ProblemsError",
     "ReadOnce",
     "Reading",
+    "Stream",
     "TargetCycle",
     "as_example_set",
     "as_examples",

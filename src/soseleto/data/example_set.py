@@ -60,8 +60,11 @@ class ExampleSet(Protocol):
         """Inputs and labels of each batch of indices; what is random in an item follows (seed, purpose, index)."""
         ...
 
-    def order(self, *, seed: int, epoch: int) -> Tensor:
-        """The order (n,) in which an epoch visits the examples: every one once."""
+    def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
+        """The index batches of an epoch; together they hold every example exactly once.
+
+        device: where the examples are; indices for other processes stay on the CPU
+        """
         ...
 
     def sample(self) -> Inputs:

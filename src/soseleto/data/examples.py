@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import structure
-from soseleto.data.batches import source_order
+from soseleto.data.batches import source_batches
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError
 
@@ -75,9 +75,9 @@ class Examples:
         """Inputs and labels of each batch of indices; nothing is random here."""
         return map(self.take, batches)
 
-    def order(self, *, seed: int, epoch: int) -> Tensor:
-        """The order (n,) in which an epoch visits the examples: every one once."""
-        return source_order(len(self), seed=seed, epoch=epoch)
+    def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
+        """The index batches of an epoch; together they hold every example exactly once."""
+        return source_batches(len(self), size, seed=seed, epoch=epoch, device=device)
 
     def sample(self) -> Inputs:
         """Inputs from which statistics are computed: all of them."""

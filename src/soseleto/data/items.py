@@ -81,12 +81,12 @@ class Items(Dataset[Any]):
     def _read(self, request: Request) -> tuple[Inputs, Tensor]:
         items = [self._item(at, request) for at in request.index]
         if self._seeded:
-            _seed(seed_for(request.seed, f"{request.purpose}/collate", request.index[0]))
+            seed_generators(seed_for(request.seed, f"{request.purpose}/collate", request.index[0]))
         return self._collated(items, request.index)
 
     def _item(self, at: int, request: Request) -> Any:
         if self._seeded:
-            _seed(seed_for(request.seed, f"{request.purpose}/item", at))
+            seed_generators(seed_for(request.seed, f"{request.purpose}/item", at))
         try:
             return self.dataset[at]
         except Exception as error:
@@ -145,7 +145,8 @@ def _labels(values: Any, *, name: str) -> Tensor:
     return labels
 
 
-def _seed(number: int) -> None:
+def seed_generators(number: int) -> None:
+    """Seed the global generators of torch, NumPy and ``random``."""
     torch.default_generator.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)  # noqa: NPY002 - what a Dataset may use
     random.seed(number)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import structure
-from soseleto.data.batches import source_order
+from soseleto.data.batches import source_batches
 from soseleto.data.example_set import ExampleSet
 from soseleto.data.structure import Inputs
 
@@ -69,8 +69,8 @@ class Joined:
             back = (index >= n).long().argsort(stable=True).argsort()  # undoes the order: first's rows, then second's
             yield _rows((one, labels), (structure.to_device(other, labels.device), planted), back)
 
-    def order(self, *, seed: int, epoch: int) -> Tensor:
-        return source_order(len(self), seed=seed, epoch=epoch)
+    def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
+        return source_batches(len(self), size, seed=seed, epoch=epoch)
 
     def sample(self) -> Inputs:
         return self.first.sample()

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Subset
 
 from soseleto.data import structure
-from soseleto.data.batches import source_order
+from soseleto.data.batches import source_batches
 from soseleto.data.image_decoding.workers import cores
 from soseleto.data.items import Collate, Failure, Items, Request
 from soseleto.data.readers.read_once import READ_AGAIN, TIMES, own_random_state, same
@@ -61,8 +61,8 @@ class Live:
         self.truth: Tensor | None = None
         self.paths: tuple[str, ...] | None = None
         self.device = torch.device("cpu")
-        self._labels = _Labels(len(dataset))
-        self._workers: _Workers | None = None
+        self._labels = Labels(len(dataset))
+        self._workers: Workers | None = None
 
     reads_ahead = True
     nbytes = 0  # nothing is kept
@@ -106,8 +106,8 @@ class Live:
             self._labels.put(index.cpu(), labels)
             yield structure.to_device((inputs, labels), self.device)
 
-    def order(self, *, seed: int, epoch: int) -> Tensor:
-        return source_order(len(self), seed=seed, epoch=epoch)
+    def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
+        return source_batches(len(self), size, seed=seed, epoch=epoch)
 
     def sample(self) -> Inputs:
         """The inputs of evenly spaced examples, at most 1,024."""
@@ -163,13 +163,13 @@ class Live:
         for request in requests:
             with own_random_state():
                 made = items.__getitems__(request)
-            yield _checked(made)
+            yield checked(made)
 
     def _by_workers(self, requests: Iterator[Request]) -> Iterator[tuple[Inputs, Tensor]]:
         if self._workers is None or self._workers.busy:
-            self._workers = _Workers(self._items, self._count(), pin=self.device.type == "cuda")
+            self._workers = Workers(self._items, self._count(), pin=self.device.type == "cuda")
         for made in self._workers.read(requests):
-            yield _checked(made)
+            yield checked(made)
 
     def _count(self) -> int:
         """The number of worker processes."""
@@ -201,7 +201,7 @@ def is_free(dataset: Any) -> bool:
     return one_shape and size * len(dataset) <= MOST_IN_MEMORY
 
 
-class _Labels:
+class Labels:
     """The label of every example that was read."""
 
     def __init__(self, n: int) -> None:
@@ -224,7 +224,7 @@ class _Labels:
         return self._table
 
 
-class _Workers:
+class Workers:
     """Worker processes that live from epoch to epoch: a DataLoader whose batches are set before each pass."""
 
     def __init__(self, items: Items, count: int, *, pin: bool) -> None:
@@ -267,7 +267,8 @@ class _Requests:
         return self.next
 
 
-def _checked(made: tuple[Inputs, Tensor] | Failure) -> tuple[Inputs, Tensor]:
+def checked(made: Any) -> Any:
+    """What a worker has read; raises its failure."""
     if isinstance(made, Failure):
         raise made.error()
     return made

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import ExampleSet, TargetCycle, as_example_set, check_mode, read_pair
+from soseleto.data import ExampleSet, Stream, TargetCycle, as_example_set, check_mode, read_pair
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.suspects.probes import PlantedProbes, plant
@@ -51,6 +51,10 @@ class Data:
             return self
         if mode != "noisy":
             raise UsageError("probes need source and target of the same classes: write mode='noisy', or probes=None.")
+        if isinstance(self.source, Stream):
+            raise UsageError(
+                "probes need a source whose examples can be read in any order, not a stream: write probes=None."
+            )
         planted = plant(self.source, self.target, probes.share, seed=seed, labels_before=probes.labels_before)
         return replace(self, source=planted.source, target=planted.target, probes=planted.probes)
 

@@ -141,11 +141,10 @@ class Loop:
 
     def _epoch(self, state: Any, step: EagerStep | CapturedStep, epoch: int, start: int, keeper: Keeper) -> None:
         """The epoch's steps after the first ``start``, which were taken before the run was resumed."""
-        place = self.task.device if self.setup.in_one_process else "cpu"  # where ranks select their own rows
-        source, seed = self.data.source, self.settings.seed
-        batches = source.order(seed=seed, epoch=epoch).to(place).split(self.setup.sizes.source)
+        source, size, seed = self.data.source, self.setup.sizes.source, self.settings.seed
+        batches = source.batches(size, seed=seed, epoch=epoch, device=self._place(source))
         before = (epoch - 1) * len(batches)
-        targets = list(self.target.block(before, len(batches)).to(place))
+        targets = list(self.target.block(before, len(batches)).to(self._place(self.data.target)))
         pairs = zip(
             self._feed(source, batches, "source", epoch, start),
             self._feed(self.data.target, targets, "target", epoch, start),
@@ -161,13 +160,17 @@ class Loop:
             if count < len(batches):
                 keeper.after(before + count)
         if epoch < self.settings.epochs:  # cached for the next epoch while a GPU still works: check_guard waits for it
-            source.order(seed=seed, epoch=epoch + 1)
+            source.batches(size, seed=seed, epoch=epoch + 1)
         check_guard(self.task.guard)
         engine = getattr(getattr(state, "engine", None), "name", None)
         if engine is not None:
             self.records.message(f"alignments by the {engine} engine")
         self.records.epoch(self.epoch_record(state, epoch, before + len(batches)))
         keeper.after(before + len(batches))
+
+    def _place(self, examples: ExampleSet) -> torch.device | str:
+        """Where indices are: with the examples, or on the CPU, where ranks select their rows and workers get theirs."""
+        return "cpu" if examples.reads_ahead or not self.setup.in_one_process else self.task.device
 
     def _report_engine(self, state: Any, step: int) -> None:
         """Record why ``auto`` took a slower engine than the fastest, and from which step on."""
@@ -193,9 +196,9 @@ class Loop:
             start=start,
             keep=my_rows(side, self.team),
         )
-        for whole, fed in zip(batches[start:], made, strict=True):
+        for at, fed in enumerate(made, start=start):
             index = fed.places // ranks if side == "source" and ranks > 1 else fed.places  # within this rank's examples
-            yield Batch(index, fed.inputs, fed.labels, whole=len(whole)).to(device)
+            yield Batch(index, fed.inputs, fed.labels, whole=len(batches[at])).to(device)
 
     def epoch_record(self, state: Any, epoch: int, step: int) -> dict[str, Any]:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.settings.epochs, "step": step}

@@ -12,6 +12,7 @@ from torch import Tensor
 from soseleto.data.example_set import ExampleSet
 from soseleto.data.examples import Examples
 from soseleto.data.image_decoding.workers import Progress, Shape
+from soseleto.data.joined import Joined
 from soseleto.data.live import Live, is_free
 from soseleto.data.readers.checks import check_examples
 from soseleto.data.readers.class_indices import number_labels
@@ -20,6 +21,7 @@ from soseleto.data.readers.open import is_dataset, raw_of
 from soseleto.data.readers.problems import Problem, ProblemsError, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading, refuse_keywords
+from soseleto.data.stream import Stream, is_stream
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 MODES = ("noisy", "transfer")
@@ -38,9 +40,15 @@ class Pair:
 
 
 def as_example_set(data: Any, *, name: str) -> ExampleSet:
-    """Data in memory, or a Dataset that stays where it is: see ``Live``."""
-    if isinstance(data, Live):
+    """Data in memory, a Dataset that stays where it is (``Live``), or for the source a ``Stream``."""
+    if is_stream(data) and not isinstance(data, Live | Stream | Joined):
+        data = Stream(data)
+    if isinstance(data, Stream) and name != "source":  # only the source is read in order
+        return data.in_memory()
+    if isinstance(data, Live | Stream):
         return data.named(name)
+    if isinstance(data, Joined):
+        return data
     return Live(data).named(name) if is_dataset(data) and not is_free(data) else as_examples(data, name=name)
 
 
