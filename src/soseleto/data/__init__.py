@@ -6,6 +6,7 @@ from soseleto.data.example_set import ExampleSet
 from soseleto.data.examples import Examples
 from soseleto.data.feeding import feed
 from soseleto.data.live import Live
+from soseleto.data.live_files import live_images, tar_shards
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.preprocess import Preprocess
 from soseleto.data.public import data_root, load
@@ -41,6 +42,7 @@ __all__ = [
     "data_root",
     "feed",
     "generator",
+    "live_images",
     "load",
     "pair_flip",
     "read_labels_before",
@@ -49,5 +51,6 @@ __all__ = [
     "source_batches",
     "source_order",
     "symmetric",
+    "tar_shards",
     "target_batch",
 ]

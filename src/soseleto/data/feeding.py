@@ -47,7 +47,7 @@ def feed(
     ``augment`` is applied to the inputs as stored, then ``prepare`` (such as a Preprocess). ``keep`` maps a batch of
     indices to the mask of rows to yield; those rows are the same as in the whole batch.
     """
-    steps = block_steps(examples, max((len(batch) for batch in batches), default=1))
+    steps = block_steps(examples, len(batches[0]) if len(batches) else 1)  # only the last can be smaller
     firsts = range(start - start % steps, len(batches), steps)
     blocks, ahead = tee(_block(batches[first : first + steps], keep) for first in firsts)
     taken = examples.read((block.places for block in ahead), seed=seed, purpose=f"{purpose}/{epoch}")

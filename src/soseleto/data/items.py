@@ -89,6 +89,8 @@ class Items(Dataset[Any]):
             seed_generators(seed_for(request.seed, f"{request.purpose}/item", at))
         try:
             return self.dataset[at]
+        except DataError as error:
+            raise DataError(f"item {at} of the {self.name} data set: {error}") from error
         except Exception as error:
             raise DataError(
                 f"item {at} of the {self.name} data set cannot be read ({type(error).__name__}: {first_line(error)}): "

@@ -91,6 +91,10 @@ class Live:
             pass
         return self._labels.values()
 
+    def know_labels(self, labels: Tensor) -> None:
+        """Give the labels of all items, (n,), so that they need not be read."""
+        self._labels.put(torch.arange(len(self)), labels)
+
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """A few examples, read in this process."""
         return next(self._in_this_process([Request(index.tolist(), 0, "read")]))
@@ -115,7 +119,9 @@ class Live:
         return structure.concatenate([inputs for inputs, _ in self.read(places.split(_PIECE))])
 
     def sample_labels(self) -> Tensor:
-        """The labels of evenly spaced examples, at most 64."""
+        """All labels if they are known, or those of evenly spaced examples, at most 64."""
+        if not len(self._labels.missing()):
+            return self._labels.values()
         return self.take(_spaced(len(self), FEW))[1]
 
     def subset(self, index: Tensor | Sequence[int]) -> Self:
@@ -134,7 +140,10 @@ class Live:
         return other
 
     def fingerprint(self) -> str:
-        """sha256 of evenly spaced items and of the number of items; where items cannot be repeated, of their shapes."""
+        """sha256 of evenly spaced items and of the number of items; where items cannot be repeated, of their shapes.
+
+        A Dataset with a method ``fingerprint()`` adds its own; the text says what was read.
+        """
         digest = hashlib.sha256(f"{len(self)}".encode())
         places = _spaced(len(self), FEW)
         for at in places:
@@ -143,7 +152,8 @@ class Live:
             digest.update(structure.describe(one).encode())
             for tensor in structure.tensors(one) if repeated else []:
                 digest.update(tensor.contiguous().numpy().tobytes())
-        return f"{len(places)} of {len(self)} items: {digest.hexdigest()}"
+        files = f"{self.dataset.fingerprint()} and " if hasattr(self.dataset, "fingerprint") else ""
+        return f"{files}{len(places)} of {len(self)} items: {digest.hexdigest()}"
 
     def close(self) -> None:
         """End the worker processes; reading again starts new ones."""

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import ExampleSet, Stream, TargetCycle, as_example_set, check_mode, read_pair
+from soseleto.data import ExampleSet, Live, Stream, TargetCycle, as_example_set, check_mode, read_pair
+from soseleto.data.readers.problems import some
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.suspects.probes import PlantedProbes, plant
@@ -32,13 +33,28 @@ class Data:
         """Files are read as a pair, with one list of classes and every check; arrays and Datasets are taken as is."""
         check_mode(mode)
         if any(isinstance(data, (str, Path)) for data in (source, target, test)):
+            if any(isinstance(data, Live | Stream) for data in (source, target, test)):
+                raise UsageError(
+                    "a path cannot stand beside data that is read in every epoch, since classes are matched among files "
+                    "only: give all of them as soseleto.data.live_images(folder, image_size=...), Live or Stream."
+                )
             pair = read_pair(source, target, test, mode=mode)
             return cls(pair.source, pair.target, pair.test, columns=pair.columns)
-        return cls(
+        made = cls(
             as_example_set(source, name="source"),
             as_example_set(target, name="target"),
             None if test is None else as_example_set(test, name="test"),
         )
+        made._require_same_classes(mode)
+        return made
+
+    def _require_same_classes(self, mode: str) -> None:
+        one, other = self.source.classes, self.target.classes
+        if mode == "noisy" and one is not None and other is not None and one != other:
+            raise UsageError(
+                f"the source has the classes {some(one)} and the target {some(other)}: give both the same list in the "
+                "same order, as by classes=."
+            )
 
     @property
     def own_source(self) -> ExampleSet:

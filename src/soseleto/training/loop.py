@@ -144,7 +144,7 @@ class Loop:
         source, size, seed = self.data.source, self.setup.sizes.source, self.settings.seed
         batches = source.batches(size, seed=seed, epoch=epoch, device=self._place(source))
         before = (epoch - 1) * len(batches)
-        targets = list(self.target.block(before, len(batches)).to(self._place(self.data.target)))
+        targets = self.target.batches(before, len(batches), self._place(self.data.target))
         pairs = zip(
             self._feed(source, batches, "source", epoch, start),
             self._feed(self.data.target, targets, "target", epoch, start),

@@ -22,6 +22,7 @@ from soseleto.methods.state import require_noisy
 from soseleto.methods.wrappers.inner import Transparent, WrapperState
 from soseleto.task.losses import cross_entropy
 from soseleto.task.task import Method, Task, state_of
+from soseleto.weights import per_example
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Signals:
     extra_forwards: int = 0
 
     def __post_init__(self) -> None:
-        self.loss, self.margin, self.visits = (torch.zeros(self.n) for _ in range(3))
+        self.loss, self.margin, self.visits = per_example(3, self.n)
 
     def to(self, device: torch.device) -> None:
         self.loss, self.margin, self.visits = (t.to(device) for t in (self.loss, self.margin, self.visits))
