@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import hashlib
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import tee
 from typing import Any, Self
 
@@ -30,6 +34,7 @@ FEW = 64  # items, evenly spaced, for the fingerprint and the kind of labels
 MOST_WORKERS = 8  # unless the user asks for more
 _SHORT = 0.5  # seconds of reading per epoch for which no workers are started
 _PIECE = 256
+_PR_SET_PDEATHSIG = 1  # of prctl: the signal to send when the parent ends
 
 
 class Live:
@@ -247,7 +252,7 @@ class Workers:
             collate_fn=_unchanged,
             pin_memory=pin,
             persistent_workers=True,
-            worker_init_fn=_ignore_interrupts,
+            worker_init_fn=partial(_begin_worker, threading.current_thread() is threading.main_thread()),
             generator=torch.Generator(),  # the global one belongs to the training
         )
 
@@ -288,9 +293,16 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the main one finishes its step and ends the workers."""
+def _begin_worker(of_main_thread: bool, worker: int) -> None:
+    """Called in a new worker process.
+
+    Ctrl-C reaches every process of a terminal; the main one finishes its step and ends the workers. If the main one is
+    killed, Linux kills the workers at once; otherwise they would hold its lock on the run folder for some seconds, in
+    which it could not be resumed. (Linux watches the thread that started them, hence only the main one.)
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if of_main_thread and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _spaced(n: int, most: int) -> Tensor:

@@ -35,8 +35,8 @@ class Data:
         if any(isinstance(data, (str, Path)) for data in (source, target, test)):
             if any(isinstance(data, Live | Stream) for data in (source, target, test)):
                 raise UsageError(
-                    "a path cannot stand beside data that is read in every epoch, since classes are matched among files "
-                    "only: give all of them as soseleto.data.live_images(folder, image_size=...), Live or Stream."
+                    "a path cannot stand beside data that is read in every epoch, since classes are matched among "
+                    "files only: give all of them as soseleto.data.live_images(folder, image_size=...), Live or Stream."
                 )
             pair = read_pair(source, target, test, mode=mode)
             return cls(pair.source, pair.target, pair.test, columns=pair.columns)
