@@ -49,7 +49,7 @@ from soseleto.weights import MOST_IN_MEMORY, Weights
 BATCH = 256
 ITEM = 3072  # bytes
 SIDE = 224
-REPEATS = 3
+REPEATS = 5
 
 
 class Rows(Dataset[Any]):

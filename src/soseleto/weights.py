@@ -49,6 +49,7 @@ class Weights:
     def _hold(self, table: Tensor) -> None:
         """Keep everything in one table, so that a step reads and writes it in one operation each."""
         self._table = table
+        self._by_example = table.T if table.T.is_contiguous() and len(table.T) > 1 else None  # mapped: see per_example
         self.values, self.scores, self._visits = table
 
     def __len__(self) -> int:
@@ -73,7 +74,7 @@ class Weights:
         moved.add_(change).clamp_(0.0, 1.0)  # the only clip
         visits.add_(1.0)
         scores.addcdiv_(alignment - scores, visits)
-        self._table.index_copy_(1, index, rows)
+        self.put(index, rows)
         return moved
 
     def rows(self, index: Tensor) -> Tensor:
@@ -81,11 +82,16 @@ class Weights:
         would have to synchronise)."""
         if not index.is_cuda and len(index):  # a rank's part of a batch may be empty
             self.check(index)
+        if self._by_example is not None:
+            return self._by_example.index_select(0, index).T
         return self._table.index_select(1, index)
 
     def put(self, index: Tensor, rows: Tensor) -> None:
         """Write back what ``rows`` returned."""
-        self._table.index_copy_(1, index, rows)
+        if self._by_example is not None:
+            self._by_example.index_copy_(0, index, rows.T)
+        else:
+            self._table.index_copy_(1, index, rows)
 
     def check(self, index: Tensor) -> None:
         """Raise unless ``index`` holds indices of this source, each at most once."""

@@ -18,7 +18,7 @@ from soseleto.data.randomness import generator, seed_for
 from soseleto.errors import UsageError
 
 MOST_IN_ORDER = 1 << 24  # examples whose order is held in memory
-_ROUNDS = 8
+_ROUNDS, _BLOCK = 6, 1 << 14  # of the shuffle that needs no table; entries computed at a time
 
 
 class Computed(Sequence[Tensor]):
@@ -177,29 +177,46 @@ def _small(n: int, seed: int, purpose: str, counter: int) -> Tensor:
 
 
 def _shuffled(n: int, first: int, size: int, seed: int, epoch: int) -> Tensor:
-    """Entries first, first + 1, ... of a permutation of n numbers that needs no table.
+    """Entries first, first + 1, ... of a permutation of n numbers that needs no table."""
+    last = min(first + size, n)
+    blocks = range(first // _BLOCK, (last - 1) // _BLOCK + 1)
+    made = torch.cat([_shuffled_block(n, block, seed, epoch) for block in blocks])
+    return made[first - blocks.start * _BLOCK : last - blocks.start * _BLOCK]
 
-    A Feistel network permutes the numbers below 4^h, the smallest such power that is at least n; a number that comes
-    out as n or more is sent through again, until it comes out below n.
+
+@lru_cache(maxsize=4)
+def _shuffled_block(n: int, block: int, seed: int, epoch: int) -> Tensor:
+    """Entries of the permutation for many batches, since one alone would take as long.
+
+    A Feistel network permutes the numbers below the smallest power of two that is at least n; a number that comes out
+    as n or more is sent through again, until it comes out below n.
     """
-    half = (max(n - 1, 1).bit_length() + 1) // 2
+    bits = max((n - 1).bit_length(), 2)
     keys = [seed_for(seed, "source/order", epoch * _ROUNDS + turn) for turn in range(_ROUNDS)]
-    out = torch.arange(first, min(first + size, n))
-    left = torch.ones_like(out, dtype=torch.bool)
-    while bool(left.any()):
-        out[left] = _feistel(out[left], half, keys)
-        left = out >= n
+    out = _feistel(torch.arange(block * _BLOCK, min((block + 1) * _BLOCK, n)), bits, keys)
+    left = (out >= n).nonzero().flatten()
+    while len(left):
+        out[left] = _feistel(out[left], bits, keys)
+        left = left[out[left] >= n]
     return out
 
 
-def _feistel(numbers: Tensor, half: int, keys: Sequence[int]) -> Tensor:
-    mask = (1 << half) - 1
-    high, low = numbers >> half, numbers & mask
-    for key in keys:
-        mixed = (low + key) * 0x1B03738712FAD5C9  # products wrap around
-        mixed = (mixed ^ (mixed >> 29)) * 0x5851F42D4C957F2D
-        high, low = low, high ^ ((mixed >> 17) & mask)
+def _feistel(numbers: Tensor, bits: int, keys: Sequence[int]) -> Tensor:
+    """A permutation of the numbers below 2^bits: their two halves change each other in turn."""
+    half = bits // 2
+    high, low = numbers >> half, numbers & ((1 << half) - 1)
+    for turn, key in enumerate(keys):
+        if turn % 2:
+            low = low ^ (_mixed(high, key) & ((1 << half) - 1))
+        else:
+            high = high ^ (_mixed(low, key) & ((1 << (bits - half)) - 1))
     return (high << half) | low
+
+
+def _mixed(numbers: Tensor, key: int) -> Tensor:
+    """Bits that depend on all bits of the numbers and the key; products wrap around."""
+    mixed = (numbers + key) * 0x1B03738712FAD5C9
+    return ((mixed ^ (mixed >> 29)) * 0x5851F42D4C957F2D) >> 17
 
 
 def _check_sizes(n: int, batch_size: int) -> None:

@@ -52,13 +52,14 @@ def feed(
     blocks, ahead = tee(_block(batches[first : first + steps], keep) for first in firsts)
     taken = examples.read((block.places for block in ahead), seed=seed, purpose=f"{purpose}/{epoch}")
     for first, block, (inputs, labels) in zip(firsts, blocks, taken, strict=True):
-        random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
         if augment is not None and len(block.places):
+            random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
             inputs = augment(inputs, block.draws(random))
         if prepare is not None:
             inputs = prepare(inputs)
-        made = structure.split((block.places.to(examples.device), inputs, labels), block.sizes)
-        del inputs, labels
+        whole = (block.places.to(examples.device), inputs, labels)
+        made = [whole] if len(block.sizes) == 1 else structure.split(whole, block.sizes)
+        del inputs, labels, whole
         for _ in range(max(0, start - first)):  # taken before the run was resumed
             made.pop(0)
         while made:  # yielded one by one, so that no batch is referenced here longer than needed

@@ -111,8 +111,10 @@ class Live:
         mine, theirs = tee(batches)
         requests = (Request(batch.tolist(), seed, purpose) for batch in theirs)
         made = self._by_workers(requests) if self._count() else self._in_this_process(requests)
+        known = not len(self._labels.missing())
         for index, (inputs, labels) in zip(mine, made, strict=True):
-            self._labels.put(index.cpu(), labels)
+            if not known:
+                self._labels.put(index.cpu(), labels)
             yield structure.to_device((inputs, labels), self.device)
 
     def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:

@@ -34,6 +34,8 @@ def length(structure: Any) -> int:
 def to_device(structure: Any, device: torch.device | str) -> Any:
     """On another device; copies from pinned memory to a GPU are not waited for."""
     wait_free = torch.device(device).type != "cpu"
+    if not wait_free and all(tensor.device.type == "cpu" for tensor in tensors(structure)):
+        return structure
     return change(lambda tensor: tensor.to(device, non_blocking=wait_free), structure)
 
 
