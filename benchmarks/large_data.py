@@ -125,8 +125,7 @@ def jpeg_folder(count: int, work: Path) -> list[dict[str, Any]]:
         live = live_images(work / "jpegs", image_size=SIDE, workers=CORES)
         batches = source_batches(count, BATCH, seed=0, epoch=1)
         for at, _ in enumerate(feed(live, batches, seed=0, epoch=1)):
-            if at in (len(batches) // 4, len(batches) - 1):
-                memory.append(used_memory())
+            memory.extend(used_memory() for place in (len(batches) // 4, len(batches) - 1) if at == place)
         live.close()
 
     timed(alone)  # brings the files into the page cache for both

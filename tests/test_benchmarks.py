@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,18 @@ def test_suspect_intervals_part_the_source(human: bool) -> None:
     assert all(is_wrong[at] in wrong[known == signal[at]] for at in range(len(is_wrong)))  # matched to its signals
     checked = int(truth.sum()) + (probes.checked or (0, int(probes.wrong.sum())))[1]
     assert checked == int(wrong.sum())
+
+
+def test_large_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large_data = importlib.import_module("large_data")
+    monkeypatch.setattr(large_data, "REPEATS", 1)
+    monkeypatch.setattr(large_data, "seconds_of_quick", lambda: 1.0)
+    out = tmp_path / "large_data.json"
+    kills = "1" if os.environ.get("SOSELETO_LONG_KILLS") else "0"
+    sizes = ["--items", "600", "--jpegs", "24", "--examples", "100000", "--kills", kills]
+    rows = large_data.main([*sizes, "--work", str(tmp_path), "--out", str(out)])
+    assert json.loads(out.read_text())["rows"] == rows
+    assert len(rows) == 13 + 2 * int(kills)
+    limits = {row["what"]: row["at_most"] for row in rows if "at_most" in row}
+    assert sorted(limits.values()) == sorted([1.1, 300, 1.15, 50, 2, 2000] + [0] * int(kills))
+    assert all(row["value"] == 0 for row in rows if row.get("at_most") == 0)
