@@ -47,6 +47,8 @@ def test_randomness_follows_seed_purpose_and_index_whatever_the_workers():
         assert all(torch.equal(a, b) for a, b in zip(here, batches(again), strict=True))
         again.close()
     assert torch.equal(here[1][1:], batches(Live(Noisy(), workers=0), index=((0, 2),))[0])  # not of the batch
+    noise = here[0] - Noisy().rows[[3, 1]]
+    assert ((noise[0] - noise[1]).abs() > 1e-4).all()  # each item has its own
     for other in ({"purpose": "source/augment/2"}, {"seed": 1}):
         changed = batches(Live(Noisy(), workers=0), **other)[0] - here[0]
         assert (changed.abs() > 1e-4).all()  # of all three generators

@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset
 
 import soseleto
 from soseleto.data import Stream
+from soseleto.data.items import Request
 from soseleto.errors import DataError, UsageError
 
 
@@ -72,6 +73,13 @@ def test_shards_are_read_once_an_epoch_and_finished_ones_are_skipped():
     batches, _ = epoch_of(Stream(given, length=LENGTHS, key="name", window=8, workers=0), start=12)
     untouched = {0, 1, 2, 3} - {int(at >= 30) + int(at >= 41) + int(at >= 51) for at in torch.cat(batches).tolist()}
     assert all(not given[which].made for which in untouched)
+
+
+def test_only_a_window_of_a_shard_is_held():
+    items = stream()._items
+    for at in (7, 3, 25, 24):
+        items._at(at, Request([at], 0, "read"))
+        assert len(items._open[0].held) <= 8
 
 
 def test_lanes_are_divided_over_workers_without_overlap():
