@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,3 +54,28 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser = Browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], AbstractContextManager[None]]:
+    """``with stop_after(7): fit(...)``: the training inside is stopped after that step, as by a crash."""
+    from soseleto.training.resume import Keeper
+
+    class Stopped(Exception):
+        pass
+
+    @contextmanager
+    def stop(last: int) -> Iterator[None]:
+        after = Keeper.after
+
+        def stopping(keeper: Keeper, step: int) -> None:
+            after(keeper, step)
+            if step == last:
+                raise Stopped
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Keeper, "after", stopping)
+            with pytest.raises(Stopped):
+                yield
+
+    return stop

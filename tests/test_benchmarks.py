@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -312,3 +313,18 @@ def test_tables(tmp_path: Path) -> None:
     assert 0.2 < float((data.source.labels != data.true_labels).double().mean()) < 0.4
     tables.main(["--tiny", "--noise", "0.3", "--seeds", "1", "--out", str(tmp_path / "t.json")])  # nothing is repeated
     assert json.loads((tmp_path / "t.json").read_text())["rows"] == rows
+
+
+def test_large_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large_data = importlib.import_module("large_data")
+    monkeypatch.setattr(large_data, "REPEATS", 1)
+    monkeypatch.setattr(large_data, "seconds_of_quick", lambda: 1.0)
+    out = tmp_path / "large_data.json"
+    kills = "1" if os.environ.get("SOSELETO_LONG_KILLS") else "0"
+    sizes = ["--items", "600", "--jpegs", "24", "--examples", "100000", "--kills", kills]
+    rows = large_data.main([*sizes, "--work", str(tmp_path), "--out", str(out)])
+    assert json.loads(out.read_text())["rows"] == rows
+    assert len(rows) == 13 + 2 * int(kills)
+    limits = {row["what"]: row["at_most"] for row in rows if "at_most" in row}
+    assert sorted(limits.values()) == sorted([1.1, 300, 1.15, 50, 2, 2000] + [0] * int(kills))
+    assert all(row["value"] == 0 for row in rows if row.get("at_most") == 0)

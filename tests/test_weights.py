@@ -102,3 +102,34 @@ def test_bad_indices(index: torch.Tensor, words: str) -> None:
 def test_bad_arguments(n: int, initial: float, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Weights(n, initial=initial)
+
+
+def test_a_large_table_is_mapped_from_a_file_and_steps_as_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / "cache"))
+    here = Weights(100, initial=0.5)
+    monkeypatch.setattr("soseleto.weights.MOST_IN_MEMORY", 1000)
+    mapped = Weights(100, initial=0.5)
+    assert mapped.values.stride() == (3,)  # one example's numbers are on one page
+    assert not list((tmp_path / "cache").iterdir())  # nothing stays behind
+    for seed in range(3):
+        random = torch.Generator().manual_seed(seed)
+        index = torch.randperm(100, generator=random)[:40]
+        change, alignment = torch.randn(2, 40, generator=random)
+        for weights in (here, mapped):
+            weights.step(index, change, alignment)
+    for name, value in here.state().items():
+        assert torch.equal(value, mapped.state()[name])
+    mapped.save(tmp_path / "weights.safetensors")
+    assert torch.equal(Weights.load(tmp_path / "weights.safetensors").scores, here.scores)
+    assert torch.equal(mapped.order(), here.order())
+    assert mapped.summary() == here.summary()
+
+
+def test_a_disk_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr("soseleto.weights.MOST_IN_MEMORY", 1000)
+    with pytest.raises(UsageError, match="set SOSELETO_CACHE"):
+        Weights(100)

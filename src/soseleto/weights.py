@@ -1,8 +1,10 @@
-"""A weight, a score and a number of visits for every source example: 12 bytes per example."""
+"""A weight, a score and a number of visits per source example: 12 bytes each, on disk where they are many."""
 
 from __future__ import annotations
 
 import copy
+import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from torch import Tensor
 from soseleto.errors import DataError, UsageError
 
 BINS = 20
+MOST_IN_MEMORY = 1 << 30  # bytes; a larger table of numbers per example is memory-mapped
 _CHUNK = 1 << 24  # examples summarised at a time, to need little temporary memory for 10⁸ of them
 
 
@@ -40,12 +43,13 @@ class Weights:
             raise UsageError(f"there are {n} source examples: at least one is needed.")
         if not 0.0 <= initial <= 1.0:
             raise UsageError(f"the initial weight must lie in [0, 1], got {initial}.")
-        self._hold(torch.zeros(3, n, dtype=torch.float32, device=device))
+        self._hold(per_example(3, n, device))
         self.values.fill_(initial)
 
     def _hold(self, table: Tensor) -> None:
         """Keep everything in one table, so that a step reads and writes it in one operation each."""
         self._table = table
+        self._by_example = table.T if table.T.is_contiguous() and len(table.T) > 1 else None  # mapped: see per_example
         self.values, self.scores, self._visits = table
 
     def __len__(self) -> int:
@@ -70,7 +74,7 @@ class Weights:
         moved.add_(change).clamp_(0.0, 1.0)  # the only clip
         visits.add_(1.0)
         scores.addcdiv_(alignment - scores, visits)
-        self._table.index_copy_(1, index, rows)
+        self.put(index, rows)
         return moved
 
     def rows(self, index: Tensor) -> Tensor:
@@ -78,11 +82,16 @@ class Weights:
         would have to synchronise)."""
         if not index.is_cuda and len(index):  # a rank's part of a batch may be empty
             self.check(index)
+        if self._by_example is not None:
+            return self._by_example.index_select(0, index).T
         return self._table.index_select(1, index)
 
     def put(self, index: Tensor, rows: Tensor) -> None:
         """Write back what ``rows`` returned."""
-        self._table.index_copy_(1, index, rows)
+        if self._by_example is not None:
+            self._by_example.index_copy_(0, index, rows.T)
+        else:
+            self._table.index_copy_(1, index, rows)
 
     def check(self, index: Tensor) -> None:
         """Raise unless ``index`` holds indices of this source, each at most once."""
@@ -157,6 +166,32 @@ class Weights:
             raise DataError(f"{path} is not a file of saved weights ({error}): write one with Weights.save.") from error
         loaded.load_state(state)
         return loaded
+
+
+def per_example(numbers: int, n: int, device: torch.device | str = "cpu") -> Tensor:
+    """Zeros (numbers, n), float32. On the CPU a table above MOST_IN_MEMORY is mapped from a file without a name, in the
+    folder SOSELETO_CACHE or else that of temporary files, with the numbers of one example side by side."""
+    size = numbers * n
+    if torch.device(device).type != "cpu" or 4 * size <= MOST_IN_MEMORY:
+        return torch.zeros(numbers, n, dtype=torch.float32, device=device)
+    folder = os.environ.get("SOSELETO_CACHE") or tempfile.gettempdir()
+    try:
+        os.makedirs(folder, exist_ok=True)
+        handle, path = tempfile.mkstemp(prefix="soseleto-weights-", dir=folder)
+        try:
+            if hasattr(os, "posix_fallocate"):  # a full disk is noticed now, and not as a crash in a step
+                os.posix_fallocate(handle, 0, 4 * size)
+            else:
+                os.truncate(handle, 4 * size)
+            return torch.from_file(path, shared=True, size=size, dtype=torch.float32).view(n, numbers).T
+        finally:
+            os.close(handle)
+            os.unlink(path)  # the mapping keeps the file until it is released
+    except OSError as error:
+        raise UsageError(
+            f"{n:,} source examples need {4 * size / 2**30:.1f} GiB for their weights in {folder}, which failed "
+            f"({error}): set SOSELETO_CACHE to a folder on a larger disk."
+        ) from error
 
 
 def _safetensors() -> Any:

@@ -93,3 +93,27 @@ def test_generators_depend_on_all_three_and_nothing_else():
     assert torch.rand(3, generator=generator(0, "a", 0)).tolist() == draws[(0, "a", 0)]
     assert seed_for(0, "a", 0) == 6524340647856644559  # for good: runs of earlier versions can be resumed
     assert seed_for(0, "a1", 0) != seed_for(0, "a", 10)
+
+
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 1000])
+def test_the_order_of_a_large_set_is_a_permutation_without_a_table(n, monkeypatch):
+    monkeypatch.setattr("soseleto.data.batches.MOST_IN_ORDER", 0)
+    made = source_batches(n, 7, seed=3, epoch=1)
+    assert len(made) == -(-n // 7)
+    assert torch.cat(made[:]).sort().values.tolist() == list(range(n))
+    assert torch.equal(made[len(made) - 1], made[-1])
+    if n == 1000:
+        other = torch.cat(source_batches(n, 7, seed=3, epoch=2)[:])
+        order = torch.cat(made[:])
+        assert (order == other).sum() < 10
+        assert (order == torch.arange(n)).sum() < 10
+        neighbours = torch.corrcoef(torch.stack([order[:-1], order[1:]]).double())[0, 1]
+        assert abs(float(neighbours)) < 0.15
+        assert len(source_batches(n, 7, seed=3, epoch=1, drop_last=True)) == 142
+
+
+def test_the_target_of_a_long_epoch_is_the_same(monkeypatch):
+    cycle = TargetCycle(10, 4, seed=0)
+    at_once = cycle.batches(3, 6)
+    monkeypatch.setattr("soseleto.data.batches.MOST_IN_ORDER", 0)
+    assert all(torch.equal(a, b) for a, b in zip(at_once, cycle.batches(3, 6), strict=True))

@@ -66,7 +66,10 @@ def test_blocks_of_many_steps_hold_the_same_batches(monkeypatch):
 class Elsewhere:
     """A stand-in for examples on another device."""
 
-    device = torch.device("cuda")
+    device, reads_ahead = torch.device("cuda"), False
 
     def __init__(self, *shape):
         self.inputs = torch.zeros(1, *shape, dtype=torch.uint8)
+
+    def sample(self):
+        return self.inputs

@@ -39,7 +39,7 @@ def fit(model: nn.Module, **more: Any) -> soseleto.Result:
 
 
 class Answer(NamedTuple):
-    logits: Tensor
+    scores: Tensor
 
 
 class Returns(nn.Module):
@@ -81,7 +81,7 @@ def with_sparse_buffer() -> nn.Module:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "a ModelOutput": (lambda: Returns(Answer), r"the model returns a Answer, and prediction needs a tensor"),
+    "an object without logits": (lambda: Returns(Answer), r"the model returns a Answer, and prediction needs a tensor"),
     "a tuple": (lambda: Returns(lambda o: (o, o)), r"the model returns a tuple, and prediction needs a tensor"),
     "eval fails": (
         lambda: Returns(fails, only_evaluation=True),

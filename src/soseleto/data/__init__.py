@@ -2,8 +2,11 @@
 
 from soseleto.data.augment import Augment
 from soseleto.data.batches import TargetCycle, source_batches, source_order, target_batch
+from soseleto.data.example_set import ExampleSet
 from soseleto.data.examples import Examples
 from soseleto.data.feeding import feed
+from soseleto.data.live import Live
+from soseleto.data.live_files import live_images, tar_shards
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.preprocess import Preprocess
 from soseleto.data.public import data_root, load
@@ -11,14 +14,17 @@ from soseleto.data.randomness import generator, seed_for
 from soseleto.data.readers.labels_before import column_of, read_labels_before
 from soseleto.data.readers.problems import Problem, ProblemsError
 from soseleto.data.readers.read_once import ReadOnce
-from soseleto.data.readers.read_pair import MODES, Pair, as_examples, check_mode, check_pair, read_pair
+from soseleto.data.readers.read_pair import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.readers.reading import Reading
+from soseleto.data.stream import Stream
 from soseleto.data.table_columns.preparation import TablePreparation
 
 __all__ = [
     "MODES",
     "Augment",
+    "ExampleSet",
     "Examples",
+    "Live",
     "Noisy",
     "Pair",
     "Preprocess",
@@ -26,8 +32,10 @@ __all__ = [
     "ProblemsError",
     "ReadOnce",
     "Reading",
+    "Stream",
     "TablePreparation",
     "TargetCycle",
+    "as_example_set",
     "as_examples",
     "by_confusion",
     "check_mode",
@@ -36,6 +44,7 @@ __all__ = [
     "data_root",
     "feed",
     "generator",
+    "live_images",
     "load",
     "pair_flip",
     "read_labels_before",
@@ -44,5 +53,6 @@ __all__ = [
     "source_batches",
     "source_order",
     "symmetric",
+    "tar_shards",
     "target_batch",
 ]

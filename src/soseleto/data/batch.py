@@ -7,16 +7,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from soseleto.data import structure
+from soseleto.data.structure import Inputs
+
 
 @dataclass(frozen=True)
 class Batch:
     """Source or target examples: indices into the data set, inputs and labels, all of length B.
 
+    inputs: a tensor, or any structure of tensors; a mapping is passed to the model as keyword arguments, a tuple or
+        list as positional ones
     whole: size of the step's whole batch if this is only a part of it.
     """
 
     index: Tensor
-    inputs: Tensor
+    inputs: Inputs
     labels: Tensor
     whole: int | None = None
 
@@ -30,8 +35,10 @@ class Batch:
 
     def split(self, size: int | list[int]) -> list[Batch]:
         """Parts of at most ``size`` examples, or of the given sizes."""
-        pieces = zip(self.index.split(size), self.inputs.split(size), self.labels.split(size), strict=True)
+        inputs = structure.split(self.inputs, size)
+        pieces = zip(self.index.split(size), inputs, self.labels.split(size), strict=True)
         return [Batch(*piece, whole=self.total) for piece in pieces]
 
     def to(self, device: torch.device) -> Batch:
-        return replace(self, index=self.index.to(device), inputs=self.inputs.to(device), labels=self.labels.to(device))
+        index, inputs, labels = structure.to_device((self.index, self.inputs, self.labels), device)
+        return replace(self, index=index, inputs=inputs, labels=labels)

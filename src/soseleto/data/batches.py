@@ -6,15 +6,40 @@ Indices for many steps can be made at once and moved to the device in one copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import overload
 
 import torch
 from torch import Tensor
 
-from soseleto.data.randomness import generator
+from soseleto.data.randomness import generator, seed_for
 from soseleto.errors import UsageError
+
+MOST_IN_ORDER = 1 << 24  # examples whose order is held in memory
+_ROUNDS, _BLOCK = 6, 1 << 14  # of the shuffle that needs no table; entries computed at a time
+
+
+class Computed(Sequence[Tensor]):
+    """A sequence whose entries are computed when they are asked for."""
+
+    def __init__(self, count: int, entry: Callable[[int], Tensor]) -> None:
+        self._count, self._entry = count, entry
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Tensor]: ...
+
+    def __getitem__(self, at: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(at, slice):
+            return [self._entry(one) for one in range(self._count)[at]]
+        return self._entry(range(self._count)[at])
 
 
 def source_order(n: int, *, seed: int, epoch: int) -> Tensor:
@@ -31,18 +56,22 @@ def source_batches(
     drop_last: bool = False,
     fill: bool = False,
     device: torch.device | str = "cpu",
-) -> tuple[Tensor, ...]:
+) -> Sequence[Tensor]:
     """The index batches of an epoch; together they hold every example exactly once.
 
     The last batch is short if batch_size does not divide n. For static shapes pass ``drop_last=True`` (the
     remaining examples are not visited in this epoch) or ``fill=True`` (the last batch is filled up with the first
     examples of this epoch, which are visited twice). All indices are moved to ``device`` in one copy.
+    Batches of more than 16 million examples are computed when they are asked for.
     """
     _check_sizes(n, batch_size)
     if drop_last and fill:
         raise UsageError("drop_last and fill exclude each other: choose one of them.")
     if drop_last and batch_size > n:
         raise UsageError(f"drop_last leaves no batch: batch_size is {batch_size} but there are {n} examples.")
+    if n > MOST_IN_ORDER and not fill:
+        count = n // batch_size if drop_last else -(-n // batch_size)
+        return Computed(count, lambda at: _shuffled(n, at * batch_size, batch_size, seed, epoch).to(device))
     order = _permutation(n, seed, "source/order", epoch)
     if drop_last:
         order = order[: n - n % batch_size]
@@ -82,6 +111,12 @@ class TargetCycle:
         places = range(first, first + steps * self.batch_size)
         flat = self._plain(places) if self.labels is None else self._balanced(places)
         return flat.reshape(steps, self.batch_size)
+
+    def batches(self, start: int, steps: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
+        """As ``block``, one tensor a step, on ``device``; those of a long epoch are computed when they are needed."""
+        if steps * self.batch_size <= MOST_IN_ORDER:
+            return list(self.block(start, steps).to(device))
+        return Computed(steps, lambda at: self(start + at).to(device))
 
     def _plain(self, places: range) -> Tensor:
         return _window(places, self.n, lambda p: _permutation(self.n, self.seed, "target/order", p)).clone()
@@ -139,6 +174,49 @@ def _permutation(n: int, seed: int, purpose: str, counter: int) -> Tensor:
 def _small(n: int, seed: int, purpose: str, counter: int) -> Tensor:
     """As ``_permutation``, with a larger cache for the many short orders of balanced cycling."""
     return torch.randperm(n, generator=generator(seed, purpose, counter))
+
+
+def _shuffled(n: int, first: int, size: int, seed: int, epoch: int) -> Tensor:
+    """Entries first, first + 1, ... of a permutation of n numbers that needs no table."""
+    last = min(first + size, n)
+    blocks = range(first // _BLOCK, (last - 1) // _BLOCK + 1)
+    made = torch.cat([_shuffled_block(n, block, seed, epoch) for block in blocks])
+    return made[first - blocks.start * _BLOCK : last - blocks.start * _BLOCK]
+
+
+@lru_cache(maxsize=4)
+def _shuffled_block(n: int, block: int, seed: int, epoch: int) -> Tensor:
+    """Entries of the permutation for many batches, since one alone would take as long.
+
+    A Feistel network permutes the numbers below the smallest power of two that is at least n; a number that comes out
+    as n or more is sent through again, until it comes out below n.
+    """
+    bits = max((n - 1).bit_length(), 2)
+    keys = [seed_for(seed, "source/order", epoch * _ROUNDS + turn) for turn in range(_ROUNDS)]
+    out = _feistel(torch.arange(block * _BLOCK, min((block + 1) * _BLOCK, n)), bits, keys)
+    left = (out >= n).nonzero().flatten()
+    while len(left):
+        out[left] = _feistel(out[left], bits, keys)
+        left = left[out[left] >= n]
+    return out
+
+
+def _feistel(numbers: Tensor, bits: int, keys: Sequence[int]) -> Tensor:
+    """A permutation of the numbers below 2^bits: their two halves change each other in turn."""
+    half = bits // 2
+    high, low = numbers >> half, numbers & ((1 << half) - 1)
+    for turn, key in enumerate(keys):
+        if turn % 2:
+            low = low ^ (_mixed(high, key) & ((1 << half) - 1))
+        else:
+            high = high ^ (_mixed(low, key) & ((1 << (bits - half)) - 1))
+    return (high << half) | low
+
+
+def _mixed(numbers: Tensor, key: int) -> Tensor:
+    """Bits that depend on all bits of the numbers and the key; products wrap around."""
+    mixed = (numbers + key) * 0x1B03738712FAD5C9
+    return ((mixed ^ (mixed >> 29)) * 0x5851F42D4C957F2D) >> 17
 
 
 def _check_sizes(n: int, batch_size: int) -> None:

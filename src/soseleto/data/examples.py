@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from soseleto.data import structure
+from soseleto.data.batches import source_batches
+from soseleto.data.structure import Inputs
 from soseleto.errors import DataError
 
 _CHUNK = 1 << 26  # bytes hashed at a time, so that data on a GPU is not copied to the host all at once
@@ -20,7 +23,8 @@ _CHUNK = 1 << 26  # bytes hashed at a time, so that data on a GPU is not copied 
 class Examples:
     """A data set as tensors; ``take`` gathers a batch.
 
-    inputs: (N, ...): uint8 images (N, C, H, W), float features (N, D), or integer tokens (N, L)
+    inputs: (N, ...): uint8 images (N, C, H, W), float features (N, D), or integer tokens (N, L); or a dict, tuple or
+        list of such tensors, which the model takes as keyword or positional arguments
     labels: (N,) int64 class indices, int64 targets (N, ...) such as tokens, or float targets (N, ...) for regression
     ids: one unique name per example, the same in every run; None means "0", "1", ...
     classes: class names, by class index
@@ -28,7 +32,7 @@ class Examples:
     paths: the file each example was read from
     """
 
-    inputs: Tensor
+    inputs: Inputs
     labels: Tensor
     ids: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None
@@ -40,30 +44,54 @@ class Examples:
         _check_labels(self)
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return structure.length(self.inputs)
+
+    @property
+    def reads_ahead(self) -> bool:
+        return False
 
     @property
     def device(self) -> torch.device:
-        return self.inputs.device
+        return self.labels.device
 
     @property
     def nbytes(self) -> int:
-        return self.inputs.nbytes + self.labels.nbytes
+        return sum(tensor.nbytes for tensor in structure.tensors((self.inputs, self.labels)))
 
     def id_of(self, index: int) -> str:
         """The id of one example, by its index in the data set."""
         at = range(len(self))[index]  # negative and out-of-range indices behave as in a list
         return str(at) if self.ids is None else self.ids[at]
 
-    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels at these indices, on the data's device; one gather each."""
-        index = index.to(self.inputs.device, non_blocking=True)
-        return self.inputs.index_select(0, index), self.labels.index_select(0, index)
+    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """Inputs and labels at these indices, on the data's device; one gather per tensor."""
+        index = index.to(self.device, non_blocking=True)
+        inputs = structure.change(lambda tensor: tensor.index_select(0, index), self.inputs)
+        return inputs, self.labels.index_select(0, index)
+
+    def read(
+        self, batches: Iterable[Tensor], *, seed: int = 0, purpose: str = "read"
+    ) -> Iterator[tuple[Inputs, Tensor]]:
+        """Inputs and labels of each batch of indices; nothing is random here."""
+        return map(self.take, batches)
+
+    def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
+        """The index batches of an epoch; together they hold every example exactly once."""
+        return source_batches(len(self), size, seed=seed, epoch=epoch, device=device)
+
+    def sample(self) -> Inputs:
+        """Inputs from which statistics are computed: all of them."""
+        return self.inputs
+
+    def sample_labels(self) -> Tensor:
+        """All labels."""
+        return self.labels
 
     def to(self, device: torch.device | str) -> Examples:
         """The same examples on another device."""
         truth = None if self.truth is None else self.truth.to(device)
-        return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device), truth=truth)
+        inputs, labels = structure.change(lambda tensor: tensor.to(device), (self.inputs, self.labels))
+        return replace(self, inputs=inputs, labels=labels, truth=truth)
 
     def subset(self, index: Tensor | Sequence[int]) -> Examples:
         """The selected examples, in this order; ``index`` holds indices or is a boolean mask."""
@@ -88,13 +116,16 @@ class Examples:
     def fingerprint(self) -> str:
         """sha256 over the shapes, the bytes of inputs and labels, and the ids."""
         digest = hashlib.sha256()
-        for tensor in (self.inputs, self.labels):
+        for tensor in structure.tensors((self.inputs, self.labels)):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             for piece in _pieces(tensor):
                 digest.update(piece)
         ids = self.ids if self.ids is not None else [str(i) for i in range(len(self))]
         digest.update(json.dumps(ids).encode())
         return digest.hexdigest()
+
+    def close(self) -> None:
+        """Nothing is held open."""
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
@@ -105,7 +136,7 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def _check_lengths(examples: Examples) -> None:
-    count = len(examples.inputs) if examples.inputs.ndim else 0
+    count = structure.length(examples.inputs)
     if count == 0:
         raise DataError("the data set is empty: give it at least one example.")
     fields: dict[str, Any] = {
@@ -114,6 +145,12 @@ def _check_lengths(examples: Examples) -> None:
         "truth": examples.truth,
         "paths": examples.paths,
     }
+    for tensor in structure.tensors(examples.inputs):
+        if tensor.shape[:1] != (count,):
+            raise DataError(
+                f"the inputs hold a tensor of shape {tuple(tensor.shape)} beside one of length {count}: the first "
+                "dimension of each must count the examples."
+            )
     for field, values in fields.items():
         if values is not None and len(values) != count:
             raise DataError(f"there are {count} inputs but {len(values)} {field}: give one for each input.")

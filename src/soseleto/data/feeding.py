@@ -7,14 +7,18 @@ steps. The batches are a function of (seed, purpose, epoch, step), so a resumed 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import tee
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from soseleto.data import structure
 from soseleto.data.augment import Augment, Rows
-from soseleto.data.examples import Examples
+from soseleto.data.example_set import ExampleSet
 from soseleto.data.randomness import generator
+from soseleto.data.structure import Inputs
 
 _BLOCK_BYTES = 1 << 26  # of float inputs
 _BLOCK_STEPS = 16
@@ -22,19 +26,19 @@ _BLOCK_STEPS = 16
 
 class Fed(NamedTuple):
     places: Tensor  # (B,) indices into the data set
-    inputs: Tensor  # (B, ...) as the model expects them
+    inputs: Inputs  # (B, ...) as the model expects them
     labels: Tensor
 
 
 def feed(
-    examples: Examples,
+    examples: ExampleSet,
     batches: Sequence[Tensor],
     *,
     seed: int,
     epoch: int,
     purpose: str = "source/augment",
     augment: Augment | None = None,
-    prepare: Callable[[Tensor], Tensor] | None = None,
+    prepare: Callable[[Inputs], Inputs] | None = None,
     start: int = 0,
     keep: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Fed]:
@@ -43,45 +47,52 @@ def feed(
     ``augment`` is applied to the inputs as stored, then ``prepare`` (such as a Preprocess). ``keep`` maps a batch of
     indices to the mask of rows to yield; those rows are the same as in the whole batch.
     """
-    steps = block_steps(examples, max((len(batch) for batch in batches), default=1))
-    for first in range(start - start % steps, len(batches), steps):
-        random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
-        made = _block(examples, batches[first : first + steps], augment, prepare, random, keep)
+    steps = block_steps(examples, len(batches[0]) if len(batches) else 1)  # only the last can be smaller
+    firsts = range(start - start % steps, len(batches), steps)
+    blocks, ahead = tee(_block(batches[first : first + steps], keep) for first in firsts)
+    taken = examples.read((block.places for block in ahead), seed=seed, purpose=f"{purpose}/{epoch}")
+    for first, block, (inputs, labels) in zip(firsts, blocks, taken, strict=True):
+        if augment is not None and len(block.places):
+            random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
+            inputs = augment(inputs, block.draws(random))
+        if prepare is not None:
+            inputs = prepare(inputs)
+        whole = (block.places.to(examples.device), inputs, labels)
+        made = [whole] if len(block.sizes) == 1 else structure.split(whole, block.sizes)
+        del inputs, labels, whole
+        for _ in range(max(0, start - first)):  # taken before the run was resumed
+            made.pop(0)
         while made:  # yielded one by one, so that no batch is referenced here longer than needed
-            one = made.pop(0)
-            if first >= start:
-                yield one
-            first += 1
-            del one
+            yield Fed(*made.pop(0))
 
 
-def _block(
-    examples: Examples,
-    block: Sequence[Tensor],
-    augment: Augment | None,
-    prepare: Callable[[Tensor], Tensor] | None,
-    random: torch.Generator,
-    keep: Callable[[Tensor], Tensor] | None,
-) -> list[Fed]:
-    draws: torch.Generator | Rows = random
-    sizes = [len(batch) for batch in block]
-    flat = torch.cat(list(block)) if len(block) > 1 else block[0]
-    if keep is not None:
-        masks = [keep(batch) for batch in block]
-        rows = torch.cat(masks).nonzero().squeeze(1)
-        draws, flat, sizes = Rows(random, len(flat), rows.to(random.device)), flat[rows], [int(m.sum()) for m in masks]
-    flat = flat.to(examples.device)
-    inputs, labels = examples.take(flat)
-    if augment is not None and len(flat):
-        inputs = augment(inputs, draws)
-    if prepare is not None:
-        inputs = prepare(inputs)
-    return [Fed(*parts) for parts in zip(*(torch.split(t, sizes) for t in (flat, inputs, labels)), strict=True)]
+@dataclass(frozen=True)
+class _Block:
+    """The batches of some steps in one: which rows of how many are kept, and how many of each batch."""
+
+    places: Tensor
+    sizes: list[int]
+    rows: Tensor | None = None
+    total: int = 0
+
+    def draws(self, random: torch.Generator) -> torch.Generator | Rows:
+        """What augmentation draws from, so that kept rows get the same numbers as in the whole batches."""
+        return random if self.rows is None else Rows(random, self.total, self.rows.to(random.device))
 
 
-def block_steps(examples: Examples, batch_size: int) -> int:
+def _block(batches: Sequence[Tensor], keep: Callable[[Tensor], Tensor] | None) -> _Block:
+    flat = torch.cat(list(batches)) if len(batches) > 1 else batches[0]
+    if keep is None:
+        return _Block(flat, [len(batch) for batch in batches])
+    masks = [keep(batch) for batch in batches]
+    rows = torch.cat(masks).nonzero().squeeze(1)
+    return _Block(flat[rows], [int(mask.sum()) for mask in masks], rows, len(flat))
+
+
+def block_steps(examples: ExampleSet, batch_size: int) -> int:
     """Number of steps in a block; depends on device and shapes alone, so that a resumed run has the same blocks."""
-    if examples.device.type == "cpu":
+    if examples.reads_ahead or examples.device.type == "cpu":
         return 1  # no launch cost, and a small batch stays in the processor's cache
-    one = 4 * batch_size * max(1, examples.inputs[0].numel())
+    numbers = sum(tensor[0].numel() for tensor in structure.tensors(examples.sample()))
+    one = 4 * batch_size * max(1, numbers)
     return max(1, min(_BLOCK_STEPS, _BLOCK_BYTES // one))

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data.examples import Examples
+from soseleto.data import structure
+from soseleto.data.example_set import ExampleSet
+from soseleto.data.structure import Inputs
 from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError
 
@@ -112,6 +114,8 @@ def _float_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class Prepare:
     """Converts stored inputs to what the model expects: standardisation, dtype and memory format.
 
+    Tensors inside a structure, whose meaning is not known, are not standardised.
+
     standardize: of tables their preparation, which also encodes categories
     """
 
@@ -119,12 +123,17 @@ class Prepare:
     dtype: torch.dtype
     channels_last: bool = False
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Inputs) -> Inputs:
         if self.standardize is not None:
             inputs = self.standardize(inputs)
+        return structure.change(self._converted, inputs)
+
+    def _converted(self, inputs: Tensor) -> Tensor:
         if inputs.is_floating_point() or inputs.dtype == torch.uint8:
             inputs = inputs.to(self.dtype)
-        return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
+        if self.channels_last and inputs.ndim == 4:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -139,18 +148,23 @@ def standardization_from(fields: dict[str, Any]) -> Preprocess | TablePreparatio
 
 
 def make_prepare(
-    source: Examples, model: nn.Module, *, standardize: bool | Preprocess | TablePreparation | None
+    source: ExampleSet, model: nn.Module, *, standardize: bool | Preprocess | TablePreparation | None
 ) -> Prepare:
     """Statistics come from the source alone; by default uint8 inputs are standardised and float inputs are not.
 
     Images get the memory format of the model's convolutions: ``model.to(memory_format=torch.channels_last)`` is enough.
     """
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    last = source.inputs.ndim == 4 and any(_channels_last(p) for p in model.parameters())
+    last = any(_channels_last(p) for p in model.parameters())
     if isinstance(standardize, Preprocess | TablePreparation):
         return Prepare(standardize, dtype, last)
-    wanted = source.inputs.dtype == torch.uint8 if standardize is None else standardize
-    return Prepare(Preprocess.of(source.inputs) if wanted else None, dtype, last)
+    first, _ = source.take(torch.tensor([0]))
+    if not isinstance(first, Tensor):
+        if standardize:
+            raise UsageError("standardize=True is for inputs that are one tensor: standardise the parts in the data.")
+        return Prepare(None, dtype, last)
+    wanted = first.dtype == torch.uint8 if standardize is None else standardize
+    return Prepare(Preprocess.of(source.sample()) if wanted else None, dtype, last)
 
 
 def _channels_last(p: Tensor) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from soseleto.data.structure import call, concatenate
 from soseleto.errors import UsageError
 from soseleto.task.piece import Piece, State, Step
 from soseleto.task.task import Task
@@ -57,7 +58,7 @@ class domain_loss(Piece):
 
     def update(self, value: dict[str, Tensor], state: Any, step: Step) -> dict[str, Tensor]:
         model: Any = step.task.model
-        both = model.trunk(torch.cat([step.source.inputs, step.target.inputs]))
+        both = call(model.trunk, concatenate([step.source.inputs, step.target.inputs]))
         loss = self.loss(both[: len(step.source)], both[len(step.source) :])
         shared = {name: p for name, p in model.named_parameters() if p.requires_grad and name in step.task.shared}
         found = torch.autograd.grad(loss, list(shared.values()), allow_unused=True)

@@ -24,7 +24,7 @@ from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.state import PhasedState, require_share, require_transfer
-from soseleto.task.losses import FULL
+from soseleto.task.losses import FULL, joined_inputs
 from soseleto.task.task import Task
 
 _SMALLEST = 1e-6  # probability of a class without an example in the support set
@@ -79,7 +79,7 @@ class MatchingNetworks:
 
     def step(self, state: PhasedState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         task, model = state.task, _parts(state.task)
-        features = getattr(task.losses, "precision", FULL)(model.trunk, torch.cat([source.inputs, target.inputs]))
+        features = getattr(task.losses, "precision", FULL)(model.trunk, joined_inputs(source, target))
         of_source, of_target = features[: len(source)], features[len(source) :]
         if state.in_first_phase:
             side, losses = "source", episode(of_source, source.labels, self.scale)

@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batch import Batch
+from soseleto.data.structure import scores_of
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.task.losses import FULL
+from soseleto.task.losses import FULL, joined_inputs
 from soseleto.task.task import Task, lr_left, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 
@@ -132,17 +133,21 @@ def shared_gradient(task: Task, side: str, batch: Batch, share: float = 1.0) -> 
 
 def class_scores(task: Task, model: nn.Module, batch: Batch, name: str) -> Tensor:
     """The model's outputs (B, classes), for a method that takes them as the logits of a softmax."""
-    outputs = getattr(task.losses, "precision", FULL)(model, batch.inputs)
-    if outputs.ndim != 2 or batch.labels.is_floating_point():
+    outputs = scores_of(getattr(task.losses, "precision", FULL)(model, batch.inputs))
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or batch.labels.is_floating_point():
         raise UsageError(
-            f"the method {name!r} needs class scores (B, classes) and class indices, got outputs of shape "
-            f"{tuple(outputs.shape)} and labels of {batch.labels.dtype}: use it for classification."
+            f"the method {name!r} needs class scores (B, classes) and class indices, got outputs of "
+            f"{_shown(outputs)} and labels of {batch.labels.dtype}: use it for classification."
         )
     return outputs
 
 
+def _shown(outputs: Any) -> str:
+    return f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"type {type(outputs).__name__}"
+
+
 def scores_of_both(task: Task, source: Batch, target: Batch, name: str) -> tuple[Tensor, Tensor]:
     """``class_scores`` of the two batches, from one forward pass."""
-    whole = Batch(source.index, torch.cat([source.inputs, target.inputs]), source.labels)
+    whole = Batch(source.index, joined_inputs(source, target), source.labels)
     scores = class_scores(task, task.model, whole, name)
     return scores[: len(source)], scores[len(source) :]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,14 +21,14 @@ class TrunkAndHeads(nn.Module):
         self.source_head = source_head
         self.target_head = target_head
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.target_head(self.trunk(inputs))
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        return self.target_head(self.trunk(*inputs, **named))
 
 
-def feature_width(trunk: nn.Module, inputs: Tensor) -> int:
+def feature_width(trunk: nn.Module, forward: Callable[[nn.Module], Any]) -> int:
     """The number of features that the trunk returns, found by one forward pass in evaluation mode."""
     with evaluation_mode(trunk), torch.no_grad():
-        features = trunk(inputs[:1])
+        features = forward(trunk)
     if not isinstance(features, Tensor) or features.ndim != 2:
         got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
         raise UsageError(f"in transfer mode the model is the trunk and must return (B, features), got {got}.")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from soseleto.data.batch import Batch
+from soseleto.data.structure import change
 from soseleto.engines import Engine
 from soseleto.engines.contract import Coefficients, Direction, SourcePass, SourceStep
 from soseleto.engines.layerwise.engine import TOLERANCE
@@ -182,5 +183,7 @@ def sharing_of(model: nn.Module, sharing: Sharing) -> Sharing:
 
 def _zero_example(batch: Batch) -> Batch:
     """One example of zeros, for a rank without examples."""
-    index, inputs, labels = (t.new_zeros(1, *t.shape[1:]) for t in (batch.index, batch.inputs, batch.labels))
+    index, inputs, labels = change(
+        lambda tensor: tensor.new_zeros(1, *tensor.shape[1:]), (batch.index, batch.inputs, batch.labels)
+    )
     return Batch(index, inputs, labels, whole=batch.total)

@@ -44,9 +44,9 @@ class LoadedRun(Predictor):
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of one input, or None where the run did not record it."""
+        """The shape of one input, or None where the run did not record it or inputs are structures."""
         shape = self.config.get("input_shape")
-        return None if shape is None else tuple(shape)
+        return tuple(shape) if isinstance(shape, list) else None
 
     @property
     def columns(self) -> tuple[str, ...] | None:

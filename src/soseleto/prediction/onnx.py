@@ -54,6 +54,8 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
         need(package, to="writing ONNX")
     if loaded.final is not None:
         raise UsageError(f"{loaded.run.path} has a final scikit-learn model, not a network: train it without --final.")
+    if isinstance(loaded.config.get("input_shape"), dict):
+        raise UsageError(f"{loaded.run.path} has inputs of several tensors, and ONNX is written for one tensor only.")
     if loaded.shape is None:
         raise UsageError(f"{loaded.run.path} does not record the shape of its inputs: train it again.")
     file = Path(path)

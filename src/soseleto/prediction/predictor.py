@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import tee
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from soseleto.data import ExampleSet, structure
+from soseleto.data.example_set import in_pieces
 from soseleto.data.readers.frames import frame_table, is_frame
 from soseleto.data.readers.tables import prepared
+from soseleto.data.structure import Inputs
 from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import UsageError
 from soseleto.models.evaluation import evaluation_mode
@@ -32,7 +36,7 @@ class Predictor:
     """
 
     model: nn.Module
-    prepare: Callable[[Tensor], Tensor]
+    prepare: Callable[[Inputs], Inputs]
     device: torch.device
     loss: Loss = cross_entropy
     task: TaskKind = "classification"
@@ -46,17 +50,31 @@ class Predictor:
         return found if isinstance(found, TablePreparation) else None
 
     def outputs(self, inputs: Any) -> Tensor:
-        """The model's outputs (logits) for raw inputs (uint8 images, features, a data frame), on the CPU."""
+        """The model's outputs (logits) for raw inputs (uint8 images, features, dicts, a data frame), on the CPU."""
         return self._outputs(self.model, inputs)
 
     def _outputs(self, model: nn.Module, inputs: Any) -> Tensor:
         """Outputs of ``model``, which is ``self.model`` or a part of it."""
-        given = torch.as_tensor(self._stored(inputs))
-        with evaluation_mode(self.model), torch.no_grad():
-            pieces = [model(self.prepare(piece.to(self.device))).cpu() for piece in given.split(EVALUATION_BATCH)]
-        return torch.cat(pieces)
+        given = pytree.tree_map(torch.as_tensor, structure.plain(self._stored(inputs)))
+        pieces = structure.split(given, EVALUATION_BATCH)
+        return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model, pieces)])
 
-    def _stored(self, inputs: Any) -> Tensor | np.ndarray:
+    def outputs_of(self, examples: ExampleSet) -> Tensor:
+        """The model's outputs for every example of a data set, on the CPU."""
+        return self._outputs_of(self.model, examples)
+
+    def _outputs_of(self, model: nn.Module, examples: ExampleSet) -> Tensor:
+        """Outputs of ``model``, which is ``self.model`` or made of parts of it."""
+        pieces = (inputs for inputs, _ in examples.read(in_pieces(len(examples), EVALUATION_BATCH)))
+        return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model, pieces)])
+
+    def _forward(self, model: nn.Module, pieces: Iterable[Inputs]) -> Iterator[Any]:
+        """What the model returns for each piece."""
+        with evaluation_mode(self.model), torch.no_grad():
+            for piece in pieces:
+                yield structure.call(model, self.prepare(structure.to_device(piece, self.device)))
+
+    def _stored(self, inputs: Any) -> Any:
         """A data frame as the training stored its tables; other inputs as they are."""
         if self.preparation is not None and is_frame(inputs):
             return prepared(frame_table(inputs), self.preparation, "the data frame")
@@ -74,23 +92,26 @@ class Predictor:
 
     def evaluate(self, dataset: Any) -> dict[str, float]:
         """Mean loss, and for classification the accuracy in percent."""
-        from soseleto.data import as_examples
+        from soseleto.data import as_example_set
 
-        examples = as_examples(dataset, name="test", preparation=self.preparation)
-        outputs = self.outputs(examples.inputs)
-        labels = examples.labels.cpu()
-        numbers = {"loss": float(self.loss(outputs, labels).double().mean())}
-        if self.task == "classification":
-            numbers["accuracy"] = 100.0 * float((outputs.argmax(1) == labels).double().mean())
-        return numbers
+        examples = as_example_set(dataset, name="test", preparation=self.preparation)
+        pieces, kept = tee(examples.read(in_pieces(len(examples), EVALUATION_BATCH)))
+        losses, right = [], []
+        for (_, labels), raw in zip(kept, self._forward(self.model, (inputs for inputs, _ in pieces)), strict=True):
+            outputs, truth = structure.change(lambda tensor: tensor.cpu(), (raw, labels))
+            losses.append(self.loss(outputs, truth).double())
+            if self.task == "classification":
+                right.append(structure.scores_of(outputs).argmax(1) == truth)
+        numbers = {"loss": float(torch.cat(losses).mean())}
+        return numbers | ({"accuracy": 100.0 * float(torch.cat(right).double().mean())} if right else {})
 
     def calibrated(self, dataset: Any) -> Self:
         """A copy whose temperature is fitted on ``dataset``: labelled examples that were not used in training."""
-        from soseleto.data import as_examples
+        from soseleto.data import as_example_set
 
         self._need_classes("calibrated")
-        examples = as_examples(dataset, name="calibration", preparation=self.preparation)
-        return replace(self, temperature=fit_temperature(self.outputs(examples.inputs), examples.labels.cpu()))
+        examples = as_example_set(dataset, name="calibration", preparation=self.preparation)
+        return replace(self, temperature=fit_temperature(self.outputs_of(examples), examples.labels.cpu()))
 
     def _need_classes(self, what: str) -> None:
         if self.task != "classification":

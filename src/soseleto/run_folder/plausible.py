@@ -46,6 +46,9 @@ def _whole(low: int, high: int) -> Callable[[Any], bool]:
 
 
 def _is_shape(value: Any) -> bool:
+    """The sizes of one input, or of each tensor of a structure by its path."""
+    if isinstance(value, dict):
+        return all(isinstance(sizes, list) and _is_shape(sizes) for sizes in value.values())
     sides = isinstance(value, list) and len(value) <= MOST_SIDES and all(map(_whole(1, MOST_INPUT), value))
     return sides and math.prod(value) <= MOST_INPUT
 

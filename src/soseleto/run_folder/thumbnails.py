@@ -19,9 +19,7 @@ from soseleto.run_folder.ranking import PER_CLASS, Ranking, by_class, is_suspect
 from soseleto.run_folder.reading import table_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from soseleto.data import Examples
+    from soseleto.data import ExampleSet
 
 LARGEST = 96  # longer side, in pixels
 LOSSLESS = 64  # images up to this side are stored as PNG
@@ -30,9 +28,11 @@ BATCH = 64
 _STARTS = (b"\x89PNG", b"\xff\xd8")
 
 
-def save(folder: RunFolder, source: Examples, also: Sequence[int] = ()) -> None:
+def save(folder: RunFolder, source: ExampleSet, also: Sequence[int] = ()) -> None:
     """Write thumbnails of the best, the worst, the suspects and the rows ``also``; nothing for other inputs."""
-    if not is_images(source.inputs):
+    import torch
+
+    if not is_images(source.take(torch.tensor([0]))[0]):
         return
     pyarrow, parquet = (need(name, to="writing thumbnails") for name in ("pyarrow", "pyarrow.parquet"))
     ranking = folder.ranking()
@@ -76,9 +76,13 @@ def from_file(path: str, largest: int) -> bytes | None:
         return None
 
 
-def is_images(inputs: Tensor) -> bool:
+def is_images(inputs: Any) -> bool:
     """Whether inputs (N, C, H, W) can be shown as images."""
-    return inputs.ndim == 4 and inputs.shape[1] in (1, 3, 4) and min(inputs.shape[2:]) > 1
+    import torch
+
+    if not isinstance(inputs, torch.Tensor) or inputs.ndim != 4:
+        return False
+    return inputs.shape[1] in (1, 3, 4) and min(inputs.shape[2:]) > 1
 
 
 def shrink(image: Any, largest: int = LARGEST) -> bytes:
@@ -102,7 +106,7 @@ def _rows(ranking: Ranking, also: Sequence[int]) -> np.ndarray:
     return np.unique(np.concatenate([*shown, *ends]))
 
 
-def _pixels(source: Examples, places: list[int]) -> Iterator[np.ndarray]:
+def _pixels(source: ExampleSet, places: list[int]) -> Iterator[np.ndarray]:
     """Images (C, H, W) one by one, read in batches."""
     import torch
 

@@ -20,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data import Examples, generator, seed_for
+from soseleto.data import Examples, ExampleSet, generator, seed_for
+from soseleto.data.joined import Joined
+from soseleto.data.structure import change, concatenate, to_device
 from soseleto.errors import UsageError
 from soseleto.suspects.mistakes import Mistakes
 
@@ -58,12 +60,15 @@ class PlantedProbes:
         assert self.places is not None
         return {"places": self.places.tolist(), "labels": self.labels.tolist(), "share": self.share}
 
-    def without(self, planted: Examples) -> Examples:
+    def without(self, planted: ExampleSet) -> ExampleSet:
         """The source without the appended probes; inputs and labels share the memory of ``planted``."""
+        if isinstance(planted, Joined):
+            return planted.first
+        assert isinstance(planted, Examples)
         n = self.n_source
         return replace(
             planted,
-            inputs=planted.inputs[:n],
+            inputs=change(lambda tensor: tensor[:n], planted.inputs),
             labels=planted.labels[:n],
             ids=None if planted.ids is None else planted.ids[:n],
             truth=None if planted.truth is None else planted.truth[:n],
@@ -75,14 +80,14 @@ class PlantedProbes:
 class Planted:
     """Source and target after planting: the probes are appended to the source and removed from the target."""
 
-    source: Examples
-    target: Examples
+    source: ExampleSet
+    target: ExampleSet
     probes: PlantedProbes
 
 
 def plant(
-    source: Examples,
-    target: Examples,
+    source: ExampleSet,
+    target: ExampleSet,
     share: Share,
     *,
     seed: int,
@@ -116,7 +121,7 @@ def plant(
     return _moved(source, target, probes, chosen)
 
 
-def plant_again(source: Examples, target: Examples, kept: Mapping[str, Any]) -> Planted | None:
+def plant_again(source: ExampleSet, target: ExampleSet, kept: Mapping[str, Any]) -> Planted | None:
     """With the probes that ``PlantedProbes.describe`` returned; None where they are damaged or not of this target."""
     try:
         places, labels = (torch.tensor(kept[name], dtype=torch.int64) for name in ("places", "labels"))
@@ -132,7 +137,7 @@ def plant_again(source: Examples, target: Examples, kept: Mapping[str, Any]) -> 
     return _moved(source, target, PlantedProbes(len(source), labels, truth, share=(low, high)), places)
 
 
-def _moved(source: Examples, target: Examples, probes: PlantedProbes, places: Tensor) -> Planted:
+def _moved(source: ExampleSet, target: ExampleSet, probes: PlantedProbes, places: Tensor) -> Planted:
     left = torch.ones(len(target), dtype=torch.bool)
     left[places] = False
     probes = replace(probes, places=places)
@@ -219,12 +224,13 @@ def number_of_probes(share: Share, n_source: int, n_target: int) -> int:
     return m
 
 
-def class_count_of_both(source: Examples, target: Examples) -> int:
+def class_count_of_both(source: ExampleSet, target: ExampleSet) -> int:
     """The number of classes of source and target."""
-    for side in (source, target):
-        if side.labels.is_floating_point() or side.labels.ndim != 1:
-            raise UsageError("probes need class labels, one index per example: say probes=0.")
-    classes = max(len(side.classes or ()) or int(side.labels.max()) + 1 for side in (source, target))
+    labels = [side.sample_labels() for side in (source, target)]
+    if any(each.is_floating_point() or each.ndim != 1 for each in labels):
+        raise UsageError("probes need class labels, one index per example: say probes=0.")
+    sides = zip((source, target), labels, strict=True)
+    classes = max(len(side.classes or ()) or int(each.max()) + 1 for side, each in sides)
     if classes < 2:
         raise UsageError("probes need two classes or more, since half of them get a wrong label: say probes=0.")
     return classes
@@ -247,8 +253,10 @@ def _in_proportion(labels: Tensor, m: int, classes: int, seed: int) -> Tensor:
     return torch.cat([part[:n] for part, n in zip(by_class.split(counts.tolist()), taken.tolist(), strict=True)])
 
 
-def _behind(source: Examples, taken: Examples, probes: PlantedProbes) -> Examples:
+def _behind(source: ExampleSet, taken: ExampleSet, probes: PlantedProbes) -> ExampleSet:
     """One data set: the source examples, then the probes."""
+    if not isinstance(source, Examples) or not isinstance(taken, Examples):
+        return Joined(source, taken, probes.labels)
     device = source.device
     ids = None
     if source.ids is not None:
@@ -257,7 +265,7 @@ def _behind(source: Examples, taken: Examples, probes: PlantedProbes) -> Example
     truth = None if source.truth is None else torch.cat([source.truth, probes.truth.to(source.truth.device)])
     return replace(
         source,
-        inputs=torch.cat([source.inputs, taken.inputs.to(device)]),
+        inputs=concatenate([source.inputs, to_device(taken.inputs, device)]),
         labels=torch.cat([source.labels, probes.labels.to(device)]),
         ids=ids,
         paths=paths,

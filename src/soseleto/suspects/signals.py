@@ -7,7 +7,7 @@ trusted target and once of the source, where a vote counts by the example's lear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soseleto.data import Examples, generator
+from soseleto.data import ExampleSet, generator
+from soseleto.data.example_set import in_pieces
 from soseleto.data.label_margin import label_margin
+from soseleto.data.structure import Inputs
 from soseleto.suspects.probes import PlantedProbes
 
 NEIGHBOURS = 20
@@ -24,7 +26,7 @@ SHARPNESS = 10.0  # an example votes with exp(SHARPNESS·cosine) times its weigh
 MOST_VOTERS = 10_000  # source examples, drawn at random where there are more
 _CHUNK = 1000
 
-Outputs = Callable[[Tensor], Tensor]  # from inputs as stored to the model's outputs (N, classes), on the CPU
+Outputs = Callable[[Inputs], Tensor]  # from inputs as stored to the model's outputs (N, classes), on the CPU
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Evidence:
 def gather(
     model: nn.Module,
     outputs: Outputs,
-    source: Examples,
-    target: Examples,
+    source: ExampleSet,
+    target: ExampleSet,
     probes: PlantedProbes,
     recorded: Mapping[str, Tensor],
     *,
@@ -64,14 +66,15 @@ def gather(
     weights = recorded.get("weight", torch.ones(len(labels))).cpu()
     voters = torch.randperm(probes.n_source, generator=generator(seed, "probes/voters"))[:MOST_VOTERS]
     with last_inputs(model) as seen:
-        features, of_target = features_of(target.inputs, outputs, seen)
+        features, of_target = _features(target, in_pieces(len(target)), outputs, seen)
         classes = of_target.shape[1]
         trusted = Electorate.of(features, target.labels, torch.ones(len(target)), classes)
-        features, _ = features_of(source.inputs[voters.to(source.device)], outputs, seen)
+        features, _ = _features(source, voters.split(_CHUNK), outputs, seen)
         doubtful = Electorate.of(features, labels[voters], weights[voters], classes, places=voters)
         pieces = []
-        for places in torch.arange(len(labels)).split(_CHUNK):
-            features, found = features_of(source.inputs[places[0] : places[-1] + 1], outputs, seen)
+        everything = in_pieces(len(labels), _CHUNK)
+        for places, (inputs, _) in zip(everything, source.read(everything), strict=True):
+            features, found = features_of(inputs, outputs, seen)
             pieces.append((found.float(), trusted.votes(features, places), doubtful.votes(features, places)))
     scores, agreement, neighbours = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     signals = {
@@ -90,7 +93,15 @@ def gather(
     )
 
 
-def features_of(inputs: Tensor, outputs: Callable[[Tensor], Tensor], seen: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _features(
+    examples: ExampleSet, pieces: Sequence[Tensor], outputs: Outputs, seen: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    found = [features_of(inputs, outputs, seen) for inputs, _ in examples.read(pieces)]
+    features, scores = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return features, scores
+
+
+def features_of(inputs: Inputs, outputs: Outputs, seen: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Last features and outputs; without a linear layer that takes one row per input the outputs serve as features."""
     seen.clear()
     found = outputs(inputs)

@@ -11,20 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soseleto.data import structure
 from soseleto.data.batch import Batch
+from soseleto.data.structure import Inputs
 from soseleto.engines.contract import as_loss_vector
 
-# loss(outputs, labels) -> (B,)
-Loss = Callable[[Tensor, Tensor], Tensor]
+# loss(outputs, labels) -> (B,); outputs are what the model returns
+Loss = Callable[[Any, Tensor], Tensor]
 
 
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """One cross-entropy per example."""
-    return F.cross_entropy(outputs, labels, reduction="none")
+def cross_entropy(outputs: Any, labels: Tensor) -> Tensor:
+    """One cross-entropy per example; of ``outputs.logits`` where the model returns an object."""
+    return F.cross_entropy(structure.scores_of(outputs), labels, reduction="none")
 
 
-def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
-    """One mean squared error per example."""
+def squared_error(outputs: Any, labels: Tensor) -> Tensor:
+    """One mean squared error per example; of ``outputs.logits`` where the model returns an object."""
+    outputs = structure.scores_of(outputs)
     labels = labels.reshape(outputs.shape) if labels.numel() == outputs.numel() else labels
     return (outputs - labels).square().flatten(1).mean(1) if outputs.ndim > 1 else (outputs - labels).square()
 
@@ -35,14 +38,14 @@ class Precision:
 
     autocast: torch.dtype | None = None
 
-    def __call__(self, module: Any, inputs: Tensor) -> Tensor:
+    def __call__(self, module: Any, inputs: Inputs) -> Any:
         if self.autocast is None:
-            return module(inputs)
-        if inputs.is_floating_point():
-            inputs = inputs.to(self.autocast)  # cast once instead of at every use
-        with torch.autocast(inputs.device.type, self.autocast):
-            outputs = module(inputs)
-        return outputs.float() if isinstance(outputs, Tensor) and outputs.dtype == self.autocast else outputs
+            return structure.call(module, inputs)
+        # Cast once instead of at every use.
+        inputs = structure.change(lambda t: t.to(self.autocast) if t.is_floating_point() else t, inputs)
+        with torch.autocast(structure.tensors(inputs)[0].device.type, self.autocast):
+            outputs = structure.call(module, inputs)
+        return structure.change(lambda t: t.float() if t.dtype == self.autocast else t, outputs)
 
 
 FULL = Precision()
@@ -62,11 +65,11 @@ class NoisyLosses:
         return self.source(model, batch)
 
     def can_join(self, source: Batch, target: Batch) -> bool:
-        return _can_concatenate(source.inputs, target.inputs) and _can_concatenate(source.labels, target.labels)
+        return structure.of_one_form((source.inputs, source.labels), (target.inputs, target.labels))
 
     def joint(self, model: nn.Module, source: Batch, target: Batch) -> Tensor:
         labels = torch.cat([source.labels, target.labels])
-        return _vector(self.loss(self.precision(model, torch.cat([source.inputs, target.inputs])), labels))
+        return _vector(self.loss(self.precision(model, joined_inputs(source, target)), labels))
 
 
 @dataclass(frozen=True)
@@ -84,23 +87,24 @@ class TransferLosses:
         return _vector(self.target_loss(self.precision(_with_head(model, "target_head"), batch.inputs), batch.labels))
 
     def can_join(self, source: Batch, target: Batch) -> bool:
-        return _can_concatenate(source.inputs, target.inputs)
+        return structure.of_one_form(source.inputs, target.inputs)
 
     def joint(self, model: Any, source: Batch, target: Batch) -> Tensor:
         # Both heads run on every row, so that every layer has the rows of the whole batch; a head is cheap.
-        features = self.precision(model.trunk, torch.cat([source.inputs, target.inputs]))
+        features = self.precision(model.trunk, joined_inputs(source, target))
         n = len(source)
         of_source = _vector(self.source_loss(self.precision(model.source_head, features)[:n], source.labels))
         of_target = _vector(self.target_loss(self.precision(model.target_head, features)[n:], target.labels))
         return torch.cat([of_source, of_target])
 
 
-def _with_head(model: Any, head: str) -> Callable[[Tensor], Tensor]:
-    return lambda inputs: getattr(model, head)(model.trunk(inputs))
+def joined_inputs(source: Batch, target: Batch) -> Inputs:
+    """The inputs of both batches, source first."""
+    return structure.concatenate([source.inputs, target.inputs])
 
 
-def _can_concatenate(one: Tensor, other: Tensor) -> bool:
-    return one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
+def _with_head(model: Any, head: str) -> Callable[..., Tensor]:
+    return lambda *inputs, **named: getattr(model, head)(model.trunk(*inputs, **named))
 
 
 _vector = partial(as_loss_vector, differentiable=False)  # evaluations have no gradient

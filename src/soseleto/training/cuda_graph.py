@@ -17,7 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from soseleto.data import structure
 from soseleto.data.batch import Batch
+from soseleto.data.structure import Inputs
 from soseleto.engines.proof import Schedule
 from soseleto.errors import first_line
 from soseleto.task.task import Method, MethodState
@@ -102,7 +104,7 @@ class CapturedStep:
     def _capture(self, kind: Hashable, source: Batch, target: Batch) -> bool:
         source, target, graph = _clone(source), _clone(target), torch.cuda.CUDAGraph()
         try:
-            with _rates_on_device(self._optimizer, source.inputs.device) as rates, torch.cuda.graph(graph, self._pool):
+            with _rates_on_device(self._optimizer, source.index.device) as rates, torch.cuda.graph(graph, self._pool):
                 numbers = self._eager(source, target)
         except RuntimeError as error:  # the model or the optimizer synchronises with the device
             torch.cuda.synchronize()
@@ -164,14 +166,18 @@ def _rates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> 
 
 
 def _clone(batch: Batch) -> Batch:
-    return Batch(batch.index.clone(), batch.inputs.clone(), batch.labels.clone())
+    return Batch(*structure.change(Tensor.clone, _tensors(batch)))
 
 
 def _fits(static: Batch, batch: Batch) -> bool:
-    return static.inputs.shape == batch.inputs.shape and static.labels.shape == batch.labels.shape
+    mine, its = (structure.tensors(_tensors(each)) for each in (static, batch))
+    return len(mine) == len(its) and all(a.shape == b.shape for a, b in zip(mine, its, strict=True))
 
 
 def _fill(static: Batch, batch: Batch) -> None:
-    static.index.copy_(batch.index)
-    static.inputs.copy_(batch.inputs)
-    static.labels.copy_(batch.labels)
+    for mine, its in zip(structure.tensors(_tensors(static)), structure.tensors(_tensors(batch)), strict=True):
+        mine.copy_(its)
+
+
+def _tensors(batch: Batch) -> tuple[Tensor, Inputs, Tensor]:
+    return batch.index, batch.inputs, batch.labels

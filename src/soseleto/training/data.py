@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import Examples, TablePreparation, TargetCycle, as_examples, check_mode, read_pair
+from soseleto.data import ExampleSet, Live, Stream, TablePreparation, TargetCycle, as_example_set, check_mode, read_pair
+from soseleto.data.readers.problems import some
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.suspects.probes import Planted, PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
@@ -21,9 +22,9 @@ from soseleto.training.options import Balanced, Probes
 class Data:
     """Source, target and test; the probes, if any, are at the end of the source and no longer in the target."""
 
-    source: Examples
-    target: Examples
-    test: Examples | None
+    source: ExampleSet
+    target: ExampleSet
+    test: ExampleSet | None
     probes: PlantedProbes | None = None
     columns: tuple[str, ...] | None = None  # the names of a table's features
     labels_before: Tensor | None = None  # of target examples that were found in the source, -1 for the others
@@ -31,9 +32,14 @@ class Data:
 
     @classmethod
     def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
-        """Files are read as a pair, with one list of classes and every check; arrays are taken as they are."""
+        """Files are read as a pair, with one list of classes and every check; arrays and Datasets are taken as is."""
         check_mode(mode)
         if any(isinstance(data, (str, Path)) for data in (source, target, test)):
+            if any(isinstance(data, Live | Stream) for data in (source, target, test)):
+                raise UsageError(
+                    "a path cannot stand beside data that is read in every epoch, since classes are matched among "
+                    "files only: give all of them as soseleto.data.live_images(folder, image_size=...), Live or Stream."
+                )
             pair = read_pair(source, target, test, mode=mode)
             return cls(
                 pair.source,
@@ -43,11 +49,21 @@ class Data:
                 labels_before=found_before(pair.labels_before, pair.target),
                 preparation=pair.preparation,
             )
-        return cls(
-            as_examples(source, name="source"),
-            as_examples(target, name="target"),
-            None if test is None else as_examples(test, name="test"),
+        made = cls(
+            as_example_set(source, name="source"),
+            as_example_set(target, name="target"),
+            None if test is None else as_example_set(test, name="test"),
         )
+        made._require_same_classes(mode)
+        return made
+
+    def _require_same_classes(self, mode: str) -> None:
+        one, other = self.source.classes, self.target.classes
+        if mode == "noisy" and one is not None and other is not None and one != other:
+            raise UsageError(
+                f"the source has the classes {some(one)} and the target {some(other)}: give both the same list in the "
+                "same order, as by classes=."
+            )
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
@@ -60,7 +76,7 @@ class Data:
         return () if self.preparation is None else self.preparation.texts
 
     @property
-    def own_source(self) -> Examples:
+    def own_source(self) -> ExampleSet:
         """The source without the probes."""
         return self.source if self.probes is None else self.probes.without(self.source)
 
@@ -73,6 +89,10 @@ class Data:
             raise UsageError("probes need source and target of the same classes: write mode='noisy', or probes=None.")
         if probes.share and not sharing.nothing:
             raise UsageError("probes need one process and whole batches: write probes=None, or leave those out.")
+        if probes.share and isinstance(self.source, Stream):
+            raise UsageError(
+                "probes need a source whose examples can be read in any order, not a stream: write probes=None."
+            )
         if probes.share:
             class_count_of_both(self.source, self.target)
             number_of_probes(probes.share, len(self.source), len(self.target))
@@ -90,6 +110,11 @@ class Data:
             "test_fingerprint": None if self.test is None else self.test.fingerprint(),
         }
 
+    def close(self) -> None:
+        for examples in (self.source, self.target, self.test):
+            if examples is not None:
+                examples.close()
+
     def to(self, device: torch.device) -> Data:
         return replace(
             self,
@@ -99,7 +124,7 @@ class Data:
         )
 
 
-def found_before(labels: Tensor | None, target: Examples) -> Tensor | None:
+def found_before(labels: Tensor | None, target: ExampleSet) -> Tensor | None:
     """Labels from before a check that were found in the source, where enough of them differ from the target's."""
     if labels is None:
         return None
@@ -108,7 +133,7 @@ def found_before(labels: Tensor | None, target: Examples) -> Tensor | None:
     return labels if enough_of_both(wrong, int(known.sum())) else None
 
 
-def on_device(examples: Examples, device: torch.device) -> Examples:
+def on_device(examples: ExampleSet, device: torch.device) -> ExampleSet:
     """The examples on the model's device if they fit there beside it, otherwise where they are."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -135,14 +160,14 @@ class BatchSizes:
             balanced,
         )
 
-    def target_cycle(self, target: Examples, seed: int) -> TargetCycle:
+    def target_cycle(self, target: ExampleSet, seed: int) -> TargetCycle:
         return TargetCycle(len(target), self.target, seed, target.labels.cpu() if self.balanced else None)
 
     def describe(self) -> dict[str, Any]:
         return {"batch_size": self.source, "target_batch_size": self.target, "balanced_target": self.balanced}
 
 
-def _size(name: str, size: int, examples: Examples) -> int:
+def _size(name: str, size: int, examples: ExampleSet) -> int:
     side, n = "target" if name.startswith("target") else "source", len(examples)
     if size < 1:
         raise UsageError(f"{name} must be at least 1, got {size}.")
@@ -153,7 +178,7 @@ def _size(name: str, size: int, examples: Examples) -> int:
     return size
 
 
-def classes_of(examples: Examples, side: str) -> int:
+def classes_of(examples: ExampleSet, side: str) -> int:
     """The number of classes of a side."""
     count = class_count(examples)
     if count is None:
@@ -161,11 +186,18 @@ def classes_of(examples: Examples, side: str) -> int:
     return count
 
 
-def class_count(examples: Examples) -> int | None:
-    """The number of classes, or None where labels are not class indices."""
-    if not are_class_indices(examples.labels):
+def class_count(examples: ExampleSet, outputs: int | None = None) -> int | None:
+    """The number of classes, or None where labels are not class indices.
+
+    outputs: of the classifier; the number of classes of a set whose labels are not read in advance
+    """
+    if not are_class_indices(examples.sample_labels()):
         return None
-    return int(examples.labels.max()) + 1 if examples.classes is None else len(examples.classes)
+    if examples.classes is not None:
+        return len(examples.classes)
+    if outputs is not None and examples.reads_ahead:
+        return outputs
+    return int(examples.labels.max()) + 1
 
 
 def are_class_indices(labels: Tensor) -> bool:

@@ -84,7 +84,9 @@ def fit(
     Args:
         model: in noisy mode a whole classifier; in transfer mode the trunk, which returns (B, features). It is trained
             in place and never wrapped.
-        source, target, test: ``Examples``, a pair of arrays or tensors (inputs, labels), a Dataset, or a path.
+        source, target, test: ``Examples``, a pair (inputs, labels) of arrays, tensors, or dicts and tuples of these, a
+            Dataset, or a path. A Dataset that is random, ragged or large is read in every epoch, as by
+            ``soseleto.data.Live``.
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
         epochs: passes over the source.
         batch_size: source examples per step; by default 16 to 256, by the size of the source.
@@ -93,7 +95,8 @@ def fit(
         optimizer: ``soseleto.sgd(lr, weight_decay)``, or a function from parameters to any torch optimizer.
         schedule: a function from the optimizer and the number of steps to a torch scheduler, which is stepped after
             every batch: ``soseleto.linear``, the default, falls to 0; ``None`` keeps the rate constant.
-        loss: ``loss(outputs, labels) -> (B,)``, or in transfer mode a pair of these (source, target).
+        loss: ``loss(outputs, labels) -> (B,)``, or in transfer mode a pair of these (source, target); ``outputs`` is
+            what the model returns.
         method: ``Soseleto(...)`` with its settings, or another method of ``soseleto.methods``.
         augment: random changes of image batches, one ``Augment`` for both sides or a pair (source, target).
         standardize: centre and scale inputs by the source's statistics, or by the ``Preprocess`` given; by default
@@ -155,6 +158,7 @@ def fit(
             if records.place is not None:
                 stack.callback(records.place.close)
             remember = _remembering(source, records, data)
+            stack.callback(loop.data.close)
             result = loop.run(setup.describe())
             team.first(remember)
             return result

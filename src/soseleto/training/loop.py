@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data import Examples, TargetCycle, feed, seed_for, source_batches, source_order
+from soseleto.data import ExampleSet, TargetCycle, feed, seed_for, structure
 from soseleto.data.batch import Batch
 from soseleto.engines.shards import reshard, sharded_modules
 from soseleto.errors import TrainingError, UsageError, counted
@@ -141,18 +141,17 @@ class Loop:
 
     def _epoch(self, state: Any, step: EagerStep | CapturedStep, epoch: int, start: int, keeper: Keeper) -> None:
         """The epoch's steps after the first ``start``, which were taken before the run was resumed."""
-        place = self.task.device if self.setup.in_one_process else "cpu"  # where ranks select their own rows
-        n, seed = len(self.data.source), self.settings.seed
-        batches = source_batches(n, self.setup.sizes.source, seed=seed, epoch=epoch, device=place)
+        source, size, seed = self.data.source, self.setup.sizes.source, self.settings.seed
+        batches = source.batches(size, seed=seed, epoch=epoch, device=self._place(source))
         before = (epoch - 1) * len(batches)
-        targets = list(self.target.block(before, len(batches)).to(place))
+        targets = self.target.batches(before, len(batches), self._place(self.data.target))
         pairs = zip(
-            self._feed(self.data.source, batches, "source", epoch, start),
+            self._feed(source, batches, "source", epoch, start),
             self._feed(self.data.target, targets, "target", epoch, start),
             strict=True,
         )
-        for count, (source, target) in enumerate(pairs, start=start + 1):
-            numbers = self._within_memory(step, state, source, target, monitor=count == len(batches))
+        for count, (batch, target) in enumerate(pairs, start=start + 1):
+            numbers = self._within_memory(step, state, batch, target, monitor=count == len(batches))
             average_running_statistics(self.task.model, self.team)
             if state.schedule is not None:
                 state.schedule.step()
@@ -161,13 +160,17 @@ class Loop:
             if count < len(batches):
                 keeper.after(before + count)
         if epoch < self.settings.epochs:  # cached for the next epoch while a GPU still works: check_guard waits for it
-            source_order(n, seed=seed, epoch=epoch + 1)
+            source.batches(size, seed=seed, epoch=epoch + 1)
         check_guard(self.task.guard)
         engine = getattr(getattr(state, "engine", None), "name", None)
         if engine is not None:
             self.records.message(f"alignments by the {engine} engine")
         self.records.epoch(self.epoch_record(state, epoch, before + len(batches)))
         keeper.after(before + len(batches))
+
+    def _place(self, examples: ExampleSet) -> torch.device | str:
+        """Where indices are: with the examples, or on the CPU, where ranks select their rows and workers get theirs."""
+        return "cpu" if examples.reads_ahead or not self.setup.in_one_process else self.task.device
 
     def _report_engine(self, state: Any, step: int) -> None:
         """Record why ``auto`` took a slower engine than the fastest, and from which step on."""
@@ -178,7 +181,7 @@ class Loop:
             self.records.message(text if known else f"from step {step} on {text}")
 
     def _feed(
-        self, examples: Examples, batches: Sequence[Tensor], side: str, epoch: int, start: int
+        self, examples: ExampleSet, batches: Sequence[Tensor], side: str, epoch: int, start: int
     ) -> Iterator[Batch]:
         device, ranks = self.task.device, self.team.ranks
         augment = self.settings.augment[0 if side == "source" else 1]
@@ -193,9 +196,9 @@ class Loop:
             start=start,
             keep=my_rows(side, self.team),
         )
-        for whole, fed in zip(batches[start:], made, strict=True):
+        for at, fed in enumerate(made, start=start):
             index = fed.places // ranks if side == "source" and ranks > 1 else fed.places  # within this rank's examples
-            yield Batch(index.to(device), fed.inputs.to(device), fed.labels.to(device), whole=len(whole))
+            yield Batch(index, fed.inputs, fed.labels, whole=len(batches[at])).to(device)
 
     def epoch_record(self, state: Any, epoch: int, step: int) -> dict[str, Any]:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.settings.epochs, "step": step}
@@ -220,7 +223,7 @@ class Loop:
         return whole
 
     @cached_property
-    def _source(self) -> Examples:
+    def _source(self) -> ExampleSet:
         return self.data.own_source
 
     def _learned(self, state: Any) -> Weights | None:
@@ -267,7 +270,7 @@ class Loop:
         return {
             "n_source": len(self._source),
             "n_target": len(self.data.target) + len(self.data.probes or ()),
-            "input_shape": list(self.data.source.inputs.shape[1:]),
+            "input_shape": structure.shape_of(self.data.source.take(torch.tensor([0]))[0]),
             "parameters": sum(p.numel() for p in self.task.model.parameters()),
             "model_fingerprint": model_fingerprint(self.task.model),
             **self.fingerprints,

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data import Examples, generator, seed_for
+from soseleto.data import ExampleSet, generator, seed_for, structure
+from soseleto.data.example_set import in_pieces
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.prediction.predictor import EVALUATION_BATCH
 from soseleto.run_folder.folder import RunFolder
@@ -69,17 +70,22 @@ def _estimate(setup: Setup, classes: int) -> mistakes.Mistakes:
     )
 
 
-def _blocks(setup: Setup, examples: Examples) -> list[np.ndarray]:
-    """Features of the examples: their inputs, unless these are tokens, and those of the network before training."""
+def _blocks(setup: Setup, examples: ExampleSet) -> list[np.ndarray]:
+    """Features of the examples: their inputs, where these are numbers, and those of the network before training."""
     inputs, features = [], []
     device, model = setup.device, setup.model
+
+    def outputs(prepared: structure.Inputs) -> Tensor:
+        return structure.scores_of(structure.call(model, prepared))
+
     with seeded(setup.settings.seed, device), evaluation_mode(model), torch.no_grad(), last_inputs(model) as seen:
-        for piece in examples.inputs.split(EVALUATION_BATCH):
-            prepared = setup.prepare(piece.to(device))
-            inputs.append(prepared)
-            features.append(features_of(prepared, model, seen)[0])
+        for piece, _ in examples.read(in_pieces(len(examples), EVALUATION_BATCH)):
+            prepared = setup.prepare(structure.to_device(piece, device))
+            if isinstance(prepared, Tensor) and prepared.is_floating_point():
+                inputs.append(prepared)
+            features.append(features_of(prepared, outputs, seen)[0])
     blocks = [torch.cat(features)]
-    if inputs[0].is_floating_point():
+    if inputs and len({piece.shape[1:] for piece in inputs}) == 1:
         blocks.append(torch.cat(inputs))
     return [_array(block) for block in blocks]
 

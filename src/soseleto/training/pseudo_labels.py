@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Examples, generator, seed_for
+from soseleto.data import Augment, Examples, ExampleSet, generator, seed_for
 from soseleto.data.preprocess import Prepare, make_prepare
 from soseleto.errors import UsageError, need
 from soseleto.extensions import target_share
@@ -106,6 +106,10 @@ def fit_unlabelled(
     if not isinstance(given["compute"].reducer or Single(), Single):
         raise UsageError("unlabelled examples are used in one process: start one, or leave them out.")
     data = Data.read(source, target, given["test"], mode)
+    if not all(isinstance(one, Examples) and isinstance(one.inputs, Tensor) for one in (data.source, data.target)):
+        raise UsageError(
+            "fit_unlabelled takes data in memory with one tensor as inputs: write soseleto.data.ReadOnce(dataset)."
+        )
     if not are_class_indices(data.target.labels):
         raise UsageError("unlabelled examples get class indices as labels, and the target has other labels: use fit.")
     if given["optimizer"] is not None:
@@ -291,7 +295,7 @@ def _ended(folder: Path) -> bool:
     return run.is_run() and run.has_ended()
 
 
-def _weights(folder: Path, source: Examples) -> Weights | None:
+def _weights(folder: Path, source: ExampleSet) -> Weights | None:
     """The weights of an ended run, from its ranking; None for a method without weights."""
     if not RunFolder(folder).has(RANKING):
         return None

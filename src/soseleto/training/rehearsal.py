@@ -7,7 +7,7 @@ not after hours of training.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from soseleto.data import Examples
+from soseleto.data import Examples, ExampleSet, structure
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import SoseletoError, UsageError, first_line
 from soseleto.methods.wrappers.record_signals import Signals
@@ -55,17 +55,19 @@ def rehearse(loop: Loop, state: Any, config: dict[str, Any]) -> None:
 
 
 def _check_outputs(loop: Loop) -> None:
-    model, inputs = loop.task.model, loop.data.target.inputs[:FEW].to(loop.task.device)
+    model, target = loop.task.model, loop.data.target
+    inputs, labels = target.take(torch.arange(min(FEW, len(target))))
+    inputs = structure.to_device(inputs, loop.task.device)
     with _stage("prediction in evaluation mode"), evaluation_mode(model), torch.no_grad():
-        outputs = model(loop.setup.prepare(inputs))
+        outputs = structure.scores_of(structure.call(model, loop.setup.prepare(inputs)))
     if not isinstance(outputs, Tensor):
         raise UsageError(
             f"the model returns a {type(outputs).__name__}, and prediction needs a tensor with one row per example: "
             "return that tensor from forward, such as outputs.logits or the first of a tuple."
         )
-    if outputs.shape[:1] != inputs.shape[:1]:
+    if outputs.shape[:1] != labels.shape[:1]:
         raise UsageError(
-            f"the model returns shape {tuple(outputs.shape)} for {len(inputs)} examples in evaluation mode: return one "
+            f"the model returns shape {tuple(outputs.shape)} for {len(labels)} examples in evaluation mode: return one "
             "row per example."
         )
 
@@ -103,7 +105,7 @@ def _with_few(loop: Loop, records: Records) -> Loop:
     )
     if data.probes is not None:
         at = [*range(_own(data.probes)), *(data.probes.n_source + place for place in _places(data.probes))]
-        few = replace(few, source=data.source.subset(at))
+        few = replace(few, source=_in_memory(data.source, at))
     signals = None if loop.signals is None else Signals(len(few.source))
     if signals is not None:
         signals.to(loop.task.device)
@@ -111,8 +113,15 @@ def _with_few(loop: Loop, records: Records) -> Loop:
     return replace(loop, data=few, signals=signals, task=task, records=records)
 
 
-def _few(examples: Examples) -> Examples:
-    return examples.subset(range(min(FEW, len(examples))))
+def _few(examples: ExampleSet) -> ExampleSet:
+    return _in_memory(examples, range(min(FEW, len(examples))))
+
+
+def _in_memory(examples: ExampleSet, index: Sequence[int]) -> Examples:
+    if isinstance(examples, Examples):
+        return examples.subset(index)
+    inputs, labels = examples.take(torch.tensor(index))
+    return Examples(inputs, labels, tuple(map(examples.id_of, index)), examples.classes)
 
 
 def _own(probes: PlantedProbes) -> int:
@@ -131,9 +140,9 @@ def _places(probes: PlantedProbes) -> list[int]:
     return sorted(wrong.nonzero().flatten()[:FEW].tolist() + (~wrong).nonzero().flatten()[:FEW].tolist())
 
 
-def _calibrate(result: Result, target: Examples) -> None:
+def _calibrate(result: Result, target: ExampleSet) -> None:
     if result.task == "classification":
-        fit_temperature(result.outputs(target.inputs), target.labels.cpu())
+        fit_temperature(result.outputs_of(target), target.labels.cpu())
 
 
 def _compare(saved: dict[str, Tensor], state: dict[str, Tensor]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
-from soseleto.data import Examples, TablePreparation
+from soseleto.data import Examples, ExampleSet, TablePreparation
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import Predictor
@@ -56,7 +56,7 @@ class Result(Predictor):
     unlabelled: of ``fit_unlabelled``, the labels and weights of the unlabelled examples
     """
 
-    source: Examples
+    source: ExampleSet
     history: list[dict[str, Any]]
     messages: list[str]
     learned: Weights | None
@@ -132,6 +132,7 @@ class Result(Predictor):
         if self.preparation is None or self.task != "classification" or isinstance(self.model, TrunkAndHeads):
             return None
         source = self.source
+        assert isinstance(source, Examples)
         found = contributions(self.model, self.prepare, self.preparation, source.inputs.cpu(), source.labels.cpu())
         return named(found, self.preparation)
 
@@ -140,12 +141,13 @@ class Result(Predictor):
         """The trained classifier's label of every source example, (n,)."""
         if self.evidence is not None:
             return self.evidence.probabilities[: len(self.source)].argmax(1)
-        if self.source.labels.is_floating_point() or self.source.labels.ndim != 1:
+        sample = self.source.sample_labels()
+        if sample.is_floating_point() or sample.ndim != 1:
             return None
         model = self.model
         if isinstance(model, TrunkAndHeads):  # the source's own classes
-            model = nn.Sequential(model.trunk, model.source_head)
-        outputs = self._outputs(model, self.source.inputs)
+            model = TrunkAndHeads(model.trunk, model.source_head, model.source_head)
+        outputs = self._outputs_of(model, self.source)
         return outputs.argmax(1) if outputs.ndim == 2 and outputs.shape[1] > int(self.source.labels.max()) else None
 
     def report(self, path: str | Path = "report.html", *, force: bool = False) -> Path:
@@ -172,7 +174,7 @@ def require_weights(learned: Weights | None, method: str) -> Weights:
 
 
 def ranking_table(
-    source: Examples,
+    source: ExampleSet,
     learned: Weights,
     *,
     predicted: Tensor | None = None,
@@ -202,18 +204,23 @@ def ranking_table(
         columns["wrong"] = (truth != source.labels.cpu()).numpy()[at]
     if against is not None:
         columns["against"] = against[at]
-    if table is not None:
+    if table is not None and isinstance(source, Examples):
         shown = list(table.values_of(source.inputs).values())[:MOST_TABLE_COLUMNS]
         columns |= {f"x{i}": values[at] for i, values in enumerate(shown)}
-    elif (
-        source.inputs.ndim == 2 and source.inputs.is_floating_point() and source.inputs.shape[1] <= MOST_FEATURE_COLUMNS
-    ):
-        features = source.inputs.cpu().numpy()
+    elif (features := _features(source)) is not None:
         columns |= {f"x{i}": features[at, i] for i in range(features.shape[1])}
     return Table(columns)
 
 
-def _labels(source: Examples, labels: Tensor) -> np.ndarray:
+def _features(source: ExampleSet) -> np.ndarray | None:
+    """The columns of a small table in memory."""
+    inputs = source.inputs if isinstance(source, Examples) else None
+    if not isinstance(inputs, Tensor) or inputs.ndim != 2 or not inputs.is_floating_point():
+        return None
+    return inputs.cpu().numpy() if inputs.shape[1] <= MOST_FEATURE_COLUMNS else None
+
+
+def _labels(source: ExampleSet, labels: Tensor) -> np.ndarray:
     if source.classes is None or labels.is_floating_point() or labels.ndim > 1:
         values = labels.numpy()
         return values if values.ndim == 1 else np.array([str(v.tolist()) for v in values], dtype=object)

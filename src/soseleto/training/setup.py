@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from soseleto.data import Augment, Preprocess, TablePreparation, seed_for
+from soseleto.data import Augment, Preprocess, TablePreparation, seed_for, structure
 from soseleto.data.preprocess import Prepare, make_prepare
 from soseleto.engines.shards import is_shard, reshard
 from soseleto.errors import UsageError
@@ -118,7 +118,8 @@ def assemble(model: nn.Module, mode: str, data: Data, prepare: Prepare, heads: H
             raise UsageError("heads have no effect in noisy mode, where both sides share one: write mode='transfer'.")
         return model
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    width = feature_width(model, prepare(data.source.inputs[:1].to(device)))
+    one = prepare(structure.to_device(data.source.take(torch.tensor([0]))[0], device))
+    width = feature_width(model, lambda trunk: structure.call(trunk, one))
     whole = TrunkAndHeads(
         model,
         heads.source or nn.Linear(width, classes_of(data.source, "source")),
@@ -140,6 +141,7 @@ class Setup:
     prepare: Prepare
     losses: TaskLosses
     kind: TaskKind
+    outputs: int | None  # of the source's classifier
 
     @classmethod
     def of(
@@ -158,11 +160,12 @@ class Setup:
         if standardize is None and data.preparation is not None and data.preparation.codes:
             standardize = data.preparation  # codes of categories are no quantities
         prepare = make_prepare(data.own_source, model, standardize=standardize)
+        _require_one_tensor(settings.augment, data)
         whole, losses = assemble(model, settings.mode, data, prepare, settings.heads), settings.losses()
         if isinstance(sharing, ShardedSharing):
             split_heads(whole, (settings.heads.source, settings.heads.target))
             require_shardable(whole, settings.compute.non_finite, sharing.reducer.ranks)
-        kind = check_fit(whole, losses, data, prepare)
+        kind, outputs = check_fit(whole, losses, data, prepare)
         reshard(whole)
         sharing.reducer.broadcast(t for t in [*whole.parameters(), *whole.buffers()] if not is_shard(t))
         return cls(
@@ -175,6 +178,7 @@ class Setup:
             prepare=prepare,
             losses=losses,
             kind=kind,
+            outputs=outputs,
         )
 
     @property
@@ -194,7 +198,7 @@ class Setup:
             make_optimizer=settings.optimizer,
             make_schedule=settings.schedule,
             device=self.device,
-            classes=class_count(self.data.source),
+            classes=class_count(self.data.source, self.outputs),
             guard=guard,
             sharing=self.sharing,
         )
@@ -217,6 +221,15 @@ class Setup:
             "device": str(self.device) if self.in_one_process else self.device.type,
             **({} if self.data.columns is None else {"columns": list(self.data.columns)}),
         }
+
+
+def _require_one_tensor(augment: tuple[Augment | None, Augment | None], data: Data) -> None:
+    """Raise for augmentation of inputs that are a structure."""
+    for one, examples in zip(augment, (data.source, data.target), strict=True):
+        if one is not None and not one.nothing:
+            inputs, _ = examples.take(torch.tensor([0]))
+            if not isinstance(inputs, torch.Tensor):
+                raise UsageError("augment is for inputs that are one tensor: augment in the Dataset, and leave it out.")
 
 
 def _trainable(model: nn.Module, prefix: str) -> frozenset[str]:

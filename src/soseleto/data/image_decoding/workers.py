@@ -34,9 +34,13 @@ class Output(NamedTuple):
 def worker_count(workers: int | None, files: int) -> int:
     """Number of processes to start; 0 decodes in this process."""
     if workers is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = 0 if files <= _FEW else cores
+        workers = 0 if files <= _FEW else cores()
     return min(workers, -(-files // _CHUNK))
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Workers:

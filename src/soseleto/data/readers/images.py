@@ -31,7 +31,7 @@ def shape_for(source: Raw, reading: Reading) -> Shape | None:
     the median of the shorter sides, at most 224; grey if all source images are grey.
     """
     if source.inputs is not None:
-        if source.inputs.ndim != 4:
+        if not isinstance(source.inputs, Tensor) or source.inputs.ndim != 4:
             return None
         return (int(source.inputs.shape[1]), int(source.inputs.shape[2]), int(source.inputs.shape[3]))
     headers = _headers(source)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from soseleto.data import structure
 from soseleto.data.readers.labels import Names, names_of
 from soseleto.data.readers.read_once import ReadOnce, require_constant
+from soseleto.data.structure import Inputs
 from soseleto.errors import DataError
 
 _CHANNELS = (1, 3, 4)
+LABELS = ("labels", "label")  # of items that are mappings
 
 
-def inputs_of(values: Any, *, name: str) -> Tensor:
+def inputs_of(values: Any, *, name: str) -> Inputs:
     """Inputs as a tensor: uint8 is kept, floats become float32, other integers int64.
 
     NumPy images (N, H, W, C) become (N, C, H, W), and uint8 (N, H, W) becomes (N, 1, H, W); tensors keep their shape.
+    A mapping or a tuple of arrays keeps its structure.
     """
     if isinstance(values, Tensor):
         return _narrow(values, name=name)
+    if isinstance(values, Mapping) or (isinstance(values, tuple) and values and all(map(_is_array, values))):
+        return pytree.tree_map(lambda part: _part_of(part, name=name), structure.plain(values))
     array = np.asarray(values)
     if array.dtype.kind not in "buif":
         raise DataError(f"{name} inputs are of type {array.dtype}: give numbers.")
@@ -35,6 +42,25 @@ def inputs_of(values: Any, *, name: str) -> Tensor:
     if array.dtype.kind == "u" and array.dtype != np.uint8:
         array = array.astype(np.int64)
     return _narrow(torch.from_numpy(_writable(array)), name=name)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray | Mapping)
+
+
+def _part_of(values: Any, *, name: str) -> Tensor:
+    """One tensor of a structure; masks stay bool, and no dimension is added."""
+    tensor = values.detach() if isinstance(values, Tensor) else torch.from_numpy(_writable(np.asarray(values)))
+    if tensor.ndim == 0 or tensor.dtype.is_complex:
+        raise DataError(f"{name} inputs hold a {structure.describe(tensor)}: give real numbers, one row per example.")
+    return narrowed(tensor)
+
+
+def narrowed(tensor: Tensor) -> Tensor:
+    """float32, uint8, bool or int64."""
+    if tensor.is_floating_point():
+        return tensor.to(torch.float32)
+    return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.to(torch.int64)
 
 
 def labels_of(values: Any, *, name: str) -> Tensor | Names:
@@ -66,21 +92,47 @@ def stack_dataset(dataset: Any, *, name: str) -> tuple[Any, Any]:
         raise DataError(f"the {name} data set is empty: give it at least one example.")
     inputs, labels = [], []
     for at in range(len(dataset)):
-        item = dataset[at]
-        if not isinstance(item, Sequence) or isinstance(item, str) or len(item) != 2:
-            raise DataError(f"item {at} of the {name} data set is a {type(item).__name__}: return (input, label).")
-        inputs.append(_item(item[0]))
-        labels.append(item[1])
+        one, label = _pair(dataset[at], at, name=name)
+        inputs.append(one)
+        labels.append(label)
     _check_shapes(inputs, name=name)
     if checked:
-        require_constant(lambda at: (inputs[at], labels[at]), lambda at: _pair(dataset[at]), len(dataset), name=name)
-    images = inputs[0].dtype == torch.uint8 and inputs[0].ndim == 3 and not isinstance(dataset[0][0], Tensor)
+        again = lambda at: _pair(dataset[at], at, name=name)  # noqa: E731
+        require_constant(lambda at: (inputs[at], labels[at]), again, len(dataset), name=name)
+    first, raw = inputs[0], parted(dataset[0], name=name)[0]
+    if not isinstance(first, Tensor):
+        return _stack(inputs), _stack_labels(labels)
+    images = first.dtype == torch.uint8 and first.ndim == 3 and not isinstance(raw, Tensor)
     stacked = torch.stack(inputs)
     return (stacked.numpy() if images else stacked), _stack_labels(labels)
 
 
-def _pair(item: Any) -> tuple[Tensor, Any]:
-    return _item(item[0]), item[1]
+def _pair(item: Any, at: int, *, name: str) -> tuple[Inputs, Any]:
+    try:
+        inputs, label = parted(item, name=name)
+    except DataError as error:
+        text = f"item {at} of the {name} data set is a {type(item).__name__}: return (input, label)."
+        raise DataError(text) from error
+    if isinstance(inputs, Mapping | tuple):
+        return pytree.tree_map(_item, structure.plain(inputs)), label
+    return _item(inputs), label
+
+
+def _stack(inputs: list[Inputs]) -> Inputs:
+    columns = zip(*map(pytree.tree_leaves, inputs), strict=True)
+    return pytree.tree_unflatten([torch.stack(column) for column in columns], pytree.tree_structure(inputs[0]))
+
+
+def parted(batch: Any, *, name: str) -> tuple[Any, Any]:
+    """Inputs and labels of an item or a batch: a pair, or a mapping with an entry ``labels`` or ``label``."""
+    if isinstance(batch, Mapping):
+        key = next((key for key in LABELS if key in batch), None)
+        if key is not None:
+            return {k: value for k, value in batch.items() if k != key}, batch[key]
+        raise DataError(f"the items of the {name} data set are mappings without 'labels': add them to each item.")
+    if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise DataError(f"the {name} data set holds items of type {type(batch).__name__}: return (input, label).")
 
 
 def _item(value: Any) -> Tensor:
@@ -96,13 +148,19 @@ def _stack_labels(labels: list[Any]) -> Any:
     return np.asarray(labels)
 
 
-def _check_shapes(inputs: list[Tensor], *, name: str) -> None:
-    for at, value in enumerate(inputs):
-        if value.shape != inputs[0].shape:
+def _check_shapes(inputs: list[Inputs], *, name: str) -> None:
+    forms = [structure.change(lambda tensor: tensor[None], one) for one in inputs]
+    for at, form in enumerate(forms):
+        if structure.shape_of(form) != structure.shape_of(forms[0]):
             raise DataError(
-                f"input {at} of the {name} data set has shape {tuple(value.shape)} but input 0 has "
-                f"{tuple(inputs[0].shape)}: resize or pad them to one shape in the Dataset."
+                f"input {at} of the {name} data set has shape {_shape(form)} but input 0 has {_shape(forms[0])}: "
+                "resize or pad them to one shape in the Dataset."
             )
+
+
+def _shape(form: Inputs) -> Any:
+    shape = structure.shape_of(form)
+    return tuple(shape) if isinstance(shape, list) else shape
 
 
 def _narrow(values: Tensor, *, name: str) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from soseleto.data import structure
 from soseleto.data.examples import Examples
 from soseleto.data.readers import huggingface, image_folder, npz, tables
 from soseleto.data.readers.frames import frame_table, is_frame
@@ -25,6 +26,19 @@ _FORMS = (
 )
 
 
+def is_dataset(data: Any) -> bool:
+    """Whether this is a map-style Dataset of items, and none of the other accepted forms."""
+    if isinstance(data, Examples | str | os.PathLike | Tensor | dict) or _is_pair(data):
+        return False
+    if huggingface.is_huggingface(data) or (hasattr(data, "columns") and hasattr(data, "to_numpy")):
+        return False
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, tuple | list) and len(data) == 2
+
+
 def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
     """Read any accepted form; labels are not yet numbered and images not yet decoded."""
     if isinstance(data, Examples):
@@ -33,13 +47,13 @@ def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
         return _from_read_once(data, name=name, reading=reading)
     if isinstance(data, str | os.PathLike):
         return _from_path(Path(data).expanduser(), name=name, reading=reading)
-    if isinstance(data, tuple | list) and len(data) == 2:
+    if _is_pair(data):
         return _from_pair(data[0], data[1], name)
     if huggingface.is_huggingface(data):
         return huggingface.from_huggingface(data, name=name, reading=reading)
     if is_frame(data):
         return _from_frame(data, name=name, reading=reading)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Tensor | dict):
+    if is_dataset(data):
         return _from_pair(*stack_dataset(data, name=name), name)
     if hasattr(data, "__iter__") and not isinstance(data, Tensor | dict):
         raise UsageError(
@@ -71,9 +85,9 @@ def _from_examples(data: Examples, name: str) -> Raw:
 
 def _from_pair(inputs: Any, labels: Any, name: str) -> Raw:
     made = Raw(name, labels_of(labels, name=name), inputs=inputs_of(inputs, name=name))
-    assert made.inputs is not None
-    if len(made.inputs) != len(made):
-        raise DataError(f"the {name} has {len(made.inputs)} inputs but {len(made)} labels: give one for each.")
+    count = structure.length(made.inputs)
+    if count != len(made):
+        raise DataError(f"the {name} has {count} inputs but {len(made)} labels: give one for each.")
     return made
 
 

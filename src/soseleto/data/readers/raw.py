@@ -10,6 +10,7 @@ from torch import Tensor
 
 from soseleto.data.readers.labels import Names
 from soseleto.data.readers.problems import Problem
+from soseleto.data.structure import Inputs
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Raw:
 
     name: str  # "source", "target" or "test", for error messages
     labels: Names | Tensor  # class names, class indices or regression targets
-    inputs: Tensor | None = None
+    inputs: Inputs | None = None
     table: Any = None  # a pyarrow table of features, not yet prepared
     files: tuple[str, ...] | None = None
     images: Sequence[Any] | None = None  # Pillow images, opened on access

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,18 +28,21 @@ class ReadOnce:
 def require_constant(first: Callable[[int], Any], again: Callable[[int], Any], count: int, *, name: str) -> None:
     """Read a few items again; raise where one differs from its first reading. Global random state is left as it was."""
     places = sorted({round(at) for at in np.linspace(0, count - 1, min(READ_AGAIN, count))})
-    with _own_random_state():
+    with own_random_state():
         for at in places:
             if not all(same(first(at), again(at)) for _ in range(TIMES)):
                 raise UsageError(
                     f"item {at} of the {name} data set changes from read to read (random augmentation?), and every "
-                    "item is read only once: leave the random part out and write augment=soseleto.Augment(...), or "
-                    "write soseleto.data.ReadOnce(dataset) to train on the first reading."
+                    "item is read only once beside files: leave the random part out and write "
+                    "augment=soseleto.Augment(...), or write soseleto.data.ReadOnce(dataset) to train on the first "
+                    "reading."
                 )
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether two items are equal to the last bit; NaN equals NaN."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
     mine, its = _array(one), _array(other)
@@ -56,7 +59,7 @@ def _array(value: Any) -> Any:
 
 
 @contextmanager
-def _own_random_state() -> Iterator[None]:
+def own_random_state() -> Iterator[None]:
     """Leave the states of Python's, NumPy's and PyTorch's generators as they were."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what a Dataset may use
     with torch.random.fork_rng(devices=[]):

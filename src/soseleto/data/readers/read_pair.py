@@ -9,16 +9,20 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
+from soseleto.data.example_set import ExampleSet
 from soseleto.data.examples import Examples
 from soseleto.data.image_decoding.workers import Progress, Shape
+from soseleto.data.joined import Joined
+from soseleto.data.live import Live, is_free
 from soseleto.data.readers.checks import CHECKED, check_examples, labels_in_source
 from soseleto.data.readers.class_indices import number_labels
 from soseleto.data.readers.images import pixels_of, shape_for
-from soseleto.data.readers.open import raw_of
+from soseleto.data.readers.open import is_dataset, raw_of
 from soseleto.data.readers.prepare_tables import prepare_tables
 from soseleto.data.readers.problems import Problem, ProblemsError, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading, given_kinds, refuse_keywords
+from soseleto.data.stream import Stream, is_stream
 from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError, did_you_mean
 
@@ -43,6 +47,21 @@ class Pair:
     preparation: TablePreparation | None = None  # of tables
 
 
+def as_example_set(data: Any, *, name: str, preparation: TablePreparation | None = None) -> ExampleSet:
+    """Data in memory, a Dataset that stays where it is (``Live``), or for the source a ``Stream``."""
+    if is_stream(data) and not isinstance(data, Live | Stream | Joined):
+        data = Stream(data)
+    if isinstance(data, Stream) and name != "source":  # only the source is read in order
+        return data.in_memory()
+    if isinstance(data, Live | Stream):
+        return data.named(name)
+    if isinstance(data, Joined):
+        return data
+    if is_dataset(data) and not is_free(data):
+        return Live(data).named(name)
+    return as_examples(data, name=name, preparation=preparation)
+
+
 def as_examples(
     data: Any,
     *,
@@ -51,7 +70,7 @@ def as_examples(
     preparation: TablePreparation | None = None,
     **unknown: Never,
 ) -> Examples:
-    """Read one data set, in any accepted form; ``name`` is used in error messages.
+    """Read one data set into memory, in any accepted form; ``name`` is used in error messages.
 
     To read a source and a target that share their classes, use ``read_pair``.
 
@@ -129,6 +148,7 @@ def _read(
     check_mode(mode)
     given = {"source": source, "target": target} | ({} if test is None else {"test": test})
     raws = [raw_of(data, name=name, reading=reading) for name, data in given.items()]
+    _refuse_structures(raws)
     raws = number_labels(raws, shared=mode == "noisy", merge=reading.merge_labels)
     raws, preparation = prepare_tables(raws, reading)
     shape = shape_for(raws[0], reading)
@@ -140,6 +160,15 @@ def _read(
     _check_shapes(sets)
     problems += check_examples(sets, mode=mode, preparation=preparation)
     return sets, problems, preparation
+
+
+def _refuse_structures(raws: list[Raw]) -> None:
+    for raw in raws:
+        if raw.inputs is not None and not isinstance(raw.inputs, Tensor):
+            raise UsageError(
+                f"the inputs of the {raw.name} are a {type(raw.inputs).__name__} of tensors, which cannot be checked "
+                "beside files: give all data as pairs or Datasets."
+            )
 
 
 def _decode(

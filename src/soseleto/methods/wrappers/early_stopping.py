@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data.batch import Batch
+from soseleto.data.structure import call, scores_of, split
 from soseleto.errors import UsageError
 from soseleto.methods.wrappers.inner import WrapperState
 from soseleto.models.evaluation import evaluation_mode
@@ -105,5 +106,5 @@ class EarlyStoppingState(WrapperState):
 def accuracy(model: nn.Module, batch: Batch) -> float:
     """The share of correct predictions in evaluation mode; the modules' training flags are restored."""
     with evaluation_mode(model), torch.no_grad():
-        answers = torch.cat([model(piece).argmax(1) for piece in batch.inputs.split(_ROWS)])
+        answers = torch.cat([scores_of(call(model, piece)).argmax(1) for piece in split(batch.inputs, _ROWS)])
     return float((answers == batch.labels).double().mean())

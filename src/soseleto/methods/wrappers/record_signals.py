@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from soseleto.data.batch import Batch
 from soseleto.data.label_margin import label_margin
+from soseleto.data.structure import call, length, scores_of, tensors
 from soseleto.methods.state import require_noisy
 from soseleto.methods.wrappers.inner import Transparent, WrapperState
 from soseleto.task.losses import cross_entropy
 from soseleto.task.task import Method, Task, state_of
+from soseleto.weights import per_example
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Signals:
     extra_forwards: int = 0
 
     def __post_init__(self) -> None:
-        self.loss, self.margin, self.visits = (torch.zeros(self.n) for _ in range(3))
+        self.loss, self.margin, self.visits = per_example(3, self.n)
 
     def to(self, device: torch.device) -> None:
         self.loss, self.margin, self.visits = (t.to(device) for t in (self.loss, self.margin, self.visits))
@@ -73,11 +75,11 @@ class Recording(Transparent):
         with _source_outputs(state.task.model, source, len(target)) as seen:
             numbers = self.method.step(state.inner, source, target, monitor=monitor)
         if seen:
-            scores = seen[0].detach()[: len(source)]
+            scores = scores_of(seen[0]).detach()[: len(source)]
         else:
             self.signals.extra_forwards += 1
             with torch.no_grad():
-                scores = state.task.model(source.inputs)
+                scores = scores_of(call(state.task.model, source.inputs))
         self.signals.add(source, scores)
         return numbers
 
@@ -97,19 +99,21 @@ class RecordingState(WrapperState):
 
 
 @contextmanager
-def _source_outputs(model: nn.Module, source: Batch, n_target: int) -> Iterator[list[Tensor]]:
+def _source_outputs(model: nn.Module, source: Batch, n_target: int) -> Iterator[list[Any]]:
     """Collects the model's outputs from forwards of the source alone or joined with the target; source rows first."""
-    seen: list[Tensor] = []
+    seen: list[Any] = []
     # Autocast may have copied the inputs, so a source forward is also recognised by its number of rows, unless the
     # target alone has as many.
     sizes = {len(source), len(source) + n_target} - {n_target}
 
-    def keep(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
-        rows = given[0] if given else None
-        if isinstance(rows, Tensor) and (rows is source.inputs or len(rows) in sizes):
+    first = tensors(source.inputs)[0]
+
+    def keep(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], outputs: Any) -> None:
+        found = tensors((given, named))
+        if found and (found[0] is first or length(found) in sizes):
             seen.append(outputs)  # as it is: an engine that follows the pass would take a detach for the model's own
 
-    handle = model.register_forward_hook(keep)
+    handle = model.register_forward_hook(keep, with_kwargs=True)
     try:
         yield seen
     finally:

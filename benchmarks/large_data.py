@@ -1,0 +1,348 @@
+"""Data that is read in every epoch, sets larger than memory, and runs on them that are killed and resumed.
+
+    python benchmarks/large_data.py [--items 1000000] [--jpegs 100000] [--examples 100000000] [--kills 20]
+                                    [--out FILE] [--check]
+
+A part of size 0 is left out. Thresholds that --check asserts: an epoch over items of 3 kB at most 1.10x that of a plain
+DataLoader with as many workers, with at most 300 MB more memory; the first epoch over a folder of JPEGs of 224 pixels
+at most 1.15x decoding alone on all cores, with memory that does not grow; the weights of 10^8 examples on disk, updated
+in under 2 % of a Quick step and with less than 2 GB of memory; killed runs end bit-identical after a resume.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import soseleto
+from common import cases as known_cases
+from common import images, ordinary_step, task_for
+from data import CORES, holds, machine, make_jpeg, row, show, timed
+from data_safety.compare import differences
+from soseleto.data import Live, Stream, feed, live_images, source_batches
+from soseleto.data.batch import Batch
+from soseleto.weights import MOST_IN_MEMORY, Weights
+
+BATCH = 256
+ITEM = 3072  # bytes
+SIDE = 224
+REPEATS = 5
+
+
+class Rows(Dataset[Any]):
+    """Items of 3 kB in a memory-mapped file."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.rows = np.memmap(path, np.uint8, "r", shape=(count, ITEM))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: int) -> Any:
+        return torch.from_numpy(self.rows[at].copy()), at % 10
+
+
+def small_items(count: int, work: Path) -> list[dict[str, Any]]:
+    path = work / "rows"
+    with path.open("wb") as file:
+        for first in range(0, count, 10_000):
+            file.write(np.random.default_rng(first).bytes(ITEM * min(10_000, count - first)))
+    dataset, workers = Rows(path, count), min(CORES, 8)
+    live = Live(dataset, workers=workers)
+    plain_loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=workers, persistent_workers=True)
+
+    def plain() -> None:
+        for _ in plain_loader:
+            pass
+
+    def ours(epoch: int) -> None:
+        for _ in feed(live, source_batches(count, BATCH, seed=0, epoch=epoch), seed=0, epoch=epoch):
+            pass
+
+    plain()  # starts the workers, and brings the file into the page cache for both
+    ours(0)
+    times = [(timed(plain)[0], timed(lambda at=at: ours(at))[0]) for at in range(1, 1 + REPEATS)]
+    bare, mine = (min(each) for each in zip(*times, strict=True))
+    with peak_memory() as with_plain:
+        plain()
+    with peak_memory() as with_ours:
+        ours(9)
+    live.close()
+    return [
+        row(f"{count:,} items of 3 kB: a plain DataLoader, {workers} workers", bare, "s"),
+        row("items: an epoch of ours", mine, "s"),
+        row("items: ours against the DataLoader", mine / bare, "x", at_most=1.10),
+        row("items: extra memory", max(0.0, with_ours[0] - with_plain[0]), "MB", at_most=300.0),
+    ]
+
+
+def decode_alone(path: str) -> int:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)).size
+
+
+def jpeg_folder(count: int, work: Path) -> list[dict[str, Any]]:
+    """Links to 400 different files."""
+    (work / "files").mkdir()
+    for at in range(min(count, 400)):
+        (work / "files" / f"{at}.jpg").write_bytes(make_jpeg(at))
+    for at in range(count):
+        place = work / "jpegs" / f"class{at % 10}"
+        place.mkdir(parents=True, exist_ok=True)
+        os.link(work / "files" / f"{at % 400}.jpg", place / f"{at:06d}.jpg")
+    files = [str(path) for path in sorted((work / "jpegs").rglob("*.jpg"))]
+
+    def alone() -> None:
+        with multiprocessing.get_context("fork").Pool(CORES) as pool:
+            pool.map(decode_alone, files, chunksize=64)
+
+    memory = []
+
+    def first() -> None:
+        live = live_images(work / "jpegs", image_size=SIDE, workers=CORES)
+        batches = source_batches(count, BATCH, seed=0, epoch=1)
+        for at, _ in enumerate(feed(live, batches, seed=0, epoch=1)):
+            memory.extend(used_memory() for place in (len(batches) // 4, len(batches) - 1) if at == place)
+        live.close()
+
+    timed(alone)  # brings the files into the page cache for both
+    times = [(timed(alone)[0], timed(first)[0]) for _ in range(REPEATS)]
+    bare, mine = (min(each) for each in zip(*times, strict=True))
+    growth = max(late - early for early, late in zip(memory[::2], memory[1::2], strict=True))
+    return [
+        row(f"{count:,} JPEGs of {SIDE} pixels: decoding alone on {CORES} cores", bare, "s"),
+        row("JPEGs: first epoch of ours", mine, "s"),
+        row("JPEGs: ours against decoding alone", mine / bare, "x", at_most=1.15),
+        row("JPEGs: memory at the end more than after a quarter", growth, "MB", at_most=50.0),
+    ]
+
+
+def many_examples(count: int) -> list[dict[str, Any]]:
+    """Weights of ``count`` examples, read and moved for the batches of an epoch that is shuffled without a table."""
+    before = used_memory(mapped=True)
+    weights = Weights(count)
+    batches = source_batches(count, BATCH, seed=0, epoch=1)
+    change = torch.full((BATCH,), -0.01)
+
+    def step(at: int) -> None:
+        index = batches[at]
+        rows = weights.rows(index)
+        weights.step(index, change[: len(index)], change[: len(index)], rows)
+
+    for at in range(50):
+        step(at)
+    seconds, _ = timed(lambda: [step(at) for at in range(50, 1050 if len(batches) > 1050 else len(batches))])
+    each = seconds / max(1, min(1000, len(batches) - 50))
+    memory = used_memory(mapped=True) - before
+    quick = seconds_of_quick()
+    return [
+        row(f"{count:,} examples: weights on disk", float(12 * count > MOST_IN_MEMORY), "yes or no"),
+        row("examples: indices, weights and their update, a step", 1e6 * each, "µs"),
+        row("examples: a step of Quick", 1e6 * quick, "µs"),
+        row("examples: update against a step of Quick", 100 * each / quick, "%", at_most=2.0),
+        row("examples: memory, mapped pages included", memory, "MB", at_most=2000.0),
+    ]
+
+
+def seconds_of_quick() -> float:
+    """A plain training step of Quick with a batch of 256, on this machine's CPU."""
+    cpu = torch.device("cpu")
+    case = next(case for case in known_cases(cpu, full=True) if case.name == "Quick")
+    model = case.make()
+    task_for(case, model, BATCH, cpu)
+    batch = Batch(torch.arange(BATCH), images(BATCH), torch.arange(BATCH) % 10)
+    step = ordinary_step(case, model)
+    step(batch)
+    return min(timed(lambda: step(batch))[0] for _ in range(3))
+
+
+# Killed runs
+
+
+class Augmented(Dataset[Any]):
+    """Points with noise from the global generators, slow enough to be killed while workers read."""
+
+    def __len__(self) -> int:
+        return 240
+
+    def __getitem__(self, at: int) -> Any:
+        time.sleep(0.0005)
+        noise = torch.randn(4) * 0.1 + float(np.random.rand()) + random.random()  # noqa: NPY002
+        return torch.arange(4) * (at % 3) / 3 + noise, at % 3
+
+
+class Part(IterableDataset[Any]):
+    """A shard of such points."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self.first, self.count = first, count
+
+    def __iter__(self) -> Iterator[Any]:
+        points = Augmented()
+        for at in range(self.first, self.first + self.count):
+            inputs, label = points[at]
+            yield {"input": inputs, "labels": label, "key": f"point {at}"}
+
+
+class Net(nn.Linear):
+    """Takes points as ``input=``, and drops some of their numbers at random."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.dropout(input, 0.2, self.training))
+
+
+def sources() -> dict[str, Callable[[], Any]]:
+    return {
+        "workers": lambda: Live(Augmented(), workers=2),
+        "stream": lambda: Stream(
+            [Part(60 * at, 60) for at in range(4)], length=[60] * 4, key="key", window=16, workers=2
+        ),
+    }
+
+
+def train(kind: str, out: Path) -> None:
+    torch.manual_seed(0)
+    points = torch.randn(30, 4)
+    target: Any = points if kind == "workers" else {"input": points}
+    soseleto.fit(
+        Net(4, 3), sources()[kind](), (target, torch.arange(30) % 3), epochs=3, batch_size=16, lr=0.05, out=out,
+        device="cpu", checkpoints=soseleto.Checkpoints(seconds=0),
+    )  # fmt: skip
+
+
+def kills(count: int, work: Path, *, seed: int = 0) -> list[dict[str, Any]]:
+    draw, wrong, killed = random.Random(seed), 0, 0
+    for kind in sources():
+        whole = work / f"{kind} whole"
+        begin = time.perf_counter()
+        assert ended(started(kind, whole)) == 0
+        seconds = time.perf_counter() - begin
+        for at in range(count):
+            out = work / f"{kind} {at}"
+            process = started(kind, out)
+            time.sleep(draw.uniform(0.2, 0.95) * seconds)
+            os.kill(process, signal.SIGKILL)
+            killed += ended(process) == -signal.SIGKILL
+            again = ended(started(kind, out))
+            wrong += again not in (0, 2) or bool(differences(out, whole))  # 2: the run had ended
+            shutil.rmtree(out)
+    return [
+        row(f"{len(sources())} x {count} runs with workers and streams: killed", killed, "runs"),
+        row("killed and resumed: not bit-identical", wrong, "runs", at_most=0.0),
+    ]
+
+
+def started(kind: str, out: Path) -> int:
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        torch.set_num_threads(1)
+        train(kind, out)
+        code = 0
+    except soseleto.UsageError as error:  # as for a run that had ended
+        code = 2
+        print(error, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def ended(process: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+# Memory
+
+
+def used_memory(*, mapped: bool = False) -> float:
+    """MB of this process and its workers that are not file pages; ``mapped`` counts those of mapped files too."""
+    total = 0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        try:
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
+        except OSError:  # it has ended
+            continue
+        sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+        total += sizes["Pss"] if mapped else sizes["Pss_Anon"] + sizes["Pss_Shmem"]
+    return total / 1024
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[float]]:
+    """The largest use of memory inside, as the only entry of the list."""
+    peak, done = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            peak[0] = max(peak[0], used_memory())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()
+        peak[0] = max(peak[0], used_memory())
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=10**6, metavar="N", help="items of 3 kB")
+    parser.add_argument("--jpegs", type=int, default=10**5, metavar="N", help="images in the folder")
+    parser.add_argument("--examples", type=int, default=10**8, metavar="N", help="source examples with weights")
+    parser.add_argument("--kills", type=int, default=20, metavar="N", help="killed runs, of each kind of data")
+    parser.add_argument("--work", type=Path, help="folder for the data, removed afterwards; default: a temporary one")
+    parser.add_argument("--out", type=Path, help="write the numbers to this JSON file")
+    parser.add_argument("--check", action="store_true", help="fail if a threshold is missed")
+    options = parser.parse_args(arguments)
+    rows: list[dict[str, Any]] = []
+    parts: list[tuple[int, Callable[[Path], list[dict[str, Any]]]]] = [
+        (options.kills, lambda work: kills(options.kills, work)),
+        (options.items, lambda work: small_items(options.items, work)),
+        (options.jpegs, lambda work: jpeg_folder(options.jpegs, work)),
+        (options.examples, lambda work: many_examples(options.examples)),
+    ]
+    for size, part in parts:
+        if size:
+            work = Path(tempfile.mkdtemp(prefix="soseleto-bench-", dir=options.work))
+            try:
+                rows += part(work)
+            finally:
+                shutil.rmtree(work)
+    show(rows)
+    if options.out:
+        options.out.write_text(json.dumps({"name": "large_data", **machine(), "rows": rows}, indent=1) + "\n")
+    if options.check and not all(map(holds, rows)):
+        raise SystemExit("a threshold was missed")
+    return rows
+
+
+if __name__ == "__main__":
+    main()

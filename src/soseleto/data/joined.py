@@ -1,0 +1,101 @@
+"""Two sets in one where not both are in memory: the second's examples follow the first's, with labels of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import tee
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from soseleto.data import structure
+from soseleto.data.batches import source_batches
+from soseleto.data.example_set import ExampleSet
+from soseleto.data.structure import Inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """The examples of ``first``, then those of ``second`` with ``second_labels`` in place of their own."""
+
+    first: ExampleSet
+    second: ExampleSet
+    second_labels: Tensor
+
+    reads_ahead = True
+    truth = None
+    ids = None
+    paths = None
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return self.first.classes
+
+    @property
+    def labels(self) -> Tensor:
+        return torch.cat([self.first.labels.cpu(), self.second_labels])
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes + self.second.nbytes
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def id_of(self, index: int) -> str:
+        at = range(len(self))[index]
+        n = len(self.first)
+        return self.first.id_of(at) if at < n else f"probe {self.second.id_of(at - n)}"
+
+    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        return next(self.read([index]))
+
+    def read(
+        self, batches: Iterable[Tensor], *, seed: int = 0, purpose: str = "read"
+    ) -> Iterator[tuple[Inputs, Tensor]]:
+        n = len(self.first)
+        own, ahead, behind = tee(batches, 3)
+        of_first = self.first.read((b[b < n] for b in ahead), seed=seed, purpose=purpose)
+        of_second = self.second.read((b[b >= n] - n for b in behind), seed=seed, purpose=f"{purpose}/joined")
+        for batch, (one, labels), (other, _) in zip(own, of_first, of_second, strict=True):
+            index = batch.cpu()
+            planted = self.second_labels[index[index >= n] - n].to(labels.device)
+            back = (index >= n).long().argsort(stable=True).argsort()  # undoes the order: first's rows, then second's
+            yield _rows((one, labels), (structure.to_device(other, labels.device), planted), back)
+
+    def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
+        return source_batches(len(self), size, seed=seed, epoch=epoch)
+
+    def sample(self) -> Inputs:
+        return self.first.sample()
+
+    def sample_labels(self) -> Tensor:
+        return torch.cat([self.first.sample_labels().cpu(), self.second_labels])
+
+    def subset(self, index: Tensor | Sequence[int]) -> NoReturn:
+        raise AssertionError("a set with probes is not divided")
+
+    def to(self, device: torch.device | str) -> Joined:
+        return replace(self, first=self.first.to(device), second=self.second.to(device))
+
+    def fingerprint(self) -> str:
+        return f"{self.first.fingerprint()} {self.second.fingerprint()}"
+
+    def close(self) -> None:
+        self.first.close()
+        self.second.close()
+
+
+def _rows(one: tuple[Inputs, Tensor], other: tuple[Inputs, Tensor], back: Tensor) -> tuple[Inputs, Tensor]:
+    """The rows of both, in the order ``back``; an empty one is left out, since its other sizes may differ."""
+    full = [part for part in (one, other) if len(part[1])]
+    if len(full) < 2:
+        return full[0] if full else one
+    inputs, labels = structure.change(lambda tensor: tensor[back.to(tensor.device)], structure.concatenate(full))
+    return inputs, labels

@@ -1,0 +1,116 @@
+"""Inputs of any structure: tensors, alone or in dicts, tuples and lists, whose first dimension counts the examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Inputs = Any  # a tensor, or a structure of tensors
+
+
+def change(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
+    """The structure with ``function`` applied to every tensor."""
+    if isinstance(structure, Tensor):  # nearly always
+        return function(structure)
+    return pytree.tree_map_only(Tensor, function, structure)
+
+
+def tensors(structure: Any) -> list[Tensor]:
+    """Every tensor of the structure."""
+    if isinstance(structure, Tensor):
+        return [structure]
+    return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, Tensor)]
+
+
+def length(structure: Any) -> int:
+    """The number of examples: the length of the first tensor; 0 without one."""
+    return next((len(tensor) for tensor in tensors(structure) if tensor.ndim), 0)
+
+
+def to_device(structure: Any, device: torch.device | str) -> Any:
+    """On another device; copies from pinned memory to a GPU are not waited for."""
+    wait_free = torch.device(device).type != "cpu"
+    if not wait_free and all(tensor.device.type == "cpu" for tensor in tensors(structure)):
+        return structure
+    return change(lambda tensor: tensor.to(device, non_blocking=wait_free), structure)
+
+
+def split(structure: Any, size: int | list[int]) -> list[Any]:
+    """Parts of at most ``size`` examples, or of the given sizes."""
+    if isinstance(structure, Tensor):
+        return list(structure.split(size))
+    leaves, form = pytree.tree_flatten(structure)
+    parts = zip(*(leaf.split(size) for leaf in leaves), strict=True)
+    return [pytree.tree_unflatten(list(part), form) for part in parts]
+
+
+def concatenate(structures: Sequence[Any]) -> Any:
+    """One structure with the examples of all, which must be of one form."""
+    if isinstance(structures[0], Tensor):
+        return torch.cat(list(structures))
+    form = pytree.tree_structure(structures[0])
+    columns = zip(*(pytree.tree_leaves(structure) for structure in structures), strict=True)
+    return pytree.tree_unflatten([torch.cat(column) for column in columns], form)
+
+
+def of_one_form(one: Any, other: Any) -> bool:
+    """Whether two structures can be concatenated: all but the number of examples is the same."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return _of_one_form(one, other)
+    if pytree.tree_structure(one) != pytree.tree_structure(other):
+        return False
+    return all(_of_one_form(*pair) for pair in zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True))
+
+
+def shape_of(structure: Any) -> Any:
+    """The shape of one example: a list of sizes, or for a structure ``{path: sizes}``."""
+    if isinstance(structure, Tensor):
+        return list(structure.shape[1:])
+    leaves, _ = pytree.tree_flatten_with_path(structure)
+    return {pytree.keystr(path): list(leaf.shape[1:]) for path, leaf in leaves}
+
+
+def describe(structure: Any) -> str:
+    """Types and shapes, for messages."""
+    if isinstance(structure, Tensor):
+        return f"{structure.dtype} of shape {tuple(structure.shape)}"
+    leaves, _ = pytree.tree_flatten_with_path(structure)
+    parts = (f"{pytree.keystr(path)} {describe(leaf)}" for path, leaf in leaves if isinstance(leaf, Tensor))
+    return f"a {type(structure).__name__} ({', '.join(parts)})"
+
+
+def plain(structure: Any) -> Any:
+    """The structure with every mapping, such as a tokenizer's BatchEncoding, as a dict."""
+    if isinstance(structure, Mapping):
+        return {key: plain(value) for key, value in structure.items()}
+    if isinstance(structure, list) or type(structure) is tuple:
+        return type(structure)(plain(value) for value in structure)
+    return structure
+
+
+def call(model: Any, inputs: Any) -> Any:
+    """The model's outputs: a mapping is passed as keyword arguments, a tuple or list as positional ones."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def scores_of(outputs: Any) -> Any:
+    """The tensor of outputs, with one row per example: ``outputs.logits`` of a Hugging Face ModelOutput.
+
+    It leaves an object in float32 or better, since autocast's own casts do not reach inside.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if not isinstance(found, Tensor):
+        return outputs
+    return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+
+
+def _of_one_form(one: Tensor, other: Tensor) -> bool:
+    return one.shape[1:] == other.shape[1:] and one.dtype == other.dtype

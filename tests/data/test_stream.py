@@ -1,0 +1,160 @@
+"""Streams: every example once an epoch, the same ones after a resume, shards divided over workers, keys as ids."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+import soseleto
+from soseleto.data import Stream
+from soseleto.data.items import Request
+from soseleto.errors import DataError, UsageError
+
+
+class Shard(IterableDataset):
+    """Rows numbered from ``first``, with some noise; counts how often an example was made."""
+
+    def __init__(self, first, n, noise=True):
+        self.first, self.n, self.noise = first, n, noise
+        self.made = []
+
+    def __iter__(self):
+        for at in range(self.first, self.first + self.n):
+            self.made.append(at)
+            noise = random.random() + float(torch.rand(())) if self.noise else 0.0
+            yield {"x": torch.tensor([float(at), noise, 1.0]), "labels": at % 2, "name": f"row {at}"}
+
+
+LENGTHS = [30, 11, 10, 9]
+
+
+def shards(noise=True):
+    return [Shard(0, 30, noise), Shard(30, 11, noise), Shard(41, 10, noise), Shard(51, 9, noise)]
+
+
+def epoch_of(stream, epoch=1, size=4, start=0, seed=0):
+    batches = stream.batches(size, seed=seed, epoch=epoch)[start:]
+    made = [inputs["x"] for inputs, _ in stream.read(batches, seed=seed, purpose=f"epoch {epoch}")]
+    stream.close()
+    return batches, made
+
+
+def stream(**options):
+    return Stream(shards(), **{"key": "name", "window": 8, "workers": 0, **options})
+
+
+def test_an_epoch_holds_every_example_once_in_an_order_of_its_own():
+    one, again, other = (epoch_of(stream(), epoch) for epoch in (1, 1, 2))
+    assert [len(batch) for batch in one[0]] == [4] * 15
+    assert torch.cat(one[0]).sort().values.tolist() == list(range(60))
+    assert not torch.equal(torch.cat(one[0]), torch.cat(other[0]))
+    assert torch.equal(torch.cat(one[1])[:, 0].long(), torch.cat(one[0]))  # numbers are places in the stream
+    assert torch.equal(torch.cat(one[1]), torch.cat(again[1]))
+    back = torch.cat(other[1])[torch.cat(other[0]).argsort()] - torch.cat(one[1])[torch.cat(one[0]).argsort()]
+    assert (back[:, 1] != 0).all()  # the noise is new
+
+
+def test_workers_and_a_resume_change_nothing():
+    _, whole = epoch_of(stream())
+    _, by_workers = epoch_of(stream(workers=2))
+    assert torch.equal(torch.cat(whole), torch.cat(by_workers))
+    for start in (1, 7, 14):
+        _, rest = epoch_of(stream(), start=start)
+        assert torch.equal(torch.cat(rest), torch.cat(whole[start:]))
+
+
+def test_shards_are_read_once_an_epoch_and_finished_ones_are_skipped():
+    given = shards()
+    epoch_of(Stream(given, length=LENGTHS, key="name", window=8, workers=0))
+    assert sorted(at for shard in given for at in shard.made) == list(range(60))
+    given = shards()
+    batches, _ = epoch_of(Stream(given, length=LENGTHS, key="name", window=8, workers=0), start=12)
+    untouched = {0, 1, 2, 3} - {int(at >= 30) + int(at >= 41) + int(at >= 51) for at in torch.cat(batches).tolist()}
+    assert all(not given[which].made for which in untouched)
+
+
+def test_only_a_window_of_a_shard_is_held():
+    items = stream()._items
+    for at in (7, 3, 25, 24):
+        items._at(at, Request([at], 0, "read"))
+        assert len(items._open[0].held) <= 8
+
+
+def test_lanes_are_divided_over_workers_without_overlap():
+    many = Stream([Shard(8 * at, 8) for at in range(4)], window=8, workers=2)
+    batches = many.batches(4, seed=0, epoch=1)
+    of_worker = [{at // 8 for batch in batches[worker::2] for at in batch.tolist()} for worker in (0, 1)]
+    assert not of_worker[0] & of_worker[1]
+
+
+def fitted(source, out=None, **options):
+    torch.manual_seed(0)
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            return super().forward(x)
+
+    target = ({"x": torch.randn(12, 3)}, torch.arange(12) % 2)
+    return soseleto.fit(Net(3, 2), source, target, epochs=2, batch_size=8, lr=1e-3, out=out, **options)
+
+
+def test_fit_keeps_weights_by_key_and_resumes(tmp_path, stop_after):
+    whole = fitted(stream(), tmp_path / "whole", test=stream())
+    assert set(whole.ranking()["id"]) == {f"row {at}" for at in range(60)}
+    assert whole.weights.shape == (60,)
+    assert (torch.tensor(whole.ranking()["visits"]) == 2).all()
+
+    every = soseleto.Checkpoints(steps=2)
+    with stop_after(11):
+        fitted(stream(), tmp_path / "run", test=stream(), checkpoints=every)
+    again = fitted(stream(workers=1), tmp_path / "run", test=stream(), checkpoints=every)
+    assert "resumed after step 10" in again.messages
+    assert torch.equal(again.weights, whole.weights)
+    assert torch.equal(again.model.weight, whole.model.weight)
+    assert again.ranking()["id"].tolist() == whole.ranking()["id"].tolist()
+
+
+def test_hugging_face_streams_are_divided_into_their_shards():
+    class Streamed:
+        """As ``datasets.IterableDataset``."""
+
+        num_shards = 2
+
+        def __init__(self, of=range(2)):
+            self.of = of
+
+        def shard(self, num_shards, index):
+            return Streamed([index])
+
+        def __iter__(self):
+            for at in self.of:
+                yield from ({"x": torch.ones(3) * at, "label": at} for _ in range(5))
+
+    made = Stream(Streamed(), workers=0)
+    assert len(made) == 10
+    assert made.labels.tolist() == [0] * 5 + [1] * 5
+
+
+def test_what_is_refused():
+    with pytest.raises(UsageError, match="iterated only once"):
+        fitted(iter([]))
+    with pytest.raises(UsageError, match="one number of examples"):
+        Stream(shards(), length=[1, 2])
+    with pytest.raises(DataError, match="ended after 9 examples, and has 25"):
+        epoch_of(stream(length=[30, 11, 10, 25]))
+    with pytest.raises(DataError, match="no entry 'id'"):
+        epoch_of(stream(key="id"))
+
+    class Shuffled(Shard):
+        def __iter__(self):
+            self.first += 1
+            return super().__iter__()
+
+    moved = Stream([Shuffled(0, 10)], length=10, key="name", workers=0)
+    epoch_of(moved, 1)
+    with pytest.raises(DataError, match="the same order in every pass"):
+        epoch_of(moved, 2)
+    with pytest.raises(UsageError, match="not a stream"):
+        fitted(stream(), probes="auto")

@@ -1,0 +1,140 @@
+"""Inputs that are dicts, tuples or nested, and outputs that are objects: the same training as with one tensor."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import soseleto
+from soseleto.data.batch import Batch
+from soseleto.data.structure import call, concatenate, describe, of_one_form, scores_of, shape_of, split
+from soseleto.training.options import Checkpoints, Compute
+
+X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+DICT = {"left": X[:, :2], "right": {"rest": X[:, 2:]}}
+TUPLE = (X[:, :2], X[:, 2:])
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.hidden, self.last = nn.Linear(6, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.last(self.hidden(x).tanh())
+
+
+class Named(Plain):
+    def forward(self, *, left, right):
+        return SimpleNamespace(logits=super().forward(torch.cat([left, right["rest"]], 1)))
+
+
+class Positional(Plain):
+    def forward(self, left, right):
+        return super().forward(torch.cat([left, right], 1))
+
+
+def rows(inputs, n):
+    return split(inputs, [n, 40 - n])[0]
+
+
+def fitted(model, inputs, **options):
+    options = {"epochs": 2, "batch_size": 8, "target_batch_size": 5, **options}
+    return soseleto.fit(model, (inputs, Y), (rows(inputs, 12), Y[:12]), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"compute": Compute(micro_batch_size=3)},
+        {"compute": Compute(dtype=torch.bfloat16)},
+        {"test": True},
+        {"method": soseleto.methods.Mixed()},
+        {"method": soseleto.methods.Reweight()},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("model", "inputs"), [(Named, DICT), (Positional, TUPLE)])
+def test_a_structure_trains_like_one_tensor(model, inputs, options):
+    tests = [options | ({"test": (given, Y)} if "test" in options else {}) for given in (X, inputs)]
+    plain, made = fitted(Plain(), X, **tests[0]), fitted(model(), inputs, **tests[1])
+    assert torch.equal(plain.model.last.weight, made.model.last.weight)
+    if plain.learned is not None:
+        assert torch.equal(plain.weights, made.weights)
+        assert torch.equal(plain.scores, made.scores)
+    assert torch.equal(plain.predict_proba(X), made.predict_proba(inputs))
+    assert plain.history[-1].get("test_accuracy") == made.history[-1].get("test_accuracy")
+
+
+def test_a_run_with_dicts_and_a_model_output_is_written_resumed_and_loaded(tmp_path, stop_after):
+    whole = fitted(Named(), DICT, out=tmp_path / "whole")
+    with stop_after(7):
+        fitted(Named(), DICT, out=tmp_path / "run", checkpoints=Checkpoints(steps=3))
+    again = fitted(Named(), DICT, out=tmp_path / "run", checkpoints=Checkpoints(steps=3))
+    assert "resumed after step 6" in again.messages
+    assert torch.equal(whole.weights, again.weights)
+    assert torch.equal(whole.model.last.weight, again.model.last.weight)
+    loaded = soseleto.load(tmp_path / "run", model=Named())
+    assert torch.equal(loaded.predict(DICT), again.predict(DICT))
+    assert loaded.config["input_shape"] == {"['left']": [2], "['right']['rest']": [4]}
+
+
+def test_probes_and_transfer_take_structures():
+    x = torch.cat([X] * 3)
+    named = {"left": x[:, :2], "right": {"rest": x[:, 2:]}}
+    y = torch.cat([Y] * 3)
+    found = []
+    for model, inputs in ((Plain(), x), (Named(), named)):
+        result = soseleto.fit(model, (inputs, y), (inputs, y), epochs=2, probes="auto", seed=3)
+        found.append(result.suspects().probability)
+    assert found[0].shape == (120,)
+    assert torch.equal(*found)
+
+    class Trunk(Positional):
+        def forward(self, left, right):
+            return self.hidden(torch.cat([left, right], 1))
+
+    result = soseleto.fit(Trunk(), (TUPLE, Y), (rows(TUPLE, 12), Y[:12]), "transfer", epochs=1)
+    assert result.predict(TUPLE).shape == (40,)
+    assert result.ranking()["predicted_label"].shape == (40,)
+
+
+def test_the_users_loss_reads_what_the_model_returns():
+    class TwoHeads(Plain):
+        def forward(self, x):
+            return {"logits": super().forward(x), "size": self.hidden(x).square().mean(1)}
+
+    def both(outputs, labels):
+        return soseleto.cross_entropy(outputs, labels) + 0.1 * outputs["size"]
+
+    assert fitted(TwoHeads(), X, loss=both, test=(X, Y)).history[-1]["test_loss"] > 0
+
+
+def test_the_pieces():
+    assert shape_of(X) == [6]
+    assert describe(DICT).startswith("a dict (['left'] torch.float32 of shape (40, 2)")
+    parts = split(DICT, 16)
+    assert torch.equal(concatenate(parts)["right"]["rest"], DICT["right"]["rest"])
+    assert of_one_form(DICT, parts[0])
+    assert not of_one_form(DICT, TUPLE)
+    assert not of_one_form((X, Y), (X, Y.double()))
+    batch = Batch(torch.arange(40), TUPLE, Y)
+    assert [len(part.inputs[1]) for part in batch.split(30)] == [30, 10]
+    assert call(lambda a, b: a is b, [X, X])
+    assert scores_of({"logits": X}) is X
+    assert scores_of("text") == "text"
+
+
+def test_what_is_refused():
+    with pytest.raises(soseleto.UsageError, match="standardize=True is for inputs that are one tensor"):
+        fitted(Named(), DICT, standardize=True)
+    with pytest.raises(soseleto.DataError, match="beside one of length 40"):
+        soseleto.fit(Named(), ({"left": X, "right": X[:3]}, Y), (X, Y))
+    with pytest.raises(soseleto.UsageError, match=r"given as a dict \(\['left'\]"):
+        fitted(Named(), {"left": X})
+    with pytest.raises(soseleto.UsageError, match="augment"):
+        fitted(Named(), DICT, augment=soseleto.Augment(flip=True))
