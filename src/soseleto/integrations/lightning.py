@@ -1,0 +1,134 @@
+"""Source weights in a ``LightningModule``.
+
+    class Model(SelectionModule):
+        def per_example_loss(self, batch): ...   # (B,)
+        def configure_optimizers(self): ...
+
+    model = Model(n_source=len(doubtful))
+    Trainer(...).fit(model, selection_loaders(doubtful, trusted, batch_size=64))
+    model.selection.weights
+
+Needs Lightning: ``pip install 'soseleto[lightning]'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, default_collate
+
+from soseleto.algorithm import Soseleto
+from soseleto.errors import UsageError
+from soseleto.integrations.target_batches import Numbered
+from soseleto.selection import Selection
+
+
+class SelectionModule(LightningModule):
+    """A module that learns a weight for each source example while Lightning trains it, on one device.
+
+    Define ``per_example_loss`` and ``configure_optimizers``; everything else is Lightning's, validation included.
+    Schedulers take a step after every batch, or after every epoch with ``{"interval": "epoch"}``.
+
+    Args:
+        n_source: the number of source examples.
+        method: ``Soseleto(...)`` with settings of its own.
+        clip: the largest norm of a gradient; the Trainer's own ``gradient_clip_val`` does not reach manual steps.
+    """
+
+    def __init__(self, *, n_source: int, method: Soseleto | None = None, clip: float | None = None) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self._n_source, self._method, self._clip = n_source, method, clip
+        self._selection: Selection | None = None
+        self._saved: dict[str, Any] | None = None
+
+    def per_example_loss(self, batch: Any) -> Tensor:
+        """One loss per example of the batch, (B,)."""
+        raise UsageError(f"{type(self).__name__} has no per_example_loss: define it, with one loss per example.")
+
+    @property
+    def selection(self) -> Selection:
+        """Weights, scores and visits; there is none before the first step."""
+        if self._selection is None:
+            raise UsageError("no weights yet: call Trainer.fit first.")
+        return self._selection
+
+    def on_fit_start(self) -> None:
+        if self.trainer.world_size > 1:
+            raise UsageError(
+                f"SelectionModule trains on one device and this Trainer has {self.trainer.world_size}: write devices=1."
+            )
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        (index, source), target = batch["source"], batch["target"]
+        optimizer: Any = self.optimizers()
+        if self._selection is None:
+            self._begin(optimizer.optimizer)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        numbers = self.selection.backward(source, target, index=index, scaler=scaler)
+        if self._clip is not None:
+            self.clip_gradients(optimizer, gradient_clip_val=self._clip, gradient_clip_algorithm="norm")
+        optimizer.step()
+        optimizer.zero_grad()
+        self._advance("step")
+        self.log_dict(numbers, prog_bar=True, batch_size=len(index))
+
+    def on_train_epoch_end(self) -> None:
+        self._advance("epoch")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._selection is not None:
+            checkpoint["selection"] = self._selection.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._saved, self._selection = checkpoint.get("selection"), None
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        def loss(model: SelectionModule, batch: Any) -> Tensor:
+            return model.per_example_loss(batch)
+
+        self._selection = Selection(self, n_source=self._n_source, loss=loss, method=self._method, optimizer=optimizer)
+        if self._saved is not None:
+            self._selection.load_state_dict(self._saved)
+            self._saved = None
+
+    def _advance(self, interval: str) -> None:
+        for config in self.trainer.lr_scheduler_configs:
+            if config.interval == interval:
+                scheduler: Any = config.scheduler
+                scheduler.step()
+
+
+def selection_loaders(
+    source: Any,
+    target: Any,
+    *,
+    batch_size: int,
+    target_batch_size: int = 32,
+    collate: Callable[[Any], Any] = default_collate,
+    **settings: Any,
+) -> CombinedLoader:
+    """Batches ``{"source": (index, batch), "target": batch}`` for one pass over the source.
+
+    settings: more of DataLoader's, such as ``num_workers``
+    """
+    of_source: DataLoader[Any] = DataLoader(
+        Numbered(source), batch_size=batch_size, shuffle=True, collate_fn=_WithIndex(collate), **settings
+    )
+    each = min(target_batch_size, len(target))
+    draws = RandomSampler(target, num_samples=len(of_source) * each)
+    of_target: DataLoader[Any] = DataLoader(target, batch_size=each, sampler=draws, collate_fn=collate, **settings)
+    return CombinedLoader({"source": of_source, "target": of_target}, mode="min_size")
+
+
+class _WithIndex:
+    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, items: Sequence[tuple[int, Any]]) -> tuple[Tensor, Any]:
+        return torch.tensor([i for i, _ in items]), self._collate([item for _, item in items])

@@ -1,0 +1,94 @@
+"""SelectionModule with the real Lightning: weights, schedules, clipping, checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+lightning = pytest.importorskip("lightning")
+
+from soseleto.errors import UsageError  # noqa: E402
+from soseleto.integrations.lightning import SelectionModule, selection_loaders  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+WRONG = 30
+
+
+class Model(SelectionModule):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(n_source=120, **kwargs)
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+        self.rates: list[float] = []
+
+    def per_example_loss(self, batch: Any) -> Tensor:
+        return F.cross_entropy(self.net(batch[0]), batch[1], reduction="none")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("accuracy", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.3, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 200)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.rates.append(self.optimizers().param_groups[0]["lr"])
+
+
+def data() -> tuple[TensorDataset, TensorDataset]:
+    x = torch.randn(180, 2, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    given = y.clone()
+    given[:WRONG] = 1 - given[:WRONG]
+    return TensorDataset(x[:120], given[:120]), TensorDataset(x[120:], y[120:])
+
+
+def train(folder: Path, model: Model, epochs: int, **kwargs: Any) -> Any:
+    source, target = data()
+    torch.manual_seed(3)
+    resume = kwargs.pop("ckpt_path", None)
+    settings = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(default_root_dir=folder, max_epochs=epochs, **settings, **kwargs)
+    loaders = selection_loaders(source, target, batch_size=24, target_batch_size=16)
+    trainer.fit(model, loaders, torch.utils.data.DataLoader(target, 60), ckpt_path=resume)
+    return trainer
+
+
+def test_weights_find_the_wrong_labels(tmp_path: Path) -> None:
+    model = Model(clip=1.0)
+    with pytest.raises(UsageError, match=r"call Trainer\.fit first"):
+        _ = model.selection
+    trainer = train(tmp_path, model, 12, enable_checkpointing=False)
+    assert float(trainer.callback_metrics["accuracy"]) > 0.85
+    assert {"source_loss", "target_loss"} <= set(trainer.callback_metrics)
+    assert (model.selection.visits == 12).all()
+    weights = model.selection.weights
+    assert weights[:WRONG].mean() < weights[WRONG:].mean() - 0.2
+    assert model.rates == pytest.approx([0.3 * (1 - step / 200) for step in range(1, 61)])
+
+
+def test_a_resumed_training_goes_on_with_its_weights(tmp_path: Path) -> None:
+    whole = Model()
+    trainer = train(tmp_path, whole, 2, enable_checkpointing=False)
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    before = whole.selection.weights
+    saved = torch.load(tmp_path / "two.ckpt", weights_only=True)
+    again = Model()
+    with torch.no_grad():
+        again.net[0].weight.zero_()
+    train(tmp_path, again, 3, enable_checkpointing=False, ckpt_path=tmp_path / "two.ckpt")
+    assert (again.selection.visits == 3).all()
+    assert saved["selection"]["settings"] == again.selection.state_dict()["settings"]
+    assert not torch.equal(again.selection.weights, before)
+
+
+def test_a_module_without_a_loss_says_so() -> None:
+    with pytest.raises(UsageError, match="SelectionModule has no per_example_loss"):
+        SelectionModule(n_source=3).per_example_loss(None)
