@@ -297,6 +297,29 @@ def test_coverage_counts_what_is_unknown_or_empty(coverage: Any) -> None:
     assert (found["all"]["precision unknown"], found["all"]["share unknown"], found["all"]["no suspects"]) == (2, 1, 1)
 
 
+def test_few_wrong(tmp_path: Path) -> None:
+    from soseleto.data import data_root
+
+    if not (data_root() / "svhn").exists() and not list(data_root().glob("**/train_32x32.mat")):
+        pytest.skip("needs SVHN below SOSELETO_DATA")
+    few_wrong = importlib.import_module("few_wrong")
+    command = [
+        "--tiny",
+        "--seeds",
+        "1",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "few.json"),
+        "--lines",
+        "beyond_noise(2)",
+    ]
+    rows = few_wrong.main(command)
+    assert [(row["noise"], row["share"]) for row in rows] == list(few_wrong.NOISES)
+    assert all(0 <= row["AUROC score"] <= 1 for row in rows[1:])
+    assert few_wrong.main(command) == rows  # nothing is repeated
+
+
 def test_tables(tmp_path: Path) -> None:
     from soseleto.data import data_root
 
