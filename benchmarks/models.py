@@ -191,7 +191,7 @@ def lines(*, small: bool) -> list[Line]:
         tiny = of_transformers(bert, **settings)
         return [Line("BERT tiny", tiny, 32, 4, words(30522, 128), precision=None, at_most=1.45)]
     base: dict[str, Any] = {"at_most": 1.30, "at_most_memory": 1.10}
-    llama: dict[str, Any] = {"at_most": 1.20, "at_most_memory": 1.10}
+    llama: dict[str, Any] = {"at_most": 1.20, "at_most_memory": 1.10, "graph": False}
     batch_norm: dict[str, Any] = {"channels_last": True, "at_most": 1.85}
     llama_of = "LlamaForCausalLM"
     return [
@@ -199,13 +199,7 @@ def lines(*, small: bool) -> list[Line]:
         Line("ViT-B/16", of_transformers("ViTForImageClassification"), 64, 8, pictures, **base),
         Line("GPT-2", of_transformers(gpt2, use_cache=False), 64, 8, words(50257, 128), next_token, **base),
         Line("Llama 135M", of_transformers(llama_of, **LLAMA_135M), 32, 2, words(49152, 1024), next_token, **llama),
-        Line(
-            "Llama 1B",
-            of_transformers(llama_of, **LLAMA_1B),
-            *(32, 2, words(128256, 1024), next_token),
-            **llama,
-            graph=False,
-        ),
+        Line("Llama 1B", of_transformers(llama_of, **LLAMA_1B), 32, 2, words(128256, 1024), next_token, **llama),
         Line("ResNet-18", lambda: resnet18(norm=nn.BatchNorm2d), 256, 32, images, **batch_norm),
         Line("ResNet-50", resnet50, 256, 32, pictures, **batch_norm),
         Line("Quick fp32", quick, 256, 32, images, precision=None, at_most=1.49),
