@@ -164,7 +164,15 @@ def speed() -> dict[str, str]:
     heads = ["model", "precision", "B, T", "engine", "ordinary, ms", "ours", "floor", "memory"]
     trainings = ("end_to_end-gpu.json", "end_to_end-bf16-gpu.json")
     return {
-        "step": of_files(heads, step, STEPS[0], "step-channels-last-gpu.json", "step-batch-norm-gpu.json", STEPS[1]),
+        "step": of_files(
+            heads,
+            step,
+            STEPS[0],
+            "step-channels-last-gpu.json",
+            "step-batch-norm-gpu.json",
+            "step-last-layer-gpu.json",
+            STEPS[1],
+        ),
         "models": of_files(
             ["model", "precision", "B, T", "engine", "steps", "ordinary, ms", "ours", "memory"],
             whole_model,
