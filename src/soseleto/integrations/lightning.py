@@ -28,7 +28,7 @@ from soseleto.integrations.target_batches import Numbered
 from soseleto.selection import Selection
 
 
-class SelectionModule(LightningModule):
+class SelectionModule(LightningModule):  # type: ignore[misc]
     """A module that learns a weight for each source example while Lightning trains it, on one device.
 
     Define ``per_example_loss`` and ``configure_optimizers``; everything else is Lightning's, validation included.
