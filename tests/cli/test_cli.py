@@ -392,7 +392,8 @@ def test_fit_in_transfer_mode_with_ones_own_trunk(soseleto: Soseleto, tmp_path: 
     words = ["fit", "--source", source, "--target", target, "--out", tmp_path / "run", "--mode", "transfer"]
     said = soseleto(*words, "--epochs", 1, "--model", f"{tmp_path}/trunk.py:make")
     assert said.code == 0, said.err
-    assert RunFolder.open(tmp_path / "run").model_state()["trunk.0.weight"].shape == (5, 2)
+    width = 6  # of each number its value, and two pieces between quantiles
+    assert RunFolder.open(tmp_path / "run").model_state()["trunk.0.weight"].shape == (5, width)
     words[6] = tmp_path / "other"
     by_name = soseleto(*words, "--epochs", 1, "--model", "mlp")
     assert by_name.code == 0, by_name.err
@@ -400,7 +401,7 @@ def test_fit_in_transfer_mode_with_ones_own_trunk(soseleto: Soseleto, tmp_path: 
 
 def test_fit_lists_bad_examples_and_goes_on_when_told(soseleto: Soseleto, tmp_path: Path) -> None:
     source, target = (write_table(tmp_path / f"{n}.csv", n, n) for n in (30, 10))
-    source.write_text(source.read_text() + "0.5,,left\n")
+    source.write_text(source.read_text() + "0.5,inf,left\n")
     words = ["fit", "--source", source, "--target", target, "--out", tmp_path / "run", "--epochs", 1]
     refused = soseleto(*words)
     assert refused.code == 1

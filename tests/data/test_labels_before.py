@@ -96,12 +96,12 @@ def test_neither_a_column_nor_a_file(tmp_path: Path) -> None:
 
 def checked(tmp_path: Path, *, differ: bool) -> tuple[Path, Path]:
     """A source of 4 columns whose first rows are also in the target, with their labels corrected."""
-    rows = [f"{n},{n % 7},{n % 3},{n % 5}" for n in range(60)]
+    rows = [f"{n + 0.5},{n % 7},{n % 3},{n % 5}" for n in range(60)]  # whole numbers in order would number the rows
     labels = ["cat" if n % 2 else "dog" for n in range(60)]
     wrong = [("dog" if name == "cat" else "cat") if differ and n % 3 == 0 else name for n, name in enumerate(labels)]
     source, target = tmp_path / "source.csv", tmp_path / "target.csv"
     write(source, "\n".join(["a,b,c,d,label", *(f"{row},{name}" for row, name in zip(rows, wrong, strict=True))]))
-    more = [f"{100 + n},1,2,3,cat" for n in range(10)]
+    more = [f"{100.5 + n},1,2,3,cat" for n in range(10)]
     write(target, "\n".join(["a,b,c,d,label", *more, *(f"{rows[n]},{labels[n]}" for n in range(30))]))
     return source, target
 

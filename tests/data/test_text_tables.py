@@ -77,6 +77,18 @@ def test_what_a_csv_writer_wrote_is_read_or_refused(tmp_path, rows):
         assert names(made) == [label for _, label in rows]
 
 
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_a_header_among_the_rows_is_refused(tmp_path, delimiter):
+    """As files joined by hand have; read as an example it would make words of numbers."""
+    lines = ["id,a,label", "x,1.5,cat", "y,2.5,label", "id,a,label", "z,3.5,cat"]
+    text = "\n".join(lines).replace(",", delimiter)
+    file = tmp_path / ("t.csv" if delimiter == "," else "t.tsv")
+    with pytest.raises(DataError, match=r"row 2 of .* repeats the header: delete that line\."):
+        read(file, text)
+    whole = read(file, text.replace(f"id{delimiter}a{delimiter}label\nz", f"id{delimiter}3{delimiter}label\nz"))
+    assert whole.ids == ("x", "y", "id", "z")
+
+
 def test_a_label_of_a_whole_paragraph_stops_with_its_row(tmp_path):
     pa.parquet.write_table(pa.table({"a": [1, 2], "label": ["x", "y" * 201]}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match="the label of row 1 has 201 characters"):

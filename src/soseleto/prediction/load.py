@@ -7,7 +7,7 @@ again: a run folder may come from an untrusted place, and loading it never runs 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data.preprocess import Prepare, standardization_from
+from soseleto.data.structure import Inputs
 from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError, first_line
 from soseleto.models.by_name import is_file, make_model, name_of_saved
@@ -38,9 +39,11 @@ class LoadedRun(Predictor):
     config: dict[str, Any] = field(default_factory=dict)
     final: Final | None = None  # a scikit-learn model, which predicts in the network's place
 
-    def outputs(self, inputs: Any) -> Tensor:
-        """The final model's log-probabilities where the run has one, else the network's outputs; on the CPU."""
-        return super().outputs(inputs) if self.final is None else self.final.outputs(self._stored(inputs))
+    def _forward(self, model: nn.Module, pieces: Iterable[Inputs]) -> Iterator[Any]:
+        """The final model's log-probabilities where the run has one, else what the network returns."""
+        if self.final is None or model is not self.model:
+            return super()._forward(model, pieces)
+        return map(self.final.outputs, pieces)
 
     @property
     def shape(self) -> tuple[int, ...] | None:

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from soseleto.data.limits import check_size
 from soseleto.data.readers import csv_text
 from soseleto.data.readers.labels import names_of
+from soseleto.data.readers.problems import some
 from soseleto.data.readers.reading import Reading
 from soseleto.errors import DataError, need
 
@@ -66,7 +69,22 @@ def parse_csv(text: str, delimiter: str, reading: Reading, *, all_text: bool = F
     )
     if rows is not None and table.num_rows != rows:
         raise DataError(f"{what} has {rows} rows but {table.num_rows} were read: remove its quotes, or save it again.")
+    _check_header_once(table, what)
     return _with_labels(table, reading, convert.null_values)
+
+
+def _check_header_once(table: Any, what: str) -> None:
+    """Refuse a header among the rows, as joined files have: it would make words of every column of numbers."""
+    pyarrow, compute = (need(module, to="reading CSV") for module in ("pyarrow", "pyarrow.compute"))
+    if table.num_columns < 2 or not all(pyarrow.types.is_string(kind) for kind in table.schema.types):
+        return
+    rows = pyarrow.array(np.arange(table.num_rows))
+    for column, name in zip(table.columns, table.column_names, strict=True):
+        rows = rows.filter(compute.equal(column.take(rows), name).combine_chunks())
+        if not len(rows):
+            return
+    found = some([str(row) for row in rows.to_pylist()])
+    raise DataError(f"row {found} of {what} repeats the header: delete that line.")
 
 
 def _exact_columns(header: Sequence[str], reading: Reading, all_text: bool) -> list[str]:
