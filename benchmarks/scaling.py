@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def sweeps(sizes: Sizes) -> dict[str, dict[int, Case]]:
     b, sequences = sizes.width_batch, sizes.sequences
     return {
-        "batch size (Quick)": {n: Case("Quick", quick, n, n // 8, images) for n in sizes.batches},
+        "batch size (Quick)": {n: quick_case(n, sizes) for n in sizes.batches},
         "model width (ResNet-18, GroupNorm)": {
             width: Case(
                 "ResNet-18", lambda width=width: resnet18(width=width, norm=group_norm), b, b // 8, sizes.images
@@ -155,6 +155,11 @@ def sweeps(sizes: Sizes) -> dict[str, dict[int, Case]]:
             for length in sizes.lengths
         },
     }
+
+
+def quick_case(batch: int, sizes: Sizes) -> Case:
+    side = sizes.images(1).shape[-1]
+    return Case("Quick", lambda: quick(size=side), batch, batch // 8, sizes.images)
 
 
 def step_row(size: int, case: Case, device: torch.device, sizes: Sizes) -> dict[str, Any]:
@@ -196,8 +201,7 @@ def plain_step(case: Case, device: torch.device, n: int) -> Callable[[], object]
 
 
 def update_rows(device: torch.device, sizes: Sizes) -> list[dict[str, Any]]:
-    case = Case("Quick", quick, sizes.update_batch, sizes.update_batch // 8, images)
-    ours, plain, _ = steps(case, device)
+    ours, plain, _ = steps(quick_case(sizes.update_batch, sizes), device)
     contenders = {"ours": as_graph(ours, device), "ordinary": as_graph(plain, device)}
     return [update_row(n, contenders, device, sizes) for n in sizes.examples]
 

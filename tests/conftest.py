@@ -25,6 +25,7 @@ LONGEST = (
     "test_walk",
     "test_ranks",
     "test_fsdp",
+    "test_benchmarks",
     "test_cifar10_noise",
     "test_svhn_mnist",
     "test_docs",

@@ -24,7 +24,7 @@ def together(ranks: int, work: Callable[..., Any], *arguments: Any, answer: floa
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "soseleto.training.fit", "soseleto.methods"])
     pipes, processes = [], []
-    port = _free_port()
+    port = free_port()
     for rank in range(ranks):
         mine, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_run, args=(rank, ranks, port, answer, theirs, work, arguments))
@@ -68,7 +68,7 @@ def _run(
         pipe.send_bytes(pickle.dumps(("unexpected", traceback.format_exc())))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as one:
         one.bind(("localhost", 0))
         return int(one.getsockname()[1])

@@ -105,24 +105,24 @@ def test_what_has_ended_is_not_repeated(
 ) -> None:
     out, trained, true_train = tmp_path / "run", [], fit.train
 
-    def dies_in_the_fifth(*given: object, **more: object) -> object:
+    def dies_in_the_fourth(*given: object, **more: object) -> object:
         trained.append(more["out"])
-        if len(trained) == 5:
+        if len(trained) == 4:
             raise KeyboardInterrupt
         return true_train(*given, **more)  # type: ignore[arg-type]
 
-    words = ["fit", *data, "--out", out, "--epochs", 1, "--keep", "soseleto"]
-    monkeypatch.setattr(fit, "train", dies_in_the_fifth)
-    assert type_(*words)[0] == 130
+    words = ["fit", *data, "--epochs", 1, "--folds", 2, "--keep", "soseleto", "--out"]
+    monkeypatch.setattr(fit, "train", dies_in_the_fourth)
+    assert type_(*words, out)[0] == 130
     begun = RunFolder.open(out).metrics()
-    code, _, err = type_(*words)
+    code, _, err = type_(*words, out)
     assert code == 0, err
-    assert trained[4:6] == [out / "parts/ordinary"] * 2  # the one that was cut short, and not those before it
-    assert len(trained) == 5 + 7
+    assert trained[3:5] == [out / "parts/ordinary"] * 2  # the one that was cut short, and not those before it
+    assert len(trained) == 4 + 5
     assert RunFolder.open(out).metrics() == begun
     monkeypatch.undo()
     whole = tmp_path / "whole"
-    assert type_("fit", *data, "--out", whole, "--epochs", 1, "--keep", "soseleto")[0] == 0
+    assert type_(*words, whole)[0] == 0
     assert RunFolder.open(whole).comparison() == RunFolder.open(out).comparison()
     assert RunFolder.open(whole).temperature() == RunFolder.open(out).temperature()
 

@@ -174,7 +174,7 @@ def test_a_training_with_probes_shows_their_weights(tmp_path: Path) -> None:
     y = (x[:, 0] > 0).long()
     given: dict[str, Any] = {
         "epochs": 2,
-        "batch_size": 180,
+        "batch_size": 160,
         "lr": 0.01,
         "probes": 0.5,
         "device": "cpu",

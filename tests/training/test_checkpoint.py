@@ -29,7 +29,7 @@ from soseleto.run_folder import checkpoint
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training.options import Checkpoints
 
-KILLS = int(os.environ.get("SOSELETO_KILLS", "8"))
+KILLS = int(os.environ.get("SOSELETO_KILLS", "5"))
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
 
 

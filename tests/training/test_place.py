@@ -163,10 +163,14 @@ def test_the_command_continues_in_the_rescue_folder_when_its_folder_is_deleted(t
     from data_safety.example import fit_words, write_data
 
     write_data(tmp_path)
-    run, rescue = tmp_path / "run", tmp_path / "rescue"
-    words = fit_words(tmp_path, run, "--rescue", rescue, "--no-baselines")
+    run, rescue, whole = tmp_path / "run", tmp_path / "rescue", tmp_path / "whole"
+    words = [fit_words(tmp_path, whole, "--no-baselines")]
+    words += [fit_words(tmp_path, run, "--rescue", rescue, "--no-baselines")]
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOWLY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLOWLY, *map(json.dumps, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 100
     begun = run / "parts" / "fold-2" / "soseleto" / "metrics.jsonl"
@@ -177,9 +181,6 @@ def test_the_command_continues_in_the_rescue_folder_when_its_folder_is_deleted(t
     assert process.returncode == 0, err
     assert f"now written to {rescue}" in err.replace("\n", " ")
     assert out.endswith(f"report: {rescue / 'report.html'}\n")
-    whole = tmp_path / "whole"
-    # in a process of its own too: rounding depends on the number of threads
-    subprocess.run([sys.executable, "-m", "soseleto", *fit_words(tmp_path, whole, "--no-baselines")], check=True)
     mine, its = RunFolder.open(rescue), RunFolder.open(whole)
     assert mine.comparison() == its.comparison()
     assert {path.name for path in rescue.iterdir()} == {path.name for path in whole.iterdir()}
@@ -192,14 +193,17 @@ def test_the_command_continues_in_the_rescue_folder_when_its_folder_is_deleted(t
     assert not checkpoint.found(rescue)
 
 
+# Both runs in one process: most of its time are imports, and rounding depends on the number of threads.
 SLOWLY = """
-import sys, time
+import contextlib, json, sys, time
 from soseleto.cli.main import main
 from soseleto.training import resume
 after = resume.Keeper.after
 def slow(self, step):
     time.sleep(0.05)
     after(self, step)
+with contextlib.suppress(SystemExit):
+    main(json.loads(sys.argv[1]))
 resume.Keeper.after = slow
-main(sys.argv[1:])
+main(json.loads(sys.argv[2]))
 """
