@@ -32,9 +32,43 @@ LONGEST = (
     "test_checkpoint",
 )
 
+# Tests of ten seconds and more whose parts others test too; with SOSELETO_LONG=1 they all run.
+LONG = (
+    "test_benchmarks.py::test_coverage_compares_each_basis_with_the_truth",
+    "test_benchmarks.py::test_end_to_end",
+    "test_benchmarks.py::test_few_wrong",
+    "test_benchmarks.py::test_language_peers",
+    "test_benchmarks.py::test_overhead",
+    "test_benchmarks.py::test_peers",
+    "test_benchmarks.py::test_scaling",
+    "test_benchmarks.py::test_suspect_intervals_part_the_source",
+    "test_benchmarks.py::test_tables",
+    "test_checkpoint.py::test_killed_at_random_moments_it_ends_as_if_it_had_not_been",
+    "test_cifar10_noise.py::test_an_interrupted_job_resumes",
+    "test_cifar10_noise.py::test_every_line_runs[soseleto_bfloat16]",
+    "test_cli.py::test_a_piped_training_prints_a_bounded_number_of_lines",
+    "test_docs.py::test_typed_lines_run[soseleto demo",
+    "test_fit_command.py::test_a_scikit_learn_table_with_flipped_labels_through_a_csv",
+    "test_fit_command.py::test_what_has_ended_is_not_repeated",
+    "test_fsdp.py::test_a_sharded_run_resumes",
+    "test_hostile.py::test_hostile_folders_are_one_sentence_in_bounded_memory_and_time",
+    "test_huggingface.py::test_two_ranks_share_the_weights",
+    "test_place.py::test_the_command_continues_in_the_rescue_folder_when_its_folder_is_deleted",
+    "test_pseudo_labels.py::test_unlabelled_examples_help",
+    "test_ranks.py::test_a_run_resumes_with_another_number_of_ranks",
+    "test_selection.py::test_ranks_hold_the_same_weights_as_one_process[transfer]",
+    "test_suspects.py::test_labels_before_match_real_mistakes",
+    "test_svhn_mnist.py::test_small_experiment_beats_chance[fine_tuning]",
+    "test_svhn_mnist.py::test_small_experiment_beats_chance[target_only]",
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; the others keep their order."""
+    """The longest files first, the others keep their order; long tests only when they are asked for."""
+    if os.environ.get("SOSELETO_LONG") != "1":
+        for item in items:
+            if item.nodeid.rpartition("/")[2].startswith(LONG):
+                item.add_marker(pytest.mark.skip(reason="long: set SOSELETO_LONG=1"))
     place = {name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 

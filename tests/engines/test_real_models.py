@@ -42,6 +42,8 @@ def error(found: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
 def test_the_engine_and_its_error(case: RealModel, dtype: torch.dtype) -> None:
     if case.only_single and dtype == torch.float64:
         pytest.skip("does not run in float64")
+    if dtype == torch.float32 and not case.only_single and case not in MEMORY:
+        pytest.skip("in float32 too with SOSELETO_LONG_ZOO=1")
     model, source, target = case.build(TINY, dtype)
     auto = AutoEngine()
     found, right = (passes(engine, case, model, source, target) for engine in (auto, make_engine("loop")))
