@@ -177,6 +177,7 @@ def speed() -> dict[str, str]:
             ["model", "precision", "B, T", "engine", "steps", "ordinary, ms", "ours", "memory"],
             whole_model,
             "models-gpu.json",
+            "models-cpu.json",
         ),
         "peers": of_files(
             ["model", "job", "implementation", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"
