@@ -124,7 +124,10 @@ def test_suspects_are_counted_estimated_and_shown(images: RunFolder, tmp_path: P
 def test_without_suspects_no_precision_is_shown(tmp_path: Path) -> None:
     run = add_probe_columns(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
     columns = run.ranking()
-    unsure = {"mislabelled_probability": np.linspace(0.72, 0.1, 60), "is_label_issue": np.zeros(60, dtype=bool)}
+    unsure = {
+        "mislabelled_probability": np.linspace(0.72, 0.1, 60, dtype=np.float32),
+        "is_label_issue": np.zeros(60, dtype=bool),
+    }
     run.write_ranking({**columns, **unsure})
     of_none, noise = {"value": 1.0, "low": 0.0, "high": 1.0}, {"value": 0.3, "low": 0.2, "high": 0.4}
     curve = {"threshold": [0.1, 0.5, 0.9], "count": [9, 2, 0], "precision": [0.5, 0.7, 1.0], "recall": [0.9, 0.3, 0.0]}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.run_folder.figures import best_count, guaranteed_count, in_words
+from soseleto.run_folder.figures import best_count, expected, guaranteed_count, in_words
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import Ranking, is_suspect, most_suspicious_first, worst_rows
@@ -76,10 +76,8 @@ def describe_list(run_path: str | os.PathLike[str], *, guarantee: bool = False) 
             f" ({found['basis']})" if count else f": the precision of the list is {in_words(found.get('precision'))}"
         )
     if not is_suspect(ranking).any():
-        best = in_words((found.get("best") or {}).get("precision"))
-        return (
-            f"no suspects at a precision of {asked}: the {count:,} most probable, with an expected precision of {best}"
-        )
+        best = expected((found.get("best") or {}).get("precision"))
+        return f"no suspects at a precision of {asked}: the {count:,} most probable, {best}"
     return f"{count:,} suspects: precision {in_words(found.get('precision'))}, recall {in_words(found.get('recall'))}"
 
 

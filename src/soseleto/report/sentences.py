@@ -11,7 +11,7 @@ import numpy as np
 from soseleto.errors import counted
 from soseleto.report.files import RunFiles
 from soseleto.report.tables import PAPER_THRESHOLD
-from soseleto.run_folder.figures import in_words, is_known
+from soseleto.run_folder.figures import expected, in_words, is_known
 from soseleto.run_folder.ranking import suspect_rows
 
 
@@ -91,8 +91,7 @@ def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     rows = [("Suspects", count(found), f"{part}{_rule(run, found)}")]
     best = run.suspects.get("best")
     if not found and best:
-        remark = f"with an expected precision of {in_words(best.get('precision'))}"
-        rows.append(("Best list", count(best["count"]), remark))
+        rows.append(("Best list", count(best["count"]), expected(best.get("precision"))))
     shown = list(ESTIMATES) if found else ["wrong_share"]  # precision and recall are undefined without suspects
     return rows + [_estimate(run, name) for name in shown if run.suspects.get(name)]
 
@@ -212,7 +211,7 @@ def _suspects(run: RunFiles) -> str:
     at = f" at a precision of {share(asked)}" if _is_number(asked) else ""
     return (
         f"No label is suspected to be wrong{at}{_highest(run)}. The best list has {count(best['count'])} examples, "
-        f"with an expected precision of {in_words(best.get('precision'))}."
+        f"{expected(best.get('precision'))}."
     )
 
 
@@ -221,7 +220,7 @@ def _highest(run: RunFiles) -> str:
     probability = run.column("mislabelled_probability")
     if probability is None:
         return ""
-    return f": the highest probability of being mislabelled is {number(probability.max())}"
+    return f": the highest probability of being mislabelled is {number(float(probability.max()))}"
 
 
 def _truth(run: RunFiles) -> str:

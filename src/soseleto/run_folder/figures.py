@@ -53,6 +53,11 @@ def is_known(figure: Mapping[str, Any] | None) -> bool:
     return bool(figure) and figure.get("value") is not None  # type: ignore[union-attr]
 
 
+def expected(precision: Mapping[str, Any] | None) -> str:
+    """What is known about the precision of a list, to be written after it."""
+    return f"with an expected precision of {in_words(precision)}" if is_known(precision) else "of unknown precision"
+
+
 def in_words(figure: Mapping[str, Any] | None) -> str:
     """``95 % (90 to 98; audited)``, or ``unknown``."""
     if not is_known(figure):
