@@ -1,6 +1,6 @@
 """Whole training steps of real architectures: ours against an ordinary step of the same model and optimizer.
 
-    python benchmarks/models.py [--device cpu|cuda] [--small] [--only LINE ...] [--engine NAME] [--out FILE] [--check]
+    python benchmarks/models.py [--device cpu|cuda] [--small] [--only LINE ...] [--engine NAME] [--eager] [--out FILE] [--check]
 
 An ordinary step is forward, backward and SGD on the source batch of B examples; ours adds a target batch of T, B exact
 alignments and the update of the weights. ``times`` is the ratio of the two, timed in turns in one run, on a GPU as CUDA
@@ -16,7 +16,7 @@ import gc
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -322,6 +322,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="a small BERT, for a CPU")
     parser.add_argument("--only", nargs="+", default=[], help="these lines only, by their names in the table")
     parser.add_argument("--engine", default="auto", help="the engine of our step")
+    parser.add_argument("--eager", action="store_true", help="one kernel at a time, without CUDA graphs")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
     known = lines(small=options.small)
@@ -330,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     for line in known:
         if not options.only or line.name in options.only:
-            rows.append(guarded(line, options.engine, device))
+            rows.append(guarded(replace(line, graph=False) if options.eager else line, options.engine, device))
             write(options.out, "models", device, rows)  # after every line, in case the run is interrupted
     show("A step of ours against an ordinary step", rows)
     if options.check and (found := shortfalls(rows)):

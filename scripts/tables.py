@@ -177,6 +177,7 @@ def speed() -> dict[str, str]:
             ["model", "precision", "B, T", "engine", "steps", "ordinary, ms", "ours", "memory"],
             whole_model,
             "models-gpu.json",
+            "models-eager-gpu.json",
             "models-cpu.json",
         ),
         "peers": of_files(
@@ -356,7 +357,8 @@ def transfer() -> str:
 def cost() -> str:
     """The price of a step in one sentence."""
     found = load(STEPS[0])
-    exact = [row for row in found["rows"] if not row["engine"].startswith("held")]
+    every = [*found["rows"], *load("step-batch-norm-gpu.json")["rows"]]
+    exact = [row for row in every if not row["engine"].startswith("held")]
     small = [row["times"] for row in exact if row["T"] * 8 == row["B"]]
     equal = [row["times"] for row in exact if row["T"] == row["B"]]
     return (

@@ -71,6 +71,11 @@ class SelectionMixin(_AnyTrainer):
         _require_plain(self)
         if not hasattr(target_dataset, "__len__") or not hasattr(self.train_dataset, "__len__"):
             raise UsageError("train_dataset and target_dataset need a length and places: streams are not supported.")
+        if per_example_loss is None and self.args.label_smoothing_factor:
+            raise UsageError(
+                f"label_smoothing_factor={self.args.label_smoothing_factor} would be ignored: leave it out, or give "
+                "per_example_loss= with smoothed labels."
+            )
         self.target_dataset = target_dataset
         self.per_example_loss = per_example_loss or default_loss(self.model)
         self.method = method
