@@ -1,6 +1,6 @@
 """Whole training steps of real architectures: ours against an ordinary step of the same model and optimizer.
 
-    python benchmarks/models.py [--device cpu|cuda] [--small] [--only LINE ...] [--engine NAME] [--eager] [--out FILE] [--check]
+    python benchmarks/models.py [--device cpu|cuda] [--small] [--only LINE ...] [--engine NAME] [--eager] [--out FILE]
 
 An ordinary step is forward, backward and SGD on the source batch of B examples; ours adds a target batch of T, B exact
 alignments and the update of the weights. ``times`` is the ratio of the two, timed in turns in one run, on a GPU as CUDA

@@ -79,6 +79,9 @@ def evaluated(data: Split, seed: int, epochs: int) -> Iterator[tuple[str, float,
         made = fit_final(gradient_boosting(codes, seed), FinalData.of(source, data.target, None))
         yield method, accuracy(made.outputs(data.test.inputs)), time.perf_counter() - start
     start = time.perf_counter()
+    made = fit_final(boosting(codes, seed), FinalData.of(data.source, data.target, None))  # all weights frozen at 1
+    yield "boosting_frozen", accuracy(made.outputs(data.test.inputs)), time.perf_counter() - start
+    start = time.perf_counter()
     torch.manual_seed(seed)
     result = fit(
         table_network(data.preparation.width, 2), data.source, data.target, standardize=data.preparation,
@@ -92,7 +95,7 @@ def evaluated(data: Split, seed: int, epochs: int) -> Iterator[tuple[str, float,
         yield f"soseleto_then_boosting_{how}", accuracy(made.outputs(data.test.inputs)), time.perf_counter() - start
 
 
-METHODS = 5
+METHODS = 6
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -235,6 +235,33 @@ def test_the_engine_is_chosen_and_proved_once() -> None:
     assert selection.engine == "layerwise"
 
 
+def test_joined_batches_share_a_pass_and_change_nothing() -> None:
+    passes: list[int] = []
+
+    def counted(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        passes.append(len(batch[1]))
+        return cross_entropy(model, batch)
+
+    def join(batch: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Any:
+        return None if len(target[1]) == 5 else tuple(map(torch.cat, zip(batch, target, strict=True)))
+
+    joined, apart = (net() for _ in range(2))
+    one = Selection(joined, n_source=N, loss=counted, join=join)
+    other = Selection(apart, n_source=N, loss=cross_entropy)
+    for number, (index, source, target) in enumerate(batches(6)):
+        target = tuple(part[:5] for part in target) if number == 5 else target  # cannot be joined
+        passes.clear()
+        for selection in (one, other):
+            selection.backward(source, target, index=index)
+        if number >= 4:  # without a proof
+            assert sorted(passes) == ([14] if number == 4 else [5, 8])
+        for p, q in zip(joined.parameters(), apart.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+    torch.testing.assert_close(one.weights, other.weights)
+    with pytest.raises(UsageError, match="leave target_loss out"):
+        Selection(net(), n_source=N, loss=cross_entropy, target_loss=cross_entropy, join=join)
+
+
 def test_nothing_but_gradients_is_left_on_the_model() -> None:
     model = net()
     before, attributes = copy.deepcopy(model.state_dict()), {id(m): set(vars(m)) for m in model.modules()}

@@ -223,6 +223,22 @@ def test_joined_batches_are_padded_by_what_each_column_means() -> None:
     assert Join(pad_token=7)(one, {**other, "more": other["labels"]}) is None
 
 
+def test_adapters_and_checkpointing(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(bert(), peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS"))
+    args = {"max_steps": 2, "gradient_checkpointing": True}
+    args["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    trained = trainer(tmp_path, model, args=args)
+    trained.train()
+    assert trained.selection.engine == "layerwise"
+    assert (trained.selection.visits <= 1).all()
+
+
+def test_smoothed_labels_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"label_smoothing_factor=0\.1 would be ignored"):
+        trainer(tmp_path, args={"label_smoothing_factor": 0.1})
+
+
 def test_streams_are_refused(tmp_path: Path) -> None:
     stream = texts(8, 0).to_iterable_dataset()
     with pytest.raises(UsageError, match="streams are not supported"):

@@ -51,6 +51,20 @@ def batch(monkeypatch: pytest.MonkeyPatch) -> Batch:
     return Batch(torch.arange(2), torch.zeros(2, 1), torch.zeros(2))
 
 
+def test_steps_before_a_recording_run_as_if_it_had_begun(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    seen: list[bool] = []
+    method = SimpleNamespace(step=lambda *args, **kwargs: seen.append(torch.cuda.is_current_stream_capturing()) or {})
+    before, told = torch.cuda.is_current_stream_capturing, list[str]()
+    for capturable in (True, False):
+        optimizer = SimpleNamespace(param_groups=[{"capturable": capturable}])
+        step = Recording(method, SimpleNamespace(engine=Engine(), optimizer=optimizer), told.append)  # type: ignore[arg-type]
+        step(batch, batch)
+    assert seen == [True, False]
+    assert told == ["steps run one kernel at a time, since a CUDA graph needs an optimizer made with capturable=True"]
+    assert torch.cuda.is_current_stream_capturing is before
+
+
 def run(engine: Engine, batch: Batch, steps: int) -> Recording:
     method = SimpleNamespace(step=lambda *args, **kwargs: engine() or {})
     step = Recording(method, SimpleNamespace(engine=engine, optimizer=SimpleNamespace(param_groups=[])), pytest.fail)  # type: ignore[arg-type]
