@@ -11,7 +11,7 @@ import typer
 
 from soseleto.cli.output import check_output, file_of, show_link, show_report, write
 from soseleto.errors import Interrupted, UsageError, counted
-from soseleto.training.defaults import CHECKPOINT_SECONDS, EPOCHS, LR, SUSPECT_PRECISION, WEIGHT_STEP
+from soseleto.training.defaults import CHECKPOINT_SECONDS, EPOCHS, LR, PRETRAINED_LR, SUSPECT_PRECISION, WEIGHT_STEP
 
 app = typer.Typer(
     name="soseleto",
@@ -87,7 +87,10 @@ def fit(
         int | None, typer.Option(help="Source examples per step. [default: 16 to 256, by the size of the source]")
     ] = None,
     target_batch_size: Annotated[int | None, typer.Option(help="Target examples per step. [default: 32]")] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate, falls to 0.")] = LR,
+    lr: Annotated[
+        float | None,
+        typer.Option(help=f"Learning rate, falls to 0. [default: {LR}; {PRETRAINED_LR} for pretrained models]"),
+    ] = None,
     weight_decay: Annotated[float, typer.Option(help="Of the model's parameters.")] = 0.0,
     weight_step: Annotated[float, typer.Option(help="How far a weight moves per visit.")] = WEIGHT_STEP,
     target_share: Annotated[

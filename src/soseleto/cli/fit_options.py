@@ -29,7 +29,7 @@ class FitOptions:
     epochs: int
     batch_size: int | None
     target_batch_size: int | None
-    lr: float
+    lr: float | None
     weight_decay: float
     weight_step: float
     target_share: float | None

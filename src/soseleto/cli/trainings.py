@@ -27,11 +27,11 @@ from soseleto.prediction.load import load
 from soseleto.run_folder.folder import PARTS, RunFolder
 from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
 from soseleto.task.losses import cross_entropy
-from soseleto.task.task import Method
+from soseleto.task.task import MakeSchedule, Method
 from soseleto.training.data import found_before
 from soseleto.training.defaults import TARGET_BATCH, batch_size_for
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import Momentum, linear, sgd
+from soseleto.training.optimizers import Adaptive, Momentum, default_optimizer, default_schedule
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
 from soseleto.training.progress import LiveLine
 from soseleto.training.result import Result
@@ -85,6 +85,7 @@ class Trainings:
             batch_size=self.batch_size,
             target_batch_size=self._target_batch(part),
             optimizer=self._optimizer,
+            schedule=self._schedule,
             method=self._method(part),
             augment=self.augment,
             standardize=self.pair.preparation or True,
@@ -147,7 +148,7 @@ class Trainings:
             mode=options.mode,
             epochs=options.epochs,
             optimizer=self._optimizer,
-            schedule=linear,
+            schedule=self._schedule,
             loss=as_losses(cross_entropy, options.mode),
             method=self._method(part),
             augment=as_augments(self.augment),
@@ -161,9 +162,13 @@ class Trainings:
         device = self.reducer.device or choose_device(options.device)
         return comparable({**settings.describe(), **sizes, "device": device.type})
 
-    @property
-    def _optimizer(self) -> Momentum:
-        return sgd(self.options.lr, self.options.weight_decay)
+    @cached_property
+    def _optimizer(self) -> Momentum | Adaptive:
+        return default_optimizer(self.module(), self.options.lr, self.options.weight_decay)
+
+    @cached_property
+    def _schedule(self) -> MakeSchedule:
+        return default_schedule(self.module())
 
     def _planted(self, part: Part) -> Probes:
         share = self.probes(part)

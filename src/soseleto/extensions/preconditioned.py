@@ -90,10 +90,10 @@ class preconditioned(DirectionPiece):
         for name, g in found.items():
             if (its := kept.of(name)) is None:
                 continue
-            # the mean g is corrected for its start after the alignments, which sign(g) must not be
-            step = (
-                g * by(its.parameter.detach(), its.state, its.group) if its.state else g.sign() / self.correction(state)
-            )
+            if its.state:
+                step = g * by(its.parameter.detach(), its.state, its.group)
+            else:  # alignments are multiplied by the correction, which is for the size of g
+                step = g.sign() / self.correction(state)
             direction[name] = step * its.group.get("initial_lr", its.group["lr"])
         return direction
 

@@ -78,7 +78,7 @@ def sgd(lr: float, weight_decay: float = 0.0, momentum: float = 0.9) -> Momentum
     return Momentum(lr, weight_decay, momentum)
 
 
-def adamw(lr: float, weight_decay: float = 0.01, betas: tuple[float, float] = (0.9, 0.999)) -> Adaptive:
+def adamw(lr: float, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999)) -> Adaptive:
     """AdamW. Weight decay acts on matrices and filters, not on biases, norms or the source weights."""
     _require_rate(lr)
     return Adaptive(lr, weight_decay, betas)
@@ -111,11 +111,11 @@ def warmup_cosine(optimizer: Optimizer, steps: int) -> LRScheduler:
     return LambdaLR(optimizer, share)
 
 
-def default_optimizer(model: nn.Module, lr: float | None, weight_decay: float | None = None) -> Momentum | Adaptive:
+def default_optimizer(model: nn.Module, lr: float | None, weight_decay: float = 0.0) -> Momentum | Adaptive:
     """AdamW for a model with parts from transformers, timm or peft, which were pretrained with it; SGD for others."""
     if is_from_library(model):
-        return adamw(PRETRAINED_LR if lr is None else lr, 0.01 if weight_decay is None else weight_decay)
-    return sgd(LR if lr is None else lr, weight_decay or 0.0)
+        return adamw(PRETRAINED_LR if lr is None else lr, weight_decay)
+    return sgd(LR if lr is None else lr, weight_decay)
 
 
 def default_schedule(model: nn.Module) -> MakeSchedule:
