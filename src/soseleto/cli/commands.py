@@ -78,9 +78,24 @@ def fit(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE.py:FUNCTION",
-            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, or yours. [default: by the inputs]",
+            metavar="NAME|FILE.py:FUNCTION|timm:NAME|hf:FOLDER_OR_ID",
+            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, yours, or a pretrained one. "
+            "[default: by the inputs]",
         ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="FILE.safetensors|none", help="Of a timm model, instead of its own.")
+    ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(metavar="all|head|last:N", help="Parts of a pretrained model to train. [default: all]"),
+    ] = None,
+    lora: Annotated[
+        int | None, typer.Option(metavar="RANK", help="Train LoRA adapters of a pretrained model and its head.")
+    ] = None,
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(metavar="train|fixed", help="Statistics of a pretrained model's BatchNorm. [default: train]"),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the source.")] = EPOCHS,
     batch_size: Annotated[
@@ -216,6 +231,10 @@ def fit(
         test=test,
         mode=mode,
         model=model,
+        weights=weights,
+        train=train,
+        lora=lora,
+        batch_norm=batch_norm,
         epochs=epochs,
         batch_size=batch_size,
         target_batch_size=target_batch_size,

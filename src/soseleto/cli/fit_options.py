@@ -26,6 +26,10 @@ class FitOptions:
     test: Path | None
     mode: str
     model: str | None
+    weights: str | None
+    train: str | None
+    lora: int | None
+    batch_norm: str | None
     epochs: int
     batch_size: int | None
     target_batch_size: int | None

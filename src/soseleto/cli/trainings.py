@@ -17,10 +17,12 @@ from soseleto.cli.choices import augment_for, model_for, probes_for, target_shar
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_before_of
 from soseleto.cli.home import Home
-from soseleto.data import Augment, Pair
+from soseleto.cli.pretrained import pretrained_options
+from soseleto.data import Augment, Pair, Preprocess, TablePreparation
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, label_doubt, normalized, target_share
 from soseleto.models.by_name import make_model
+from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer
 from soseleto.prediction.load import load
@@ -53,16 +55,18 @@ class Trainings:
     reducer: Reducer
     home: Home
     before: Tensor | None  # the target's labels before they were checked
+    pretrained: PretrainedOptions | None  # for a model that has been trained on images before
 
     @classmethod
     def of(cls, options: FitOptions, pair: Pair, reducer: Reducer) -> Trainings:
         if pair.target.labels.is_floating_point():
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape = tuple(pair.source.inputs.shape[1:])
+        model = model_for(options.model, shape, pair.preparation)
         return cls(
             options=options,
             pair=pair,
-            model=model_for(options.model, shape, pair.preparation),
+            model=model,
             classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
             batch_size=options.batch_size or batch_size_for(len(pair.source)),
             augment=augment_for(options.augment, shape, _class_names(pair)),
@@ -70,6 +74,7 @@ class Trainings:
             reducer=reducer,
             home=Home(options.out, options.rescue),
             before=labels_before_of(options, pair),
+            pretrained=pretrained_options(options, model),
         )
 
     def train(self, part: Part, progress: LiveLine) -> Result:
@@ -88,7 +93,7 @@ class Trainings:
             schedule=self._schedule,
             method=self._method(part),
             augment=self.augment,
-            standardize=self.pair.preparation or True,
+            standardize=self._standardize,
             probes=self._planted(part),
             compute=self._compute(),
             checkpoints=self._checkpoints(part),
@@ -200,9 +205,11 @@ class Trainings:
     def _notes(self) -> dict[str, Any]:
         """What the main training and all parts have in common."""
         columns = None if self.pair.columns is None else list(self.pair.columns)
+        module, described = self._module()
         return {
             "model": self.model,
-            "module_fingerprint": model_fingerprint(self.module()),
+            **({} if described is None else {"pretrained": described}),
+            "module_fingerprint": model_fingerprint(module),
             "n_classes": self.classes,
             "columns": columns,
             "folds": self.folds,
@@ -217,9 +224,24 @@ class Trainings:
 
     def module(self) -> nn.Module:
         """A new model with its initial parameters."""
-        table = self.pair.preparation
+        return self._module()[0]
+
+    def _module(self) -> tuple[nn.Module, dict[str, Any] | None]:
+        """A new model, and the description of a pretrained one."""
+        options, table = self.options, self.pair.preparation
         shape = tuple(self.pair.source.inputs.shape[1:]) if table is None else (table.width,)
-        return make_model(self.model, self.options.mode, classes=self.classes, shape=shape, seed=self.options.seed)
+        if self.pretrained is not None:
+            sizes = {"classes": self.classes, "shape": shape, "seed": options.seed}
+            return pretrained_images(self.model, options.mode, options=self.pretrained, **sizes)
+        return make_model(self.model, options.mode, classes=self.classes, shape=shape, seed=options.seed), None
+
+    @property
+    def _standardize(self) -> bool | Preprocess | TablePreparation:
+        """By the source's statistics; a pretrained network normalises images itself and gets values from 0 to 1."""
+        if self.pretrained is None:
+            return self.pair.preparation or True
+        channels = self.pair.source.inputs.shape[1]
+        return Preprocess((0.0,) * channels, (1.0,) * channels)
 
     def _target_batch(self, part: Part) -> int:
         """As given, but at most what the target has without its probes."""

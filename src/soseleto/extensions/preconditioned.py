@@ -121,8 +121,10 @@ def _of_adafactor(parameter: Tensor, state: Mapping[str, Any], group: Mapping[st
     """max(ε₂, rms(θ))/√V, V factored into rows and columns; without the clip, which only a gradient decides."""
     smallest, smallest_scale = group["eps"]
     smallest = torch.finfo(parameter.dtype).eps if smallest is None else smallest
-    squares: Tensor = state.get("variance")  # type: ignore[assignment]
-    if squares is None:
+    squares: Tensor
+    if "variance" in state:
+        squares = state["variance"]
+    else:
         rows = state["row_var"]
         squares = (rows @ state["col_var"]) / rows.mean(dim=-2, keepdim=True).clamp_(min=smallest)
     scale = parameter.square().mean().sqrt_().clamp_(min=smallest_scale)

@@ -58,7 +58,7 @@ class Adaptive:
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         parameters = list(parameters)
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [p for p in parameters if p.ndim > 1]},
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
