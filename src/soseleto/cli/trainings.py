@@ -230,10 +230,10 @@ class Trainings:
         """A new model, and the description of a pretrained one."""
         options, table = self.options, self.pair.preparation
         shape = tuple(self.pair.source.inputs.shape[1:]) if table is None else (table.width,)
+        sizes: Any = {"classes": self.classes, "shape": shape, "seed": options.seed}
         if self.pretrained is not None:
-            sizes = {"classes": self.classes, "shape": shape, "seed": options.seed}
             return pretrained_images(self.model, options.mode, options=self.pretrained, **sizes)
-        return make_model(self.model, options.mode, classes=self.classes, shape=shape, seed=options.seed), None
+        return make_model(self.model, options.mode, **sizes), None
 
     @property
     def _standardize(self) -> bool | Preprocess | TablePreparation:

@@ -110,8 +110,8 @@ def rebuilt(name: str, mode: str, *, classes: int, described: Mapping[str, Any])
         source = of_timm(name, RANDOM, size)
     else:
         source = of_hf(name, None, size, described["architecture"])
-    normalised = {"mean": tuple(described["mean"]), "std": tuple(described["std"])}
-    return _assembled(replace(source, size=size, **normalised), mode, classes, options)
+    source = replace(source, size=size, mean=tuple(described["mean"]), std=tuple(described["std"]))
+    return _assembled(source, mode, classes, options)
 
 
 def _assembled(source: Source, mode: str, classes: int, options: PretrainedOptions) -> nn.Module:
