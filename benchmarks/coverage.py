@@ -354,11 +354,11 @@ def read_rows(path: Path | None) -> list[dict[str, Any]]:
     return json.loads(path.read_text("utf-8"))["rows"] if path is not None and path.exists() else []
 
 
-def write_rows(path: Path | None, device: torch.device, rows: Sequence[dict[str, Any]]) -> None:
+def write_rows(path: Path | None, device: torch.device, rows: Sequence[dict[str, Any]], name: str = "coverage") -> None:
     """One row a line; written aside and renamed, so that a stop leaves the file whole."""
     if path is None:
         return
-    head = json.dumps({"name": "coverage", **machine(device)}, indent=1)[:-2]
+    head = json.dumps({"name": name, **machine(device)}, indent=1)[:-2]
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     part = path.with_suffix(".part")
     path.parent.mkdir(parents=True, exist_ok=True)
