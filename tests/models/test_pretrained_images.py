@@ -102,7 +102,9 @@ def test_lora_trains_adapters_and_the_head(vit: Path) -> None:
     assert any("lora_A" in name for name in convolutions)
 
 
-def test_batch_norm_is_as_asked() -> None:
+def test_training_mode_is_on_and_batch_norm_is_as_asked(vit: Path) -> None:
+    assert all(module.training for module in made(f"hf:{vit}")[0].modules())  # from_pretrained turns it off
+
     def flags(model: nn.Module) -> set[bool]:
         return {m.training for m in model.modules() if isinstance(m, nn.BatchNorm2d)}
 
