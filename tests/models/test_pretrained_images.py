@@ -102,6 +102,17 @@ def test_lora_trains_adapters_and_the_head(vit: Path) -> None:
     assert any("lora_A" in name for name in convolutions)
 
 
+def test_a_new_head_follows_from_the_seed(vit: Path) -> None:
+    heads = []
+    for seed in (0, 0, 1):
+        torch.rand(1)  # the global random state has no part in it
+        before = torch.get_rng_state()
+        heads.append(made(f"hf:{vit}", seed=seed)[0].network.classifier.weight)
+        assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+
+
 def test_training_mode_is_on_and_batch_norm_is_as_asked(vit: Path) -> None:
     assert all(module.training for module in made(f"hf:{vit}")[0].modules())  # from_pretrained turns it off
 
