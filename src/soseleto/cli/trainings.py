@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from soseleto import methods
 from soseleto.algorithm import Soseleto
+from soseleto.cli import texts
 from soseleto.cli.choices import augment_for, model_for, probes_for, target_share_for
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_before_of
 from soseleto.cli.home import Home
-from soseleto.data import Augment, Pair
+from soseleto.data import Augment, Pair, TablePreparation
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, label_doubt, normalized, target_share
 from soseleto.models.by_name import make_model
@@ -123,6 +124,7 @@ class Trainings:
 
     def judge(self, part: Part) -> Judged:
         """The part's model on the examples that it is judged by."""
+        texts.keep_model(RunFolder(self.place(part)), self.pair, self.model)
         loaded = load(self.place(part), self.module(), device=self.options.device)
         return Judged(part.method, loaded.outputs(part.judged.inputs), part.judged.labels.cpu(), part.places)
 
@@ -213,7 +215,7 @@ class Trainings:
     def module(self) -> nn.Module:
         """A new model with its initial parameters."""
         table = self.pair.preparation
-        shape = tuple(self.pair.source.inputs.shape[1:]) if table is None else (table.width,)
+        shape = (table.width,) if isinstance(table, TablePreparation) else tuple(self.pair.source.inputs.shape[1:])
         return make_model(self.model, self.options.mode, classes=self.classes, shape=shape, seed=self.options.seed)
 
     def _target_batch(self, part: Part) -> int:

@@ -10,7 +10,7 @@ folder or the network it came from, and without running code of either.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from soseleto.errors import DataError, UsageError, first_line, need
 
 PREFIX = "hf:"
+CLASSIFIER = "classifier.safetensors"  # of an exported folder
 _UNKNOWN = 1 << 20  # tokens; tokenizers without a limit say 10^30
 _SPECIAL = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 
@@ -98,15 +99,13 @@ class PretrainedText:
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"the text model of the run cannot be read ({error}): restore it from a copy.") from error
 
-    def save(self, model: nn.Module, folder: Path, classes: tuple[str, ...]) -> None:
-        """Write the trained model as a folder that ``AutoModel`` and ``AutoTokenizer.from_pretrained`` read.
+    def save(self, language_model: Any, classifier: nn.Linear, folder: Path, classes: Sequence[str]) -> None:
+        """Write a trained model as a folder that ``AutoModel`` and ``AutoTokenizer.from_pretrained`` read.
 
         ``classifier.safetensors`` has the linear layer behind the mean of the last hidden states; the names of its
         outputs are ``id2label`` in ``config.json``.
         """
-        assert isinstance(model, TextClassifier)
         transformers, tokenizers = _transformers(), need("tokenizers", to="writing a tokenizer")
-        language_model: Any = model.encoder.language_model
         language_model.config.id2label = dict(enumerate(classes))
         language_model.config.label2id = {name: at for at, name in enumerate(classes)}
         with _quiet():
@@ -116,8 +115,8 @@ class PretrainedText:
                 model_max_length=self.longest,
                 **self.special_tokens,
             ).save_pretrained(folder)
-        head = {name: value.detach().cpu().contiguous() for name, value in model.classifier.state_dict().items()}
-        need("safetensors.torch", to="saving a model").save_file(head, folder / "classifier.safetensors")
+        head = {name: value.detach().cpu().contiguous() for name, value in classifier.state_dict().items()}
+        need("safetensors.torch", to="saving a model").save_file(head, folder / CLASSIFIER)
 
 
 def open_text_model(name: str) -> PretrainedText:
@@ -157,11 +156,12 @@ def _assembled(language_model: nn.Module, mode: str, classes: int) -> nn.Module:
     return TextClassifier(encoder, int(config.hidden_size), classes) if mode == "noisy" else encoder  # type: ignore
 
 
-def _without_pooler(language_model: nn.Module) -> nn.Module:
+def _without_pooler(language_model: Any) -> nn.Module:
     """BERT's pooler reads the first token, and the mean of all tokens is used instead."""
     if getattr(language_model, "pooler", None) is not None:
         language_model.pooler = None
-    return language_model
+    module: nn.Module = language_model
+    return module
 
 
 def _place(name: str) -> str:

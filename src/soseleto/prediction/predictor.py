@@ -57,7 +57,7 @@ class Predictor:
         return getattr(self.prepare, "evaluation_batch", EVALUATION_BATCH)
 
     def outputs(self, inputs: Any) -> Tensor:
-        """The model's outputs (logits) for raw inputs, on the CPU: uint8 images, features, dicts, a data frame, texts."""
+        """The model's outputs (logits) on the CPU: for uint8 images, features, dicts, a data frame, a list of texts."""
         return self._outputs(self.model, inputs)
 
     def _outputs(self, model: nn.Module, inputs: Any) -> Tensor:
