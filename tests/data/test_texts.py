@@ -110,6 +110,22 @@ def test_the_only_text_column_is_found_and_others_are_left_out(tables, tokenizer
     assert isinstance(words.preparation, TablePreparation)
 
 
+def test_texts_in_both_sets_are_found_but_not_by_their_beginning_alone(tokenizer, tmp_path) -> None:
+    """Of a target that was checked, the labels in the source are those from before; a common beginning is no copy."""
+    source, target = tmp_path / "s.csv", tmp_path / "t.csv"
+    begin = "very " * 40
+    rows = [f"the film was {word} number {row},pos" for row, word in enumerate(["good", "bad", "fine"] * 10)]
+    source.write_text("\n".join(["review,label", *rows, f"{begin} bad,neg"]) + "\n")
+    kept = [f"{rows[0].removesuffix('pos')}neg", rows[1], f"{begin} awful,neg", "the book was dull 77,neg"]
+    target.write_text("\n".join(["review,label", *kept]) + "\n")
+    reading = Reading(text_columns=["review"], tokenizer=tokenizer, cache=tmp_path / "cache")
+    pair = read_pair(source, target, mode="noisy", reading=reading)
+    assert len(pair.source) == 29
+    assert pair.labels_before.tolist() == [1, 1, -1, -1]
+    (near,) = [problem for problem in pair.problems if problem.kind == "near duplicate"]
+    assert "has the beginning, before it is cut, of a text in the source (target 2 = source 30" in str(near)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from soseleto.data import Pair, Reading
 from soseleto.data.texts.preparation import TextPreparation
-from soseleto.data.texts.tokenizer import LONGEST, NO_TOKEN, Tokenizer
+from soseleto.data.texts.tokenizer import LONGEST, Tokenizer
 from soseleto.errors import UsageError
 from soseleto.models.pretrained_text import PretrainedText, is_pretrained, open_text_model
 from soseleto.run_folder.folder import RunFolder
@@ -38,7 +38,7 @@ def plan(pair: Pair, model: str | None) -> list[str]:
     """What the plan says about texts."""
     table = pair.preparation
     if isinstance(table, TextPreparation):
-        full = int((pair.source.inputs[:, -1] != NO_TOKEN).sum())
+        full = int(table.cut(pair.source.inputs).sum())
         cut = f"; {full:,} of {len(pair.source):,} source texts reach that (--max-tokens N)" if full else ""
         return [f"column {table.column!r} is read up to {table.tokenizer.longest} tokens a text{cut}"]
     if table is None or not table.texts or model is not None:

@@ -144,6 +144,8 @@ def _copies(sets: dict[str, Examples], other: str, mode: str, preparation: Prepa
     like = "may be the same image, resized or recompressed, as one in"
     equal = "the same values as a row of"
     few = f"fewer than {_FEW_COLUMNS} values, the same as in"
+    if isinstance(preparation, TextPreparation):
+        few = "the beginning, before it is cut, of a text in"
     made = [
         _checked(sets, exact)
         if other == "source" and mode == "noisy" and _differ(sets, exact)
@@ -182,8 +184,10 @@ def _as_often_within(source: Examples, pairs: Sequence[Duplicate], n_target: int
 
 
 def _by_chance(inputs: Tensor, preparation: Preparation | None) -> set[int]:
-    """Rows of a table with too few values present: they equal other rows by chance."""
-    if inputs.ndim != 2 or not inputs.dtype.is_floating_point or isinstance(preparation, TextPreparation):
+    """Rows of a table with too few values present, and texts that were cut: they equal others by chance."""
+    if isinstance(preparation, TextPreparation):
+        return set(preparation.cut(inputs).nonzero().flatten().tolist())
+    if inputs.ndim != 2 or not inputs.dtype.is_floating_point:
         return set()
     present = inputs.isfinite().sum(1) if preparation is None else preparation.present(inputs)
     return set((present < _FEW_COLUMNS).nonzero().flatten().tolist())

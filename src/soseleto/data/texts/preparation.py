@@ -59,6 +59,10 @@ class TextPreparation:
         ids = torch.where(known, tokens, self.tokenizer.pad)
         return {"input_ids": ids.to(torch.int64), "attention_mask": known.to(torch.int64)}
 
+    def cut(self, tokens: Tensor) -> Tensor:
+        """(N,) whether a text may be longer than its tokens (N, longest)."""
+        return tokens[:, -1] != NO_TOKEN
+
     def describe(self) -> list[str]:
         """The plan as lines to print: column, kind, missing values, a few values."""
         return described(self.seen)
