@@ -21,10 +21,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from PIL import Image
-from tiny_text_model import make_folder, write_reviews
 
 import soseleto
 from soseleto.cli.main import main
+from tiny_text_model import make_folder, write_reviews
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
