@@ -59,7 +59,7 @@ class FitOptions:
 
 def reading_of(options: FitOptions) -> Reading:
     """With the tokenizer of a pretrained text model, and the column of earlier labels, which is not a feature."""
-    reading = with_tokenizer(options.reading, options.model, options.max_tokens)
+    reading = with_tokenizer(options.reading, options.source, options.model, options.max_tokens)
     if options.labels_before is None:
         return reading
     if options.mode == "transfer":

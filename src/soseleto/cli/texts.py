@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 from soseleto.data import Pair, Reading
+from soseleto.data.readers.table_files import SUFFIXES
 from soseleto.data.texts.preparation import TextPreparation
 from soseleto.data.texts.tokenizer import LONGEST, Tokenizer
 from soseleto.errors import UsageError
@@ -16,9 +18,9 @@ _SHORTEST = 8  # tokens, two of which are often not words
 _opened = lru_cache(maxsize=2)(open_text_model)
 
 
-def with_tokenizer(reading: Reading, model: str | None, max_tokens: int | None) -> Reading:
-    """The reading with the tokenizer of a pretrained text model."""
-    if model is None or not is_pretrained(model):
+def with_tokenizer(reading: Reading, source: Path, model: str | None, max_tokens: int | None) -> Reading:
+    """The reading with the tokenizer of a pretrained model, where the source is a table."""
+    if model is None or not is_pretrained(model) or source.suffix.lower() not in SUFFIXES:
         if max_tokens is not None:
             raise UsageError("--max-tokens has no effect without a pretrained text model: add --model hf:FOLDER_OR_ID.")
         return reading
