@@ -169,7 +169,7 @@ def test_a_hub_id_without_network_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UsageError, match="hf:nobody/nothing is no folder, nor can it be had from the hub") as caught:
+    with pytest.raises(UsageError, match="hf:nobody/nothing is no folder here and could not be loaded from") as caught:
         open_text_model("hf:nobody/nothing")
     assert "\n" not in str(caught.value)
 

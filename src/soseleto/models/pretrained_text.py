@@ -9,6 +9,7 @@ folder or the network it came from, and without running code of either.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -189,20 +190,26 @@ def _opening(name: str) -> Iterator[None]:
         with _quiet():
             yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        where = "cannot be read" if Path(_place(name)).is_dir() else "is no folder, nor can it be had from the hub"
-        raise UsageError(f"{name} {where} ({first_line(error)}): check the name, or give another folder.") from error
+        if Path(_place(name)).is_dir():
+            raise UsageError(f"{name} cannot be read ({first_line(error)}): give another folder.") from error
+        raise UsageError(
+            f"{name} is no folder here and could not be loaded from the Hugging Face hub ({first_line(error)}): check "
+            "the name and the network, or give a folder."
+        ) from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without progress bars and warnings of transformers."""
-    logging = _transformers().utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    """Without progress bars and warnings of transformers, and the retries of its downloads."""
+    own, hub = _transformers().utils.logging, logging.getLogger("huggingface_hub")
+    level, bars, of_hub = own.get_verbosity(), own.is_progress_bar_enabled(), hub.level
+    own.set_verbosity_error()
+    own.disable_progress_bar()
+    hub.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        own.set_verbosity(level)
+        hub.setLevel(of_hub)
         if bars:
-            logging.enable_progress_bar()
+            own.enable_progress_bar()
