@@ -175,7 +175,8 @@ def fit(
         list[str] | None, typer.Option(metavar="NAME", help="Of a table: one of a few values. [repeatable]")
     ] = None,
     text_column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Of a table: text. [repeatable; one with --model hf:...]")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Of a table: text. [repeatable; one for a pretrained model]"),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Of a text for a pretrained model; the rest is cut. [default: 256]")
