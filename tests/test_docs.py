@@ -24,6 +24,7 @@ from PIL import Image
 
 import soseleto
 from soseleto.cli.main import main
+from tiny_text_model import make_folder, write_reviews
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -84,6 +85,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, first in (("people", 0), ("checked", 80)):
         rows = [f"{20 + i % 41},{'ab'[i % 2]},{i / 7:.2f},{'yes' if i % 3 else 'no'}" for i in range(first, first + 80)]
         (root / f"{name}.csv").write_text("\n".join(["age,town,size,label", *rows]))
+    make_folder(root / "minilm")
+    write_reviews(root / "reviews.csv", 80, seed=0, wrong=0.2)
+    write_reviews(root / "checked_reviews.csv", 40, seed=1)
     shutil.copytree(root / "photos/scraped", root / "S")
     shutil.copytree(root / "photos/checked", root / "T")
     with pytest.MonkeyPatch.context() as patch:

@@ -75,6 +75,7 @@ _INSTALL = {
     **dict.fromkeys(("pyarrow", "PIL", "safetensors"), "soseleto"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "soseleto[onnx]"),
     "datasets": "soseleto[huggingface]",
+    **dict.fromkeys(("transformers", "tokenizers"), "soseleto[transformers]"),
     "sklearn": "soseleto[sklearn]",
     "timm": "soseleto[timm]",
     "peft": "soseleto[peft]",

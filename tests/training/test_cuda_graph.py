@@ -40,7 +40,7 @@ class Recording(CapturedStep):
             return {}
 
         engine = self._engine_name
-        self._recorded[kind] = SimpleNamespace(fits=lambda *args: True, replay=replay, engine=engine)  # type: ignore[assignment]
+        self._recorded[kind] = SimpleNamespace(replay=replay, engine=engine)  # type: ignore[assignment]
         self.recordings.append(engine)
         return True
 
@@ -95,3 +95,17 @@ def test_an_engine_that_is_never_called_does_not_stop_the_recording(batch: Batch
     for _ in range(10):
         step(batch, batch)
     assert step.replays == 10 - WARM_UP
+
+
+def test_batches_of_each_shape_have_their_own_recording(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As texts padded to a few lengths; beyond the largest number of recordings steps run without one."""
+    monkeypatch.setattr("soseleto.training.cuda_graph.MOST", 2)
+    eager: list[int] = []
+    method = SimpleNamespace(step=lambda state, source, target, **kwargs: eager.append(source.inputs.shape[1]) or {})
+    step = Recording(method, SimpleNamespace(engine=None, optimizer=SimpleNamespace(param_groups=[])), pytest.fail)  # type: ignore[arg-type]
+    step.recordings = []
+    for turn in range(18):
+        step(Batch(batch.index, torch.zeros(2, 16 + 8 * (turn % 3)), batch.labels), batch)
+    assert len(step.recordings) == 2
+    assert step.replays == 2 * (6 - WARM_UP)
+    assert sorted(eager) == [16] * WARM_UP + [24] * WARM_UP + [32] * 6

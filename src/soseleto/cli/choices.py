@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soseleto.data import Augment, TablePreparation
+from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.models.by_name import default_name
 from soseleto.suspects.probes import Share
@@ -17,11 +18,13 @@ BEND = Augment(rotate=10.0, scale=0.15, shift=0.1, shear=20.0, elastic=0.12)  # 
 CROP = 12  # an image is shifted by up to 1/12 of its side
 
 
-def model_for(name: str | None, shape: tuple[int, ...], table: TablePreparation | None) -> str:
+def model_for(name: str | None, shape: tuple[int, ...], table: Preparation | None) -> str:
     """As given; else ``linear`` for texts, ``table`` for other tables, and by the shape for other inputs."""
     if name is not None:
         return name
-    return default_name(shape) if table is None else "linear" if table.is_text else "table"
+    if not isinstance(table, TablePreparation):
+        return default_name(shape)
+    return "linear" if table.is_text else "table"
 
 
 def folds_for(n_target: int) -> int:

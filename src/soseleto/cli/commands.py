@@ -192,7 +192,11 @@ def fit(
         list[str] | None, typer.Option(metavar="NAME", help="Of a table: one of a few values. [repeatable]")
     ] = None,
     text_column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Of a table: text, read as a bag of words. [repeatable]")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Of a table: text. [repeatable; one for a pretrained model]"),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Of a text for a pretrained model; the rest is cut. [default: 256]")
     ] = None,
     drop_column: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Of a table: not a feature. [repeatable]")
@@ -261,6 +265,7 @@ def fit(
         seed=seed,
         device=device,
         skip_bad=skip_bad,
+        max_tokens=max_tokens,
         reading=Reading(
             image_size=image_size,
             label_column=label_column,
@@ -297,7 +302,9 @@ def report(
 @app.command(short_help="The ranking of the source, and its suspects.")
 def rank(
     run: RunArgument,
-    format: Annotated[str, typer.Option(metavar="csv|parquet|json", help="Of the output.")] = "csv",
+    format: Annotated[
+        str, typer.Option(metavar="csv|parquet|json|label-studio|argilla|fiftyone", help="Of the output.")
+    ] = "csv",
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
     suspects: Annotated[bool, typer.Option("--suspects", help="Only the suspects, most suspicious first.")] = False,
@@ -319,8 +326,10 @@ def rank(
     error; without suspects it lists the best there is.
 
     Some columns have the names of cleanlab (given_label, predicted_label,
-    is_label_issue, label_quality) and of FiftyOne (filepath, mistakenness). The
-    file of --export-clean can be given to `fit --source`.
+    is_label_issue, label_quality) and of FiftyOne (filepath, mistakenness).
+    --format label-studio, argilla or fiftyone writes a file that the tool
+    imports, with the label and the suggested one. The file of --export-clean
+    can be given to `fit --source`.
     """
     from soseleto.report.export import describe_list, export_ranking
 
@@ -373,22 +382,34 @@ def predict(
 @app.command(short_help="Write a run's model for use elsewhere.")
 def export(
     run: RunArgument,
-    onnx: Annotated[Path, typer.Option(metavar="FILE", help="The ONNX file to write.", show_default=False)],
+    onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="The ONNX file to write.")] = None,
+    pretrained: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Of a text model: the folder to write, for from_pretrained.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write a run's model as ONNX, from raw inputs to probabilities.
+    """Write a run's model as ONNX, from raw inputs to probabilities, or as a
+    folder of safetensors that transformers reads.
 
-    The file is run once by onnxruntime and compared with PyTorch. Needs
-    pip install 'soseleto[onnx]'.
+    The ONNX file is run once by onnxruntime and compared with PyTorch. Needs
+    pip install 'soseleto[onnx]'. A text model takes input_ids and
+    attention_mask there.
     """
     from soseleto.prediction.load import load
     from soseleto.prediction.onnx import export_onnx
+    from soseleto.prediction.pretrained_folder import export_folder
 
+    if onnx is None and pretrained is None:
+        raise UsageError("nothing to write: add --onnx FILE, or --pretrained FOLDER for a text model.")
     check_output(run, onnx, force, reads=file_of(model))
-    typer.echo(f"wrote {export_onnx(load(run, model, device='cpu'), onnx, force=force)}", err=True)
+    loaded = load(run, model, device="cpu")
+    if pretrained is not None:
+        typer.echo(f"wrote {export_folder(loaded, pretrained)}", err=True)
+    if onnx is not None:
+        typer.echo(f"wrote {export_onnx(loaded, onnx, force=force)}", err=True)
 
 
 @app.command(short_help="Review a run's suspects by hand.")

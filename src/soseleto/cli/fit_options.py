@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from soseleto.cli.choices import folds_for
+from soseleto.cli.texts import with_tokenizer
 from soseleto.data import Pair, Reading, column_of, read_labels_before
 from soseleto.errors import UsageError, counted, did_you_mean
 from soseleto.training.data import found_before
@@ -56,17 +57,19 @@ class FitOptions:
     seed: int
     device: str
     skip_bad: bool
+    max_tokens: int | None
     reading: Reading
 
 
 def reading_of(options: FitOptions) -> Reading:
-    """With the column of earlier labels, which is not a feature."""
+    """With the tokenizer of a pretrained text model, and the column of earlier labels, which is not a feature."""
+    reading = with_tokenizer(options.reading, options.source, options.model, options.max_tokens)
     if options.labels_before is None:
-        return options.reading
+        return reading
     if options.mode == "transfer":
         raise UsageError("--labels-before has no effect in transfer mode, which has no suspects: leave it out.")
     column = column_of(options.labels_before, options.target.expanduser(), options.reading)
-    return replace(options.reading, before_column=column)
+    return replace(reading, before_column=column)
 
 
 def labels_before_of(options: FitOptions, pair: Pair) -> Tensor | None:

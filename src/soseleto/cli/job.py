@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from soseleto.cli import comparison
+from soseleto.cli import comparison, texts
 from soseleto.cli.choices import augment_in_words
 from soseleto.cli.comparison import BOOSTING, FINAL, METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions
 from soseleto.cli.home import Home
 from soseleto.cli.trainings import Trainings
-from soseleto.data import Pair
+from soseleto.data import Pair, TablePreparation
 from soseleto.errors import DiskError, TrainingError, UsageError, counted, did_you_mean, first_line
 from soseleto.parallel.reducer import Reducer
 from soseleto.prediction.final import FINALS, FinalData, boosting, by_recipe, fit_final, gradient_boosting
@@ -91,6 +91,7 @@ class Job:
             f"{counted(options.epochs, 'epoch')} in batches of {self.trainings.batch_size}",
             f"model {_in_words(self.trainings.model)} with {counted(size, 'parameter')}; writing to {options.out}",
         ]
+        lines += texts.plan(pair, options.model)
         if pair.source.inputs.ndim == 4:
             lines.append(augment_in_words(self.trainings.augment, chosen=options.augment is None))
         if options.mode == "noisy" and not self.trainings.probes(self.main):
@@ -172,8 +173,9 @@ class Job:
         self.home.check()
         folder = RunFolder(self.home.path)
         table = self.pair.preparation
-        features, texts = (self.pair.columns, ()) if table is None else (table.shown, table.texts)
-        manifest.remember(folder, self.options.source, self.options.reading, features, self.rows, texts)
+        features, read = (self.pair.columns, ()) if table is None else (table.shown, table.texts)
+        manifest.remember(folder, self.options.source, self.options.reading, features, self.rows, read)
+        texts.keep_model(folder, self.pair, self.options.model)
         self._write_problems(folder)
         if kept is not None:
             rival = RunFolder(self.trainings.place(kept))
@@ -218,7 +220,8 @@ class Job:
     def _boosted(self) -> list[Judged]:
         """Of tables: gradient boosting on source and target, and the final model, on the same examples."""
         table = self.pair.preparation
-        if table is None or self.options.mode != "noisy" or not (self.options.baselines or self.options.final):
+        wanted = self.options.mode == "noisy" and (self.options.baselines or self.options.final is not None)
+        if not isinstance(table, TablePreparation) or not wanted:
             return []
         trained = [self.main] if self.pair.test is not None else [part for part in self.parts if part.method == METHOD]
         found: list[Judged] = []
@@ -234,7 +237,7 @@ class Job:
     @property
     def _recipe(self) -> dict[str, Any]:
         """Of the final model."""
-        assert self.pair.preparation is not None
+        assert isinstance(self.pair.preparation, TablePreparation)
         return {"name": self.options.final, "codes": list(self.pair.preparation.codes), "seed": self.options.seed}
 
     def _write_problems(self, folder: RunFolder) -> None:
@@ -258,7 +261,7 @@ def _check_final(options: FitOptions, pair: Pair) -> None:
     if options.final not in FINALS:
         known = " or ".join(FINALS)
         raise UsageError(f"unknown final model {options.final!r}{did_you_mean(options.final, FINALS)}: write {known}.")
-    if pair.preparation is None or options.mode != "noisy":
+    if not isinstance(pair.preparation, TablePreparation) or options.mode != "noisy":
         raise UsageError("--final is for tables in noisy mode: leave it out.")
     if options.rescue is not None:
         raise UsageError("--final and --rescue cannot be used together: leave one out.")

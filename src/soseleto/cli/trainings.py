@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from soseleto import methods
 from soseleto.algorithm import Soseleto
+from soseleto.cli import texts
 from soseleto.cli.choices import augment_for, model_for, probes_for, target_share_for
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_before_of
 from soseleto.cli.home import Home
 from soseleto.cli.pretrained import pretrained_options
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation
+from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, label_doubt, normalized, target_share
 from soseleto.models.by_name import make_model
@@ -74,7 +76,7 @@ class Trainings:
             reducer=reducer,
             home=Home(options.out, options.rescue),
             before=labels_before_of(options, pair),
-            pretrained=pretrained_options(options, model),
+            pretrained=pretrained_options(options, model, pair),
         )
 
     def train(self, part: Part, progress: LiveLine) -> Result:
@@ -129,6 +131,7 @@ class Trainings:
 
     def judge(self, part: Part) -> Judged:
         """The part's model on the examples that it is judged by."""
+        texts.keep_model(RunFolder(self.place(part)), self.pair, self.model)
         loaded = load(self.place(part), self.module(), device=self.options.device)
         return Judged(part.method, loaded.outputs(part.judged.inputs), part.judged.labels.cpu(), part.places)
 
@@ -229,14 +232,14 @@ class Trainings:
     def _module(self) -> tuple[nn.Module, dict[str, Any] | None]:
         """A new model, and the description of a pretrained one."""
         options, table = self.options, self.pair.preparation
-        shape = tuple(self.pair.source.inputs.shape[1:]) if table is None else (table.width,)
+        shape = (table.width,) if isinstance(table, TablePreparation) else tuple(self.pair.source.inputs.shape[1:])
         sizes: Any = {"classes": self.classes, "shape": shape, "seed": options.seed}
         if self.pretrained is not None:
             return pretrained_images(self.model, options.mode, options=self.pretrained, **sizes)
         return make_model(self.model, options.mode, **sizes), None
 
     @property
-    def _standardize(self) -> bool | Preprocess | TablePreparation:
+    def _standardize(self) -> bool | Preprocess | TablePreparation | TextPreparation:
         """By the source's statistics; a pretrained network normalises images itself and gets values from 0 to 1."""
         if self.pretrained is None:
             return self.pair.preparation or True

@@ -65,6 +65,9 @@ class Examples:
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Inputs and labels at these indices, on the data's device; one gather per tensor."""
+        return self._gathered(index)
+
+    def _gathered(self, index: Tensor) -> tuple[Inputs, Tensor]:
         index = index.to(self.device, non_blocking=True)
         inputs = structure.change(lambda tensor: tensor.index_select(0, index), self.inputs)
         return inputs, self.labels.index_select(0, index)
@@ -101,14 +104,14 @@ class Examples:
                 raise DataError(f"the mask has {len(at)} entries for {len(self)} examples: give one for each.")
             at = at.nonzero().flatten()
         at = at.to("cpu", torch.int64)
-        inputs, labels = self.take(at)
+        inputs, labels = self._gathered(at)
         places = [range(len(self))[i] for i in at.tolist()]
-        return Examples(
-            inputs,
-            labels,
+        return replace(
+            self,
+            inputs=inputs,
+            labels=labels,
             # Examples without ids get their index in the whole set as id.
             ids=tuple(self.id_of(i) for i in places),
-            classes=self.classes,
             truth=None if self.truth is None else self.truth.index_select(0, at.to(self.truth.device)),
             paths=None if self.paths is None else tuple(self.paths[i] for i in places),
         )

@@ -15,8 +15,10 @@ from soseleto.data import structure
 from soseleto.data.example_set import ExampleSet
 from soseleto.data.structure import Inputs
 from soseleto.data.table_columns.preparation import TablePreparation
+from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import DataError, UsageError
 
+EVALUATION_BATCH, TEXTS_AT_A_TIME = 1000, 64  # examples per forward pass without gradients
 _ROWS = 1024  # examples at a time, to bound the memory for the statistics of a large set
 
 
@@ -110,16 +112,20 @@ def _float_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rows.sum(reduced), (rows * rows).sum(reduced), finite.sum(reduced).double()
 
 
+Standardize = Preprocess | TablePreparation | TextPreparation
+
+
 @dataclass(frozen=True)
 class Prepare:
     """Converts stored inputs to what the model expects: standardisation, dtype and memory format.
 
     Tensors inside a structure, whose meaning is not known, are not standardised.
 
-    standardize: of tables their preparation, which also encodes categories
+    standardize: of tables their preparation, which also encodes categories; of texts theirs, which makes the tensors
+        that a language model takes
     """
 
-    standardize: Preprocess | TablePreparation | None
+    standardize: Standardize | None
     dtype: torch.dtype
     channels_last: bool = False
 
@@ -135,6 +141,11 @@ class Prepare:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
+    @property
+    def evaluation_batch(self) -> int:
+        """Examples per forward pass without gradients."""
+        return TEXTS_AT_A_TIME if isinstance(self.standardize, TextPreparation) else EVALUATION_BATCH
+
     def describe(self) -> dict[str, Any]:
         return {
             "standardize": None if self.standardize is None else self.standardize.to_dict(),
@@ -147,16 +158,14 @@ def standardization_from(fields: dict[str, Any]) -> Preprocess | TablePreparatio
     return TablePreparation.from_dict(fields) if "columns" in fields else Preprocess.from_dict(fields)
 
 
-def make_prepare(
-    source: ExampleSet, model: nn.Module, *, standardize: bool | Preprocess | TablePreparation | None
-) -> Prepare:
+def make_prepare(source: ExampleSet, model: nn.Module, *, standardize: Standardize | bool | None) -> Prepare:
     """Statistics come from the source alone; by default uint8 inputs are standardised and float inputs are not.
 
     Images get the memory format of the model's convolutions: ``model.to(memory_format=torch.channels_last)`` is enough.
     """
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     last = any(_channels_last(p) for p in model.parameters())
-    if isinstance(standardize, Preprocess | TablePreparation):
+    if isinstance(standardize, Standardize):
         return Prepare(standardize, dtype, last)
     first, _ = source.take(torch.tensor([0]))
     if not isinstance(first, Tensor):

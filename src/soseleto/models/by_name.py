@@ -14,6 +14,7 @@ from torch import nn
 
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.models.architectures import group_norm, lenet, linear, mlp, quick, resnet18, table_network
+from soseleto.models.pretrained_text import is_pretrained, make_text_model
 
 GROUP_NORM = "resnet18-groupnorm"
 FOR_ROWS: dict[str, Callable[[int, int], nn.Module]] = {"mlp": mlp, "linear": linear, "table": table_network}
@@ -40,6 +41,8 @@ def make_model(name: str, mode: str, *, classes: int, shape: tuple[int, ...], se
         torch.manual_seed(seed)
         if is_file(name):
             return _own_model(name, classes, shape)
+        if is_pretrained(name):
+            return make_text_model(name, mode, classes=classes)
         whole = by_name(name, classes=classes, shape=shape)
     assert isinstance(whole, nn.Sequential)
     return whole if mode == "noisy" else whole[:-1]

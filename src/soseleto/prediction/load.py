@@ -7,8 +7,9 @@ again: a run folder may come from an untrusted place, and loading it never runs 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 from soseleto.data.preprocess import Prepare, standardization_from
 from soseleto.data.structure import Inputs
 from soseleto.data.table_columns.preparation import TablePreparation
+from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import DataError, UsageError, first_line
 from soseleto.models.by_name import is_file, make_model, name_of_saved
 from soseleto.models.pretrained_images import is_pretrained, rebuilt
+from soseleto.models.pretrained_text import PretrainedText
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
 from soseleto.prediction.final import Final, FinalData, by_recipe, fit_final
@@ -137,22 +140,36 @@ def _module(
             f"the model of {folder.path} was built by {name}: name it again to allow running that file, "
             f"model={name!r} (--model {name})."
         )
+    if isinstance(prepare.standardize, TextPreparation):
+        return _text_model(config, state, folder)
     if is_pretrained(name) and "pretrained" in config:
         return rebuilt(name, config["mode"], classes=config["n_classes"], described=config["pretrained"])
     table = prepare.standardize if isinstance(prepare.standardize, TablePreparation) else None
     shape = tuple(config["input_shape"]) if table is None else (table.width,)
-    sizes = {"classes": config["n_classes"], "shape": shape}
-    if not is_file(name):
-        name = name_of_saved(name, state)
-        _require_sizes(name, config["mode"], sizes, state, folder)
-    return make_model(name, config["mode"], **sizes, seed=0)
+    made = partial(make_model, mode=config["mode"], classes=config["n_classes"], shape=shape, seed=0)
+    if is_file(name):
+        return made(name)
+    name = name_of_saved(name, state)
+    _require_sizes(partial(made, name), state, folder)
+    return made(name)
 
 
-def _require_sizes(name: str, mode: str, sizes: dict[str, Any], state: Mapping[str, Tensor], folder: RunFolder) -> None:
+def _text_model(config: Mapping[str, Any], state: Mapping[str, Tensor], folder: RunFolder) -> nn.Module:
+    """A pretrained text model, from the architecture that the run keeps."""
+    pretrained = PretrainedText.from_dict(folder.pretrained())
+
+    def make() -> nn.Module:
+        return pretrained.build(config["mode"], classes=config["n_classes"])
+
+    _require_sizes(make, state, folder)
+    return make()
+
+
+def _require_sizes(make: Callable[[], nn.Module], state: Mapping[str, Tensor], folder: RunFolder) -> None:
     """Raise, before any memory is allocated, where the sizes in ``config.json`` are not those of the stored model."""
     try:
         with torch.device("meta"):
-            empty = make_model(name, mode, **sizes, seed=0)
+            empty = make()
     except (RuntimeError, OverflowError, TypeError, ZeroDivisionError) as error:
         raise _other_sizes(folder, first_line(error)) from error
     stored = {key.removeprefix("trunk."): value.shape for key, value in state.items()}
@@ -194,8 +211,11 @@ def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
         raise DataError(
             f"config.json of {folder.path} does not record how inputs are preprocessed: train the run again."
         )
-    statistics = found.get("standardize")
-    return Prepare(None if statistics is None else standardization_from(statistics), dtype)
+    fields = found.get("standardize")
+    if fields is not None and "text" in fields:
+        tokenizer = PretrainedText.from_dict(folder.pretrained()).tokenizer
+        return Prepare(TextPreparation.from_dict(fields, tokenizer), dtype)
+    return Prepare(None if fields is None else standardization_from(fields), dtype)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Standardisation and temperature are part of the graph, so that users of the file need not repeat them. A table's rows
 go in as its preparation stores them (numbers, and codes of categories); the file's metadata has that preparation as
-JSON, under ``soseleto.table``. The exported
+JSON, under ``soseleto.table``. A text model takes ``input_ids`` and ``attention_mask`` of its tokenizer. The exported
 model is run once with onnxruntime and compared with PyTorch before the file gets its final name.
 """
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data.table_columns.preparation import TablePreparation
+from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import DataError, UsageError, need
 from soseleto.prediction.load import LoadedRun
 from soseleto.run_folder.files import aside
@@ -40,8 +41,17 @@ class _Pipeline(nn.Module):
         self.loaded, self.model = loaded, copy.deepcopy(loaded.model).cpu()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs = self.model(self.loaded.prepare(inputs))
+        return self.answer(self.model(self.loaded.prepare(inputs)))
+
+    def answer(self, outputs: Tensor) -> Tensor:
         return (outputs / self.loaded.temperature).softmax(1) if self.loaded.task == "classification" else outputs
+
+
+class _TextPipeline(_Pipeline):
+    """As ``_Pipeline``, from token ids as the tokenizer gives them."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        return self.answer(self.model(input_ids, attention_mask))
 
 
 def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -60,27 +70,35 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
         raise UsageError(f"{loaded.run.path} does not record the shape of its inputs: train it again.")
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    images = len(loaded.shape) == 3
-    draw = torch.Generator().manual_seed(0)
-    example = torch.randint(256, (_ROWS, *loaded.shape), generator=draw).to(torch.uint8 if images else torch.float32)
-    whole = _Pipeline(loaded).eval()
+    whole = (_TextPipeline if isinstance(loaded.preparation, TextPreparation) else _Pipeline)(loaded).eval()
     with aside(file) as part:
-        _export(whole, example, part)
-        if loaded.preparation is not None:
+        _export(whole, _example(loaded, _ROWS), part)
+        if isinstance(loaded.preparation, TablePreparation):
             _describe_table(loaded.preparation, part)
-        _compare(whole, example[:2], part, file)
+        _compare(whole, _example(loaded, _ROWS - 1), part, file)
     return file
 
 
-def _export(whole: nn.Module, example: Tensor, part: Path) -> None:
+def _example(loaded: LoadedRun, rows: int) -> dict[str, Tensor]:
+    """Inputs of so many rows, by name; texts are also of so many tokens more."""
+    if isinstance(loaded.preparation, TextPreparation):
+        tokens = loaded.preparation.tokens(["text " * (1 + row) for row in range(rows)])
+        return loaded.preparation(tokens[:, : 4 + rows])
+    assert loaded.shape is not None
+    kind, draw = torch.uint8 if len(loaded.shape) == 3 else torch.float32, torch.Generator().manual_seed(0)
+    return {"inputs": torch.randint(256, (rows, *loaded.shape), generator=draw).to(kind)}
+
+
+def _export(whole: nn.Module, example: dict[str, Tensor], part: Path) -> None:
+    sizes = {0: torch.export.Dim("rows")} | ({1: torch.export.Dim("tokens")} if len(example) > 1 else {})
     with _quiet():
         torch.onnx.export(
             whole,
-            (example,),
+            tuple(example.values()),
             str(part),
-            input_names=["inputs"],
+            input_names=list(example),
             output_names=["probabilities"],
-            dynamic_shapes={"inputs": {0: torch.export.Dim("rows")}},
+            dynamic_shapes=dict.fromkeys(example, sizes),
             dynamo=True,
             external_data=False,
             verbose=False,
@@ -108,12 +126,12 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(was)
 
 
-def _compare(whole: nn.Module, inputs: Tensor, part: Path, file: Path) -> None:
-    """Compare with PyTorch, at another batch size than the exporter saw."""
+def _compare(whole: nn.Module, inputs: dict[str, Tensor], part: Path, file: Path) -> None:
+    """Compare with PyTorch, at other sizes than the exporter saw."""
     runtime: Any = need("onnxruntime", to="checking ONNX")
     session = runtime.InferenceSession(part.read_bytes(), providers=["CPUExecutionProvider"])
-    (answer,) = session.run(None, {"inputs": inputs.numpy()})
+    (answer,) = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
     with torch.no_grad():
-        gap = float((torch.from_numpy(answer) - whole(inputs)).abs().max())
+        gap = float((torch.from_numpy(answer) - whole(*inputs.values())).abs().max())
     if not gap <= TOLERANCE:
         raise DataError(f"{file} was not written: onnxruntime differs from PyTorch by {gap:.2g}.")

@@ -13,16 +13,19 @@ from torch.utils import _pytree as pytree
 
 from soseleto.data import ExampleSet, structure
 from soseleto.data.example_set import in_pieces
+from soseleto.data.preprocess import EVALUATION_BATCH
 from soseleto.data.readers.frames import frame_table, is_frame
+from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.tables import prepared
 from soseleto.data.structure import Inputs
 from soseleto.data.table_columns.preparation import TablePreparation
+from soseleto.data.texts.examples import trimmed
+from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import UsageError
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.prediction.temperature import fit_temperature
 from soseleto.task.losses import Loss, cross_entropy
 
-EVALUATION_BATCH = 1000
 TaskKind = Literal["classification", "regression"]
 
 
@@ -44,19 +47,25 @@ class Predictor:
     temperature: float = 1.0
 
     @property
-    def preparation(self) -> TablePreparation | None:
+    def preparation(self) -> Preparation | None:
         """How the columns of a table become inputs; None for other inputs."""
         found = getattr(self.prepare, "standardize", None)
-        return found if isinstance(found, TablePreparation) else None
+        return found if isinstance(found, TablePreparation | TextPreparation) else None
+
+    @property
+    def _batch(self) -> int:
+        return getattr(self.prepare, "evaluation_batch", EVALUATION_BATCH)
 
     def outputs(self, inputs: Any) -> Tensor:
-        """The model's outputs (logits) for raw inputs (uint8 images, features, dicts, a data frame), on the CPU."""
+        """The model's outputs (logits) on the CPU: for uint8 images, features, dicts, a data frame, a list of texts."""
         return self._outputs(self.model, inputs)
 
     def _outputs(self, model: nn.Module, inputs: Any) -> Tensor:
         """Outputs of ``model``, which is ``self.model`` or a part of it."""
         given = pytree.tree_map(torch.as_tensor, structure.plain(self._stored(inputs)))
-        pieces = structure.split(given, EVALUATION_BATCH)
+        pieces = structure.split(given, self._batch)
+        if isinstance(self.preparation, TextPreparation):
+            pieces = [trimmed(piece) for piece in pieces]
         return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model, pieces)])
 
     def outputs_of(self, examples: ExampleSet) -> Tensor:
@@ -65,7 +74,7 @@ class Predictor:
 
     def _outputs_of(self, model: nn.Module, examples: ExampleSet) -> Tensor:
         """Outputs of ``model``, which is ``self.model`` or made of parts of it."""
-        pieces = (inputs for inputs, _ in examples.read(in_pieces(len(examples), EVALUATION_BATCH)))
+        pieces = (inputs for inputs, _ in examples.read(in_pieces(len(examples), self._batch)))
         return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model, pieces)])
 
     def _forward(self, model: nn.Module, pieces: Iterable[Inputs]) -> Iterator[Any]:
@@ -75,7 +84,9 @@ class Predictor:
                 yield structure.call(model, self.prepare(structure.to_device(piece, self.device)))
 
     def _stored(self, inputs: Any) -> Any:
-        """A data frame as the training stored its tables; other inputs as they are."""
+        """A data frame or a list of texts as the training stored its tables; other inputs as they are."""
+        if isinstance(self.preparation, TextPreparation) and isinstance(inputs, list | tuple):
+            return self.preparation.tokens(inputs)
         if self.preparation is not None and is_frame(inputs):
             return prepared(frame_table(inputs), self.preparation, "the data frame")
         return inputs
@@ -95,7 +106,7 @@ class Predictor:
         from soseleto.data import as_example_set
 
         examples = as_example_set(dataset, name="test", preparation=self.preparation)
-        pieces, kept = tee(examples.read(in_pieces(len(examples), EVALUATION_BATCH)))
+        pieces, kept = tee(examples.read(in_pieces(len(examples), self._batch)))
         losses, right = [], []
         for (_, labels), raw in zip(kept, self._forward(self.model, (inputs for inputs, _ in pieces)), strict=True):
             outputs, truth = structure.change(lambda tensor: tensor.cpu(), (raw, labels))

@@ -1,4 +1,4 @@
-"""Export the ranking of a run as CSV, Parquet or JSON."""
+"""Export the ranking of a run as CSV, Parquet or JSON, or as a file for a labelling tool."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
+from soseleto.report.labelling_tools import TOOLS, tool_file
 from soseleto.run_folder.figures import best_count, expected, guaranteed_count, in_words
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import Ranking, is_suspect, most_suspicious_first, worst_rows
 
-FORMATS = ("csv", "parquet", "json")
+FORMATS = ("csv", "parquet", "json", *TOOLS)
 
 
 def export_ranking(
@@ -37,6 +38,8 @@ def export_ranking(
     ranking = run.ranking()
     with readable(run.path):
         chosen = listed_rows(run, ranking, guarantee=guarantee) if suspects else rows(ranking)
+        if format in TOOLS:
+            return tool_file(run, ranking, chosen, format)
         named = with_usual_names(ranking, transfer=is_transfer(run))
         return {"csv": _csv, "parquet": _parquet, "json": _json}[format](
             {name: values[chosen] for name, values in named.items()}

@@ -42,6 +42,7 @@ WITHOUT = {
     "comparison.json": "rank and review work without it",
     "kept.safetensors": "rank, report and review work without it",
     "final.safetensors": "rank, report and review work without it",
+    "pretrained.json": "rank, report and review work without it",
     "calibration.json": "if you delete it, probabilities are not calibrated",
     "source.json": "rank and predict to standard output work without it",
     "rows.parquet": f"--export-clean and review --export need it, {_EVERYTHING_ELSE}",

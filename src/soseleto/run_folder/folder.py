@@ -26,7 +26,7 @@ from soseleto.run_folder.checksums import CHECKSUMS, logger
 from soseleto.run_folder.figures import with_audit
 from soseleto.run_folder.files import as_json, aside, device_name, locked, sync, untie, versions, writing
 from soseleto.run_folder.plausible import check_config, check_ranking, check_tensors, readable
-from soseleto.run_folder.reading import complete_lines, json_of, regular, table_of, tensors_of
+from soseleto.run_folder.reading import MOST_TOKENIZER, complete_lines, json_of, regular, table_of, tensors_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,7 @@ PROBLEMS, SUSPECTS, PICTURES = "problems.json", "suspects.json", "pictures.parqu
 REVIEW, AUDIT = "review.jsonl", "audit.json"
 SOURCE, COMPARISON, CALIBRATION = "source.json", "comparison.json", "calibration.json"
 FINAL = "final.safetensors"  # what a final scikit-learn model is trained on, and its recipe
+PRETRAINED = "pretrained.json"  # architecture and tokenizer of a pretrained text model
 KEPT = "kept.safetensors"  # the model of a rival that was better, in place of model.safetensors
 ROWS = "rows.parquet"  # of a source table, see source_rows.py
 PARTS = "parts"  # a folder of runs: baselines, and the folds of the target
@@ -64,6 +65,7 @@ _FILES = (
     COMPARISON,
     CALIBRATION,
     FINAL,
+    PRETRAINED,
 )
 _NOTES = "soseleto"  # metadata entry of model.safetensors, a JSON object with ...
 _TIED = "soseleto.tied"  # ... alias -> the name its values are stored under
@@ -329,6 +331,18 @@ class RunFolder:
         tensors, metadata = tensors_of(path)
         with readable(self.path):
             return tensors, dict(json.loads(metadata[_NOTES]))
+
+    def write_pretrained(self, fields: Mapping[str, Any]) -> None:
+        """Architecture and tokenizer of a pretrained text model, from which ``load`` builds it again."""
+        self._write_json(PRETRAINED, fields, indent=None)
+
+    def pretrained(self) -> dict[str, Any]:
+        """What ``write_pretrained`` wrote."""
+        path = self._existing(PRETRAINED)
+        found = json_of(path, most=MOST_TOKENIZER)
+        if not isinstance(found, dict):
+            raise DataError(f"{path} is not a JSON object: restore it from a copy, or train again.")
+        return found
 
     @property
     def kept(self) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_JSON = 1 << 24  # bytes; parsed, JSON can need thirty times as much
+MOST_TOKENIZER = 1 << 27  # bytes of a file that is nearly all one string
 MOST_LINES = 1 << 28  # bytes of a file with one record per line
 MOST_VALUES = 1 << 22  # cells of a Parquet file, or ...
 VALUES_PER_BYTE = 32  # ... this many times its size
@@ -51,9 +52,9 @@ def complete_lines(path: Path) -> bytes:
     return content[: content.rfind(b"\n") + 1]
 
 
-def json_of(path: Path, *, fix: str = _RESTORE) -> Any:
+def json_of(path: Path, *, fix: str = _RESTORE, most: int = MOST_JSON) -> Any:
     try:
-        return json.loads(bounded(path, MOST_JSON))
+        return json.loads(bounded(path, most))
     except (ValueError, RecursionError) as error:
         if isinstance(error, DataError):
             raise

@@ -1,9 +1,10 @@
 """Training steps as CUDA graphs: recorded once and replayed, so that small networks are not launch-bound.
 
 Methods need not know about it. The state of a method with several kinds of step has an attribute ``kind``, that of the
-next step, and ``capturable``, False before a step that must not be recorded. A step with another batch shape, a
-monitored one, or one in which the state's engine is to be proved runs without a graph. When the state has replaced its
-engine, its steps are recorded again. Steps before the recording run as if it had begun, since some models then take
+next step, and ``capturable``, False before a step that must not be recorded. Batches of another shape, such as texts
+padded to another length, have a graph of their own; beyond ``MOST`` graphs their steps run without one. So does a
+monitored step, and one in which the state's engine is to be proved. When the state has replaced its engine, its steps
+are recorded again. Steps before the recording run as if it had begun, since some models then take
 another path (those of transformers make every mask): it is the path that the engine is proved on.
 """
 
@@ -24,6 +25,7 @@ from soseleto.engines.proof import Schedule
 from soseleto.errors import first_line
 from soseleto.task.task import Method, MethodState
 
+MOST = 32  # graphs
 WARM_UP = 3  # eager steps before recording, so that lazy allocation and kernel selection are not recorded
 
 
@@ -48,9 +50,6 @@ class _Recorded:
     numbers: dict[str, Tensor]
     engine: str | None  # that computed the alignments
 
-    def fits(self, source: Batch, target: Batch) -> bool:
-        return _fits(self.source, source) and _fits(self.target, target)
-
     def replay(self, source: Batch, target: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         _fill(self.source, source)
         _fill(self.target, target)
@@ -63,7 +62,8 @@ class _Recorded:
 class CapturedStep:
     """The method's step as a CUDA graph, from the fourth call on; ``log`` gets the reason if that is impossible.
 
-    Every ``kind`` of step has its own recording; a state that counts steps is notified of replays by ``advance``.
+    Every ``kind`` of step and every shape of its batches has its own recording; a state that counts steps is notified
+    of replays by ``advance``.
     """
 
     def __init__(self, method: Method, state: MethodState, log: Callable[[str], None]) -> None:
@@ -71,7 +71,7 @@ class CapturedStep:
         self._state = state
         self._optimizer = state.optimizer
         self._log = log
-        self._calls: Counter[Hashable] = Counter()  # by kind
+        self._calls: Counter[Hashable] = Counter()  # by kind and shapes
         self._recorded: dict[Hashable, _Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()  # shared, since two recordings never run at once
         self._possible = all(group.get("capturable", True) for group in self._optimizer.param_groups)
@@ -80,7 +80,7 @@ class CapturedStep:
             log(f"steps run one kernel at a time, since {why}")
 
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        kind = getattr(self._state, "kind", None)
+        kind = getattr(self._state, "kind", None), _shapes(source), _shapes(target)
         self._calls[kind] += 1
         if not getattr(self._state, "capturable", True):
             self._calls.clear()  # the steps after it need a new warm-up
@@ -88,12 +88,9 @@ class CapturedStep:
             return self._run(source, target, monitor=monitor)
         if kind in self._recorded and self._recorded[kind].engine != self._engine_name:
             self._recorded.clear()  # the engine was replaced
-        if kind not in self._recorded and not self._capture(kind, source, target):
+        if kind not in self._recorded and not (len(self._recorded) < MOST and self._capture(kind, source, target)):
             return self._run(source, target)
-        recorded = self._recorded[kind]
-        if not recorded.fits(source, target):
-            return self._run(source, target)
-        numbers = recorded.replay(source, target, self._optimizer)
+        numbers = self._recorded[kind].replay(source, target, self._optimizer)
         self._advance(1)
         return numbers
 
@@ -169,9 +166,8 @@ def _clone(batch: Batch) -> Batch:
     return Batch(*structure.change(Tensor.clone, _tensors(batch)))
 
 
-def _fits(static: Batch, batch: Batch) -> bool:
-    mine, its = (structure.tensors(_tensors(each)) for each in (static, batch))
-    return len(mine) == len(its) and all(a.shape == b.shape for a, b in zip(mine, its, strict=True))
+def _shapes(batch: Batch) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in structure.tensors(_tensors(batch)))
 
 
 def _fill(static: Batch, batch: Batch) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import ExampleSet, Live, Stream, TablePreparation, TargetCycle, as_example_set, check_mode, read_pair
+from soseleto.data import ExampleSet, Live, Stream, TargetCycle, as_example_set, check_mode, read_pair
+from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.problems import some
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
@@ -28,7 +29,7 @@ class Data:
     probes: PlantedProbes | None = None
     columns: tuple[str, ...] | None = None  # the names of a table's features
     labels_before: Tensor | None = None  # of target examples that were found in the source, -1 for the others
-    preparation: TablePreparation | None = None  # of a table
+    preparation: Preparation | None = None  # of a table
 
     @classmethod
     def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Preprocess, Reading, TablePreparation
+from soseleto.data import Augment, Reading
+from soseleto.data.preprocess import Standardize
 from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.parallel.device import choose_device
@@ -69,7 +70,7 @@ def fit(
     loss: Loss | tuple[Loss, Loss] = cross_entropy,
     method: Method | None = None,
     augment: Augment | tuple[Augment | None, Augment | None] | None = None,
-    standardize: bool | Preprocess | TablePreparation | None = None,
+    standardize: Standardize | bool | None = None,
     heads: Heads = Heads(),
     probes: Probes | Share | None = None,
     compute: Compute = Compute(),
@@ -104,7 +105,8 @@ def fit(
         augment: random changes of image batches, one ``Augment`` for both sides or a pair (source, target).
         standardize: centre and scale inputs by the source's statistics, or by the ``Preprocess`` given; by default
             only for uint8 images. For tables the ``preparation`` of ``soseleto.data.read_pair``, by default where a
-            table with categories is read from its path; the model then gets ``preparation.width`` numbers.
+            table with categories is read from its path; the model then gets ``preparation.width`` numbers, or the
+            tokens of texts.
         heads: the classifiers of transfer mode; linear layers by default.
         probes: ``"auto"``, a share of the target, or ``Probes(...)``: plants target examples among the source, which
             ``result.suspects()`` needs (noisy mode).

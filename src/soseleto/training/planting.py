@@ -13,7 +13,6 @@ from torch import Tensor
 from soseleto.data import ExampleSet, generator, seed_for, structure
 from soseleto.data.example_set import in_pieces
 from soseleto.models.evaluation import evaluation_mode
-from soseleto.prediction.predictor import EVALUATION_BATCH
 from soseleto.run_folder.folder import RunFolder
 from soseleto.suspects import mistakes, probes
 from soseleto.suspects.signals import features_of, last_inputs
@@ -79,7 +78,7 @@ def _blocks(setup: Setup, examples: ExampleSet) -> list[np.ndarray]:
         return structure.scores_of(structure.call(model, prepared))
 
     with seeded(setup.settings.seed, device), evaluation_mode(model), torch.no_grad(), last_inputs(model) as seen:
-        for piece, _ in examples.read(in_pieces(len(examples), EVALUATION_BATCH)):
+        for piece, _ in examples.read(in_pieces(len(examples), setup.prepare.evaluation_batch)):
             prepared = setup.prepare(structure.to_device(piece, device))
             if isinstance(prepared, Tensor) and prepared.is_floating_point():
                 inputs.append(prepared)

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from soseleto.data import Examples, ExampleSet, TablePreparation
+from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import Predictor
@@ -129,7 +130,11 @@ class Result(Predictor):
     @cached_property
     def _against(self) -> np.ndarray | None:
         """The columns of a table that speak most against each source label, (n,)."""
-        if self.preparation is None or self.task != "classification" or isinstance(self.model, TrunkAndHeads):
+        if (
+            not isinstance(self.preparation, TablePreparation)
+            or self.task != "classification"
+            or isinstance(self.model, TrunkAndHeads)
+        ):
             return None
         source = self.source
         assert isinstance(source, Examples)
@@ -179,7 +184,7 @@ def ranking_table(
     *,
     predicted: Tensor | None = None,
     suspects: Suspects | None = None,
-    table: TablePreparation | None = None,
+    table: Preparation | None = None,
     against: np.ndarray | None = None,
 ) -> Table:
     order = learned.order().cpu()
@@ -204,7 +209,7 @@ def ranking_table(
         columns["wrong"] = (truth != source.labels.cpu()).numpy()[at]
     if against is not None:
         columns["against"] = against[at]
-    if table is not None and isinstance(source, Examples):
+    if isinstance(table, TablePreparation) and isinstance(source, Examples):
         shown = list(table.values_of(source.inputs).values())[:MOST_TABLE_COLUMNS]
         columns |= {f"x{i}": values[at] for i, values in enumerate(shown)}
     elif (features := _features(source)) is not None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from soseleto.data import Augment, Preprocess, TablePreparation, seed_for, structure
-from soseleto.data.preprocess import Prepare, make_prepare
+from soseleto.data import Augment, TablePreparation, seed_for, structure
+from soseleto.data.preprocess import Prepare, Standardize, make_prepare
 from soseleto.engines.shards import is_shard, reshard
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads, feature_width
@@ -153,11 +153,11 @@ class Setup:
         sizes: BatchSizes,
         sharing: Sharing,
         device: torch.device,
-        standardize: bool | Preprocess | TablePreparation | None,
+        standardize: Standardize | bool | None,
     ) -> Setup:
         """Move the model to the device and add what it lacks; the same on every rank."""
         model.to(device)
-        if standardize is None and data.preparation is not None and data.preparation.codes:
+        if standardize is None and isinstance(data.preparation, TablePreparation) and data.preparation.codes:
             standardize = data.preparation  # codes of categories are no quantities
         prepare = make_prepare(data.own_source, model, standardize=standardize)
         _require_one_tensor(settings.augment, data)

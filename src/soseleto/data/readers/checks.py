@@ -9,8 +9,9 @@ from torch import Tensor
 
 from soseleto.data.examples import Examples
 from soseleto.data.readers.duplicates import Duplicate, duplicates, twin_share
+from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.problems import Problem, some
-from soseleto.data.table_columns.preparation import TablePreparation
+from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import counted
 
 _FEW_COLUMNS = 4  # rows with fewer numbers coincide by chance
@@ -18,9 +19,7 @@ CHECKED = "checked"  # target examples that have another label in the source: se
 _FEW_TWINS, _MORE_TWINS = 3, 2.0  # rows of a table that coincide beyond the source's own share, and times that share
 
 
-def check_examples(
-    sets: dict[str, Examples], *, mode: str, preparation: TablePreparation | None = None
-) -> list[Problem]:
+def check_examples(sets: dict[str, Examples], *, mode: str, preparation: Preparation | None = None) -> list[Problem]:
     """The problems within the data sets and between them."""
     columns = None if preparation is None else preparation.names
     found: list[Problem] = []
@@ -38,7 +37,7 @@ def check_examples(
     return found
 
 
-def labels_in_source(target: Examples, source: Examples, preparation: TablePreparation | None = None) -> Tensor:
+def labels_in_source(target: Examples, source: Examples, preparation: Preparation | None = None) -> Tensor:
     """(N,) the label that each target example has in the source, -1 for one that is not in it, compared by content.
 
     A target that was made by checking a part of the source has its labels from before the check there.
@@ -125,7 +124,7 @@ def _missing_in_source(source: Examples, target: Examples) -> list[Problem]:
     return [Problem("target", "class not in source", text, _ids(target, rows))]
 
 
-def _copies(sets: dict[str, Examples], other: str, mode: str, preparation: TablePreparation | None) -> list[Problem]:
+def _copies(sets: dict[str, Examples], other: str, mode: str, preparation: Preparation | None) -> list[Problem]:
     """Target examples that are also in another set; the target's copy is the one to keep.
 
     Near duplicates may be different examples: they are reported and do not stop the training. Nor do target examples
@@ -145,6 +144,8 @@ def _copies(sets: dict[str, Examples], other: str, mode: str, preparation: Table
     like = "may be the same image, resized or recompressed, as one in"
     equal = "the same values as a row of"
     few = f"fewer than {_FEW_COLUMNS} values, the same as in"
+    if isinstance(preparation, TextPreparation):
+        few = "the beginning, before it is cut, of a text in"
     made = [
         _checked(sets, exact)
         if other == "source" and mode == "noisy" and _differ(sets, exact)
@@ -182,8 +183,10 @@ def _as_often_within(source: Examples, pairs: Sequence[Duplicate], n_target: int
     return share > 0 and len({pair.first for pair in pairs}) <= _FEW_TWINS + _MORE_TWINS * share * n_target
 
 
-def _by_chance(inputs: Tensor, preparation: TablePreparation | None) -> set[int]:
-    """Rows of a table with too few values present: they equal other rows by chance."""
+def _by_chance(inputs: Tensor, preparation: Preparation | None) -> set[int]:
+    """Rows of a table with too few values present, and texts that were cut: they equal others by chance."""
+    if isinstance(preparation, TextPreparation):
+        return set(preparation.cut(inputs).nonzero().flatten().tolist())
     if inputs.ndim != 2 or not inputs.dtype.is_floating_point:
         return set()
     present = inputs.isfinite().sum(1) if preparation is None else preparation.present(inputs)

@@ -18,6 +18,7 @@ from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import SUFFIXES as TABLES
+from soseleto.data.texts.examples import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 _FORMS = (
@@ -80,6 +81,7 @@ def _from_examples(data: Examples, name: str) -> Raw:
         classes=data.classes,
         truth=data.truth,
         paths=data.paths,
+        texts=isinstance(data, TextExamples),
     )
 
 

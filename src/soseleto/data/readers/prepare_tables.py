@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
+from soseleto.data.readers.prepare_texts import prepare_texts
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading, given_kinds
@@ -15,18 +16,22 @@ from soseleto.data.table_columns import values
 from soseleto.data.table_columns.fitted import Number
 from soseleto.data.table_columns.kinds import LEFT_OUT
 from soseleto.data.table_columns.preparation import TablePreparation
+from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean
 
+Preparation = TablePreparation | TextPreparation
 _OTHER_KIND = 0.5  # share of words among the present values, from which a column of numbers is of another kind
 
 
 def prepare_tables(
-    raws: Sequence[Raw], reading: Reading, preparation: TablePreparation | None = None
-) -> tuple[list[Raw], TablePreparation | None]:
+    raws: Sequence[Raw], reading: Reading, preparation: Preparation | None = None
+) -> tuple[list[Raw], Preparation | None]:
     """The sets with the inputs of their tables, and the preparation; sets that are no tables are unchanged.
 
     preparation: of an earlier training; by default it is fitted on the first set, the source
     """
+    if isinstance(preparation, TextPreparation) or (preparation is None and reading.tokenizer is not None):
+        return prepare_texts(raws, reading, preparation)
     source = raws[0]
     if source.table is None:
         _refuse_tables(raws, reading)

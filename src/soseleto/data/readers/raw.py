@@ -30,6 +30,7 @@ class Raw:
     truth: Names | Tensor | None = None
     paths: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None  # names of the inputs that a table was prepared to
+    texts: bool = False  # the inputs are tokens
     problems: tuple[Problem, ...] = ()
 
     def __len__(self) -> int:

@@ -18,12 +18,12 @@ from soseleto.data.readers.checks import CHECKED, check_examples, labels_in_sour
 from soseleto.data.readers.class_indices import number_labels
 from soseleto.data.readers.images import pixels_of, shape_for
 from soseleto.data.readers.open import is_dataset, raw_of
-from soseleto.data.readers.prepare_tables import prepare_tables
+from soseleto.data.readers.prepare_tables import Preparation, prepare_tables
 from soseleto.data.readers.problems import Problem, ProblemsError, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading, given_kinds, refuse_keywords
 from soseleto.data.stream import Stream, is_stream
-from soseleto.data.table_columns.preparation import TablePreparation
+from soseleto.data.texts.examples import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 MODES = ("noisy", "transfer")
@@ -44,10 +44,10 @@ class Pair:
     dropped: tuple[Problem, ...] = ()
     columns: tuple[str, ...] | None = None
     labels_before: Tensor | None = None
-    preparation: TablePreparation | None = None  # of tables
+    preparation: Preparation | None = None  # of tables
 
 
-def as_example_set(data: Any, *, name: str, preparation: TablePreparation | None = None) -> ExampleSet:
+def as_example_set(data: Any, *, name: str, preparation: Preparation | None = None) -> ExampleSet:
     """Data in memory, a Dataset that stays where it is (``Live``), or for the source a ``Stream``."""
     if is_stream(data) and not isinstance(data, Live | Stream | Joined):
         data = Stream(data)
@@ -67,7 +67,7 @@ def as_examples(
     *,
     name: str,
     reading: Reading | None = None,
-    preparation: TablePreparation | None = None,
+    preparation: Preparation | None = None,
     **unknown: Never,
 ) -> Examples:
     """Read one data set into memory, in any accepted form; ``name`` is used in error messages.
@@ -144,7 +144,7 @@ def check_mode(mode: str) -> None:
 
 def _read(
     source: Any, target: Any, test: Any, mode: str, reading: Reading, progress: Progress | None
-) -> tuple[dict[str, Examples], list[Problem], TablePreparation | None]:
+) -> tuple[dict[str, Examples], list[Problem], Preparation | None]:
     check_mode(mode)
     given = {"source": source, "target": target} | ({} if test is None else {"test": test})
     raws = [raw_of(data, name=name, reading=reading) for name, data in given.items()]
@@ -185,13 +185,14 @@ def _decode(
     assert isinstance(labels, Tensor)
     assert raw.truth is None or isinstance(raw.truth, Tensor)
     keep = _keep(raw, problems)
+    made = TextExamples if raw.texts else Examples
     if bool(keep.all()):
-        return Examples(inputs, labels, raw.ids, raw.classes, raw.truth, raw.paths), problems
+        return made(inputs, labels, raw.ids, raw.classes, raw.truth, raw.paths), problems
     if not bool(keep.any()):
         raise DataError(f"no example of the {raw.name} can be used: {some([str(p) for p in problems])}")
     if labels.ndim == 1:  # Examples refuses -1, and rows that are left out may have no class: any index will do
         labels = torch.where(keep.to(labels.device), labels, 0)
-    return Examples(inputs, labels, raw.ids, raw.classes, raw.truth, raw.paths).subset(keep), problems
+    return made(inputs, labels, raw.ids, raw.classes, raw.truth, raw.paths).subset(keep), problems
 
 
 def _without(name: str, examples: Examples, dropped: Sequence[Problem]) -> Examples:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from soseleto.data.texts.tokenizer import Tokenizer
 from soseleto.errors import UsageError, did_you_mean
 
 
@@ -19,11 +20,12 @@ class Reading:
     truth_column: column of a table with the correct labels, where they are known
     before_column: column of the target's table with the labels from before a check; it is not a feature
     numeric_columns, categorical_columns, text_columns, drop_columns: columns of a table whose kind is not inferred
+    tokenizer: of a pretrained text model, for which one column of text is read
     encoding: of text files (.csv, .tsv, .jsonl) and of bytes in place of text, such as "latin-1"; default: UTF-8
     merge_labels: make one class of names that differ only in case, surrounding blanks or Unicode form
     root: folder that relative paths in a table start from; default: the table's own folder
     allow_outside: follow paths and links that lead out of that folder
-    cache: folder for decoded images; default: SOSELETO_CACHE, else ~/.cache/soseleto/images
+    cache: folder for decoded images and tokens; default: SOSELETO_CACHE, else ~/.cache/soseleto/images
     workers: number of decoding processes, 0 for none; default: one per core if there are many images
     """
 
@@ -38,6 +40,7 @@ class Reading:
     categorical_columns: Sequence[str] = ()
     text_columns: Sequence[str] = ()
     drop_columns: Sequence[str] = ()
+    tokenizer: Tokenizer | None = None
     encoding: str | None = None
     merge_labels: bool = False
     root: str | Path | None = None

@@ -26,6 +26,7 @@ from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import IDS, LABELS, PATHS, load, usual
 from soseleto.data.table_columns import values
 from soseleto.data.table_columns.preparation import TablePreparation
+from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, need
 
 
@@ -35,13 +36,13 @@ def read_table(path: Path, *, name: str, reading: Reading) -> Raw:
     )
 
 
-def read_prepared(path: Path, preparation: TablePreparation, encoding: str | None = None) -> Tensor:
+def read_prepared(path: Path, preparation: TablePreparation | TextPreparation, encoding: str | None = None) -> Tensor:
     """The inputs of a table by the preparation of a training; columns that it did not use are ignored."""
     table = load(path, "", Reading(encoding=encoding), all_text=True)
     return prepared(table, preparation, str(path))
 
 
-def prepared(table: Any, preparation: TablePreparation, what: str) -> Tensor:
+def prepared(table: Any, preparation: TablePreparation | TextPreparation, what: str) -> Tensor:
     """The inputs of a pyarrow table; DataError where columns are missing or numbers are infinite."""
     missing = [column for column in preparation.used if column not in table.column_names]
     if missing:

@@ -14,11 +14,11 @@ from soseleto.data.image_decoding.cache import decoded
 from soseleto.data.readers.file_names import escaped
 from soseleto.data.readers.image_folder import SUFFIXES as IMAGES
 from soseleto.data.readers.npz import read_npz_inputs
+from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.problems import some
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import SUFFIXES as TABLES
 from soseleto.data.readers.tables import read_columns, read_features, read_paths, read_prepared
-from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError, counted
 
 
@@ -34,7 +34,7 @@ def read_inputs(
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
     path_column: str | None = None,
-    preparation: TablePreparation | None = None,
+    preparation: Preparation | None = None,
 ) -> Inputs:
     """All inputs in ``paths``, in the shape the model was trained on; an unreadable input raises.
 
@@ -59,7 +59,7 @@ class _Tables(NamedTuple):
     columns: Sequence[str] | None
     encoding: str | None
     path_column: str | None
-    preparation: TablePreparation | None
+    preparation: Preparation | None
 
     def read(self, path: Path) -> Inputs:
         if self.preparation is not None:

@@ -10,7 +10,7 @@ Numerical Features"), categories one place each; a linear layer on top of them i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -62,7 +62,7 @@ class TablePreparation:
         for name in table.column_names:
             column = table[name]
             kind = kind_of(name, column, labels, given or {})
-            seen.append(_seen(name, column, kind))
+            seen.append(seen_in(name, column, kind))
             if kind.name != LEFT_OUT:
                 columns.append(_fit(name, column, kind))
         return cls(tuple(columns), tuple(seen))
@@ -176,10 +176,7 @@ class TablePreparation:
 
     def describe(self) -> list[str]:
         """The plan as lines to print: column, kind, missing values, a few values."""
-        rows = [("column", "kind", "missing", "values")]
-        rows += [(one.name, one.kind, f"{one.missing:,}", one.why or ", ".join(one.examples)) for one in self.seen]
-        wide = [max(len(row[at]) for row in rows) for at in range(3)]
-        return [f"  {a:<{wide[0]}}  {b:<{wide[1]}}  {c:>{wide[2]}}  {d}".rstrip() for a, b, c, d in rows]
+        return described(self.seen)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-compatible values, for the run folder."""
@@ -198,6 +195,14 @@ class TablePreparation:
         return cls(columns, seen)
 
 
+def described(seen: Sequence[Seen]) -> list[str]:
+    """The columns of a table as lines to print."""
+    rows = [("column", "kind", "missing", "values")]
+    rows += [(one.name, one.kind, f"{one.missing:,}", one.why or ", ".join(one.examples)) for one in seen]
+    wide = [max(len(row[at]) for row in rows) for at in range(3)]
+    return [f"  {a:<{wide[0]}}  {b:<{wide[1]}}  {c:>{wide[2]}}  {d}".rstrip() for a, b, c, d in rows]
+
+
 def _fit(name: str, column: Any, kind: Kind) -> Fitted:
     if kind.name == "number":
         return Number.fit(name, values.numbers(column).values)
@@ -208,7 +213,8 @@ def _fit(name: str, column: Any, kind: Kind) -> Fitted:
     return Category.fit(name, values.words(column))
 
 
-def _seen(name: str, column: Any, kind: Kind) -> Seen:
+def seen_in(name: str, column: Any, kind: Kind) -> Seen:
+    """What the plan shows of a column."""
     text = values.words(column)
     found = values.numbers(column) if kind.name == "number" else None
     missing = text.null_count if found is None else int(np.isnan(found.values).sum())

@@ -1,0 +1,236 @@
+"""``soseleto fit`` on texts with a pretrained model and without, and everything that follows on the run."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import soseleto
+from soseleto.cli.main import app
+from soseleto.errors import DataError, UsageError
+from soseleto.models.pretrained_text import TextClassifier
+from soseleto.review.queue import Queue
+from soseleto.run_folder.folder import PRETRAINED, RunFolder
+from soseleto.training.resume import Keeper
+from tiny_text_model import make_folder, write_reviews
+
+SHORT = (
+    "--epochs",
+    "2",
+    "--device",
+    "cpu",
+    "--no-baselines",
+    "--folds",
+    "0",
+    "--lr",
+    "0.1",
+    "--suspect-precision",
+    "0.2",
+)
+
+
+def command(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refusal(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert isinstance(result.exception, UsageError), result.output
+    return str(result.exception)
+
+
+def fit_words(desk: Path, out: str, *more: object, model: bool = True) -> list[object]:
+    sets = [part for name in ("source", "target") for part in (f"--{name}", desk / f"{name}.csv")]
+    given = ["--model", f"hf:{desk / 'tiny'}"] if model else []
+    words = ["--text-column", "review", "--drop-column", "stars", "--truth-column", "truth", *given]
+    return ["fit", *sets, *words, "--out", desk / out, *SHORT, *more]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tables, a tiny BERT, and a finished run."""
+    folder = tmp_path_factory.mktemp("texts")
+    os.environ.pop("SOSELETO_CACHE", None)
+    make_folder(folder / "tiny")
+    write_reviews(folder / "source.csv", 80, seed=0, wrong=0.2)
+    write_reviews(folder / "target.csv", 40, seed=1)
+    (folder / "printed.txt").write_text(command(*fit_words(folder, "run", "--max-tokens", "24")))
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SOSELETO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def test_the_plan_says_what_is_read(desk: Path) -> None:
+    printed = (desk / "printed.txt").read_text()
+    assert "  stars   left out        0  the model reads the text alone" in printed
+    assert "column 'review' is read up to 24 tokens a text; 24 of 80 source texts reach that" in printed
+    assert f"model hf:{desk / 'tiny'} with " in printed
+
+
+def test_the_run_keeps_all_that_predict_needs(desk: Path, tmp_path: Path) -> None:
+    """Also where the model's folder is gone."""
+    run = tmp_path / "moved"
+    (desk / "run").rename(run)
+    (desk / "tiny").rename(desk / "away")
+    try:
+        loaded = soseleto.load(run, device="cpu")
+        texts = pd.read_csv(desk / "target.csv")["review"].tolist()
+        expected = loaded.predict_proba(texts).max(1).values
+        printed = command("predict", run, desk / "target.csv", "--device", "cpu").splitlines()[1:]
+        assert [float(line.rsplit(",", 1)[1]) for line in printed] == pytest.approx(expected.tolist(), abs=1e-4)
+        frame = pd.DataFrame({"review": texts[:3]})
+        assert loaded.predict_proba(frame).allclose(loaded.predict_proba(texts[:3]))
+        assert 0 <= loaded.evaluate(desk / "target.csv")["accuracy"] <= 100
+    finally:
+        run.rename(desk / "run")
+        (desk / "away").rename(desk / "tiny")
+
+
+def test_a_changed_tokenizer_is_refused(desk: Path) -> None:
+    path = desk / "run" / PRETRAINED
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b'\\"film\\"', b'\\"fims\\"'))
+    try:
+        with pytest.raises(DataError, match=r"pretrained\.json is damaged"):
+            soseleto.load(desk / "run")
+    finally:
+        path.write_bytes(before)
+
+
+def test_ranking_review_and_report_have_the_texts(desk: Path) -> None:
+    texts = set(pd.read_csv(desk / "source.csv")["review"])
+    lines = command("rank", desk / "run", "--worst", "5", "--format", "json")
+    rows = json.loads(lines)
+    assert {row["x0"] for row in rows} <= texts
+    items = Queue.of(RunFolder(desk / "run")).to_json()
+    assert items["features"] == ["review"]
+    assert {item["values"][0] for item in items["items"]} <= texts
+    page = (desk / "run" / "report.html").read_text()
+    assert rows[0]["x0"] in page
+
+
+def test_an_interrupted_training_ends_as_if_it_had_not_been(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    after = Keeper.after
+
+    def stopped(self: Keeper, step: int) -> None:
+        if step == 3:
+            self._received = signal.SIGTERM
+        after(self, step)
+
+    words = fit_words(desk, "resumed", "--max-tokens", "24")
+    with monkeypatch.context() as patched:
+        patched.setattr(Keeper, "after", stopped)
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exit_code != 0
+    command(*words)
+    assert any(record.get("text") == "resumed after step 3" for record in RunFolder(desk / "resumed").metrics())
+    one, other = (RunFolder(desk / name).ranking() for name in ("run", "resumed"))
+    assert one["id"].tolist() == other["id"].tolist()
+    assert one["score"].tolist() == other["score"].tolist()
+
+
+def test_an_exported_folder_is_read_by_transformers(desk: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = tmp_path / "model"
+    command("export", desk / "run", "--pretrained", folder)
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    texts = ["the film was good", "awful and dull and very poor"]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    head = load_file(folder / "classifier.safetensors")
+    outputs = (states * mask).sum(1) / mask.sum(1) @ head["weight"].T + head["bias"]
+    assert torch.allclose(outputs.softmax(1), soseleto.load(desk / "run").predict_proba(texts), atol=1e-5)
+    assert model.config.id2label == {0: "neg", 1: "pos"}
+    assert "exists already: give a new folder" in refusal("export", desk / "run", "--pretrained", folder)
+    assert "add --onnx FILE, or --pretrained FOLDER" in refusal("export", desk / "run")
+
+
+@pytest.mark.skipif("SOSELETO_LONG_TEXT" not in os.environ, reason="the exporter takes long; SOSELETO_LONG_TEXT=1")
+def test_onnx_of_a_text_model(desk: Path, tmp_path: Path) -> None:
+    import onnxruntime
+
+    command("export", desk / "run", "--onnx", tmp_path / "model.onnx")
+    loaded = soseleto.load(desk / "run", device="cpu")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    texts = ["the film was good", "awful and dull and very very very poor", "bad", "a fine book"]
+    assert loaded.preparation is not None
+    given = loaded.prepare(loaded.preparation.tokens(texts)[:, :17])
+    (answer,) = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
+    assert torch.allclose(torch.from_numpy(answer), loaded.predict_proba(texts), atol=1e-5)
+
+
+def test_transfer_mode_trains_the_encoder_under_two_heads(desk: Path, tmp_path: Path) -> None:
+    command(*fit_words(desk, "transfer", "--mode", "transfer", "--epochs", "1"))
+    loaded = soseleto.load(desk / "transfer", device="cpu")
+    assert not isinstance(loaded.model, TextClassifier)
+    assert loaded.predict_proba(["the film was good"]).shape == (1, 2)
+    command("export", desk / "transfer", "--pretrained", tmp_path / "model")
+    assert (tmp_path / "model" / "classifier.safetensors").is_file()
+
+
+def test_without_a_model_texts_are_a_bag_of_words_and_the_plan_says_so(desk: Path) -> None:
+    printed = command(*fit_words(desk, "words", "--epochs", "1", model=False))
+    assert "texts are read as hashed words and pairs of words, a fast default" in printed
+    assert "add --model hf:FOLDER_OR_ID" in printed
+    assert "model linear" in printed
+
+
+@pytest.mark.parametrize(
+    ("more", "model", "sentence"),
+    [
+        (("--max-tokens", "65"), True, "--max-tokens must be from 8 to 64 with this model, got 65"),
+        (("--max-tokens", "20"), False, "--max-tokens has no effect without a pretrained text model"),
+        (("--model", "hf:./nowhere"), False, "there is no folder './nowhere'"),
+        (("--final", "boosting"), True, "--final is for tables in noisy mode"),
+    ],
+)
+def test_one_sentence(desk: Path, more: tuple[str, ...], model: bool, sentence: str) -> None:
+    assert sentence in refusal(*fit_words(desk, "never", *more, model=model))
+
+
+def test_label_studio_gets_tasks_with_predictions(desk: Path) -> None:
+    """The keys of labelstud.io/guide/predictions, for <Choices name="label" toName="text">."""
+    rows = json.loads(command("rank", desk / "run", "--worst", "3", "--format", "json"))
+    tasks = json.loads(command("rank", desk / "run", "--worst", "3", "--format", "label-studio"))
+    assert [task["data"]["text"] for task in tasks] == [row["x0"] for row in rows]
+    assert [task["data"]["given_label"] for task in tasks] == [row["label"] for row in rows]
+    for task, row in zip(tasks, rows, strict=True):
+        (prediction,) = task["predictions"]
+        assert prediction["score"] == pytest.approx(row["mislabelled_probability"], abs=1e-6)
+        (result,) = prediction["result"]
+        assert (result["from_name"], result["to_name"], result["type"]) == ("label", "text", "choices")
+        assert result["value"] == {"choices": [row["suggested_label"]]}
+    assert len({task["predictions"][0]["result"][0]["id"] for task in tasks}) == 3
+
+
+def test_argilla_gets_records_with_suggestions(desk: Path) -> None:
+    """As argilla's ``Record.from_dict`` reads them: suggestions by question, each with value, score and agent."""
+    rows = json.loads(command("rank", desk / "run", "--worst", "3", "--format", "json"))
+    records = json.loads(command("rank", desk / "run", "--worst", "3", "--format", "argilla"))
+    for record, row in zip(records, rows, strict=True):
+        assert set(record) == {"id", "fields", "metadata", "suggestions", "responses", "vectors"}
+        assert record["fields"] == {"text": row["x0"]}
+        assert record["metadata"]["given_label"] == row["label"]
+        assert set(record["suggestions"]["label"]) == {"value", "score", "agent"}
+        assert record["suggestions"]["label"]["value"] == row["suggested_label"]
+
+
+def test_fiftyone_is_for_images(desk: Path) -> None:
+    assert "FiftyOne shows images" in refusal("rank", desk / "run", "--format", "fiftyone")

@@ -1,0 +1,55 @@
+"""Files for labelling tools, of runs on images and on numbers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from soseleto.errors import UsageError
+from soseleto.report.export import export_ranking
+from soseleto.run_folder.folder import RunFolder
+
+
+def make_run(folder: Path, **columns: list[str]) -> RunFolder:
+    run = RunFolder.create(folder)
+    run.write_config({"mode": "noisy", "n_source": 3, "classes": ["cat", "dog"]})
+    weights = np.array([1.0, 0.5, 0.0], dtype=np.float32)
+    run.write_ranking(
+        {
+            "id": np.array(["a", "b", "c"], dtype=object),
+            "label": np.array(["cat", "dog", "cat"], dtype=object),
+            "weight": weights,
+            "score": weights,
+            "visits": np.array([1, 1, 1]),
+            "predicted_label": np.array(["cat", "dog", "dog"], dtype=object),
+            **{name: np.array(values, dtype=object) for name, values in columns.items()},
+        }
+    )
+    return run
+
+
+def test_fiftyone_gets_labels_by_absolute_path(tmp_path: Path) -> None:
+    """The format of FiftyOneImageClassificationDataset: paths to labels with attributes, no ids of classes."""
+    run = make_run(tmp_path / "run", path=[f"{tmp_path}/images/cat/{name}.png" for name in "abc"])
+    found = json.loads(export_ranking(run.path, format="fiftyone", worst=1))
+    path = f"{tmp_path}/images/cat/c.png"
+    assert found == {"labels": {path: {"label": "cat", "attributes": {"example": "c", "suggested_label": "dog"}}}}
+
+
+def test_label_studio_gets_images_below_its_document_root(tmp_path: Path) -> None:
+    paths = [f"{tmp_path}/my images/{name}.png" for name in ("cat/a", "dog/b", "cat/c")]
+    found = json.loads(export_ranking(make_run(tmp_path / "run", path=paths).path, format="label-studio"))
+    assert [task["data"]["image"] for task in found] == [
+        f"/data/local-files/?d=my%20images/{name}.png" for name in ("cat/a", "dog/b", "cat/c")
+    ]
+    (prediction,) = found[2]["predictions"]
+    assert prediction["result"][0]["to_name"] == "image"
+    assert "score" not in prediction  # nothing is known of its probability
+
+
+@pytest.mark.parametrize("tool", ["label-studio", "argilla", "fiftyone"])
+def test_rows_of_numbers_are_for_no_tool(tmp_path: Path, tool: str) -> None:
+    run = make_run(tmp_path / "run")
+    with pytest.raises(UsageError, match=r"has neither: use --format csv|FiftyOne shows images"):
+        export_ranking(run.path, format=tool)
