@@ -12,7 +12,9 @@ import torch
 from typer.testing import CliRunner
 
 import soseleto
+from soseleto.cli import texts
 from soseleto.cli.main import app
+from soseleto.data import Reading
 from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import TextClassifier
 from soseleto.review.queue import Queue
@@ -234,3 +236,19 @@ def test_argilla_gets_records_with_suggestions(desk: Path) -> None:
 
 def test_fiftyone_is_for_images(desk: Path) -> None:
     assert "FiftyOne shows images" in refusal("rank", desk / "run", "--format", "fiftyone")
+
+
+def test_a_table_of_images_is_read_by_an_image_network(desk: Path, tmp_path: Path) -> None:
+    reading, table, name = Reading(), desk / "source.csv", f"hf:{desk / 'tiny'}"
+    assert texts.with_tokenizer(reading, table, name, None).tokenizer is not None
+    by_path = Reading(path_column="file")
+    assert texts.with_tokenizer(by_path, table, name, None) is by_path
+    (tmp_path / "config.json").write_text('{"model_type": "vit", "num_channels": 3}')
+    assert texts.with_tokenizer(reading, table, f"hf:{tmp_path}", None) is reading
+    with pytest.raises(UsageError, match="--max-tokens has no effect"):
+        texts.with_tokenizer(by_path, table, name, 16)
+
+
+def test_options_of_image_networks_are_refused_for_texts(desk: Path) -> None:
+    found = refusal(*fit_words(desk, "lora", "--lora", 4))
+    assert found == f"--lora is for networks that read images, and hf:{desk / 'tiny'} reads texts: leave it out."
