@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Preprocess, Reading, TablePreparation
+from soseleto.data import Augment, Preprocess, Reading, TablePreparation, Views
 from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.parallel.device import choose_device
@@ -24,9 +23,10 @@ from soseleto.suspects.probes import Share
 from soseleto.task.finite import make_guard
 from soseleto.task.losses import Loss, cross_entropy
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
+from soseleto.training import recipe as recipes
 from soseleto.training.agreement import require_reducer, require_same_settings
 from soseleto.training.data import BatchSizes, Data
-from soseleto.training.defaults import EPOCHS, LR
+from soseleto.training.defaults import EPOCHS
 from soseleto.training.history import Records
 from soseleto.training.loop import Loop
 from soseleto.training.optimizers import linear
@@ -37,9 +37,7 @@ from soseleto.training.options import (
     Heads,
     Probes,
     Watcher,
-    as_augments,
     as_losses,
-    as_optimizer,
     as_probes,
     as_watchers,
     checks_arguments,
@@ -59,16 +57,17 @@ def fit(
     target: Any,
     mode: Literal["noisy", "transfer"] = "noisy",
     *,
+    recipe: recipes.Name = "plain",
     test: Any = None,
     epochs: int = EPOCHS,
     batch_size: int | None = None,
     target_batch_size: int | Balanced | None = None,
-    lr: float = LR,
+    lr: float | None = None,
     optimizer: MakeOptimizer | None = None,
     schedule: MakeSchedule | None = linear,
     loss: Loss | tuple[Loss, Loss] = cross_entropy,
     method: Method | None = None,
-    augment: Augment | tuple[Augment | None, Augment | None] | None = None,
+    augment: Augment | Views | tuple[Augment | None, Augment | None] | None = None,
     standardize: bool | Preprocess | TablePreparation | None = None,
     heads: Heads = Heads(),
     probes: Probes | Share | None = None,
@@ -88,10 +87,13 @@ def fit(
             Dataset, or a path. A Dataset that is random, ragged or large is read in every epoch, as by
             ``soseleto.data.Live``.
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
+        recipe: ``"plain"`` is SOSELETO with the settings given here. ``"strong"`` is for images with wrong labels and a
+            GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``; it takes several times as
+            many epochs. It is for uint8 images in noisy mode.
         epochs: passes over the source.
         batch_size: source examples per step; by default 16 to 256, by the size of the source.
         target_batch_size: target examples per step, 32 by default; ``Balanced(32)`` makes the batches class-balanced.
-        lr: learning rate of the default optimizer, SGD with momentum 0.9.
+        lr: learning rate of the default optimizer, SGD with momentum 0.9: 0.03, or 0.1 with ``recipe="strong"``.
         optimizer: ``soseleto.sgd(lr, weight_decay)``, or a function from parameters to any torch optimizer.
         schedule: a function from the optimizer and the number of steps to a torch scheduler, which is stepped after
             every batch: ``soseleto.linear``, the default, falls to 0; ``None`` keeps the rate constant.
@@ -119,14 +121,15 @@ def fit(
         >>> result.weights.shape
         torch.Size([64])
     """
+    chosen = recipes.Recipe.of(recipe, mode=mode, method=method, augment=augment, optimizer=optimizer, lr=lr)
     settings = Settings(
         mode=mode,
         epochs=epochs,
-        optimizer=as_optimizer(optimizer, lr),
+        optimizer=chosen.optimizer,
         schedule=schedule,
         loss=as_losses(loss, mode),
-        method=Soseleto() if method is None else method,
-        augment=as_augments(augment),
+        method=chosen.method,
+        augment=chosen.augment,
         heads=heads,
         probes=as_probes(probes),
         compute=compute,
@@ -143,6 +146,8 @@ def fit(
     team, where = sharing.reducer, sharing.reducer.device or choose_device(device)
     data = Data.read(source, target, test, mode)
     data.require_shareable(sharing, settings.probes, mode)
+    if target_batch_size is None and chosen.target_batch is not None:
+        target_batch_size = min(chosen.target_batch, len(data.target))
     sizes = BatchSizes.of(data, batch_size, target_batch_size)
     with seeded(seed, where):
         setup = Setup.of(model, settings, data, sizes=sizes, sharing=sharing, device=where, standardize=standardize)

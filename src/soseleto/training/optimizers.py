@@ -23,11 +23,22 @@ class Momentum:
     lr: float
     weight_decay: float
     momentum: float
+    nesterov: bool = False
+
+    def __str__(self) -> str:
+        return f"SGD, momentum {self.momentum}{', Nesterov' if self.nesterov else ''}"
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         parameters = list(parameters)
         on_gpu = all(p.is_cuda and p.is_floating_point() for p in parameters)
-        made = SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=on_gpu or None)
+        made = SGD(
+            parameters,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+            fused=on_gpu or None,
+        )
         if on_gpu and self.momentum:
             # Fused steps need the momentum of every parameter or of none; a method with phases adds a head late.
             for p in parameters:
@@ -35,11 +46,12 @@ class Momentum:
         return made
 
 
-def sgd(lr: float, weight_decay: float = 0.0, momentum: float = 0.9) -> Momentum:
-    """SGD with momentum. Weight decay acts on the model's parameters, never on the source weights."""
+def sgd(lr: float, weight_decay: float = 0.0, momentum: float = 0.9, *, nesterov: bool = False) -> Momentum:
+    """SGD with momentum, on request Nesterov's. Weight decay acts on the model's parameters, never on the source
+    weights."""
     if not (lr > 0 and math.isfinite(lr)):
         raise UsageError(f"lr must be above 0, got {lr}.")
-    return Momentum(lr, weight_decay, momentum)
+    return Momentum(lr, weight_decay, momentum, nesterov)
 
 
 def linear(optimizer: Optimizer, steps: int) -> LRScheduler:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from soseleto.data import Augment, Preprocess, TablePreparation, seed_for, structure
+from soseleto.data import Augment, Preprocess, TablePreparation, Views, seed_for, structure
 from soseleto.data.preprocess import Prepare, make_prepare
 from soseleto.engines.shards import is_shard, reshard
 from soseleto.errors import UsageError
@@ -41,7 +41,7 @@ class Settings:
     schedule: MakeSchedule | None
     loss: tuple[Loss, Loss | None]  # no target loss where it is the source's
     method: Method
-    augment: tuple[Augment | None, Augment | None]
+    augment: tuple[Augment | Views | None, Augment | Views | None]
     heads: Heads
     probes: Probes
     compute: Compute
@@ -75,7 +75,7 @@ class Settings:
             "micro_batch_size": self.compute.micro_batch_size,
             "lr": None if known is None else known.lr,
             "weight_decay": None if known is None else known.weight_decay,
-            "optimizer": _name_of(self.optimizer) if known is None else f"SGD, momentum {known.momentum}",
+            "optimizer": _name_of(self.optimizer) if known is None else str(known),
             "schedule": _name_of(self.schedule),
             "loss": _name_of(self.loss[0]),
             "target_loss": _name_of(self.loss[1]),
@@ -223,7 +223,7 @@ class Setup:
         }
 
 
-def _require_one_tensor(augment: tuple[Augment | None, Augment | None], data: Data) -> None:
+def _require_one_tensor(augment: tuple[Augment | Views | None, Augment | Views | None], data: Data) -> None:
     """Raise for augmentation of inputs that are a structure."""
     for one, examples in zip(augment, (data.source, data.target), strict=True):
         if one is not None and not one.nothing:
