@@ -22,7 +22,15 @@ from soseleto import Soseleto, data, methods
 from soseleto.cli.choices import augment_for
 from soseleto.data import Examples, generator, symmetric
 from soseleto.experiments.detection import auroc
-from soseleto.extensions import beyond_noise, chain, hold_when_vanished, scale_by_rms, target_share
+from soseleto.extensions import (
+    beyond_noise,
+    chain,
+    hold_when_vanished,
+    label_doubt,
+    last_layer,
+    scale_by_rms,
+    target_share,
+)
 from soseleto.models.by_name import by_name
 
 SIZES, TINY = (3000, 200, 2500), (120, 40, 60)
@@ -40,10 +48,24 @@ LINES: dict[str, Callable[[], Any]] = {
     "default": Soseleto,
     "beyond_noise(2)": lambda: beyond(2.0),
     "beyond_noise(3)": lambda: beyond(3.0),
-    "beyond_noise(1), target_share(0.1)": lambda: beyond(1.0, gradients=target_share(0.1)),
+    "target_share(0.1)": lambda: Soseleto(gradients=target_share(0.1)),
+    "target_share(0.3)": lambda: Soseleto(gradients=target_share(0.3)),
     "beyond_noise(2), target_share(0.1)": lambda: beyond(2.0, gradients=target_share(0.1)),
     "beyond_noise(2), target_share(0.3)": lambda: beyond(2.0, gradients=target_share(0.3)),
     "beyond_noise(3), weight_step 0.3": lambda: beyond(3.0, weight_step=0.3),
+    "beyond_noise(3), weight_step 0.3, target_share(0.1)": lambda: beyond(
+        3.0, weight_step=0.3, gradients=target_share(0.1)
+    ),
+    "beyond_noise(3), weight_step 0.3, target_share(0.3)": lambda: beyond(
+        3.0, weight_step=0.3, gradients=target_share(0.3)
+    ),
+    "label_doubt, target_share(0.1)": lambda: Soseleto(source_loss=label_doubt(), gradients=target_share(0.1)),
+    "label_doubt, beyond_noise(2), target_share(0.3)": lambda: beyond(
+        2.0, source_loss=label_doubt(), gradients=target_share(0.3)
+    ),
+    "last layer, target_share(0.1)": lambda: Soseleto(
+        alignment=chain(last_layer(), scale_by_rms(), hold_when_vanished()), gradients=target_share(0.1)
+    ),
 }
 
 

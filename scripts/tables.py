@@ -17,7 +17,7 @@ from typing import Any
 import typer
 from typer.testing import CliRunner
 
-from soseleto.cli.main import app
+from soseleto.cli.commands import app
 from soseleto.experiments import results as experiments
 from soseleto.experiments.cifar10_noise import tables as cifar10
 from soseleto.experiments.results import Spread, put_between
@@ -301,6 +301,7 @@ def adult() -> str:
         "soseleto": "SOSELETO, `--model table`",
         "soseleto_then_boosting_mean": "**SOSELETO, `--final boosting`**",
         "soseleto_then_boosting_each": "the same with each row's own weight",
+        "boosting_frozen": "the same with all weights frozen at 1",
         "gradient_boosting_clean": "gradient boosting, all labels corrected",
     }
     rows = load("tables.json")["rows"]

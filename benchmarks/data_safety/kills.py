@@ -91,7 +91,7 @@ def _end(process: int) -> int:
 
 
 def _mark_phases(seen: mmap.mmap) -> None:
-    from soseleto.cli import fit
+    from soseleto.cli import fit, job
     from soseleto.run_folder import checkpoint
     from soseleto.training import loop, resume
     from soseleto.training.loop import Loop
@@ -111,8 +111,8 @@ def _mark_phases(seen: mmap.mmap) -> None:
     mark(checkpoint, "_write", "checkpoint")
     mark(loop, "gather", "suspects")
     mark(Loop, "_close", "writing a run")
-    mark(fit.Job, "_judge", "prediction")
-    mark(fit.Job, "_conclude", "comparison")
+    mark(job.Job, "_judge", "prediction")
+    mark(job.Job, "_conclude", "comparison")
     mark(fit, "write_report", "report")
 
 

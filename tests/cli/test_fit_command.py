@@ -17,8 +17,10 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_breast_cancer
 
 import soseleto
-from soseleto.cli import fit
+from soseleto.cli import comparison, summary, trainings
 from soseleto.cli.choices import augment_for, augment_in_words, target_share_for
+from soseleto.cli.fit_options import dtype_of, labels_before_of
+from soseleto.cli.job import Job
 from soseleto.cli.main import main
 from soseleto.data import Augment
 from soseleto.errors import TrainingError, UsageError
@@ -67,7 +69,7 @@ def test_no_suspects_are_told_without_a_precision(tmp_path: Path) -> None:
     precision = {"value": 0.6, "low": 0.5, "high": 0.7, "basis": "assumes random mistakes"}
     best = {"count": 40, "precision": precision}
     folder.write_suspects({"count": 0, "precision": {}, "recall": {}, "best": best})
-    assert fit._suspects(folder) == (
+    assert summary._suspects(folder) == (
         "no suspects: no label is mislabelled with a probability above 72 % by estimate; the best list has 40 examples "
         f"with precision 60 % (50 to 70; assumes random mistakes) (soseleto rank {folder.path} --suspects)"
     )
@@ -103,7 +105,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
 def test_what_has_ended_is_not_repeated(
     type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, trained, true_train = tmp_path / "run", [], fit.train
+    out, trained, true_train = tmp_path / "run", [], trainings.fit
 
     def dies_in_the_fourth(*given: object, **more: object) -> object:
         trained.append(more["out"])
@@ -112,7 +114,7 @@ def test_what_has_ended_is_not_repeated(
         return true_train(*given, **more)  # type: ignore[arg-type]
 
     words = ["fit", *data, "--epochs", 1, "--folds", 2, "--keep", "soseleto", "--out"]
-    monkeypatch.setattr(fit, "train", dies_in_the_fourth)
+    monkeypatch.setattr(trainings, "fit", dies_in_the_fourth)
     assert type_(*words, out)[0] == 130
     begun = RunFolder.open(out).metrics()
     code, _, err = type_(*words, out)
@@ -164,7 +166,7 @@ def test_an_interrupted_comparison_continues_with_the_same_settings_only(
     make = "from torch import nn\ndef make(classes, shape):\n    return nn.Linear(shape[0], classes)\n"
     (tmp_path / "mine.py").write_text(make)
     with monkeypatch.context() as patched:
-        patched.setattr(fit.Job, "_conclude", interrupted)
+        patched.setattr(Job, "_conclude", interrupted)
         assert type_(*words)[0] == 130
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for more, difference in OTHER_SETTINGS:
@@ -182,7 +184,7 @@ def test_an_interrupted_comparison_continues_with_other_settings_that_have_no_ef
 ) -> None:
     words = ["fit", *data, "--out", tmp_path / "run", "--folds", 0, "--epochs", 1, "--probes", 0]
     with monkeypatch.context() as patched:
-        patched.setattr(fit.Job, "_conclude", interrupted)
+        patched.setattr(Job, "_conclude", interrupted)
         assert type_(*words)[0] == 130
     code, _, err = type_(*words, *WITHOUT_EFFECT)
     assert code == 0, err
@@ -206,7 +208,7 @@ def test_a_model_file_that_changed_is_another_model(
         f"{tmp_path}/mine.py:make",
     ]
     with monkeypatch.context() as patched:
-        patched.setattr(fit.Job, "_conclude", interrupted)
+        patched.setattr(Job, "_conclude", interrupted)
         assert type_(*words)[0] == 130
     (tmp_path / "mine.py").write_text(make.format(False))
     assert "since the model changed: give the same as before" in type_(*words)[2]
@@ -215,14 +217,14 @@ def test_a_model_file_that_changed_is_another_model(
 def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_trained_on(
     type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, source, true_train = tmp_path / "run", tmp_path / "source.csv", fit.train
+    out, source, true_train = tmp_path / "run", tmp_path / "source.csv", trainings.fit
     header, *lines = source.read_text().splitlines()
 
     def sorts_the_source(*given: object, **more: object) -> object:
         source.write_text("\n".join([header, *sorted(lines)]) + "\n")
         return true_train(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fit, "train", sorts_the_source)
+    monkeypatch.setattr(trainings, "fit", sorts_the_source)
     assert type_("fit", *data, "--out", out, "--folds", 0, "--epochs", 1, "--no-baselines")[0] == 0
     ranking = RunFolder.open(out).ranking()
     ranking["is_label_issue"] = np.isin(ranking["id"].astype(str), ["1", "2", "3"])
@@ -237,21 +239,21 @@ def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_tr
     )
 
 
-def interrupted(self: fit.Job, folder: RunFolder, kept: str) -> None:
+def interrupted(self: Job, folder: RunFolder, kept: str) -> None:
     raise KeyboardInterrupt
 
 
 def test_a_rival_that_diverges_is_left_out_and_said(
     type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true_train = fit.train
+    true_train = trainings.fit
 
     def diverges(*given: object, **more: object) -> object:
         if str(more["out"]).endswith("fold-2/target_only"):
             raise TrainingError("the loss is NaN.")
         return true_train(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fit, "train", diverges)
+    monkeypatch.setattr(trainings, "fit", diverges)
     code, _, err = type_("fit", *data, "--out", tmp_path / "run", "--epochs", 1, "--folds", 2)
     assert code == 0, err
     assert "target only, fold 2 is left out of the comparison: the loss is NaN." in err
@@ -264,7 +266,7 @@ def test_the_best_model_is_kept(
     keep: str, type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rival is made the winner; its model, trained on the whole target, is what the run predicts with."""
-    monkeypatch.setattr(fit.comparison, "winner", lambda found: "mixed")
+    monkeypatch.setattr(comparison, "winner", lambda found: "mixed")
     out = tmp_path / "run"
     code, said, err = type_("fit", *data, "--out", out, "--epochs", 1, "--folds", 2, "--keep", keep)
     assert code == 0, err
@@ -341,9 +343,9 @@ def test_the_target_teaches_the_trunk_in_transfer_mode_unless_told_otherwise() -
 
 
 def test_dtypes_by_name() -> None:
-    assert fit._dtype("bfloat16") is torch.bfloat16
-    assert fit._dtype("float16") is torch.float16
-    assert fit._dtype("float32") is fit._dtype(None) is None  # no autocast
+    assert dtype_of("bfloat16") is torch.bfloat16
+    assert dtype_of("float16") is torch.float16
+    assert dtype_of("float32") is dtype_of(None) is None  # no autocast
 
 
 def test_augmentations_by_their_words() -> None:
@@ -423,7 +425,7 @@ def test_regression_is_for_python(tmp_path: Path) -> None:
     (tmp_path / "numbers.csv").write_text("a,label\n1,0.5\n2,0.7\n3,0.9\n4,0.8\n")
     pair = soseleto.data.read_pair(tmp_path / "numbers.csv", tmp_path / "numbers.csv", mode="transfer", skip_bad=True)
     with pytest.raises(UsageError, match="real numbers"):
-        fit.Job.of(None, pair, None)  # type: ignore[arg-type]
+        Job.of(None, pair, None)  # type: ignore[arg-type]
 
 
 def test_earlier_labels_doubt_and_a_guarantee(type_: Type, data: list[object], tmp_path: Path) -> None:
@@ -475,6 +477,6 @@ def test_earlier_labels_are_found_without_asking(wrong: int, used: bool) -> None
     before = torch.tensor([1] * wrong + [0] * 20 + [-1] * (20 - wrong))  # -1: not in the source
     pair = soseleto.data.Pair(target, target, None, labels_before=before)
     options = SimpleNamespace(labels_before=None)
-    found = fit._labels_before(options, pair)  # type: ignore[arg-type]
+    found = labels_before_of(options, pair)  # type: ignore[arg-type]
     assert (found is before) is used
     assert used or found is None  # too few to be planted

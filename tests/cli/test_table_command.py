@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import soseleto
-from soseleto.cli.main import app
+from soseleto.cli.commands import app
 from soseleto.data import TablePreparation
 from soseleto.errors import DataError
 from soseleto.prediction import final

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto import Balanced, Checkpoints, Compute, Heads, Probes, Soseleto, SoseletoClassifier
+from soseleto.cli import commands
 from soseleto.cli import main as command_line
 from soseleto.data import Augment
 from soseleto.errors import UsageError
@@ -113,19 +114,19 @@ def default(function: Any, name: str) -> Any:
 @pytest.mark.parametrize("name", ["epochs", "batch_size", "target_batch_size", "lr", "mode", "device"])
 def test_fit_command_line_and_estimator_have_the_same_defaults(name: str) -> None:
     of_fit = default(soseleto.fit, name)
-    assert default(command_line.fit, name) == of_fit
+    assert default(commands.fit, name) == of_fit
     assert default(SoseletoClassifier, name) == of_fit
 
 
 def test_defaults_of_options_are_the_same_everywhere() -> None:
-    assert default(command_line.fit, "weight_step") == default(SoseletoClassifier, "weight_step") == 0.1
+    assert default(commands.fit, "weight_step") == default(SoseletoClassifier, "weight_step") == 0.1
     assert default(Soseleto, "weight_step") == defaults.WEIGHT_STEP == 0.1
-    assert default(command_line.fit, "weight_decay") == default(SoseletoClassifier, "weight_decay")
+    assert default(commands.fit, "weight_decay") == default(SoseletoClassifier, "weight_decay")
     assert default(soseleto.sgd, "weight_decay") == default(SoseletoClassifier, "weight_decay")
-    assert default(command_line.fit, "suspect_precision") == Probes().precision
-    assert default(command_line.fit, "checkpoint_every") == Checkpoints().seconds
-    assert default(command_line.fit, "non_finite") == Compute().non_finite
-    assert default(command_line.fit, "seed") == default(soseleto.fit, "seed")
+    assert default(commands.fit, "suspect_precision") == Probes().precision
+    assert default(commands.fit, "checkpoint_every") == Checkpoints().seconds
+    assert default(commands.fit, "non_finite") == Compute().non_finite
+    assert default(commands.fit, "seed") == default(soseleto.fit, "seed")
 
 
 def test_batch_sizes_follow_the_size_of_the_source_without_its_probes() -> None:

@@ -1,0 +1,90 @@
+"""The options of ``soseleto fit``, and what they say about the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from soseleto.cli.choices import folds_for
+from soseleto.data import Pair, Reading, column_of, read_labels_before
+from soseleto.errors import UsageError, counted, did_you_mean
+from soseleto.training.data import found_before
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """The options of ``soseleto fit``; None stands for the default by the data."""
+
+    source: Path
+    target: Path
+    out: Path
+    test: Path | None
+    mode: str
+    model: str | None
+    epochs: int
+    batch_size: int | None
+    target_batch_size: int | None
+    lr: float
+    weight_decay: float
+    weight_step: float
+    target_share: float | None
+    engine: str
+    augment: str | None
+    probes: float | None
+    suspect_precision: float
+    guarantee: bool
+    labels_before: str | None
+    doubt_labels: bool
+    dtype: str | None
+    folds: int | None
+    baselines: bool
+    keep: str
+    final: str | None
+    checkpoint_every: float
+    rescue: Path | None
+    micro_batch_size: int | None
+    non_finite: str
+    seed: int
+    device: str
+    skip_bad: bool
+    reading: Reading
+
+
+def reading_of(options: FitOptions) -> Reading:
+    """With the column of earlier labels, which is not a feature."""
+    if options.labels_before is None:
+        return options.reading
+    if options.mode == "transfer":
+        raise UsageError("--labels-before has no effect in transfer mode, which has no suspects: leave it out.")
+    column = column_of(options.labels_before, options.target.expanduser(), options.reading)
+    return replace(options.reading, before_column=column)
+
+
+def labels_before_of(options: FitOptions, pair: Pair) -> Tensor | None:
+    if options.labels_before is None:
+        return found_before(pair.labels_before, pair.target)
+    return read_labels_before(options.labels_before, pair.target, options.target.expanduser(), reading_of(options))
+
+
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """For autocast; float32 is how the model runs without it."""
+    if name is not None and name not in DTYPES:
+        raise UsageError(f"unknown dtype {name!r}{did_you_mean(name, DTYPES)}: choose from {', '.join(DTYPES)}.")
+    return None if name in (None, "float32") else getattr(torch, name)
+
+
+def folds_of(options: FitOptions, n_target: int) -> int:
+    if options.folds is None:
+        return 0 if options.test is not None or not options.baselines else folds_for(n_target)
+    if options.folds < 0 or options.folds == 1:
+        raise UsageError(f"--folds must be 0 or at least 2, got {options.folds}.")
+    if options.folds > n_target // 2:
+        raise UsageError(
+            f"--folds is {options.folds}, but the target has only {counted(n_target, 'example')}: take fewer folds."
+        )
+    return options.folds

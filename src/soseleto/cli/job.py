@@ -1,0 +1,265 @@
+"""One ``soseleto fit``: its plan, its trainings, and their comparison."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from soseleto.cli import comparison
+from soseleto.cli.choices import augment_in_words
+from soseleto.cli.comparison import BOOSTING, FINAL, METHOD, Judged, Part
+from soseleto.cli.fit_options import FitOptions
+from soseleto.cli.home import Home
+from soseleto.cli.trainings import Trainings
+from soseleto.data import Pair
+from soseleto.errors import DiskError, TrainingError, UsageError, counted, did_you_mean, first_line
+from soseleto.parallel.reducer import Reducer
+from soseleto.prediction.final import FINALS, FinalData, boosting, by_recipe, fit_final, gradient_boosting
+from soseleto.prediction.temperature import fit_temperature
+from soseleto.run_folder import manifest
+from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.source_rows import Rows
+from soseleto.training.progress import LiveLine
+from soseleto.training.result import Result
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything one ``soseleto fit`` will do, decided before the first step."""
+
+    options: FitOptions
+    pair: Pair
+    trainings: Trainings
+    parts: list[Part]
+    rows: Rows | None = None  # of a source table
+    failed: set[str] = field(default_factory=set)  # parts that diverged
+    # Of parts that have ended, where there is a rescue folder:
+    remembered: dict[str, Judged] = field(default_factory=dict)
+    models: dict[str, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: FitOptions, pair: Pair, reducer: Reducer, rows: Rows | None = None) -> Job:
+        trainings = Trainings.of(options, pair, reducer)
+        if options.keep not in comparison.KEEP:
+            raise UsageError(f"--keep must be {' or '.join(comparison.KEEP)}, got {options.keep!r}.")
+        rivals = comparison.RIVALS if options.mode == "noisy" else comparison.RIVALS_IN_TRANSFER
+        made = cls(
+            options=options,
+            pair=pair,
+            trainings=trainings,
+            rows=rows,
+            parts=comparison.plan(
+                pair.target,
+                pair.test,
+                folds=trainings.folds,
+                rivals=rivals if options.baselines else (),
+                seed=options.seed,
+            ),
+        )
+        _check_final(options, pair)
+        if options.guarantee and not trainings.probes(made.main):
+            raise UsageError("--guarantee has no effect, since this training has no probes: leave it out.")
+        return made
+
+    @property
+    def home(self) -> Home:
+        """Where the run is written."""
+        return self.trainings.home
+
+    @property
+    def reducer(self) -> Reducer:
+        """The ranks of the run."""
+        return self.trainings.reducer
+
+    @property
+    def main(self) -> Part:
+        """The training that the comparison is about."""
+        judged = self.pair.test or self.pair.target
+        return Part("", METHOD, self.pair.target, judged, torch.arange(len(judged)))
+
+    def plan(self) -> list[str]:
+        """The plan, as lines to print."""
+        options, pair = self.options, self.pair
+        size = sum(p.numel() for p in self.trainings.module().parameters())
+        lines = [
+            *([] if pair.preparation is None else pair.preparation.describe()),
+            f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
+            f"{counted(options.epochs, 'epoch')} in batches of {self.trainings.batch_size}",
+            f"model {_in_words(self.trainings.model)} with {counted(size, 'parameter')}; writing to {options.out}",
+        ]
+        if pair.source.inputs.ndim == 4:
+            lines.append(augment_in_words(self.trainings.augment, chosen=options.augment is None))
+        if options.mode == "noisy" and not self.trainings.probes(self.main):
+            lines.append("suspects will be found by their weights alone, without a known precision")
+        elif options.mode == "noisy" and self.trainings.before is None:
+            lines.append(
+                "the source's mistakes will be estimated; if you know the target's labels from before they were "
+                "checked, give them with --labels-before COLUMN or FILE"
+            )
+        if self.parts:
+            lines.append(comparison.describe_plan(self.parts, pair.test, self.trainings.folds))
+        return lines
+
+    def run(self, progress: LiveLine) -> None:
+        """The main training, the parts and the comparison; a training that has ended is not repeated."""
+        self.home.report = lambda text: progress("message", {"text": text})
+        while todo := self._todo():
+            part, *later = todo
+            if self.reducer.rank == 0:
+                progress.stage(part.title, later=sum(map(self.trainings.cost, later)) / self.trainings.cost(part))
+            self._train_or_leave_out(part, progress)
+        method = self.reducer.first(self._best)
+        kept = None if method == METHOD else comparison.whole(method, self.pair.target, self.main.judged)
+        if kept is not None and not self.reducer.first(lambda: self._is_done(kept)):
+            progress.stage(f"{kept.title} on the whole target")
+            self._note(kept, self.trainings.train(kept, progress))
+        self.reducer.first(lambda: self._close(kept))
+
+    def _todo(self) -> list[Part]:
+        """The trainings that have not ended."""
+        every = [self.main, *(part for part in self.parts if part.name not in self.failed)]
+        ended = self.reducer.first(lambda: self._ended(every))
+        return [part for part, has_ended in zip(every, ended, strict=True) if not has_ended]
+
+    def _ended(self, every: list[Part]) -> list[bool]:
+        self.home.check()
+        if not self.home.main_ended and self.trainings.has_ended(self.main):
+            self.home.keep()
+        return [self._is_done(part) for part in every]
+
+    def _is_done(self, part: Part) -> bool:
+        """Whether a training has ended, in its folder or in memory."""
+        return part.name in self.remembered or self.trainings.has_ended(part)
+
+    def _train_or_leave_out(self, part: Part, progress: LiveLine) -> None:
+        try:
+            self._note(part, self.trainings.train(part, progress))
+        except TrainingError as error:
+            if part.method == METHOD:
+                raise
+            self.failed.add(part.name)
+            progress("message", {"text": f"{part.title} is left out of the comparison: {error}"})
+
+    def _note(self, part: Part, result: Result) -> None:
+        """After a training: follow it to the rescue folder, and keep what the comparison needs in memory."""
+        if self.reducer.rank != 0 or self.options.rescue is None:
+            return
+        if part.name:
+            outputs = result.outputs(part.judged.inputs)
+            self.remembered[part.name] = Judged(part.method, outputs, part.judged.labels.cpu(), part.places)
+        if part.name == part.method and result.out is not None:  # trained on the whole target, so it may be kept
+            self.models[part.name] = RunFolder(result.out).model_bytes()
+        self.home.follow(result.out)
+
+    def _best(self) -> str:
+        """The method whose model is kept."""
+        if self.options.keep == METHOD:
+            return METHOD
+        return comparison.winner(comparison.differences(self._judged))
+
+    def _close(self, kept: Part | None) -> None:
+        try:
+            self._finish(kept)
+        except DiskError as error:
+            self.home.move(first_line(error).partition(": ")[0])
+            self._finish(kept)
+
+    def _finish(self, kept: Part | None) -> None:
+        self.home.check()
+        folder = RunFolder(self.home.path)
+        table = self.pair.preparation
+        features, texts = (self.pair.columns, ()) if table is None else (table.shown, table.texts)
+        manifest.remember(folder, self.options.source, self.options.reading, features, self.rows, texts)
+        self._write_problems(folder)
+        if kept is not None:
+            rival = RunFolder(self.trainings.place(kept))
+            folder.keep_model(rival.model_bytes() if rival.is_run() else self.models[kept.name])
+        self._conclude(folder, METHOD if kept is None else kept.method)
+
+    def _conclude(self, folder: RunFolder, kept: str) -> None:
+        """Calibrate the temperature of the model that is kept, and write it with the comparison."""
+        held_out = [one for one in self._in_folds if one.method == kept]
+        if held_out:
+            outputs, labels = comparison.pooled(held_out)
+            folder.write_temperature(fit_temperature(outputs, labels), examples=len(labels))
+        how = {"judged_on": "target" if self.pair.test is None else "test", "folds": self.trainings.folds}
+        rows = comparison.rows(self._judged)
+        for row in rows:
+            if difference := comparison.differences(self._judged).get(row["method"]):
+                row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
+        folder.write_comparison({**how, "rows": rows, "kept": kept})
+        if self.options.final is not None:
+            data = FinalData.of(self.pair.source, self.pair.target, self.trainings.weights(self.main))
+            folder.write_final(data.tensors(), self._recipe)
+
+    @cached_property
+    def _in_folds(self) -> list[Judged]:
+        """The parts that were trained, evaluated; a rival that diverged in one of its parts is left out."""
+        failed = {part.method for part in self.parts if not self._is_done(part)}
+        return [self._judge(part) for part in self.parts if part.method not in failed]
+
+    @cached_property
+    def _judged(self) -> list[Judged]:
+        """What the comparison is made of: with a test set the main training, and not its folds."""
+        if self.pair.test is None:
+            return [*self._in_folds, *self._boosted]
+        return [self._judge(self.main), *(one for one in self._in_folds if one.method != METHOD), *self._boosted]
+
+    def _judge(self, part: Part) -> Judged:
+        if part.name in self.remembered and not RunFolder(self.trainings.place(part)).is_run():
+            return self.remembered[part.name]
+        return self.trainings.judge(part)
+
+    @property
+    def _boosted(self) -> list[Judged]:
+        """Of tables: gradient boosting on source and target, and the final model, on the same examples."""
+        table = self.pair.preparation
+        if table is None or self.options.mode != "noisy" or not (self.options.baselines or self.options.final):
+            return []
+        trained = [self.main] if self.pair.test is not None else [part for part in self.parts if part.method == METHOD]
+        found: list[Judged] = []
+        for part in trained:
+            if self.options.final is not None:
+                data = FinalData.of(self.pair.source, part.target, self.trainings.weights(part))
+                found.append(_judge_final(FINAL, by_recipe(self._recipe), data, part))
+            if self.options.baselines and importlib.util.find_spec("sklearn") is not None:
+                data = FinalData.of(self.pair.source, part.target, None)
+                found.append(_judge_final(BOOSTING, gradient_boosting(table.codes, self.options.seed), data, part))
+        return found
+
+    @property
+    def _recipe(self) -> dict[str, Any]:
+        """Of the final model."""
+        assert self.pair.preparation is not None
+        return {"name": self.options.final, "codes": list(self.pair.preparation.codes), "seed": self.options.seed}
+
+    def _write_problems(self, folder: RunFolder) -> None:
+        if self.pair.problems:
+            dropped = set(self.pair.dropped)
+            folder.write_problems([{**p.to_dict(), "left_out": p in dropped} for p in self.pair.problems])
+
+
+def _in_words(model: str) -> str:
+    return f"{model} (BatchNorm)" if model == "resnet18" else model
+
+
+def _judge_final(method: str, estimator: Any, data: FinalData, part: Part) -> Judged:
+    outputs = fit_final(estimator, data).outputs(part.judged.inputs)
+    return Judged(method, outputs, part.judged.labels.cpu(), part.places)
+
+
+def _check_final(options: FitOptions, pair: Pair) -> None:
+    if options.final is None:
+        return
+    if options.final not in FINALS:
+        known = " or ".join(FINALS)
+        raise UsageError(f"unknown final model {options.final!r}{did_you_mean(options.final, FINALS)}: write {known}.")
+    if pair.preparation is None or options.mode != "noisy":
+        raise UsageError("--final is for tables in noisy mode: leave it out.")
+    if options.rescue is not None:
+        raise UsageError("--final and --rescue cannot be used together: leave one out.")
+    boosting()  # raises without scikit-learn

@@ -1,0 +1,257 @@
+"""The trainings of one ``soseleto fit``: the main one, and the parts of the comparison with it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from soseleto import methods
+from soseleto.algorithm import Soseleto
+from soseleto.cli.choices import augment_for, model_for, probes_for, target_share_for
+from soseleto.cli.comparison import METHOD, Judged, Part
+from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_before_of
+from soseleto.cli.home import Home
+from soseleto.data import Augment, Pair
+from soseleto.errors import UsageError
+from soseleto.extensions import chain, label_doubt, normalized, target_share
+from soseleto.models.by_name import make_model
+from soseleto.parallel.device import choose_device
+from soseleto.parallel.reducer import Reducer
+from soseleto.prediction.load import load
+from soseleto.run_folder.folder import PARTS, RunFolder
+from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
+from soseleto.task.losses import cross_entropy
+from soseleto.task.task import Method
+from soseleto.training.data import found_before
+from soseleto.training.defaults import TARGET_BATCH, batch_size_for
+from soseleto.training.fit import fit
+from soseleto.training.optimizers import Momentum, linear, sgd
+from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
+from soseleto.training.progress import LiveLine
+from soseleto.training.result import Result
+from soseleto.training.resume import comparable, differences, model_fingerprint
+from soseleto.training.setup import Settings
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """What the trainings have in common, decided before the first step; a part is given to each method."""
+
+    options: FitOptions
+    pair: Pair
+    model: str
+    classes: int
+    batch_size: int
+    augment: Augment | None
+    folds: int
+    reducer: Reducer
+    home: Home
+    before: Tensor | None  # the target's labels before they were checked
+
+    @classmethod
+    def of(cls, options: FitOptions, pair: Pair, reducer: Reducer) -> Trainings:
+        if pair.target.labels.is_floating_point():
+            raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
+        shape = tuple(pair.source.inputs.shape[1:])
+        return cls(
+            options=options,
+            pair=pair,
+            model=model_for(options.model, shape, pair.preparation),
+            classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
+            batch_size=options.batch_size or batch_size_for(len(pair.source)),
+            augment=augment_for(options.augment, shape, _class_names(pair)),
+            folds=folds_of(options, len(pair.target)),
+            reducer=reducer,
+            home=Home(options.out, options.rescue),
+            before=labels_before_of(options, pair),
+        )
+
+    def train(self, part: Part, progress: LiveLine) -> Result:
+        """Train one part, or continue its training."""
+        options = self.options
+        return fit(
+            self.module(),
+            self.pair.source,
+            part.target,
+            options.mode,  # type: ignore[arg-type]  # read_pair has checked it
+            test=None if part.name else self.pair.test,
+            epochs=options.epochs,
+            batch_size=self.batch_size,
+            target_batch_size=self._target_batch(part),
+            optimizer=self._optimizer,
+            method=self._method(part),
+            augment=self.augment,
+            standardize=self.pair.preparation or True,
+            probes=self._planted(part),
+            compute=self._compute(),
+            checkpoints=self._checkpoints(part),
+            seed=options.seed,
+            device=options.device,
+            out=self.place(part),
+            progress=progress,
+        )
+
+    def _method(self, part: Part) -> Method:
+        options = self.options
+        if part.method != METHOD:
+            return methods.by_name(part.method)
+        share = target_share_for(options.target_share, options.mode)
+        mixed = target_share(share) if share else chain()
+        loss = label_doubt() if options.doubt_labels else normalized()
+        return Soseleto(weight_step=options.weight_step, gradients=mixed, engine=options.engine, source_loss=loss)
+
+    def _compute(self) -> Compute:
+        options = self.options
+        return Compute(
+            dtype=dtype_of(options.dtype),
+            micro_batch_size=options.micro_batch_size,
+            non_finite=options.non_finite,  # type: ignore[arg-type]  # Compute checks it
+            reducer=self.reducer,
+        )
+
+    def weights(self, part: Part) -> Tensor:
+        """The learned weights of a part's training, in the source's order."""
+        ranking = RunFolder(self.place(part)).ranking()
+        by_id = dict(zip(ranking["id"].tolist(), ranking["weight"].tolist(), strict=True))
+        return torch.tensor([by_id[self.pair.source.id_of(row)] for row in range(len(self.pair.source))])
+
+    def judge(self, part: Part) -> Judged:
+        """The part's model on the examples that it is judged by."""
+        loaded = load(self.place(part), self.module(), device=self.options.device)
+        return Judged(part.method, loaded.outputs(part.judged.inputs), part.judged.labels.cpu(), part.places)
+
+    def has_ended(self, part: Part) -> bool:
+        """Whether the part's training has ended; one with other settings raises."""
+        folder = RunFolder(self.place(part))
+        if not folder.is_run() or not folder.has_ended():
+            return False
+        old, new = comparable(folder.config()), self._config(part)
+        old["device"] = str(old.get("device")).partition(":")[0]
+        if changed := differences(old, new, new):
+            raise UsageError(
+                f"{folder.path} holds a training with other settings, since {', '.join(changed)}: give the same as "
+                "before, or --out another folder."
+            )
+        return True
+
+    def _config(self, part: Part) -> dict[str, Any]:
+        """The entries of ``config.json`` that affect a part's result."""
+        options = self.options
+        settings = Settings(
+            mode=options.mode,
+            epochs=options.epochs,
+            optimizer=self._optimizer,
+            schedule=linear,
+            loss=as_losses(cross_entropy, options.mode),
+            method=self._method(part),
+            augment=as_augments(self.augment),
+            heads=Heads(),
+            probes=self._planted(part),
+            compute=self._compute(),
+            checkpoints=self._checkpoints(part),
+            seed=options.seed,
+        )
+        sizes = {"batch_size": self.batch_size, "target_batch_size": self._target_batch(part)}
+        device = self.reducer.device or choose_device(options.device)
+        return comparable({**settings.describe(), **sizes, "device": device.type})
+
+    @property
+    def _optimizer(self) -> Momentum:
+        return sgd(self.options.lr, self.options.weight_decay)
+
+    def _planted(self, part: Part) -> Probes:
+        share = self.probes(part)
+        return Probes(
+            share=share,
+            labels_before=self._before(part),
+            precision=self.options.suspect_precision,
+            guarantee=self.options.guarantee and bool(share),
+        )
+
+    def _before(self, part: Part) -> Tensor | None:
+        """The earlier labels of the part's target; None where too few of them were wrong to be planted."""
+        asked = not part.name and self.options.labels_before is not None
+        if self.before is None or not (asked or self.probes(part)):
+            return None
+        if not part.name:
+            return self.before
+        place = {self.pair.target.id_of(row): row for row in range(len(self.pair.target))}
+        before = self.before[[place[part.target.id_of(row)] for row in range(len(part.target))]]
+        return found_before(before, part.target)
+
+    def _checkpoints(self, part: Part) -> Checkpoints:
+        """With the entries of ``config.json`` in addition to the training's own settings."""
+        notes = {**self._notes, "probe_share": self.probes(part)}
+        rescue = None if self.home.rescue is None else _within(self.home.rescue, part)
+        return Checkpoints(seconds=self.options.checkpoint_every, rescue=rescue, notes=notes)
+
+    @cached_property
+    def _notes(self) -> dict[str, Any]:
+        """What the main training and all parts have in common."""
+        columns = None if self.pair.columns is None else list(self.pair.columns)
+        return {
+            "model": self.model,
+            "module_fingerprint": model_fingerprint(self.module()),
+            "n_classes": self.classes,
+            "columns": columns,
+            "folds": self.folds,
+            "baselines": self.options.baselines,
+            "labels_before": None if self.before is None else hashlib.sha256(self.before.numpy().data).hexdigest(),
+            "data": _digest(self.pair),
+        }
+
+    def place(self, part: Part) -> Path:
+        """The run folder of a part."""
+        return _within(self.home.path, part)
+
+    def module(self) -> nn.Module:
+        """A new model with its initial parameters."""
+        table = self.pair.preparation
+        shape = tuple(self.pair.source.inputs.shape[1:]) if table is None else (table.width,)
+        return make_model(self.model, self.options.mode, classes=self.classes, shape=shape, seed=self.options.seed)
+
+    def _target_batch(self, part: Part) -> int:
+        """As given, but at most what the target has without its probes."""
+        probes = self.probes(part)
+        share = AUTO_SHARE if probes == "auto" else probes
+        left = len(part.target) - min(AUTO_MOST, round(share * len(part.target)))
+        wanted = self.options.target_batch_size
+        return min(TARGET_BATCH, left) if wanted is None else min(wanted, left) if part.name else wanted
+
+    def probes(self, part: Part) -> Share:
+        """The share of the part's target that is planted."""
+        if self.options.mode != "noisy" or part.method != METHOD:
+            return 0.0
+        if self.options.probes is None and (self.reducer.ranks > 1 or self.options.micro_batch_size):
+            return 0.0  # they need one process and whole batches
+        return probes_for(self.options.probes, len(self.pair.source), len(part.target))
+
+    def cost(self, part: Part) -> float:
+        """The work of a step, in forward passes of one example."""
+        target = self._target_batch(part)
+        return {METHOD: 4 * self.batch_size + 3 * target, "ordinary": 3 * self.batch_size}.get(part.method, 3 * target)
+
+
+def _class_names(pair: Pair) -> tuple[str, ...] | None:
+    """Of both sides; None where a side has none."""
+    names = pair.source.classes, pair.target.classes
+    return None if None in names else tuple(name for side in names for name in side or ())
+
+
+def _within(folder: Path, part: Part) -> Path:
+    return folder / PARTS / part.name if part.name else folder
+
+
+def _digest(pair: Pair) -> str:
+    """sha256 of the data sets with the names of their classes and, where known, the correct labels."""
+    digest = hashlib.sha256()
+    for one in [pair.source, pair.target, *([] if pair.test is None else [pair.test])]:
+        truth = None if one.truth is None else one.truth.tolist()
+        digest.update(f"{one.fingerprint()}{one.classes}{truth}".encode())
+    return digest.hexdigest()
