@@ -43,7 +43,7 @@ class Judge:
 
     def answer(self, scores: Tensor, trusted_labels: Tensor, state: dict[str, Tensor]) -> Tensor:
         """q (B, C), balanced and sharpened; the running means learn from the batch first."""
-        q = scores.float().softmax(1)
+        q = scores.softmax(1)
         _learn(state["answers"], q.mean(0))
         _learn(state["trusted"], one_hot(trusted_labels, self.classes).mean(0))
         if self.balance:
@@ -56,7 +56,7 @@ class Judge:
         t = by_class(state["joint"]) if self.by_class else transition(clean_share(state), self.classes)
         r = q * t.T[labels]
         r = r / r.sum(1, keepdim=True).clamp(min=SMALLEST**2)
-        _learn(state["joint"], r.T @ one_hot(labels, self.classes) / len(labels))
+        _learn(state["joint"], r.T @ one_hot(labels, self.classes).to(r.dtype) / len(labels))
         return r
 
 

@@ -108,7 +108,7 @@ class Strong:
         rows = torch.arange(len(inputs), device=task.device)
         draws = Draws.of(state.key, rows, state.taken.expand(len(rows)))
         inputs, classes = mixed(inputs, classes, draws, mixup=self.mixup, cutmix=self.cutmix)
-        losses = -(classes * _scores(task, task.model, inputs).float().log_softmax(1)).sum(1)  # H(y, p)
+        losses = -(classes * _scores(task, task.model, inputs).log_softmax(1)).sum(1)  # H(y, p)
         of_source, of_target = losses[:n].view(count, -1).mean(0), losses[n:].view(count, -1).mean(0)
         task.guard("source", of_source.detach(), source.index)
         task.guard("target", of_target.detach(), target.index)
@@ -126,7 +126,7 @@ class Strong:
     @torch.no_grad()
     def _beliefs(self, state: StrongState, weak: Tensor, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
         """s (B, C) and w (B,)."""
-        state.judged = _scores(state.task, state.teacher.model, weak).float()
+        state.judged = _scores(state.task, state.teacher.model, weak)
         if state.judged.shape[1] != state.judge.classes:
             raise UsageError(
                 f"the model has {state.judged.shape[1]} outputs, but the source has {state.judge.classes} classes: "
@@ -185,6 +185,6 @@ def _views(batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 
 def _scores(task: Task, model: nn.Module, inputs: Tensor) -> Tensor:
-    """(B, C)."""
+    """(B, C), in float32 or better."""
     scores: Tensor = scores_of(getattr(task.losses, "precision", FULL)(model, inputs))
-    return scores
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))

@@ -27,7 +27,8 @@ class Teacher:
     @torch.no_grad()
     def follow(self, taken: Tensor) -> None:
         """After a step; ``taken`` is the number of steps before it, on the device."""
-        rate = 1.0 - torch.clamp((1.0 + taken) / (10.0 + taken), max=self._decay)
+        t = taken.double()
+        rate = 1.0 - torch.clamp((1.0 + t) / (10.0 + t), max=self._decay)
         means, values = self._averaged
         apart = torch._foreach_sub(values, means)
         torch._foreach_mul_(apart, rate.to(means[0].dtype))
