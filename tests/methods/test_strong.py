@@ -356,7 +356,7 @@ def test_settings_are_read_back() -> None:
     ("options", "said"),
     [
         ({"recipe": "stong"}, r"unknown recipe 'stong' \(did you mean 'strong'\?\)"),
-        ({"recipe": "strong", "mode": "transfer"}, "recipe='strong' is for mode='noisy'"),
+        ({"recipe": "strong", "mode": "transfer"}, "the strong recipe is for noisy mode"),
         ({"recipe": "strong", "method": Mixed()}, "leave out method='mixed'"),
         ({"recipe": "strong", "augment": Augment(flip=True)}, "recipe='strong' augments by Views"),
         ({"method": Strong()}, "the method Strong needs two views"),
@@ -367,6 +367,14 @@ def test_settings_are_read_back() -> None:
 def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         trained(small_net(), **options)
+
+
+def test_unlabelled_examples_and_tables_are_refused() -> None:
+    x, y = pictures(12, 0)
+    with pytest.raises(UsageError, match="unlabelled examples are used by the plain recipe alone"):
+        soseleto.fit_unlabelled(small_net(), (x, y), (x, y), x, recipe="strong")
+    with pytest.raises(UsageError, match="strong views are made of uint8 images"):
+        fit(small_net(), (x.float(), y), (x.float(), y), recipe="strong")
 
 
 @pytest.mark.parametrize(

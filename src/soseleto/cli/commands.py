@@ -11,7 +11,15 @@ import typer
 
 from soseleto.cli.output import check_output, file_of, show_link, show_report, write
 from soseleto.errors import Interrupted, UsageError, counted
-from soseleto.training.defaults import CHECKPOINT_SECONDS, EPOCHS, LR, SUSPECT_PRECISION, WEIGHT_STEP
+from soseleto.training.defaults import (
+    CHECKPOINT_SECONDS,
+    EPOCHS,
+    LR,
+    STRONG_LR,
+    STRONG_WEIGHT_DECAY,
+    SUSPECT_PRECISION,
+    WEIGHT_STEP,
+)
 
 app = typer.Typer(
     name="soseleto",
@@ -75,20 +83,34 @@ def fit(
     out: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
     test: Annotated[Path | None, typer.Option(help="A set to measure the accuracy on.")] = None,
     mode: Annotated[str, typer.Option(metavar="noisy|transfer", help="Same classes, or different ones.")] = "noisy",
+    recipe: Annotated[
+        str,
+        typer.Option(
+            metavar="plain|strong",
+            help="SOSELETO; or for images and a GPU: a teacher judges labels, images are strongly augmented.",
+        ),
+    ] = "plain",
     model: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE.py:FUNCTION",
-            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, or yours. [default: by the inputs]",
+            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, preact-resnet18, or yours. "
+            "[default: by the inputs]",
         ),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the source.")] = EPOCHS,
     batch_size: Annotated[
         int | None, typer.Option(help="Source examples per step. [default: 16 to 256, by the size of the source]")
     ] = None,
-    target_batch_size: Annotated[int | None, typer.Option(help="Target examples per step. [default: 32]")] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate, falls to 0.")] = LR,
-    weight_decay: Annotated[float, typer.Option(help="Of the model's parameters.")] = 0.0,
+    target_batch_size: Annotated[
+        int | None, typer.Option(help="Target examples per step. [default: 32; 64 if strong]")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help=f"Learning rate, falls to 0. [default: {LR}; {STRONG_LR} if strong]")
+    ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help=f"Of the model's parameters. [default: 0; {STRONG_WEIGHT_DECAY} if strong]")
+    ] = None,
     weight_step: Annotated[float, typer.Option(help="How far a weight moves per visit.")] = WEIGHT_STEP,
     target_share: Annotated[
         float | None,
@@ -212,6 +234,7 @@ def fit(
         out=out,
         test=test,
         mode=mode,
+        recipe=recipe,
         model=model,
         epochs=epochs,
         batch_size=batch_size,

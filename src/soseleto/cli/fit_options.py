@@ -25,12 +25,13 @@ class FitOptions:
     out: Path
     test: Path | None
     mode: str
+    recipe: str
     model: str | None
     epochs: int
     batch_size: int | None
     target_batch_size: int | None
-    lr: float
-    weight_decay: float
+    lr: float | None
+    weight_decay: float | None
     weight_step: float
     target_share: float | None
     engine: str

@@ -10,14 +10,13 @@ from soseleto.data import Augment, Views
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.strong import Strong
 from soseleto.task.task import MakeOptimizer, Method
-from soseleto.training.defaults import LR
+from soseleto.training.defaults import LR, STRONG_LR, STRONG_TARGET_BATCH, STRONG_WEIGHT_DECAY
 from soseleto.training.optimizers import sgd
 from soseleto.training.options import as_augments, as_optimizer
 
 Name = Literal["plain", "strong"]
 NAMES = ("plain", "strong")
 Augments = tuple[Augment | Views | None, Augment | Views | None]
-STRONG_LR, STRONG_WEIGHT_DECAY, STRONG_TARGET_BATCH = 0.1, 5e-4, 64
 
 
 @dataclass(frozen=True)
@@ -44,17 +43,12 @@ class Recipe:
         lr: float | None,
     ) -> Recipe:
         """Arguments that are None are the recipe's to choose."""
-        if name not in NAMES:
-            raise UsageError(f"unknown recipe {name!r}{did_you_mean(name, NAMES)}: choose 'plain' or 'strong'.")
+        check_recipe(name, mode)
         augments = as_augments(augment)
         if name == "plain":
             method = Soseleto() if method is None else method
             _require_views(method, augments)
             return cls(method, augments, as_optimizer(optimizer, LR if lr is None else lr))
-        if mode != "noisy":
-            raise UsageError(
-                "recipe='strong' is for mode='noisy', where both sides have the same classes: leave it out."
-            )
         if method is not None and not isinstance(method, Strong):
             raise UsageError(
                 f"recipe='strong' is a method of its own: leave out method={method.name!r}, or the recipe."
@@ -68,6 +62,14 @@ class Recipe:
         return cls(
             method or Strong(), (views, views), as_optimizer(optimizer, 0.0) if optimizer else own, STRONG_TARGET_BATCH
         )
+
+
+def check_recipe(name: str, mode: str) -> None:
+    """Raise for an unknown recipe, or one that the mode has not."""
+    if name not in NAMES:
+        raise UsageError(f"unknown recipe {name!r}{did_you_mean(name, NAMES)}: choose 'plain' or 'strong'.")
+    if name == "strong" and mode != "noisy":
+        raise UsageError("the strong recipe is for noisy mode, where both sides have the same classes: leave it out.")
 
 
 def _require_views(method: Method, augments: Augments) -> None:

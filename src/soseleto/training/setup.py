@@ -224,12 +224,18 @@ class Setup:
 
 
 def _require_one_tensor(augment: tuple[Augment | Views | None, Augment | Views | None], data: Data) -> None:
-    """Raise for augmentation of inputs that are a structure."""
+    """Raise for augmentation of inputs that are a structure, and for strong views of what are no images."""
     for one, examples in zip(augment, (data.source, data.target), strict=True):
-        if one is not None and not one.nothing:
-            inputs, _ = examples.take(torch.tensor([0]))
-            if not isinstance(inputs, torch.Tensor):
-                raise UsageError("augment is for inputs that are one tensor: augment in the Dataset, and leave it out.")
+        if one is None or one.nothing:
+            continue
+        inputs, _ = examples.take(torch.tensor([0]))
+        if not isinstance(inputs, torch.Tensor):
+            raise UsageError("augment is for inputs that are one tensor: augment in the Dataset, and leave it out.")
+        if isinstance(one, Views) and (inputs.dtype != torch.uint8 or inputs.ndim != 4):
+            raise UsageError(
+                f"strong views are made of uint8 images (C, H, W), got {inputs.dtype} of shape "
+                f"{tuple(inputs.shape[1:])}: give images as bytes, or leave recipe='strong' out."
+            )
 
 
 def _trainable(model: nn.Module, prefix: str) -> frozenset[str]:
