@@ -25,9 +25,9 @@ from soseleto.training.checks import kind_of
 from soseleto.training.options import RENAMED, as_augments, as_losses, as_probes, as_watchers
 
 ARGUMENTS = (
-    "model", "source", "target", "mode", "recipe", "test", "epochs", "batch_size", "target_batch_size", "lr", "optimizer",
-    "schedule", "loss", "method", "augment", "standardize", "heads", "probes", "compute", "checkpoints", "seed",
-    "device", "out", "progress",
+    "model", "source", "target", "mode", "recipe", "test", "epochs", "batch_size", "target_batch_size", "lr",
+    "optimizer", "schedule", "loss", "method", "augment", "standardize", "heads", "probes", "compute", "checkpoints",
+    "seed", "device", "out", "progress",
 )  # fmt: skip
 
 
