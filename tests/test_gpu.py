@@ -176,11 +176,10 @@ def test_a_step_never_waits_for_the_gpu(norm: Any, method: Soseleto) -> None:
 
 def test_draws_and_views_are_those_of_the_cpu() -> None:
     index = torch.arange(500)
-    assert torch.equal(
-        Draws.of(7, index.to(CUDA), index.to(CUDA)).uniform(9).cpu(), Draws.of(7, index, index).uniform(9)
-    )
+    there = index.to(CUDA)
+    assert torch.equal(Draws.of(7, there, there).uniform(9).cpu(), Draws.of(7, index, index).uniform(9))
     images = torch.randint(0, 256, (500, 3, 20, 14), dtype=torch.uint8)
-    mine, theirs = Views()(images, Draws.of(3, index)), Views()(images.to(CUDA), Draws.of(3, index.to(CUDA)))
+    mine, theirs = Views()(images, Draws.of(3, index)), Views()(images.to(CUDA), Draws.of(3, there))
     assert torch.equal(mine[0], theirs[0].cpu())
     apart = (mine[1].int() - theirs[1].cpu().int()).abs()  # another rounding may fall on the other side of a threshold
     assert float((apart > 1).float().mean()) < 1e-3
