@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import soseleto
@@ -19,8 +20,9 @@ from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.methods import Mixed, Strong
+from soseleto.methods import Mixed, Recording, Signals, Strong
 from soseleto.methods.strong.judgement import Judge, clean_share
+from soseleto.methods.strong.method import StrongState
 from soseleto.methods.strong.mixing import mixed, quantiles
 from soseleto.methods.strong.teacher import Teacher
 from soseleto.task.losses import NoisyLosses
@@ -323,12 +325,42 @@ def test_a_run_resumes_bit_for_bit_with_its_teacher(tmp_path: Path) -> None:
     assert torch.equal(found.scores, expected.scores)
 
 
-def test_probes_are_judged_by_the_teacher() -> None:
+def test_signals_are_those_of_the_teacher_on_weak_views() -> None:
+    signals, source = Signals(B), batch(B, 0)
+    recording = Recording(Strong(), signals)
+    state = recording.init(task(net()))
+    recording.step(state, source, batch(T, 1))
+    with torch.no_grad():
+        scores = net().eval()(source.inputs[0])  # the first teacher is the initial network
+    torch.testing.assert_close(signals.loss, F.cross_entropy(scores, source.labels, reduction="none").float())
+
+
+def test_probes_calibrate_suspects() -> None:
     result = trained(small_net(), 6, recipe="strong", lr=0.05, method=Strong(teacher=0.9), probes=Probes(share=0.5))
-    assert result.evidence is not None
     flip = wrong(pictures(120, 0)[1])[1]
-    loss = result.evidence.signals["mean_loss"][:120]
-    assert float(loss[flip].mean()) < float(loss[~flip].mean())
+    assert float(result.suspects().probability[flip].mean()) > float(result.suspects().probability[~flip].mean())
+
+
+def test_the_model_ends_as_the_teacher() -> None:
+    model, method = net(), Strong()
+    state = method.init(task(model, steps=2))
+    for step in range(2):
+        assert state.answering is state.teacher.model
+        method.step(state, batch(B, step), batch(T, 100 + step))
+        same = [torch.equal(*pair) for pair in zip(model.parameters(), state.teacher.model.parameters(), strict=True)]
+        assert all(same) == (step == 1)
+    assert state.answering is model
+
+
+def test_epochs_are_evaluated_by_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = nn.Sequential(nn.Flatten(), nn.Linear(81, 3))
+    with torch.no_grad():
+        first[1].weight.zero_()
+        first[1].bias.copy_(torch.tensor([1.0, 0.0, 0.0]))
+    monkeypatch.setattr(StrongState, "answering", first)
+    test = pictures(90, 2)
+    result = trained(small_net(), 1, recipe="strong", test=test)
+    assert result.history[0]["test_accuracy"] == pytest.approx(100 * float((test[1] == 0).double().mean()))
 
 
 # The recipe
