@@ -250,6 +250,7 @@ def measure(device: torch.device, *, tiny: bool = False, **how: int) -> list[dic
     for name, make in CONTENDERS.items():
         row = {"model": case.name, "job": "step", "contender": name, "T": case.target}
         rows.append(row | largest_batch(case, make, device, how))
+        print(rows[-1], file=sys.stderr, flush=True)  # a contender may take a minute
     us = rows[0]
     for row in rows:
         if "ms an example" in row and "ms an example" in us:

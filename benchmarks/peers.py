@@ -491,7 +491,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.manual_seed(0)
     for name, why in missing().items():
         print(f"{name}: {why}")
-    rounds, calls = (1, 1) if options.tiny else (5, 5) if device.type == "cuda" else (3, 1)
+    large = options.language_model or device.type != "cuda"
+    rounds, calls = (1, 1) if options.tiny else (3, 1 if device.type == "cpu" else 3) if large else (5, 5)
     rows: list[dict[str, Any]] = []
     if options.language_model:
         import language_peers

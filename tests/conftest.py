@@ -38,6 +38,7 @@ LONG = (
     "test_benchmarks.py::test_coverage_compares_each_basis_with_the_truth",
     "test_benchmarks.py::test_end_to_end",
     "test_benchmarks.py::test_few_wrong",
+    "test_benchmarks.py::test_never_worse_runs_the_command_line",
     "test_benchmarks.py::test_language_peers",
     "test_benchmarks.py::test_overhead",
     "test_benchmarks.py::test_peers",

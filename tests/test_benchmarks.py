@@ -294,11 +294,11 @@ def test_coverage_compares_each_basis_with_the_truth(tmp_path: Path, coverage: A
 
 
 def test_coverage_counts_what_is_unknown_or_empty(coverage: Any) -> None:
-    name = {"data": "digits", "noise": "hard", "rate": 0.2, "basis": "audited"}
+    name = {"data": "digits", "noise": "hard", "rate": 0.2, "basis": "audited", "seed": coverage.FIRST_SEED}
     known = {"precision": [0.9, 0.8, 1.0], "true precision": 0.85, "share": [0.2, 0.1, 0.3], "true share": 0.35}
     unknown = {"precision": None, "true precision": 0.5, "share": [0.2, 0.1, 0.3], "true share": 0.2}
     rows = [name | known | {"suspects": 5}, name | unknown | {"suspects": 5}, name | unknown | {"suspects": 0}]
-    rows += [{**rows[0], "noise": coverage.CHOSEN_ON}, name | {"suspects": None}]
+    rows += [{**rows[0], "noise": coverage.CHOSEN_ON}, {**rows[0], "seed": 0}, name | {"suspects": None}]
     found = {line["mistakes"]: line for line in coverage.summary(rows) if line["basis"] == "audited"}
     assert set(found) == {"all", "hard"}
     assert found["all"]["draws"] == 4
@@ -362,3 +362,29 @@ def test_large_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {row["what"]: row["at_most"] for row in rows if "at_most" in row}
     assert sorted(limits.values()) == sorted([1.1, 300, 1.15, 50, 2, 2000] + [0] * int(kills))
     assert all(row["value"] == 0 for row in rows if row.get("at_most") == 0)
+
+
+def test_never_worse_runs_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:
+    monkeypatch.setitem(sys.modules, "coverage", coverage)  # not the package of that name
+    never_worse = importlib.import_module("never_worse")
+    draw = np.random.default_rng(0)
+    truth = draw.integers(0, 2, 400)
+    points = (3.0 * truth[:, None] + draw.normal(size=(400, 2))).astype(np.float32)
+    np.savez(tmp_path / coverage.FILE, **{"table/x": points, "table/y": truth})
+    cell = coverage.Cell("table", "uniform", 0.3, never_worse.FIRST_SEED)
+    row = never_worse.row_of(cell, tmp_path / coverage.FILE, "cpu", (200, 20, 100), ["--epochs", "1"])
+    assert set(row["accuracy"]) == {"soseleto", "ordinary", "mixed", "target_only"}
+    assert all(40 <= accuracy <= 100 for accuracy in row["accuracy"].values())
+    assert row["kept"] in row["accuracy"]
+
+
+def test_never_worse_compares_with_the_best_of_the_rivals(monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:
+    monkeypatch.setitem(sys.modules, "coverage", coverage)
+    never_worse = importlib.import_module("never_worse")
+    accuracy = {"soseleto": 80.0, "ordinary": 79.0, "mixed": 81.0, "target_only": 60.0}
+    name = {"data": "table", "noise": "uniform", "rate": 0.3, "accuracy": accuracy}
+    lines = never_worse.summary([name | {"kept": "mixed"}, name | {"kept": "soseleto"}])
+    assert [line["data"] for line in lines] == ["table", "all"]
+    for line in lines:
+        assert (line["kept − best"], line["SOSELETO − best"], line["SOSELETO − ordinary"]) == (-0.5, -1.0, 1.0)
+        assert (line["draws"], line["kept SOSELETO"]) == (2, 1)

@@ -60,7 +60,8 @@ def made_up(split: str, root: Any, human: str | None) -> Examples:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(experiment, "_split", made_up)
-    return {"n_clean": 100, "n_test": 50, "epochs": 2, "size": 16, "model": "mlp", "batch_size": 64}
+    sizes = {"n_clean": 100, "n_test": 50, "size": 16, "batch_size": 64, "target_batch_size": 32}
+    return {**sizes, "epochs": 2, "model": "mlp"}
 
 
 @pytest.mark.parametrize("noise", NOISE)
@@ -75,9 +76,12 @@ def test_every_line_has_the_same_data_and_budget(tiny: dict[str, Any], noise: fl
             assert torch.equal(data.source.inputs, first.source.inputs)
         if config.labels == "noisy":
             assert torch.equal(data.source.labels, first.source.labels)
-        budget = (config.epochs, config.batch_size, config.target_batch_size, config.weight_decay)
-        assert budget == (60, 256, 32, 5e-4)
-        assert config.lr == (0.003 if line == "reweight" else 0.03)  # which drops to chance level with a larger one
+        budget = (config.epochs, config.batch_size, config.weight_decay)
+        assert budget == (60, 256, 5e-4)
+        larger = line in ("reweight_256", "reweight_shared")
+        assert config.target_batch_size == (256 if larger else 32)
+        # Learning to Reweight drops to chance level with a larger rate.
+        assert config.lr == {"reweight": 0.003, "reweight_256": 0.01, "reweight_shared": 0.01}.get(line, 0.03)
         assert make_method(config, data, Signals(len(data.source))).name
 
 

@@ -287,6 +287,20 @@ def test_reweight_is_one_virtual_step_by_double_backward(engine: str) -> None:
     assert same(one_step(Reweight(engine=engine), source, target), plain_gradient((w * losses).sum(), model))
 
 
+def test_reweight_with_a_share_of_the_target_and_clipped() -> None:
+    source, target, model = batch(N, 0), batch(7, 1), net()
+    weighted = one_step(Reweight(), source, target)
+    of_target = plain_gradient(F.cross_entropy(model(target.inputs), target.labels), model)
+    both = {name: 0.7 * g + 0.3 * of_target[name] for name, g in weighted.items()}
+    assert same(one_step(Reweight(target_share=0.3), source, target), both)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in both.values()))
+    clipped = {name: g * (0.5 * norm / (norm + 1e-6)) for name, g in both.items()}
+    assert same(one_step(Reweight(target_share=0.3, clip=0.5 * norm), source, target), clipped)
+    assert same(one_step(Reweight(target_share=0.3, clip=2 * norm), source, target), both)
+    with pytest.raises(UsageError, match="clip must be above 0, got 0"):
+        Reweight(clip=0.0)
+
+
 def test_reweight_takes_no_step_when_no_example_helps() -> None:
     assert torch.equal(normalized(torch.tensor([-1.0, -2.0])), torch.zeros(2))
 

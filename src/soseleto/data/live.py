@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import ctypes
 import hashlib
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import tee
 from typing import Any, Self
 
@@ -18,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Subset
 
 from soseleto.data import structure
 from soseleto.data.batches import source_batches
 from soseleto.data.image_decoding.workers import cores
-from soseleto.data.items import Collate, Failure, Items, Request
+from soseleto.data.items import Collate, Items, Request
+from soseleto.data.read_ahead import MOST_WORKERS, PIECE, ReadAhead
 from soseleto.data.readers.read_once import READ_AGAIN, TIMES, own_random_state, same
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, UsageError
@@ -31,13 +26,10 @@ from soseleto.errors import DataError, UsageError
 MOST_IN_MEMORY = 1 << 28  # bytes of a Dataset that is read into memory without being asked to
 SAMPLE = 1024  # examples from which statistics are computed
 FEW = 64  # items, evenly spaced, for the fingerprint and the kind of labels
-MOST_WORKERS = 8  # unless the user asks for more
 _SHORT = 0.5  # seconds of reading per epoch for which no workers are started
-_PIECE = 256
-_PR_SET_PDEATHSIG = 1  # of prctl: the signal to send when the parent ends
 
 
-class Live:
+class Live(ReadAhead):
     """A Dataset of (input, label) pairs, or of mappings with an entry ``labels``, that is read again in every epoch.
 
     ``fit`` reads a Dataset this way if its items are random, differ in shape or are many; ``Live(dataset)`` is for
@@ -55,34 +47,17 @@ class Live:
     def __init__(self, dataset: Any, *, collate_fn: Collate | None = None, workers: int | None = None) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise UsageError(f"Live needs a Dataset with __len__ and __getitem__, got a {type(dataset).__name__}.")
-        if workers is not None and workers < 0:
-            raise UsageError(f"workers must be 0 or more, got {workers}.")
         if len(dataset) == 0:
             raise DataError("the data set is empty: give it at least one example.")
-        self.dataset, self.collate_fn, self.workers = dataset, collate_fn, workers
-        self.name = "given"
+        super().__init__(len(dataset), workers)
+        self.dataset, self.collate_fn = dataset, collate_fn
         self.ids: tuple[str, ...] | None = None
-        self.classes: tuple[str, ...] | None = None
-        self.truth: Tensor | None = None
-        self.paths: tuple[str, ...] | None = None
-        self.device = torch.device("cpu")
-        self._labels = Labels(len(dataset))
-        self._workers: Workers | None = None
-
-    reads_ahead = True
-    nbytes = 0  # nothing is kept
 
     def __repr__(self) -> str:
         return f"Live({type(self.dataset).__name__} of {len(self)}, workers={self.workers})"
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-    def named(self, name: str) -> Self:
-        """The same set, called so in messages."""
-        other = self._copy()
-        other.name = name
-        return other
 
     def id_of(self, index: int) -> str:
         at = range(len(self))[index]
@@ -92,7 +67,7 @@ class Live:
     def labels(self) -> Tensor:
         """The labels as they were read; those not seen yet are read now. Not kept where one example has several."""
         missing = self._labels.missing()
-        for _ in self.read(missing.split(_PIECE)) if len(missing) else ():
+        for _ in self.read(missing.split(PIECE)) if len(missing) else ():
             pass
         return self._labels.values()
 
@@ -110,7 +85,7 @@ class Live:
         """Inputs and labels of each batch of indices, read ahead; random items follow (seed, purpose, index)."""
         mine, theirs = tee(batches)
         requests = (Request(batch.tolist(), seed, purpose) for batch in theirs)
-        made = self._by_workers(requests) if self._count() else self._in_this_process(requests)
+        made = self._made(requests)
         known = not len(self._labels.missing())
         for index, (inputs, labels) in zip(mine, made, strict=True):
             if not known:
@@ -123,7 +98,7 @@ class Live:
     def sample(self) -> Inputs:
         """The inputs of evenly spaced examples, at most 1,024."""
         places = _spaced(len(self), SAMPLE)
-        return structure.concatenate([inputs for inputs, _ in self.read(places.split(_PIECE))])
+        return structure.concatenate([inputs for inputs, _ in self.read(places.split(PIECE))])
 
     def sample_labels(self) -> Tensor:
         """All labels if they are known, or those of evenly spaced examples, at most 64."""
@@ -139,11 +114,6 @@ class Live:
         other = type(self)(Subset(self.dataset, places), collate_fn=self.collate_fn, workers=self.workers)
         other.name, other.classes, other.device = self.name, self.classes, self.device
         other.ids = tuple(self.id_of(i) for i in places)
-        return other
-
-    def to(self, device: torch.device | str) -> Self:
-        other = self._copy()
-        other.device = torch.device(device)
         return other
 
     def fingerprint(self) -> str:
@@ -162,31 +132,9 @@ class Live:
         files = f"{self.dataset.fingerprint()} and " if hasattr(self.dataset, "fingerprint") else ""
         return f"{files}{len(places)} of {len(self)} items: {digest.hexdigest()}"
 
-    def close(self) -> None:
-        """End the worker processes; reading again starts new ones."""
-        self._workers = None
-
-    def _copy(self) -> Self:
-        other = copy.copy(self)
-        other._workers = None
-        return other
-
     @property
     def _items(self) -> Items:
         return Items(self.dataset, self.collate_fn, self.name)
-
-    def _in_this_process(self, requests: Iterable[Request]) -> Iterator[tuple[Inputs, Tensor]]:
-        items = self._items
-        for request in requests:
-            with own_random_state():
-                made = items.__getitems__(request)
-            yield checked(made)
-
-    def _by_workers(self, requests: Iterator[Request]) -> Iterator[tuple[Inputs, Tensor]]:
-        if self._workers is None or self._workers.busy:
-            self._workers = Workers(self._items, self._count(), pin=self.device.type == "cuda")
-        for made in self._workers.read(requests):
-            yield checked(made)
 
     def _count(self) -> int:
         """The number of worker processes."""
@@ -216,95 +164,6 @@ def is_free(dataset: Any) -> bool:
     size = max(sum(array.nbytes for array in item) for item in arrays)
     one_shape = len({tuple(array.shape for array in item) for item in arrays}) == 1
     return one_shape and size * len(dataset) <= MOST_IN_MEMORY
-
-
-class Labels:
-    """The label of every example that was read."""
-
-    def __init__(self, n: int) -> None:
-        self._known = torch.zeros(n, dtype=torch.bool)
-        self._table: Tensor | None = None
-
-    def put(self, index: Tensor, labels: Tensor) -> None:
-        if self._table is None:
-            several = labels.ndim > 1  # such as tokens, whose number may vary
-            self._table = torch.zeros(len(self._known), *([0] if several else []), dtype=labels.dtype)
-        self._known[index] = True
-        if self._table.ndim == 1:
-            self._table[index] = labels
-
-    def missing(self) -> Tensor:
-        return (~self._known).nonzero().flatten()
-
-    def values(self) -> Tensor:
-        assert self._table is not None
-        return self._table
-
-
-class Workers:
-    """Worker processes that live from epoch to epoch: a DataLoader whose batches are set before each pass."""
-
-    def __init__(self, items: Items, count: int, *, pin: bool) -> None:
-        self._requests = _Requests()
-        self.busy = False
-        self._loader: DataLoader[Any] = DataLoader(
-            items,
-            batch_sampler=self._requests,  # type: ignore[arg-type]
-            num_workers=count,
-            collate_fn=_unchanged,
-            pin_memory=pin,
-            persistent_workers=True,
-            worker_init_fn=partial(_begin_worker, threading.current_thread() is threading.main_thread()),
-            generator=torch.Generator(),  # the global one belongs to the training
-        )
-
-    def read(self, requests: Iterator[Request]) -> Iterator[Any]:
-        self._requests.next = requests
-        self.busy = True
-        try:
-            yield from self._loader
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise DataError(
-                "a process that reads the data was killed, perhaps because memory ran out: use fewer, as in "
-                "soseleto.data.Live(dataset, workers=2)."
-            ) from error
-        finally:
-            self.busy = False
-
-
-class _Requests:
-    """The batch sampler of a DataLoader: the requests of one pass."""
-
-    def __init__(self) -> None:
-        self.next: Iterator[Request] = iter(())
-
-    def __iter__(self) -> Iterator[Request]:
-        return self.next
-
-
-def checked(made: Any) -> Any:
-    """What a worker has read; raises its failure."""
-    if isinstance(made, Failure):
-        raise made.error()
-    return made
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
-
-
-def _begin_worker(of_main_thread: bool, worker: int) -> None:
-    """Called in a new worker process.
-
-    Ctrl-C reaches every process of a terminal; the main one finishes its step and ends the workers. If the main one is
-    killed, Linux kills the workers at once; otherwise they would hold its lock on the run folder for some seconds, in
-    which it could not be resumed. (Linux watches the thread that started them, hence only the main one.)
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if of_main_thread and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _spaced(n: int, most: int) -> Tensor:

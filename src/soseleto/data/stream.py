@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, tee
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from soseleto.data import structure
 from soseleto.data.examples import Examples
+from soseleto.data.forward_items import ForwardItems, Key
 from soseleto.data.image_decoding.workers import cores
-from soseleto.data.items import Collate, Items, Request, seed_generators
-from soseleto.data.live import MOST_WORKERS, Labels, Workers, checked
-from soseleto.data.randomness import generator, seed_for
-from soseleto.data.readers.read_once import own_random_state
+from soseleto.data.items import Collate, Request
+from soseleto.data.randomness import generator
+from soseleto.data.read_ahead import MOST_WORKERS, PIECE, ReadAhead
 from soseleto.data.structure import Inputs
-from soseleto.errors import DataError, UsageError, first_line
+from soseleto.errors import DataError, UsageError
 
 FEW = 64  # examples from the beginning, for the fingerprint and the kind of labels
 WINDOW = 1024  # examples of a shard that are shuffled together
-_PIECE = 256
-
-Key = str | Callable[[Any], Any] | None
 
 
-class Stream:
+class Stream(ReadAhead):
     """Examples in the order in which they are read: the number of an example is its place in that order.
 
     Every epoch reads all shards from their beginning, in another order of the shards, and shuffles the examples within
@@ -63,20 +58,10 @@ class Stream:
         self._lengths = _lengths_of(self._shards, length)
         if window < 1:
             raise UsageError(f"window must be at least 1, got {window}.")
-        if workers is not None and workers < 0:
-            raise UsageError(f"workers must be 0 or more, got {workers}.")
-        self._key, self._collate_fn, self._window, self.workers = key, collate_fn, window, workers
-        self.name = "given"
-        self.classes: tuple[str, ...] | None = None
-        self.truth: Tensor | None = None
-        self.paths: tuple[str, ...] | None = None
-        self.device = torch.device("cpu")
-        self._labels = Labels(len(self))
+        super().__init__(len(self), workers)
+        self._key, self._collate_fn, self._window = key, collate_fn, window
         self._names: list[str | None] = [None] * len(self) if key is not None else []
-        self._workers: Workers | None = None
 
-    reads_ahead = True
-    nbytes = 0
     ids = None
 
     def __repr__(self) -> str:
@@ -84,12 +69,6 @@ class Stream:
 
     def __len__(self) -> int:
         return sum(self._lengths)
-
-    def named(self, name: str) -> Self:
-        """The same stream, called so in messages."""
-        other = self._copy()
-        other.name = name
-        return other
 
     def id_of(self, index: int) -> str:
         """The key of an example, or its number."""
@@ -117,8 +96,7 @@ class Stream:
         """Inputs and labels of each batch, read ahead."""
         mine, theirs = tee(batches)
         requests = (Request(batch.tolist(), seed, purpose) for batch in theirs)
-        count = self._count()
-        return self._recorded(mine, self._by_workers(requests, count) if count else self._in_this_process(requests))
+        return self._recorded(mine, self._made(requests))
 
     def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
         """The batches of an epoch: batch i holds examples of lane i mod lanes, so that each lane has one reader."""
@@ -137,14 +115,9 @@ class Stream:
 
     def in_memory(self) -> Examples:
         """All examples, read once."""
-        inputs, labels = zip(*self.read(torch.arange(len(self)).split(_PIECE)), strict=True)
+        inputs, labels = zip(*self.read(torch.arange(len(self)).split(PIECE)), strict=True)
         ids = tuple(self.id_of(at) for at in range(len(self))) if self._names else None
         return Examples(structure.concatenate(inputs), torch.cat(labels), ids)
-
-    def to(self, device: torch.device | str) -> Self:
-        other = self._copy()
-        other.device = torch.device(device)
-        return other
 
     def fingerprint(self) -> str:
         """sha256 of the first examples and of the lengths of the shards."""
@@ -153,10 +126,6 @@ class Stream:
         for tensor in structure.tensors((inputs, labels)):
             digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return f"{len(labels)} of {len(self)} examples: {digest.hexdigest()}"
-
-    def close(self) -> None:
-        """End the worker processes; reading again starts new ones."""
-        self._workers = None
 
     @property
     def _lanes(self) -> int:
@@ -167,11 +136,6 @@ class Stream:
         """The number of worker processes: it divides the number of lanes, so that each lane is read by one of them."""
         wanted = min(self._lanes, cores() if self.workers is None else self.workers)
         return max((count for count in range(1, wanted + 1) if self._lanes % count == 0), default=0)
-
-    def _copy(self) -> Self:
-        other = copy.copy(self)
-        other._workers = None
-        return other
 
     @property
     def _items(self) -> ForwardItems:
@@ -192,108 +156,10 @@ class Stream:
             )
         self._names[at] = name
 
-    def _in_this_process(self, requests: Iterable[Request]) -> Iterator[Any]:
-        items = self._items
-        for request in requests:
-            with own_random_state():
-                made = items.__getitems__(request)
-            yield checked(made)
-
-    def _by_workers(self, requests: Iterator[Request], count: int) -> Iterator[Any]:
-        if self._workers is None or self._workers.busy:
-            self._workers = Workers(self._items, count, pin=self.device.type == "cuda")
-        return map(checked, self._workers.read(requests))
-
     def _read_missing(self) -> None:
         missing = self._labels.missing()
-        for _ in self.read(missing.split(_PIECE)) if len(missing) else ():
+        for _ in self.read(missing.split(PIECE)) if len(missing) else ():
             pass
-
-
-class ForwardItems(Items):
-    """Examples of shards by their number, each shard read forward; going back begins it anew."""
-
-    def __init__(
-        self,
-        shards: Sequence[Any],
-        lengths: Sequence[int],
-        window: int,
-        key: Key,
-        collate_fn: Collate | None,
-        name: str,
-    ) -> None:
-        super().__init__(None, collate_fn, name)
-        self._shards, self._window, self._key = shards, window, key
-        self._starts = [0, *accumulate(lengths)]
-        self._open: dict[int, _Open] = {}
-
-    def _batch(self, request: Request) -> Any:
-        if not request.index:
-            inputs, labels, _ = self._batch(Request([0], request.seed, request.purpose))
-            return structure.change(lambda tensor: tensor[:0], inputs), labels[:0], []
-        found = {at: self._at(at, request) for at in sorted(request.index)}
-        items, names = zip(*(found[at] for at in request.index), strict=True)
-        seed_generators(seed_for(request.seed, f"{request.purpose}/collate", request.index[0]))
-        inputs, labels = self._collated(list(items), request.index)
-        return inputs, labels, list(names) if self._key is not None else []
-
-    def _at(self, number: int, request: Request) -> tuple[Any, str]:
-        """The example and its name."""
-        which = bisect_right(self._starts, number) - 1
-        place = number - self._starts[which]
-        shard = self._open.get(which)
-        if shard is None or shard.purpose != request.purpose or not shard.can_reach(place):
-            seed_generators(seed_for(0, "stream/begin", which))  # not of the epoch: the order must not change
-            shard = self._open[which] = _Open(iter(self._shards[which]), self._window, request.purpose)
-        try:
-            item = shard.item(place, lambda at: seed_for(request.seed, f"{request.purpose}/item", number - place + at))
-        except StopIteration:
-            raise DataError(
-                f"shard {which} of the {self.name} stream ended after {shard.next} examples, and has "
-                f"{self._starts[which + 1] - self._starts[which]} by its length: give a stream that does not change."
-            ) from None
-        except Exception as error:
-            raise DataError(
-                f"example {shard.next} of shard {which} of the {self.name} stream cannot be read "
-                f"({type(error).__name__}: {first_line(error)}): mend the stream."
-            ) from error
-        if shard.next == self._starts[which + 1] - self._starts[which] and not shard.held:
-            del self._open[which]
-        return self._named(item)
-
-    def _named(self, item: Any) -> tuple[Any, str]:
-        if self._key is None:
-            return item, ""
-        if callable(self._key):
-            return item, str(self._key(item))
-        if not isinstance(item, Mapping) or self._key not in item:
-            raise DataError(f"an example of the {self.name} stream has no entry {self._key!r}, which is to be its key.")
-        return {name: value for name, value in item.items() if name != self._key}, str(item[self._key])
-
-
-class _Open:
-    """A shard being read: the examples of the present window that were read and not yet asked for."""
-
-    def __init__(self, items: Iterator[Any], window: int, purpose: str) -> None:
-        self._items, self._window, self.purpose = items, window, purpose
-        self.next, self._present = 0, 0
-        self.held: dict[int, Any] = {}
-
-    def can_reach(self, place: int) -> bool:
-        """Whether the example is still to come, or is held."""
-        return place >= self.next or place in self.held
-
-    def item(self, place: int, seed: Callable[[int], int]) -> Any:
-        window = place // self._window
-        if window != self._present:
-            self.held, self._present = {}, window
-        while self.next <= place:
-            seed_generators(seed(self.next))
-            item = next(self._items)
-            if self.next // self._window == window:
-                self.held[self.next] = item
-            self.next += 1
-        return self.held.pop(place)
 
 
 def is_stream(data: Any) -> bool:

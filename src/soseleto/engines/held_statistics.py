@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from soseleto.engines.autograd import gradient, target_first
 from soseleto.engines.contract import Passes, SourcePass, SourceStep, Step, trainable
 from soseleto.engines.held_batch_norm import Holding, Switch
-from soseleto.engines.layerwise.engine import LayerwiseEngine, alignments
+from soseleto.engines.layerwise.engine import LayerwiseEngine
+from soseleto.engines.layerwise.sweep import alignments
 from soseleto.engines.layerwise.tape import Tape
 
 MESSAGE = "alignments with BatchNorm's statistics held fixed, another quantity than the exact alignments"

@@ -8,6 +8,8 @@
 At ε = 0 the virtual step does not move θ, so u is the alignment times λ_p, and λ_p cancels in w: no double backward is
 needed, and the engines compute u exactly. The weight of an example is not carried to its next visit: that is the
 difference from SOSELETO. There is no deviation from the paper; as there, the step is that of the user's optimizer.
+``target_share`` and ``clip`` are not the paper's: a share of the target's own gradient in θ's step, and a bound on the
+norm of that step's gradient, as SOSELETO may have them.
 
 ``state.weights`` is for reports only: the value is w_j as a share of the batch's largest at the last visit, the score
 the running mean of that share.
@@ -22,18 +24,30 @@ from torch import Tensor
 
 from soseleto.data.batch import Batch
 from soseleto.engines import Engine, make_engine
-from soseleto.methods.state import State
+from soseleto.engines.contract import Passes
+from soseleto.errors import UsageError
+from soseleto.methods.state import State, require_share
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reweight:
-    """engine: how alignments are computed."""
+    """engine: how alignments are computed
+
+    target_share: share of the target's own gradient in θ's step; clip: the largest norm of its gradient, None for any
+    """
 
     engine: str | Engine = "auto"
+    target_share: float = 0.0
+    clip: float | None = None
 
     name = "reweight"
+
+    def __post_init__(self) -> None:
+        require_share("target_share", self.target_share)
+        if self.clip is not None and not self.clip > 0:
+            raise UsageError(f"clip must be above 0, got {self.clip}: None does not clip.")
 
     def init(self, task: Task) -> ReweightState:
         weights = Weights(task.n_source, device=task.device)
@@ -52,12 +66,25 @@ class Reweight:
         )
         task.guard("source", passes.source_losses, source.index)
         task.guard("target", passes.target_losses, target.index)
-        of_source = {k: g for k, g in passes.source_gradient.items() if k not in task.target_head}
-        of_target = {k: g for k, g in passes.target_gradient.items() if k in task.target_head}
-        state.take(of_source | of_target)
+        state.take(self._clipped(self._of_both(passes, task)))
         w = normalized(passes.alignment)
         state.report(source.index, w / w.max().clamp_min(torch.finfo(w.dtype).tiny))
         return {"source_loss": passes.source_losses.mean(), "target_loss": passes.target_losses.mean()}
+
+    def _of_both(self, passes: Passes, task: Task) -> dict[str, Tensor]:
+        """The weighted source gradient with the target's share; the target's head has its own gradient alone."""
+        found = {k: g for k, g in passes.source_gradient.items() if k not in task.target_head}
+        if self.target_share:
+            own = passes.target_gradient
+            found |= {k: torch.lerp(g, own[k], self.target_share) for k, g in found.items() if k in own}
+        return found | {k: g for k, g in passes.target_gradient.items() if k in task.target_head}
+
+    def _clipped(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.clip is None:
+            return gradients
+        norm = torch.nn.utils.get_total_norm(list(gradients.values()))
+        factor = torch.clamp(self.clip / (norm + 1e-6), max=1.0)
+        return {name: g * factor.to(g.dtype) for name, g in gradients.items()}
 
 
 def normalized(alignment: Tensor) -> Tensor:

@@ -17,35 +17,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from soseleto.engines.autograd import add_gradients, gradient, target_first
+from soseleto.engines.autograd import gradient, target_first
 from soseleto.engines.contract import (
-    Coefficients,
     Direction,
     Passes,
     PerExampleLoss,
     SourcePass,
     SourceStep,
     Step,
-    ToDirection,
     as_loss_vector,
     named_in,
     no_reentrant_checkpoint,
-    reductions_dtype,
-    refuse_sharded,
     trainable,
     uncompiled,
 )
 from soseleto.engines.layerwise.call import OTHER_ENGINES, Call
 from soseleto.engines.layerwise.find_layout import Layouts, Unclear
+from soseleto.engines.layerwise.joining import Alone, joins
 from soseleto.engines.layerwise.small_parameters import SmallGradients
+from soseleto.engines.layerwise.sweep import ALL_ROWS, Parts, Sweep, alignments
 from soseleto.engines.layerwise.tape import Tape
 from soseleto.engines.layerwise.together import together
 from soseleto.engines.proof import (
@@ -53,9 +49,7 @@ from soseleto.engines.proof import (
     Inexact,
     Kinds,
     Schedule,
-    all_finite,
     coefficients,
-    compare,
     gradient_norms,
     random_direction,
     require_zero,
@@ -63,13 +57,11 @@ from soseleto.engines.proof import (
     unproved,
 )
 from soseleto.engines.tolerance import Tolerance
-from soseleto.engines.unchanged import Restore, unchanged, unchanged_on_error
+from soseleto.engines.unchanged import Restore, unchanged_on_error
 from soseleto.errors import EngineError
 
 logger = logging.getLogger("soseleto")
 
-ALL_ROWS = slice(None)
-SAME_LOSSES = 1e-2  # of two passes through the same layers, also in half precision
 TOLERANCE = Tolerance(half=5e-2, tf32=1e-2, single=5e-4, double=1e-7)
 
 
@@ -103,7 +95,7 @@ class LayerwiseEngine:
             logger.info("source and target take separate passes, since losses depend on statistics of the batch")
             return target_first(step, self.source_pass)
         n_source = len(step.source)
-        sweep = _Sweep(step.to_direction, step.coefficients, to_return=step.to_return)
+        sweep = Sweep(step.to_direction, step.coefficients, to_return=step.to_return)
         sweep.run(tape, joint, n_source)
         return Passes(
             source_losses=joint[:n_source].detach(),
@@ -127,17 +119,17 @@ class LayerwiseEngine:
         if self.proofs == proofs and not tape.leaves_graph:
             return tape, joint
         n, tolerance, leaves_graph = len(step.source), _tolerance(tape, joint), tape.leaves_graph
-        of_joint = None if leaves_graph else _Alone.of(joint[:n], step.model)
+        of_joint = None if leaves_graph else Alone.of(joint[:n], step.model)
         del tape, joint
         restore()
-        if of_joint is None or not _joins(step, of_joint, tolerance):
+        if of_joint is None or not joins(step, of_joint, tolerance):
             return None, torch.empty(0)
         self.schedule.calls -= 1  # the same call once more
         return forward()
 
     def source_pass(self, step: SourceStep) -> SourcePass:
         tape, losses = self._forward(step.model, lambda: step.loss(step.model, step.batch))
-        sweep = _Sweep(lambda _: {}, step.coefficients, step.direction)
+        sweep = Sweep(lambda _: {}, step.coefficients, step.direction)
         sweep.run(tape, losses, len(losses))
         return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
@@ -204,7 +196,7 @@ def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, s
     derived, tolerance = tape.derived, _tolerance(tape, losses)
     if unseen := left.keys() - derived.roots(key for call in tape.calls for key in call.names.values()):
         raise Inexact(f"parameter {min(unseen)!r} is used outside of torch functions")
-    norms, small, parts = gradient_norms(left), SmallGradients(), _Parts(losses)
+    norms, small, parts = gradient_norms(left), SmallGradients(), Parts(losses)
     along = random_direction(left, {name: parameters[name] for name in left}, seed)
     equations = [Equation.of(c, left, along)]
     for one in one_hot:
@@ -231,209 +223,3 @@ def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, s
 
 def _tolerance(tape: Tape, losses: Tensor) -> float:
     return TOLERANCE.of(tape.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)
-
-
-@dataclass(frozen=True)
-class _Alone:
-    """Losses, and the gradient of their sum with random coefficients; the graph is freed."""
-
-    losses: Tensor
-    gradient: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, losses: Tensor, model: nn.Module) -> _Alone:
-        c = coefficients(losses, examples=0, seed=len(losses))[0].to(losses.dtype)
-        return cls(losses.detach(), gradient(losses, trainable(model), c))
-
-
-def _joins(step: Step, joint: _Alone, tolerance: float) -> bool:
-    """Whether the source's losses and gradients of a joint pass are those of the source alone.
-
-    A model that draws at random draws other numbers for other sizes: there they must be those of a joint pass with
-    other inputs on the target's side.
-    """
-    if not (all_finite(joint.gradient) and bool(joint.losses.isfinite().all())):  # guards report them
-        return True
-    with unchanged(step.model), torch.enable_grad(), uncompiled(step.model):
-        before = torch.get_rng_state(), _gpu_state(joint.losses)
-        losses = step.losses.source(step.model, step.source)
-        now = torch.get_rng_state(), _gpu_state(losses)
-    if not all(map(torch.equal, now, before)):
-        other = _with_inputs_of(step.source, step.target)
-        if other is None or not step.losses.can_join(step.source, other):
-            return False
-        with unchanged(step.model), torch.enable_grad(), uncompiled(step.model):
-            losses = step.losses.joint(step.model, step.source, other)[: len(step.source)]
-    alone = _Alone.of(losses, step.model)
-    apart = (alone.losses - joint.losses).abs().max()
-    try:
-        compare(joint.gradient, alone.gradient, tolerance)
-    except Inexact:
-        return False
-    return bool(apart <= min(tolerance, SAME_LOSSES) * alone.losses.abs().max())
-
-
-def _with_inputs_of(source: Any, target: Any) -> Any:
-    """The target batch with inputs of source examples; None if the structure of a batch is not known."""
-    if not hasattr(source, "inputs") or not hasattr(target, "inputs"):
-        return None
-    places = torch.arange(len(target)) % len(source)
-
-    def rows(x: Any) -> Any:
-        return x[places.to(x.device)] if isinstance(x, Tensor) and len(x.shape) and len(x) == len(source) else x
-
-    return replace(target, inputs=tree_map(rows, source.inputs))
-
-
-def _gpu_state(like: Tensor) -> Tensor:
-    return torch.cuda.get_rng_state(like.device) if like.is_cuda else torch.empty(0)
-
-
-def alignments(tape: Tape, losses: Tensor, direction: Direction, *, retain_graph: bool = False) -> Tensor:
-    """The alignments of all rows, by one backward pass."""
-    small, parts = SmallGradients(), _Parts(losses)
-
-    def finish(calls: list[Call]) -> None:
-        for call in together(calls):
-            parts.add(call.alignment(tape.derived.push(direction, call.names.values()), ALL_ROWS))
-            small.add(call)
-            call.close()
-
-    tape.backward(losses, finish, retain_graph=retain_graph)
-    parts.add(small.alignment(tape.derived.push(direction, small.keys), ALL_ROWS))
-    return parts.total()
-
-
-class _Sweep:
-    """Collects gradients and alignments during one backward pass; each group of calls is finished once."""
-
-    def __init__(
-        self,
-        to_direction: ToDirection,
-        coefficients: Coefficients,
-        direction: Direction | None = None,
-        to_return: ToDirection = lambda found: found,
-    ) -> None:
-        self.to_direction = to_direction
-        self.coefficients = coefficients
-        self.direction = direction  # None: computed from the target rows of the same pass
-        self.to_return = to_return
-        self.target_gradient: dict[str, Tensor] = {}
-        self._of_group: dict[str, Tensor] = {}  # the target gradient of the group that is being finished
-        self.source_gradient: dict[str, Tensor] = {}
-        self._small = SmallGradients()
-        self._cast: dict[torch.dtype, Tensor] = {}
-        self._late: list[tuple[Call, Tensor]] = []  # calls whose coefficients depend on the alignment
-        self._late_small: list[SmallGradients] = []
-
-    def run(self, tape: Tape, losses: Tensor, n_source: int) -> None:
-        """Back-propagate ``losses``: n_source source losses, then the target's if they share this pass."""
-        refuse_sharded(tape.sharded, "a source gradient in the same pass")
-        self._split(losses, n_source)
-        self._derived = tape.derived
-        tape.backward(losses, self.finish, scales=self.scales)
-        self._close()
-
-    def _split(self, losses: Tensor, n_source: int) -> None:
-        self._source, self._target = slice(0, n_source), slice(n_source, None)
-        self.scales = torch.ones_like(losses)  # source losses are summed, target losses averaged
-        if n_source < len(losses):
-            self.scales[n_source:] = 1.0 / (len(losses) - n_source)
-        self._parts = _Parts(losses[:n_source])
-
-    def finish(self, calls: list[Call]) -> None:
-        group = calls[0].group
-        small = SmallGradients() if group is not None and group.is_mixed else self._small
-        calls = together(calls)
-        for call in calls:
-            small.add(call)
-        mine = small if small is not self._small else None
-        direction = self._direction(calls, mine)
-        for call in calls:
-            if isinstance(self.coefficients, Tensor):
-                self._now(call, direction, self._coefficients(self.coefficients, call), alone=len(calls) == 1)
-            else:
-                self._parts.add(self._alignment(call, direction, alone=len(calls) == 1))
-                if call.large is not None and call.delta is not None:
-                    self._late.append((call, call.delta))
-            call.close()
-        if mine is not None:
-            self._parts.add(mine.alignment(direction, self._source))
-            self._late_small.append(mine)
-
-    def _now(self, call: Call, direction: Direction, coefficients: Tensor, *, alone: bool) -> None:
-        """Alignment and weighted gradient of a call, for coefficients that are known."""
-        both = call.both(direction, coefficients, self._source)
-        if both is None:
-            self._parts.add(self._alignment(call, direction, alone=alone))
-            self._add(call.gradient(coefficients, self._source))
-        else:
-            self._parts.add(both[0])
-            self._add(both[1])
-
-    def _add(self, found: dict[str, Tensor]) -> None:
-        add_gradients(self.source_gradient, self._derived.pull(found))
-
-    def _direction(self, calls: list[Call], small: SmallGradients | None) -> Direction:
-        """The direction for the parameters of a group, and for what is derived from them."""
-        keys = [call.large for call in calls if call.large is not None]
-        if small is not None:
-            keys += small.keys
-        if self.direction is not None:
-            return self._derived.push(self.direction, keys)
-        found: dict[str, Tensor] = {}
-        for call in calls:
-            add_gradients(found, call.gradient(None, self._target))
-        if small is not None:
-            add_gradients(found, small.gradient(None, self._target))
-        self._of_group = found = self._derived.pull(found)
-        self.target_gradient.update(self.to_return(found))
-        return self._derived.push(self.to_direction(found), keys) if found else {}
-
-    def _alignment(self, call: Call, direction: Direction, *, alone: bool) -> Tensor | None:
-        """The call's alignments; by Gram matrices if the direction is the call's own target gradient, unchanged."""
-        name, found = call.large, None
-        if alone and name is not None and name in direction and direction[name] is self._of_group.get(name):
-            found = call.alignment_with(self._target, self._source)
-        return call.alignment(direction, self._source) if found is None else found
-
-    @torch.no_grad()
-    def _close(self) -> None:
-        """The small parameters, and the gradients whose coefficients depend on the alignment."""
-        direction = self.direction
-        if direction is None:
-            found = self._derived.pull(self._small.gradient(None, self._target))
-            self.target_gradient.update(self.to_return(found))
-            direction = self.to_direction(found)
-        self._parts.add(self._small.alignment(self._derived.push(direction, self._small.keys), self._source))
-        self.alignment = self._parts.total()
-        c = self.coefficients(self.alignment) if callable(self.coefficients) else self.coefficients
-        for call, delta in self._late:
-            call.delta = delta
-            self._add(call.gradient(self._coefficients(c, call), self._source))
-            call.close()
-        for small in (self._small, *self._late_small):
-            self._add(small.gradient(c, self._source))
-
-    def _coefficients(self, c: Tensor, call: Call) -> Tensor:
-        """c in the call's precision; cast once per precision."""
-        if call.dtype not in self._cast:
-            self._cast[call.dtype] = c.to(call.dtype)
-        return self._cast[call.dtype]
-
-
-class _Parts:
-    """The layers' parts of the alignments, summed at the end in one operation."""
-
-    def __init__(self, losses: Tensor) -> None:
-        self._losses = losses
-        self._found: list[Tensor] = []
-
-    def add(self, part: Tensor | None) -> None:
-        if part is not None:
-            self._found.append(part)
-
-    def total(self) -> Tensor:
-        if not self._found:
-            return torch.zeros_like(self._losses, dtype=reductions_dtype(self._losses.dtype)).detach()
-        return torch.stack(self._found).sum(0)

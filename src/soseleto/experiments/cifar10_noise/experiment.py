@@ -110,13 +110,26 @@ LINES: Lines = MappingProxyType(
             "ordinary training, early stopped",
             {"base": "ordinary", "early_stopping": True, "n_heldout": 1000, "schedule": "constant"},
         ),
+        "ordinary_stopped": (
+            "ordinary training, early stopped, everybody's schedule",
+            {"base": "ordinary", "early_stopping": True, "n_heldout": 1000},
+        ),
         "target_only": ("target only", {"base": "target_only"}),
         "mixed": ("noisy and clean mixed", {"base": "mixed"}),
+        "mixed_shared": ("noisy and clean mixed, share chosen", {"base": "mixed", "settings": SHARED}),
         "sukhbaatar": ("Sukhbaatar et al. 2014", {"base": "sukhbaatar"}),
         "sukhbaatar_10k": ("Sukhbaatar et al. 2014, 10,000 clean", {"base": "sukhbaatar", "n_clean": 10000}),
         "xiao": ("Xiao et al. 2015", {"base": "xiao"}),
         "xiao_10k": ("Xiao et al. 2015, 10,000 clean", {"base": "xiao", "n_clean": 10000}),
         "reweight": ("Learning to Reweight", {"base": "reweight", "lr": 0.003}),  # at 0.01 it drops to chance level
+        "reweight_256": (
+            "Learning to Reweight, 256 clean images a step, clipped",
+            {"base": "reweight", "lr": 0.01, "target_batch_size": 256, "settings": (("clip", 1.0),)},
+        ),
+        "reweight_shared": (
+            "Learning to Reweight, the same, target gradient in θ's step",
+            {"base": "reweight", "lr": 0.01, "target_batch_size": 256, "settings": (*SHARED, ("clip", 1.0))},
+        ),
         "meta_weight_net": ("Meta-Weight-Net", {"base": "meta_weight_net"}),
         "meta_weight_net_shared": (
             "Meta-Weight-Net, weights normalised, target gradient in θ's step",
@@ -126,6 +139,18 @@ LINES: Lines = MappingProxyType(
         "soseleto_doubting": (
             "**SOSELETO, labels doubted**",
             {"base": "soseleto", "settings": (("target_share", 0.2), ("doubt_labels", True))},  # chosen in the same way
+        ),
+        "soseleto_doubting_frozen": (
+            "SOSELETO, labels doubted, weights frozen at 0.7",
+            {
+                "base": "soseleto",
+                "settings": (
+                    ("target_share", 0.2),
+                    ("doubt_labels", True),
+                    ("weight_step", None),
+                    ("initial_weight", 0.7),
+                ),
+            },
         ),
         "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (*SHARED, ("weight_step", None))}),
         "soseleto_paper": ("… no target gradient in θ", {"base": "soseleto"}),

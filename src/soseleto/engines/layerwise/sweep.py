@@ -1,0 +1,171 @@
+"""One backward pass from which gradients and alignments are collected, layer by layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from soseleto.engines.autograd import add_gradients
+from soseleto.engines.contract import (
+    Coefficients,
+    Direction,
+    ToDirection,
+    reductions_dtype,
+    refuse_sharded,
+)
+from soseleto.engines.layerwise.call import Call
+from soseleto.engines.layerwise.small_parameters import SmallGradients
+from soseleto.engines.layerwise.tape import Tape
+from soseleto.engines.layerwise.together import together
+
+ALL_ROWS = slice(None)
+
+
+def alignments(tape: Tape, losses: Tensor, direction: Direction, *, retain_graph: bool = False) -> Tensor:
+    """The alignments of all rows, by one backward pass."""
+    small, parts = SmallGradients(), Parts(losses)
+
+    def finish(calls: list[Call]) -> None:
+        for call in together(calls):
+            parts.add(call.alignment(tape.derived.push(direction, call.names.values()), ALL_ROWS))
+            small.add(call)
+            call.close()
+
+    tape.backward(losses, finish, retain_graph=retain_graph)
+    parts.add(small.alignment(tape.derived.push(direction, small.keys), ALL_ROWS))
+    return parts.total()
+
+
+class Sweep:
+    """Collects gradients and alignments during one backward pass; each group of calls is finished once."""
+
+    def __init__(
+        self,
+        to_direction: ToDirection,
+        coefficients: Coefficients,
+        direction: Direction | None = None,
+        to_return: ToDirection = lambda found: found,
+    ) -> None:
+        self.to_direction = to_direction
+        self.coefficients = coefficients
+        self.direction = direction  # None: computed from the target rows of the same pass
+        self.to_return = to_return
+        self.target_gradient: dict[str, Tensor] = {}
+        self._of_group: dict[str, Tensor] = {}  # the target gradient of the group that is being finished
+        self.source_gradient: dict[str, Tensor] = {}
+        self._small = SmallGradients()
+        self._cast: dict[torch.dtype, Tensor] = {}
+        self._late: list[tuple[Call, Tensor]] = []  # calls whose coefficients depend on the alignment
+        self._late_small: list[SmallGradients] = []
+
+    def run(self, tape: Tape, losses: Tensor, n_source: int) -> None:
+        """Back-propagate ``losses``: n_source source losses, then the target's if they share this pass."""
+        refuse_sharded(tape.sharded, "a source gradient in the same pass")
+        self._split(losses, n_source)
+        self._derived = tape.derived
+        tape.backward(losses, self.finish, scales=self.scales)
+        self._close()
+
+    def _split(self, losses: Tensor, n_source: int) -> None:
+        self._source, self._target = slice(0, n_source), slice(n_source, None)
+        self.scales = torch.ones_like(losses)  # source losses are summed, target losses averaged
+        if n_source < len(losses):
+            self.scales[n_source:] = 1.0 / (len(losses) - n_source)
+        self._parts = Parts(losses[:n_source])
+
+    def finish(self, calls: list[Call]) -> None:
+        group = calls[0].group
+        small = SmallGradients() if group is not None and group.is_mixed else self._small
+        calls = together(calls)
+        for call in calls:
+            small.add(call)
+        mine = small if small is not self._small else None
+        direction = self._direction(calls, mine)
+        for call in calls:
+            if isinstance(self.coefficients, Tensor):
+                self._now(call, direction, self._coefficients(self.coefficients, call), alone=len(calls) == 1)
+            else:
+                self._parts.add(self._alignment(call, direction, alone=len(calls) == 1))
+                if call.large is not None and call.delta is not None:
+                    self._late.append((call, call.delta))
+            call.close()
+        if mine is not None:
+            self._parts.add(mine.alignment(direction, self._source))
+            self._late_small.append(mine)
+
+    def _now(self, call: Call, direction: Direction, coefficients: Tensor, *, alone: bool) -> None:
+        """Alignment and weighted gradient of a call, for coefficients that are known."""
+        both = call.both(direction, coefficients, self._source)
+        if both is None:
+            self._parts.add(self._alignment(call, direction, alone=alone))
+            self._add(call.gradient(coefficients, self._source))
+        else:
+            self._parts.add(both[0])
+            self._add(both[1])
+
+    def _add(self, found: dict[str, Tensor]) -> None:
+        add_gradients(self.source_gradient, self._derived.pull(found))
+
+    def _direction(self, calls: list[Call], small: SmallGradients | None) -> Direction:
+        """The direction for the parameters of a group, and for what is derived from them."""
+        keys = [call.large for call in calls if call.large is not None]
+        if small is not None:
+            keys += small.keys
+        if self.direction is not None:
+            return self._derived.push(self.direction, keys)
+        found: dict[str, Tensor] = {}
+        for call in calls:
+            add_gradients(found, call.gradient(None, self._target))
+        if small is not None:
+            add_gradients(found, small.gradient(None, self._target))
+        self._of_group = found = self._derived.pull(found)
+        self.target_gradient.update(self.to_return(found))
+        return self._derived.push(self.to_direction(found), keys) if found else {}
+
+    def _alignment(self, call: Call, direction: Direction, *, alone: bool) -> Tensor | None:
+        """The call's alignments; by Gram matrices if the direction is the call's own target gradient, unchanged."""
+        name, found = call.large, None
+        if alone and name is not None and name in direction and direction[name] is self._of_group.get(name):
+            found = call.alignment_with(self._target, self._source)
+        return call.alignment(direction, self._source) if found is None else found
+
+    @torch.no_grad()
+    def _close(self) -> None:
+        """The small parameters, and the gradients whose coefficients depend on the alignment."""
+        direction = self.direction
+        if direction is None:
+            found = self._derived.pull(self._small.gradient(None, self._target))
+            self.target_gradient.update(self.to_return(found))
+            direction = self.to_direction(found)
+        self._parts.add(self._small.alignment(self._derived.push(direction, self._small.keys), self._source))
+        self.alignment = self._parts.total()
+        c = self.coefficients(self.alignment) if callable(self.coefficients) else self.coefficients
+        for call, delta in self._late:
+            call.delta = delta
+            self._add(call.gradient(self._coefficients(c, call), self._source))
+            call.close()
+        for small in (self._small, *self._late_small):
+            self._add(small.gradient(c, self._source))
+
+    def _coefficients(self, c: Tensor, call: Call) -> Tensor:
+        """c in the call's precision; cast once per precision."""
+        if call.dtype not in self._cast:
+            self._cast[call.dtype] = c.to(call.dtype)
+        return self._cast[call.dtype]
+
+
+class Parts:
+    """The layers' parts of the alignments, summed at the end in one operation."""
+
+    def __init__(self, losses: Tensor) -> None:
+        self._losses = losses
+        self._found: list[Tensor] = []
+
+    def add(self, part: Tensor | None) -> None:
+        if part is not None:
+            self._found.append(part)
+
+    def total(self) -> Tensor:
+        if not self._found:
+            return torch.zeros_like(self._losses, dtype=reductions_dtype(self._losses.dtype)).detach()
+        return torch.stack(self._found).sum(0)
