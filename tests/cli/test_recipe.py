@@ -57,6 +57,10 @@ def test_it_says_its_recipe_and_writes_a_run(type_: Type, data: list[object], tm
     assert config["optimizer"] == "SGD, momentum 0.9, Nesterov"
     assert soseleto.load(tmp_path / "run").outputs(np.zeros((2, 1, 8, 8), dtype=np.uint8)).shape == (2, 2)
     assert len(RunFolder.open(tmp_path / "run").ranking()["weight"]) == 96
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert "The probability that a source example’s label is right" in page
+    assert "probability that the label is right" in page
+    assert "lignment" not in page
 
 
 def test_plain_is_the_default_and_says_so(type_: Type, data: list[object], tmp_path: Path) -> None:
@@ -65,6 +69,7 @@ def test_plain_is_the_default_and_says_so(type_: Type, data: list[object], tmp_p
     assert "recipe plain, the default; --recipe strong is for networks that memorise" in said
     config = RunFolder.open(tmp_path / "run").config()
     assert (config["method"], config["lr"], config["weight_decay"]) == ("soseleto", 0.03, 0.0)
+    assert "Mean alignment with the target gradient" in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
