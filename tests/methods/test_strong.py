@@ -79,7 +79,7 @@ def test_posterior_and_what_it_learns_against_a_loop(by_class: bool) -> None:
 
 def test_shares_of_right_labels_are_found() -> None:
     seeded = torch.Generator().manual_seed(1)
-    truth = torch.randint(C, (64 * 400,), generator=seeded)
+    truth = torch.randint(C, (64 * 300,), generator=seeded)
     flip = (truth == 2) & (torch.rand(len(truth), generator=seeded) < 0.4)
     labels = torch.where(flip, 0, truth)
     for by_class in (False, True):
@@ -336,7 +336,7 @@ def test_signals_are_those_of_the_teacher_on_weak_views() -> None:
 
 
 def test_probes_calibrate_suspects() -> None:
-    result = trained(small_net(), 6, recipe="strong", lr=0.05, method=Strong(teacher=0.9), probes=Probes(share=0.5))
+    result = trained(small_net(), 4, recipe="strong", lr=0.05, method=Strong(teacher=0.9), probes=Probes(share=0.5))
     flip = wrong(pictures(120, 0)[1])[1]
     assert float(result.suspects().probability[flip].mean()) > float(result.suspects().probability[~flip].mean())
 
@@ -367,11 +367,11 @@ def test_epochs_are_evaluated_by_the_teacher(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_plain_is_the_default() -> None:
-    default, plain = trained(small_net()), trained(small_net(), recipe="plain", lr=0.03)
+    default, plain = trained(small_net(), 1), trained(small_net(), 1, recipe="plain", lr=0.03)
     assert default.config["method"] == "soseleto"
     assert default.config["augment_source"] == "None"
     assert torch.equal(default.weights, plain.weights)
-    strong = trained(small_net(), recipe="strong", target_batch_size=None)
+    strong = trained(small_net(), 1, recipe="strong", target_batch_size=None)
     assert strong.config["method"] == "strong"
     assert (strong.config["lr"], strong.config["weight_decay"]) == (0.1, 5e-4)
     assert strong.config["optimizer"] == "SGD, momentum 0.9, Nesterov"
