@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +187,14 @@ def task(model: nn.Module, **changes: Any) -> Task:
     return Task(**{**fields, **changes})
 
 
+def slow_sharpened(p: Tensor, temperature: float) -> Tensor:
+    return torch.tensor(normalised([value ** (1 / temperature) for value in p.tolist()]), dtype=torch.float64)
+
+
 @pytest.mark.parametrize(
     "method",
     [
-        Strong(ramp=0.5),
+        Strong(ramp=0.5, judging=0.7),
         Strong(answers=False, mixup=0.0, ramp=0.0),
         Strong(labels="ignored", temperature=1.0, balance=False),
         Strong(labels="believed", teacher=0.0, target_share=0.7),
@@ -200,7 +205,7 @@ def test_a_step_against_a_loop(method: Strong) -> None:
     model, slow = net(), net()
     torch.manual_seed(0)
     state = method.init(task(model))
-    judge = Judge(C, method.temperature, method.balance, method.by_class)
+    judge = Judge(C, method.judging, method.balance, method.by_class)
     beliefs, teacher = judge.init(torch.device("cpu")), copy.deepcopy(slow).eval()
     for step in range(3):
         source, target = batch(B, step), batch(T, 100 + step)
@@ -210,12 +215,13 @@ def test_a_step_against_a_loop(method: Strong) -> None:
             q = judge.answer(teacher(source.inputs[0]), target.labels, beliefs)
             r = judge.posterior(q, source.labels, beliefs)
         g = 1.0 if not method.ramp else min(1.0, step / max(1.0, method.ramp * STEPS))
+        sharp = partial(slow_sharpened, temperature=method.temperature)
         given = []
         for i, y in enumerate(source.labels.tolist()):
             label = torch.eye(C, dtype=torch.float64)[y]
-            believed = r[i] if method.answers else r[i, y] * label
+            believed = sharp(r[i]) if method.answers else r[i, y] * label
             doubted = (1 - g) * label + g * believed
-            given.append({"believed": label, "ignored": g * q[i], "doubted": doubted}[method.labels])
+            given.append({"believed": label, "ignored": g * sharp(q[i]), "doubted": doubted}[method.labels])
         given += list(torch.eye(C, dtype=torch.float64)[target.labels])
         inputs = torch.cat([source.inputs[1], target.inputs[1]])
         draws = Draws.of(state.key, torch.arange(B + T), torch.full((B + T,), step))
@@ -282,7 +288,8 @@ def trained(model: nn.Module, epochs: int = 2, **options: Any) -> soseleto.Resul
 
 def test_wrong_labels_are_doubted_and_the_model_is_the_teacher() -> None:
     model = small_net()
-    result = trained(model, 10, recipe="strong", lr=0.05, test=pictures(200, 2), method=Strong(teacher=0.9))
+    method = Strong(teacher=0.9, judging=0.5)  # after 40 steps the teacher is underconfident
+    result = trained(model, 10, recipe="strong", lr=0.05, test=pictures(200, 2), method=method)
     assert result.model is model
     assert result.history[-1]["test_accuracy"] > 95
     flip = wrong(pictures(120, 0)[1])[1]
@@ -414,6 +421,7 @@ def test_unlabelled_examples_and_tables_are_refused() -> None:
     [
         ({"labels": "trusted"}, "labels must be one of"),
         ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"judging": -1.0}, "judging must be above 0"),
         ({"mixup": -1.0}, "mixup must be 0 or more"),
         ({"mixup": 0.0, "cutmix": 0.5}, "cutmix has no effect without mixup"),
         ({"teacher": 1.5}, r"teacher must lie in \[0, 1\]"),

@@ -1,7 +1,7 @@
 """What is believed about the class of a source example, given the teacher's answer and the label.
 
-    q ← normalised q·t/q̄             class balance: q̄ mean of the teacher's answers, t shares of the trusted labels
-    q ← normalised q^(1/τ)           sharpening
+    q ← q·t/q̄, normalised            class balance: q̄ mean of the teacher's answers, t shares of the trusted labels
+    q ← q^(1/τ), normalised          sharpened or smoothed, where the teacher is under- or overconfident
     r_c = q_c T_cy / Σ_k q_k T_ky    posterior of class c given label y,  T_cy = P(label y | class c)
 
 w = r_y is the probability that the label is right. With one share π of right labels for all classes, T is π on its
@@ -42,14 +42,13 @@ class Judge:
         return {"joint": transition(start, self.classes) / self.classes, "answers": even, "trusted": even.clone()}
 
     def answer(self, scores: Tensor, trusted_labels: Tensor, state: dict[str, Tensor]) -> Tensor:
-        """q (B, C), balanced and sharpened; the running means learn from the batch first."""
+        """q (B, C), balanced and at temperature τ; the running means learn from the batch first."""
         q = scores.softmax(1)
         _learn(state["answers"], q.mean(0))
         _learn(state["trusted"], one_hot(trusted_labels, self.classes).mean(0))
         if self.balance:
             q = q * (state["trusted"] / state["answers"].clamp(min=SMALLEST))
-        q = q.clamp(min=SMALLEST) ** (1.0 / self.temperature)
-        return q / q.sum(1, keepdim=True)
+        return sharpened(q, self.temperature)
 
     def posterior(self, q: Tensor, labels: Tensor, state: dict[str, Tensor]) -> Tensor:
         """r (B, C); J learns from it."""
@@ -58,6 +57,12 @@ class Judge:
         r = r / r.sum(1, keepdim=True).clamp(min=SMALLEST**2)
         _learn(state["joint"], r.T @ one_hot(labels, self.classes).to(r.dtype) / len(labels))
         return r
+
+
+def sharpened(p: Tensor, temperature: float) -> Tensor:
+    """p^(1/τ), normalised over the classes; τ = 1 only normalises."""
+    p = p.clamp(min=SMALLEST) ** (1.0 / temperature)
+    return p / p.sum(1, keepdim=True)
 
 
 def clean_share(state: Mapping[str, Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
     q = teacher(weak view)                                  a running mean of the network judges: see teacher.py
     r = P(class | q, label),  w = r_y                       labels are doubted: see judgement.py
-    s = (1 − g)·label + g·r                                 what source images are trained on; g rises from 0 to 1
+    s = (1 − g)·label + g·sharpened r                       what source images are trained on; g rises from 0 to 1
     x, y = mixed(strong views of both, s and trusted labels)                                        see mixing.py
     θ ← θ − λ_p ∂/∂θ [ (1 − a)·mean_source H(y, p(x)) + a·mean_target H(y, p(x)) ],   H(y, p) = −Σ_c y_c log p_c
 
@@ -28,7 +28,7 @@ from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.mixed import share_of_target
 from soseleto.methods.state import State, require_noisy, require_share
-from soseleto.methods.strong.judgement import Judge, clean_share, one_hot
+from soseleto.methods.strong.judgement import Judge, clean_share, one_hot, sharpened
 from soseleto.methods.strong.mixing import mixed
 from soseleto.methods.strong.teacher import Teacher
 from soseleto.task.losses import FULL, cross_entropy
@@ -48,7 +48,8 @@ class Strong:
     answers: the teacher's answers replace doubted labels; without, an example counts as much as its label is believed
     by_class: every class has mistakes of its own, estimated in the training; else one share of right labels for all
     balance: the teacher's answers are brought to the class shares of the trusted labels
-    temperature: τ of sharpening; 1 leaves answers as they are
+    judging: temperature of the answers that labels are judged by; below 1 if the teacher is underconfident
+    temperature: of sharpening what is trained on; 1 leaves it as it is
     ramp: the share of all steps over which g rises, since the first teachers know nothing
     mixup: a of Beta(a, a); 0 mixes nothing
     cutmix: the share of examples that are mixed by cutmix instead
@@ -60,6 +61,7 @@ class Strong:
     answers: bool = True
     by_class: bool = False
     balance: bool = True
+    judging: float = 1.0
     temperature: float = 0.5
     ramp: float = 0.05
     mixup: float = 0.5
@@ -74,8 +76,9 @@ class Strong:
                 require_share(field, getattr(self, field))
         if self.labels not in LABELS:
             raise UsageError(f"labels must be one of {', '.join(map(repr, LABELS))}, got {self.labels!r}.")
-        if not self.temperature > 0:
-            raise UsageError(f"temperature must be above 0, got {self.temperature}: 0.5 sharpens, 1 does not.")
+        for field in ("judging", "temperature"):
+            if not getattr(self, field) > 0:
+                raise UsageError(f"{field} must be above 0, got {getattr(self, field)}: 0.5 sharpens, 1 does not.")
         if not self.mixup >= 0:
             raise UsageError(f"mixup must be 0 or more, got {self.mixup}.")
         if self.cutmix and not self.mixup:
@@ -85,7 +88,7 @@ class Strong:
         require_noisy(task, self.name)
         if task.classes is None or getattr(task.losses, "loss", None) is not cross_entropy:
             raise UsageError("the strong recipe is for class labels and cross-entropy: use recipe='plain'.")
-        judge = Judge(task.classes, self.temperature, self.balance, self.by_class)
+        judge = Judge(task.classes, self.judging, self.balance, self.by_class)
         return StrongState.start(
             task,
             weights=Weights(task.n_source, device=task.device),
@@ -141,8 +144,9 @@ class Strong:
         ramp = max(1.0, self.ramp * state.task.steps)
         g = (state.taken / ramp).clamp(max=1.0) if self.ramp else 1.0
         if self.labels == "ignored":
-            return g * q, w
-        return labels + g * ((r if self.answers else w[:, None] * labels) - labels), w
+            return g * sharpened(q, self.temperature), w
+        doubted = sharpened(r, self.temperature) if self.answers else w[:, None] * labels
+        return labels + g * (doubted - labels), w
 
 
 @dataclass(kw_only=True)
