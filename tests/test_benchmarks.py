@@ -331,6 +331,18 @@ def test_few_wrong(tmp_path: Path) -> None:
     assert few_wrong.main(command) == rows  # nothing is repeated
 
 
+def test_preconditioned(tmp_path: Path) -> None:
+    preconditioned = importlib.import_module("preconditioned")
+    lines = ["--lines", "ordinary", "preconditioned"]
+    command = ["--tiny", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path / "rows.json"), *lines]
+    rows = preconditioned.main([*command, "--problems", "embeddings", "minilm"])
+    assert [(row["problem"], row["method"]) for row in rows] == [
+        (problem, line) for problem in ("embeddings", "minilm") for line in lines[1:]
+    ]
+    assert all(("AUROC score" in row) == (row["method"] != "ordinary") for row in rows)
+    assert preconditioned.main([*command, "--problems", "embeddings"]) == rows  # nothing is repeated
+
+
 def test_tables(tmp_path: Path) -> None:
     from soseleto.data import data_root
 

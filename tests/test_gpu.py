@@ -30,6 +30,7 @@ from soseleto.extensions import (
     last_layer,
     per_error,
     pooled_by_class,
+    preconditioned,
     recent_visits,
     running_mean,
     scale_by_rms,
@@ -44,7 +45,7 @@ from soseleto.task.finite import DeferredGuard
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
 from soseleto.training.cuda_graph import CapturedStep
-from soseleto.training.optimizers import linear, sgd
+from soseleto.training.optimizers import adamw, linear, sgd
 from zoo import PROBLEMS, Problem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -95,6 +96,12 @@ def quick_task(model: nn.Module) -> Task:
     )  # fmt: skip
 
 
+def following(method: Soseleto, task: Task) -> Task:
+    """With AdamW where the direction follows the optimizer."""
+    is_adaptive = isinstance(method.direction, preconditioned)
+    return replace(task, make_optimizer=adamw(1e-3)) if is_adaptive else task
+
+
 RANKING = last_layer(whitened(), unit_length(), at_temperature(), without_own_error())
 
 
@@ -118,6 +125,7 @@ def random_batch(n: int, seed: int) -> Batch:
         {"gradients": chain(target_share(0.3), clip_norm(1.0))},
         {"engine": "auto", "alignment": chain(last_layer(), scale_by_rms())},
         {"scores": chain(RANKING, recent_visits())},
+        {"direction": preconditioned()},
     ],
 )
 def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
@@ -126,7 +134,7 @@ def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
     states, told = [], []
     for captured in (False, True):
         method = Soseleto(**{"engine": "layerwise", **settings})
-        state = method.init(quick_task(copy.deepcopy(start)))
+        state = method.init(following(method, quick_task(copy.deepcopy(start))))
         step: Any = (
             CapturedStep(method, state, told.append) if captured else lambda s, t, m=method, st=state: m.step(st, s, t)
         )
@@ -152,12 +160,13 @@ def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
         (group_norm, Soseleto()),
         (nn.BatchNorm2d, Soseleto()),
         (nn.BatchNorm2d, Soseleto(alignment=last_layer(), scores=RANKING)),
+        (group_norm, Soseleto(direction=preconditioned())),
     ],
-    ids=["layerwise", "forward", "last layer"],
+    ids=["layerwise", "forward", "last layer", "preconditioned"],
 )
 def test_a_step_never_waits_for_the_gpu(norm: Any, method: Soseleto) -> None:
     model = resnet18(width=8, norm=norm).to(CUDA).train()
-    state = method.init(replace(quick_task(model), guard=DeferredGuard(CUDA)))
+    state = method.init(following(method, replace(quick_task(model), guard=DeferredGuard(CUDA))))
     step = CapturedStep(method, state, lambda text: pytest.fail(text))
     for m in range(6):  # the engine is chosen and proved, and proved again at steps 2, 4 and 8 where it is due
         step(random_batch(32, m), random_batch(8, 100 + m))

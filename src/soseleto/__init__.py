@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from soseleto.task.losses import cross_entropy, squared_error
     from soseleto.training.fit import fit
     from soseleto.training.loggers import MLflow, TensorBoard, WeightsAndBiases
-    from soseleto.training.optimizers import cosine, linear, sgd
+    from soseleto.training.optimizers import adamw, cosine, linear, sgd, warmup_cosine
     from soseleto.training.options import Balanced, Checkpoints, Compute, Heads, Probes
     from soseleto.training.pseudo_labels import Unlabelled, fit_unlabelled
     from soseleto.training.result import Result
@@ -74,7 +74,7 @@ _MODULES = {
     "task.losses": ("cross_entropy", "squared_error"),
     "training.fit": ("fit",),
     "training.loggers": ("MLflow", "TensorBoard", "WeightsAndBiases"),
-    "training.optimizers": ("cosine", "linear", "sgd"),
+    "training.optimizers": ("adamw", "cosine", "linear", "sgd", "warmup_cosine"),
     "training.options": ("Balanced", "Checkpoints", "Compute", "Heads", "Probes"),
     "training.pseudo_labels": ("Unlabelled", "fit_unlabelled"),
     "training.result": ("Result",),
@@ -116,6 +116,7 @@ __all__ = [
     "UsageError",
     "Weights",
     "WeightsAndBiases",
+    "adamw",
     "alignment",
     "check_gradients",
     "cosine",
@@ -138,6 +139,7 @@ __all__ = [
     "sgd",
     "squared_error",
     "symmetric",
+    "warmup_cosine",
 ]
 
 

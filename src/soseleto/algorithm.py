@@ -30,7 +30,7 @@ from torch import Tensor
 from soseleto import monitor as monitoring
 from soseleto.data.batch import Batch
 from soseleto.engines import Engine, Losses, Passes, make_engine
-from soseleto.engines.contract import Coefficients
+from soseleto.engines.contract import Coefficients, Direction
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
 from soseleto.extensions.renamed import explains_old_names
@@ -131,6 +131,7 @@ class Soseleto:
         """Initialize α; θ, φˢ and φᵗ are the model's."""
         state = self.start(task)
         state.follow(*optimizer_and_schedule(task))
+        self.direction.require(state.optimizer)
         return state
 
     def start(self, task: Task) -> SoseletoState:
@@ -223,7 +224,7 @@ class Soseleto:
             both = monitor or self.gradients.needs_target
             return without_alignments(task, state.losses, source, target, c, target_gradient_too=both)
         if not look:
-            direction, loss = self.direction.last(averages), state.losses.source
+            direction, loss = self._along(state, self.direction.last(averages)), state.losses.source
             return task.sharing.source_pass(state.engine, task.model, loss, source, direction, c).without_target()
         self.direction.begin(averages)
         return task.sharing.passes(
@@ -232,10 +233,14 @@ class Soseleto:
             state.losses,
             source,
             target,
-            to_direction=lambda found: self.direction.update(found, averages, task),  # ∂L_t/∂θ
+            to_direction=lambda found: self._along(state, self.direction.update(found, averages, task)),  # ∂L_t/∂θ
             coefficients=c,
             wanted=None if monitor or self.gradients.needs_target else task.target_head,
         )
+
+    def _along(self, state: SoseletoState, direction: Direction) -> dict[str, Tensor]:
+        """The direction as the optimizer would step along it, where the piece asks for that."""
+        return self.direction.precondition(direction, state.pieces["direction"], state.parameter_states)
 
     def move(self, state: SoseletoState, step: Step, rows: Tensor) -> Moved | None:
         """Move α_b by the alignments of a step; None where the weights are frozen."""

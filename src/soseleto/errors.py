@@ -76,6 +76,9 @@ _INSTALL = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "soseleto[onnx]"),
     "datasets": "soseleto[huggingface]",
     "sklearn": "soseleto[sklearn]",
+    "timm": "soseleto[timm]",
+    "peft": "soseleto[peft]",
+    "transformers": "soseleto[transformers]",
 }
 
 
@@ -84,7 +87,8 @@ def need(module: str, *, to: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        top = module.partition(".")[0]
+        missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else module
+        top = missing.partition(".")[0]  # of the module itself, or of one that it imports
         package = {"PIL": "pillow", "sklearn": "scikit-learn"}.get(top, top)
         install = _INSTALL.get(top, package)
         raise DataError(f"{to} needs {package}, which is not installed: type pip install '{install}'.") from error

@@ -28,9 +28,9 @@ from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.final import weighted
 from soseleto.prediction.predictor import Predictor
 from soseleto.suspects.suspects import Calibrated, Suspects
-from soseleto.training.defaults import EPOCHS, LR, WEIGHT_STEP
+from soseleto.training.defaults import EPOCHS, WEIGHT_STEP
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import sgd
+from soseleto.training.optimizers import default_optimizer
 from soseleto.training.options import as_probes
 
 try:
@@ -91,7 +91,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         epochs: int = EPOCHS,
         batch_size: int | None = None,
         target_batch_size: int | None = None,
-        lr: float = LR,
+        lr: float | None = None,
         weight_decay: float = 0.0,
         weight_step: float = WEIGHT_STEP,
         probes: Any = None,
@@ -138,15 +138,16 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         source = Examples(rows, _index(y, source_classes))
         table = self._fitted_inputs.preparation
+        model = self._module(tuple(rows.shape[1:]) if table is None else (table.width,), seed)
         result = fit(
-            self._module(tuple(rows.shape[1:]) if table is None else (table.width,), seed),
+            model,
             source,
             Examples(rows_target, _index(labels_target, self.classes_)),
             self.mode,  # type: ignore[arg-type]  # fit checks it
             epochs=self.epochs,
             batch_size=_at_most(len(rows), self.batch_size),
             target_batch_size=_at_most(len(rows_target), self.target_batch_size),
-            optimizer=sgd(self.lr, self.weight_decay),
+            optimizer=default_optimizer(model, self.lr, self.weight_decay),
             method=Soseleto(weight_step=self.weight_step),
             probes=self._checked_probes(trusted),
             standardize=table or self._fitted_inputs.standardization(rows, self.standardize),

@@ -51,7 +51,7 @@ class Selection:
             (transfer mode): a submodule, or prefixes of parameter names. All other parameters are shared.
         method: ``Soseleto(...)`` with settings of its own.
         optimizer: the weight step follows this optimizer's learning rate down, as in ``fit``; without one it is
-            constant. The optimizer is only read.
+            constant. ``preconditioned`` takes its state into the alignments. The optimizer is only read.
         reducer: the ranks of a training on several processes, see ``soseleto.ranks``. Every rank gives its own part of
             the batch, a plain model (no DistributedDataParallel), and gets the whole batch's gradient; all ranks hold
             the same weights.
@@ -113,6 +113,7 @@ class Selection:
                 "beyond_noise, recent_visits and shrunk_by_spread keep means of every example, which ranks of a loop "
                 "of your own do not share: leave them out, or use fit."
             )
+        self._method.direction.require(optimizer)
         if optimizer is not None:
             self._state.follow(optimizer)
 

@@ -33,6 +33,7 @@ from soseleto.extensions import (
     normalized,
     per_error,
     pooled_by_class,
+    preconditioned,
     recent_visits,
     running_mean,
     scale_by_rms,
@@ -48,13 +49,14 @@ from soseleto.parallel.micro_batches import Sharing
 from soseleto.run_folder import checkpoint
 from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Task
-from soseleto.training.optimizers import sgd
+from soseleto.training.optimizers import adamw, sgd
 
 N = 12
 METHODS: dict[str, Soseleto] = {
     "last_batch": Soseleto(direction=last_batch()),
     "running_mean": Soseleto(direction=running_mean(0.8)),
     "whitened_layers": Soseleto(direction=whitened_layers(("trunk.0",), decay=0.9)),
+    "preconditioned": Soseleto(direction=preconditioned(running_mean(0.8))),
     "per_error": Soseleto(alignment=chain(per_error(), scale_by_rms())),
     "scale_by_rms": Soseleto(alignment=scale_by_rms()),
     "hold_when_vanished": Soseleto(alignment=hold_when_vanished(0.5), weight_step=0.5),
@@ -85,6 +87,8 @@ def test_every_piece_is_in_the_table() -> None:
 def task_of(name: str, **changes: Any) -> Task:
     """Transfer mode, or for pieces that need one head noisy-label mode."""
     method = METHODS[name]
+    if name == "preconditioned":
+        changes["make_optimizer"] = adamw(0.05)
     if not (method.alignment.watched or (method.scores is not None and method.scores.watched)):
         return task(**changes)
     with torch.random.fork_rng():
@@ -107,9 +111,7 @@ def task(**changes: Any) -> Task:
         steps=10,
         shared=frozenset(n for n in names if n.startswith("trunk.")),
         target_head=frozenset(n for n in names if n.startswith("target_head.")),
-        make_optimizer=sgd(0.1),
-        classes=3,
-        **changes,
+        **{"make_optimizer": sgd(0.1), "classes": 3, **changes},
     )
 
 

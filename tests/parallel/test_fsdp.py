@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import soseleto
 from parallel.test_ranks import LONG, Reshaped, ask_at, points, require_close, terminate, train
 from ranks import together
-from soseleto.extensions import chain, clip_norm, label_doubt, last_batch, running_mean, target_share
+from soseleto.extensions import chain, clip_norm, label_doubt, last_batch, preconditioned, running_mean, target_share
 from soseleto.methods import Mixed, Ordinary, TargetOnly
 from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder.folder import RunFolder
@@ -61,7 +61,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 CASES: dict[str, dict[str, Any]] = {
     "layerwise": {"method": soseleto.Soseleto(engine="layerwise"), "epochs": 25 if LONG else 2},
-    "auto, Adam": {"optimizer": adam},
+    "auto, Adam": {"optimizer": adam, "method": soseleto.Soseleto(direction=preconditioned())},
     "micro-batches": {"compute": {"micro_batch_size": 2}},
     "weights first": {
         "method": soseleto.Soseleto(weights_first=True, gradients=chain(target_share(0.3), clip_norm(1.0)))

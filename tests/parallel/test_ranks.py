@@ -27,6 +27,7 @@ from soseleto.extensions import (
     label_doubt,
     last_layer,
     mean,
+    preconditioned,
     scale_by_rms,
     shrunk_by_spread,
     target_share,
@@ -106,6 +107,10 @@ CASES: dict[str, dict[str, Any]] = {
             alignment=chain(last_layer(), scale_by_rms()),
             scores=chain(last_layer(whitened(), unit_length(), at_temperature()), shrunk_by_spread()),
         )
+    },
+    "preconditioned": {
+        "method": soseleto.Soseleto(direction=preconditioned()),
+        "optimizer": soseleto.adamw(0.01),
     },
     "whitened layers": {"method": soseleto.Soseleto(direction=whitened_layers(("0", "3")))},
     "ordinary": {"method": Ordinary()},

@@ -111,7 +111,7 @@ def default(function: Any, name: str) -> Any:
     return inspect.signature(function).parameters[name].default
 
 
-@pytest.mark.parametrize("name", ["epochs", "batch_size", "target_batch_size", "mode", "device"])
+@pytest.mark.parametrize("name", ["epochs", "batch_size", "target_batch_size", "lr", "mode", "device"])
 def test_fit_command_line_and_estimator_have_the_same_defaults(name: str) -> None:
     of_fit = default(soseleto.fit, name)
     assert default(commands.fit, name) == of_fit
@@ -121,10 +121,7 @@ def test_fit_command_line_and_estimator_have_the_same_defaults(name: str) -> Non
 def test_defaults_of_options_are_the_same_everywhere() -> None:
     assert default(commands.fit, "weight_step") == default(SoseletoClassifier, "weight_step") == 0.1
     assert default(Soseleto, "weight_step") == defaults.WEIGHT_STEP == 0.1
-    for name in ("lr", "weight_decay"):
-        assert default(commands.fit, name) is None  # by the recipe
-    assert default(soseleto.fit, "lr") is None
-    assert default(SoseletoClassifier, "lr") == defaults.LR
+    assert default(commands.fit, "weight_decay") is None  # by the recipe
     assert default(soseleto.sgd, "weight_decay") == default(SoseletoClassifier, "weight_decay")
     assert default(commands.fit, "suspect_precision") == Probes().precision
     assert default(commands.fit, "checkpoint_every") == Checkpoints().seconds

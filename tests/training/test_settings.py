@@ -29,6 +29,7 @@ from soseleto.extensions import (
     normalized,
     per_error,
     pooled_by_class,
+    preconditioned,
     recent_visits,
     running_mean,
     scale_by_rms,
@@ -61,6 +62,7 @@ METHODS_AND_PIECES: list[Any] = [
             recent_visits(0.7),
         ),
     ),
+    Soseleto(direction=preconditioned(running_mean(0.95))),
     Soseleto(scores=shrunk_by_spread(), direction=whitened_layers(("a", "b"), shrink=0.5)),
 ]
 

@@ -15,6 +15,7 @@ from soseleto.training.defaults import (
     CHECKPOINT_SECONDS,
     EPOCHS,
     LR,
+    PRETRAINED_LR,
     STRONG_LR,
     STRONG_WEIGHT_DECAY,
     SUSPECT_PRECISION,
@@ -93,10 +94,24 @@ def fit(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE.py:FUNCTION",
-            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, preact-resnet18, or yours. "
-            "[default: by the inputs]",
+            metavar="NAME|FILE.py:FUNCTION|timm:NAME|hf:FOLDER_OR_ID",
+            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, preact-resnet18, yours, or a "
+            "pretrained one. [default: by the inputs]",
         ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="FILE.safetensors|none", help="Of a timm model, instead of its own.")
+    ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(metavar="all|head|last:N", help="Parts of a pretrained model to train. [default: all]"),
+    ] = None,
+    lora: Annotated[
+        int | None, typer.Option(metavar="RANK", help="Train LoRA adapters of a pretrained model and its head.")
+    ] = None,
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(metavar="train|fixed", help="Statistics of a pretrained model's BatchNorm. [default: train]"),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the source.")] = EPOCHS,
     batch_size: Annotated[
@@ -106,7 +121,10 @@ def fit(
         int | None, typer.Option(help="Target examples per step. [default: 32; 64 if strong]")
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help=f"Learning rate, falls to 0. [default: {LR}; {STRONG_LR} if strong]")
+        float | None,
+        typer.Option(
+            help=f"Learning rate, falls to 0. [default: {LR}; {STRONG_LR} if strong; {PRETRAINED_LR} if pretrained]"
+        ),
     ] = None,
     weight_decay: Annotated[
         float | None, typer.Option(help=f"Of the model's parameters. [default: 0; {STRONG_WEIGHT_DECAY} if strong]")
@@ -236,6 +254,10 @@ def fit(
         mode=mode,
         recipe=recipe,
         model=model,
+        weights=weights,
+        train=train,
+        lora=lora,
+        batch_norm=batch_norm,
         epochs=epochs,
         batch_size=batch_size,
         target_batch_size=target_batch_size,

@@ -27,6 +27,10 @@ class FitOptions:
     mode: str
     recipe: str
     model: str | None
+    weights: str | None
+    train: str | None
+    lora: int | None
+    batch_norm: str | None
     epochs: int
     batch_size: int | None
     target_batch_size: int | None

@@ -17,21 +17,22 @@ from soseleto.cli.choices import augment_for, model_for, probes_for, target_shar
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_before_of
 from soseleto.cli.home import Home
-from soseleto.data import Augment, Pair, Views
+from soseleto.cli.pretrained import pretrained_options
+from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, label_doubt, normalized, target_share
 from soseleto.methods.strong import Strong
 from soseleto.models.by_name import make_model
+from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer
 from soseleto.prediction.load import load
 from soseleto.run_folder.folder import PARTS, RunFolder
 from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
 from soseleto.task.losses import cross_entropy
-from soseleto.task.task import Method
+from soseleto.task.task import MakeSchedule, Method
 from soseleto.training.data import found_before
 from soseleto.training.defaults import (
-    LR,
     STRONG_LR,
     STRONG_TARGET_BATCH,
     STRONG_WEIGHT_DECAY,
@@ -40,7 +41,7 @@ from soseleto.training.defaults import (
     batch_size_for,
 )
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import Momentum, linear, sgd
+from soseleto.training.optimizers import Adaptive, Momentum, default_optimizer, default_schedule, sgd
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
 from soseleto.training.progress import LiveLine
 from soseleto.training.recipe import check_recipe
@@ -64,6 +65,7 @@ class Trainings:
     reducer: Reducer
     home: Home
     before: Tensor | None  # the target's labels before they were checked
+    pretrained: PretrainedOptions | None  # for a model that has been trained on images before
 
     @classmethod
     def of(cls, options: FitOptions, pair: Pair, reducer: Reducer) -> Trainings:
@@ -71,10 +73,11 @@ class Trainings:
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape, strong = tuple(pair.source.inputs.shape[1:]), options.recipe == "strong"
         _check_recipe(options)
+        model = model_for(options.model, shape, pair.preparation, options.recipe)
         return cls(
             options=options,
             pair=pair,
-            model=model_for(options.model, shape, pair.preparation, options.recipe),
+            model=model,
             classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
             batch_size=options.batch_size or batch_size_for(len(pair.source)),
             plain_augment=augment_for(options.augment, shape, _class_names(pair)),
@@ -83,6 +86,7 @@ class Trainings:
             reducer=reducer,
             home=Home(options.out, options.rescue),
             before=labels_before_of(options, pair),
+            pretrained=pretrained_options(options, model),
         )
 
     def train(self, part: Part, progress: LiveLine) -> Result:
@@ -98,9 +102,10 @@ class Trainings:
             batch_size=self.batch_size,
             target_batch_size=self._target_batch(part),
             optimizer=self._optimizer(part),
+            schedule=self._schedule,
             method=self._method(part),
             augment=self.augment(part),
-            standardize=self.pair.preparation or True,
+            standardize=self._standardize,
             probes=self._planted(part),
             compute=self._compute(part),
             checkpoints=self._checkpoints(part),
@@ -172,7 +177,7 @@ class Trainings:
             mode=options.mode,
             epochs=options.epochs,
             optimizer=self._optimizer(part),
-            schedule=linear,
+            schedule=self._schedule,
             loss=as_losses(cross_entropy, options.mode),
             method=self._method(part),
             augment=as_augments(self.augment(part)),
@@ -186,11 +191,19 @@ class Trainings:
         device = self.reducer.device or choose_device(options.device)
         return comparable({**settings.describe(), **sizes, "device": device.type})
 
-    def _optimizer(self, part: Part) -> Momentum:
+    def _optimizer(self, part: Part) -> Momentum | Adaptive:
         lr, decay = self.options.lr, self.options.weight_decay
         if self._is_strong(part):
             return sgd(STRONG_LR if lr is None else lr, STRONG_WEIGHT_DECAY if decay is None else decay, nesterov=True)
-        return sgd(LR if lr is None else lr, 0.0 if decay is None else decay)
+        return self._plain_optimizer
+
+    @cached_property
+    def _plain_optimizer(self) -> Momentum | Adaptive:
+        return default_optimizer(self.module(), self.options.lr, self.options.weight_decay or 0.0)
+
+    @cached_property
+    def _schedule(self) -> MakeSchedule:
+        return default_schedule(self.module())
 
     def _planted(self, part: Part) -> Probes:
         share = self.probes(part)
@@ -222,9 +235,11 @@ class Trainings:
     def _notes(self) -> dict[str, Any]:
         """What the main training and all parts have in common."""
         columns = None if self.pair.columns is None else list(self.pair.columns)
+        module, described = self._module()
         return {
             "model": self.model,
-            "module_fingerprint": model_fingerprint(self.module()),
+            **({} if described is None else {"pretrained": described}),
+            "module_fingerprint": model_fingerprint(module),
             "n_classes": self.classes,
             "columns": columns,
             "folds": self.folds,
@@ -239,9 +254,24 @@ class Trainings:
 
     def module(self) -> nn.Module:
         """A new model with its initial parameters."""
-        table = self.pair.preparation
+        return self._module()[0]
+
+    def _module(self) -> tuple[nn.Module, dict[str, Any] | None]:
+        """A new model, and the description of a pretrained one."""
+        options, table = self.options, self.pair.preparation
         shape = tuple(self.pair.source.inputs.shape[1:]) if table is None else (table.width,)
-        return make_model(self.model, self.options.mode, classes=self.classes, shape=shape, seed=self.options.seed)
+        sizes: Any = {"classes": self.classes, "shape": shape, "seed": options.seed}
+        if self.pretrained is not None:
+            return pretrained_images(self.model, options.mode, options=self.pretrained, **sizes)
+        return make_model(self.model, options.mode, **sizes), None
+
+    @property
+    def _standardize(self) -> bool | Preprocess | TablePreparation:
+        """By the source's statistics; a pretrained network normalises images itself and gets values from 0 to 1."""
+        if self.pretrained is None:
+            return self.pair.preparation or True
+        channels = self.pair.source.inputs.shape[1]
+        return Preprocess((0.0,) * channels, (1.0,) * channels)
 
     def _target_batch(self, part: Part) -> int:
         """As given, but at most what the target has without its probes."""

@@ -2,7 +2,7 @@
 
 | argument | pieces |
 |---|---|
-| ``direction`` | ``last_batch`` (paper), ``running_mean``, ``whitened_layers`` |
+| ``direction`` | ``last_batch`` (paper), ``running_mean``, ``whitened_layers``, ``preconditioned`` |
 | ``alignment`` | ``last_layer``, ``per_error``, ``scale_by_rms``, ``hold_when_vanished``, ``beyond_noise``, ``chain`` |
 | ``source_loss`` | ``mean`` (paper), ``normalized``, ``label_doubt`` |
 | ``gradients`` | ``target_share``, ``domain_loss``, ``clip_norm``, several with ``chain`` |
@@ -22,6 +22,7 @@ from soseleto.extensions.inputs import centred, unit_length, whitened
 from soseleto.extensions.label_doubt import label_doubt
 from soseleto.extensions.last_layer import last_layer
 from soseleto.extensions.per_error import per_error
+from soseleto.extensions.preconditioned import preconditioned
 from soseleto.extensions.residuals import at_temperature, without_own_error
 from soseleto.extensions.scale_free import scale_by_rms
 from soseleto.extensions.source_loss import mean, normalized
@@ -48,6 +49,7 @@ __all__ = [
     "normalized",
     "per_error",
     "pooled_by_class",
+    "preconditioned",
     "recent_visits",
     "running_mean",
     "scale_by_rms",

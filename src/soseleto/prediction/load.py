@@ -19,6 +19,7 @@ from soseleto.data.structure import Inputs
 from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.errors import DataError, UsageError, first_line
 from soseleto.models.by_name import is_file, make_model, name_of_saved
+from soseleto.models.pretrained_images import is_pretrained, rebuilt
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
 from soseleto.prediction.final import Final, FinalData, by_recipe, fit_final
@@ -136,6 +137,8 @@ def _module(
             f"the model of {folder.path} was built by {name}: name it again to allow running that file, "
             f"model={name!r} (--model {name})."
         )
+    if is_pretrained(name) and "pretrained" in config:
+        return rebuilt(name, config["mode"], classes=config["n_classes"], described=config["pretrained"])
     table = prepare.standardize if isinstance(prepare.standardize, TablePreparation) else None
     shape = tuple(config["input_shape"]) if table is None else (table.width,)
     sizes = {"classes": config["n_classes"], "shape": shape}

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from soseleto.data.batch import Batch
 from soseleto.engines.contract import Losses, Passes
 from soseleto.task.last_layer import LastLayer
 from soseleto.task.layer_inputs import Moments
+from soseleto.task.parameter_states import ParameterStates
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 
@@ -159,6 +161,16 @@ class DirectionPiece(Protocol):
     def correction(self, state: State) -> Tensor | float:
         """What alignments with the direction must be multiplied by."""
         ...
+
+    def require(self, optimizer: Optimizer | None) -> None:
+        """Raise for an optimizer that the direction cannot follow; None where a loop has not given its own."""
+        return
+
+    def precondition(
+        self, found: Mapping[str, Tensor], state: State, kept: ParameterStates | None
+    ) -> dict[str, Tensor]:
+        """What ``update`` and ``last`` returned, as the optimizer would step along it."""
+        return found if isinstance(found, dict) else dict(found)
 
 
 class SourceLossPiece(Protocol):

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batch import Batch
 from soseleto.engines.contract import Coefficients, Engine, Losses, Passes
+from soseleto.task.parameter_states import ParameterStates
 from soseleto.task.piece import Alignment, Step
 from soseleto.task.task import Task, lr_left
 from soseleto.weights import Weights
@@ -65,12 +66,14 @@ class SoseletoState:
     refresh: Callable[[dict[str, Any]], None]  # of the pieces' states, between steps
     optimizer: Optimizer = None  # type: ignore[assignment]  # set by ``follow``
     schedule: LRScheduler | None = None
+    parameter_states: ParameterStates | None = None  # of the optimizer
     first_lr: float = 0.0
     taken: int = 0  # steps
 
     def follow(self, optimizer: Optimizer, schedule: LRScheduler | None = None) -> None:
         """Step with this optimizer; the weight step follows its learning rate."""
         self.optimizer, self.schedule = optimizer, schedule
+        self.parameter_states = ParameterStates(optimizer, self.task.model)
         group = optimizer.param_groups[0]
         self.first_lr = float(group.get("initial_lr", group["lr"]))
 

@@ -29,7 +29,7 @@ from soseleto.training.data import BatchSizes, Data
 from soseleto.training.defaults import EPOCHS
 from soseleto.training.history import Records
 from soseleto.training.loop import Loop
-from soseleto.training.optimizers import linear
+from soseleto.training.optimizers import default_schedule
 from soseleto.training.options import (
     Balanced,
     Checkpoints,
@@ -64,7 +64,7 @@ def fit(
     target_batch_size: int | Balanced | None = None,
     lr: float | None = None,
     optimizer: MakeOptimizer | None = None,
-    schedule: MakeSchedule | None = linear,
+    schedule: MakeSchedule | Literal["auto"] | None = "auto",
     loss: Loss | tuple[Loss, Loss] = cross_entropy,
     method: Method | None = None,
     augment: Augment | Views | tuple[Augment | None, Augment | None] | None = None,
@@ -93,10 +93,13 @@ def fit(
         epochs: passes over the source.
         batch_size: source examples per step; by default 16 to 256, by the size of the source.
         target_batch_size: target examples per step, 32 by default; ``Balanced(32)`` makes the batches class-balanced.
-        lr: learning rate of the default optimizer, SGD with momentum 0.9: 0.03, or 0.1 with ``recipe="strong"``.
-        optimizer: ``soseleto.sgd(lr, weight_decay)``, or a function from parameters to any torch optimizer.
+        lr: learning rate of the default optimizer: 0.03 of SGD, 0.1 with ``recipe="strong"``, 1e-4 of AdamW.
+        optimizer: ``soseleto.sgd(lr, weight_decay)``, ``soseleto.adamw(lr, weight_decay)``, or a function from
+            parameters to any torch optimizer. By default SGD with momentum 0.9, and AdamW for a model with parts from
+            transformers, timm or peft.
         schedule: a function from the optimizer and the number of steps to a torch scheduler, which is stepped after
-            every batch: ``soseleto.linear``, the default, falls to 0; ``None`` keeps the rate constant.
+            every batch: ``soseleto.linear`` falls to 0, ``soseleto.warmup_cosine`` rises before, and is the default
+            where AdamW is; ``None`` keeps the rate constant.
         loss: ``loss(outputs, labels) -> (B,)``, or in transfer mode a pair of these (source, target); ``outputs`` is
             what the model returns.
         method: ``Soseleto(...)`` with its settings, or another method of ``soseleto.methods``.
@@ -121,12 +124,12 @@ def fit(
         >>> result.weights.shape
         torch.Size([64])
     """
-    chosen = recipes.Recipe.of(recipe, mode=mode, method=method, augment=augment, optimizer=optimizer, lr=lr)
+    chosen = recipes.Recipe.of(recipe, model, mode=mode, method=method, augment=augment, optimizer=optimizer, lr=lr)
     settings = Settings(
         mode=mode,
         epochs=epochs,
         optimizer=chosen.optimizer,
-        schedule=schedule,
+        schedule=default_schedule(model) if schedule == "auto" else schedule,
         loss=as_losses(loss, mode),
         method=chosen.method,
         augment=chosen.augment,

@@ -21,7 +21,7 @@ from soseleto.task.task import MakeOptimizer
 from soseleto.training.defaults import CHECKPOINT_SECONDS, SUSPECT_PRECISION
 from soseleto.training.history import Progress
 from soseleto.training.loggers import Logger
-from soseleto.training.optimizers import sgd
+from soseleto.training.optimizers import default_optimizer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -161,9 +161,10 @@ def as_augments(
     return source, target
 
 
-def as_optimizer(given: MakeOptimizer | None, lr: float) -> MakeOptimizer:
+def as_optimizer(given: MakeOptimizer | None, lr: float | None, model: nn.Module) -> MakeOptimizer:
+    """The one given, else the default for this kind of model."""
     if given is None:
-        return sgd(lr)
+        return default_optimizer(model, lr)
     if isinstance(given, torch.optim.Optimizer):
         raise UsageError(
             "optimizer must be a function that makes one, since transfer mode adds heads: "

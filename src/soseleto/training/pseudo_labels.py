@@ -36,6 +36,7 @@ from soseleto.run_folder.reading import tensors_of
 from soseleto.task.task import Method
 from soseleto.training.data import Data, are_class_indices
 from soseleto.training.fit import fit
+from soseleto.training.optimizers import sgd
 from soseleto.training.options import as_augments, as_losses, as_watchers, check_arguments
 from soseleto.training.result import Guesses, Result
 from soseleto.training.resume import require_same
@@ -52,7 +53,7 @@ class Unlabelled:
 
     inputs: like those of the target: a tensor, an array, or ``Examples``, whose labels are ignored
     rounds, first_share: how often they are classified, and the share of them that the first round learns from
-    epochs, batch_size: of every round; lr: of its optimizer, if ``fit_unlabelled`` was given no optimizer
+    epochs, batch_size: of every round; lr: of its SGD, if ``fit_unlabelled`` was given no optimizer
     views: number of augmented views whose mean probability decides an example's class; 1 uses the input itself
     restart: every round starts from the model that the source training left, not from the previous round's
     method: how a round is trained, in noisy mode
@@ -181,27 +182,24 @@ class _Rounds:
         unlabelled, given, prepare = self.unlabelled, self.given, first.prepare
         assert isinstance(prepare, Prepare)
         kept = ("target_batch_size", "schedule", "compute", "device")
-        rate = {"lr": unlabelled.lr} if given["optimizer"] is None else {"optimizer": given["optimizer"]}
+        optimizer = sgd(unlabelled.lr) if given["optimizer"] is None else given["optimizer"]
         functions, _ = as_watchers(given["progress"])  # the loggers were closed after the training on the source
-        return (
-            {name: given[name] for name in kept}
-            | rate
-            | {
-                "target": self.data.target,
-                "test": self.data.test,
-                "mode": "noisy",
-                "epochs": unlabelled.epochs,
-                "batch_size": min(unlabelled.batch_size, len(source)),
-                "loss": first.loss,
-                "method": unlabelled.method,
-                "augment": self._augment,
-                "standardize": prepare.standardize or False,
-                "seed": seed_for(given["seed"], "unlabelled/round", number),
-                "checkpoints": replace(given["checkpoints"], notes={}),
-                "out": folder,
-                "progress": functions,
-            }
-        )
+        return {name: given[name] for name in kept} | {
+            "optimizer": optimizer,
+            "target": self.data.target,
+            "test": self.data.test,
+            "mode": "noisy",
+            "epochs": unlabelled.epochs,
+            "batch_size": min(unlabelled.batch_size, len(source)),
+            "loss": first.loss,
+            "method": unlabelled.method,
+            "augment": self._augment,
+            "standardize": prepare.standardize or False,
+            "seed": seed_for(given["seed"], "unlabelled/round", number),
+            "checkpoints": replace(given["checkpoints"], notes={}),
+            "out": folder,
+            "progress": functions,
+        }
 
     @property
     def _augment(self) -> Augment | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import nn
+
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Views
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.strong import Strong
 from soseleto.task.task import MakeOptimizer, Method
-from soseleto.training.defaults import LR, STRONG_LR, STRONG_TARGET_BATCH, STRONG_WEIGHT_DECAY
+from soseleto.training.defaults import STRONG_LR, STRONG_TARGET_BATCH, STRONG_WEIGHT_DECAY
 from soseleto.training.optimizers import sgd
 from soseleto.training.options import as_augments, as_optimizer
 
@@ -35,6 +37,7 @@ class Recipe:
     def of(
         cls,
         name: str,
+        model: nn.Module,
         *,
         mode: str,
         method: Method | None,
@@ -48,7 +51,7 @@ class Recipe:
         if name == "plain":
             method = Soseleto() if method is None else method
             _require_views(method, augments)
-            return cls(method, augments, as_optimizer(optimizer, LR if lr is None else lr))
+            return cls(method, augments, as_optimizer(optimizer, lr, model))
         if method is not None and not isinstance(method, Strong):
             raise UsageError(
                 f"recipe='strong' is a method of its own: leave out method={method.name!r}, or the recipe."
@@ -57,11 +60,10 @@ class Recipe:
             raise UsageError(
                 "recipe='strong' augments by Views: write augment=soseleto.data.Views(...), or leave it out."
             )
-        own = sgd(STRONG_LR if lr is None else lr, STRONG_WEIGHT_DECAY, nesterov=True)
+        rate = STRONG_LR if lr is None else lr
+        own = as_optimizer(optimizer, lr, model) if optimizer else sgd(rate, STRONG_WEIGHT_DECAY, nesterov=True)
         views = augment or Views()
-        return cls(
-            method or Strong(), (views, views), as_optimizer(optimizer, 0.0) if optimizer else own, STRONG_TARGET_BATCH
-        )
+        return cls(method or Strong(), (views, views), own, STRONG_TARGET_BATCH)
 
 
 def check_recipe(name: str, mode: str) -> None:

@@ -26,7 +26,7 @@ from soseleto.task.settings import to_data
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, Task
 from soseleto.training.checks import TaskLosses, check_fit
 from soseleto.training.data import BatchSizes, Data, class_count, classes_of
-from soseleto.training.optimizers import Momentum
+from soseleto.training.optimizers import Adaptive, Momentum
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes
 from soseleto.training.settings import settings_of
 
@@ -65,7 +65,7 @@ class Settings:
 
     def describe(self) -> dict[str, Any]:
         """The entries of ``config.json``."""
-        known = self.optimizer if isinstance(self.optimizer, Momentum) else None
+        known = self.optimizer if isinstance(self.optimizer, Momentum | Adaptive) else None
         return {
             **self.checkpoints.notes,
             "mode": self.mode,
@@ -75,7 +75,7 @@ class Settings:
             "micro_batch_size": self.compute.micro_batch_size,
             "lr": None if known is None else known.lr,
             "weight_decay": None if known is None else known.weight_decay,
-            "optimizer": _name_of(self.optimizer) if known is None else str(known),
+            "optimizer": _name_of(self.optimizer) if known is None else known.name,
             "schedule": _name_of(self.schedule),
             "loss": _name_of(self.loss[0]),
             "target_loss": _name_of(self.loss[1]),

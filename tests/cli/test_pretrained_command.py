@@ -1,0 +1,132 @@
+"""``soseleto fit --model timm:... and hf:...`` from end to end, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import soseleto
+from real_models import import_timm
+from soseleto.cli.main import main
+from soseleto.errors import Interrupted
+
+LONG = os.environ.get("SOSELETO_LONG_PRETRAINED") == "1"  # ONNX too, which takes the exporter's half a minute
+Type = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def type_(capsys: pytest.CaptureFixture[str]) -> Type:
+    def words(*given: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main([str(word) for word in given])
+        out, err = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, out, err
+
+    return words
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> list[object]:
+    draw = np.random.default_rng(0)
+    for name, count in (("source", 40), ("target", 16)):
+        y = np.arange(count) % 3
+        x = draw.integers(0, 80, (count, 3, 32, 32)) + 60 * y[:, None, None, None]
+        np.savez(tmp_path / f"{name}.npz", x=x.astype(np.uint8), y=y)
+    sets = ["--source", tmp_path / "source.npz", "--target", tmp_path / "target.npz"]
+    return [*sets, "--device", "cpu", "--epochs", 1, "--batch-size", 16, "--no-baselines", "--folds", 0]
+
+
+def config(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "config.json").read_text("utf-8"))
+    return found
+
+
+def test_a_network_of_timm(type_: Type, data: list[object], tmp_path: Path) -> None:
+    import_timm()
+    run = tmp_path / "run"
+    options = ["--model", "timm:test_resnet", "--weights", "none", "--train", "last:2", "--batch-norm", "fixed"]
+    code, said, err = type_("fit", *data, "--out", run, *options, "--image-size", 32)
+    assert code == 0, err
+    assert "report:" in said
+    found = config(run)
+    assert found["optimizer"] == "AdamW, betas 0.9 and 0.999"
+    assert (found["lr"], found["schedule"]) == (1e-4, "warmup_cosine")
+    assert found["pretrained"]["input_size"] == 32
+    assert found["prepare"]["standardize"] == {"mean": [0.0] * 3, "std": [1.0] * 3}
+    loaded = soseleto.load(run, device="cpu")
+    assert loaded.predict(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2,)
+    frozen = import_timm().create_model("test_resnet").state_dict()["layer1.0.bn1.running_mean"]
+    assert torch.equal(loaded.model.network.layer1[0].bn1.running_mean, frozen)  # as it was: zeros
+    inputs = tmp_path / "target.npz"
+    code, said, err = type_("predict", run, inputs, "--out", tmp_path / "predicted.csv", "--device", "cpu")
+    assert code == 0, err
+    assert len((tmp_path / "predicted.csv").read_text("utf-8").splitlines()) == 17
+    assert type_("rank", run, "--best", 3)[0] == 0
+    if LONG:
+        pytest.importorskip("onnxruntime")
+        assert soseleto.export_onnx(loaded, tmp_path / "model.onnx").is_file()
+
+
+def test_a_network_of_hugging_face_in_transfer_mode_is_resumed(
+    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With LoRA; loaded again after the folder that it came from is gone."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    command = ["fit", *data, "--mode", "transfer", "--model", f"hf:{tmp_path / 'vit'}", "--lora", 2]
+    code, _, err = type_(*command, "--out", tmp_path / "whole")
+    assert code == 0, err
+    stop_after(monkeypatch, 2)
+    code, _, err = type_(*command, "--out", tmp_path / "run", "--checkpoint-every", 0)
+    assert code != 0, err
+    monkeypatch.undo()
+    code, _, err = type_(*command, "--out", tmp_path / "run", "--checkpoint-every", 0)
+    assert code == 0, err
+    for file in (tmp_path / "vit").iterdir():
+        file.unlink()
+    images = torch.arange(2 * 3 * 32 * 32).view(2, 3, 32, 32).remainder(256).to(torch.uint8)
+    whole, resumed = (soseleto.load(tmp_path / name, device="cpu") for name in ("whole", "run"))
+    assert torch.equal(whole.predict_proba(images), resumed.predict_proba(images))
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Interrupt the next training after this many steps."""
+    step = soseleto.Soseleto.step
+    taken = [0]
+
+    def counting(*given: Any, **named: Any) -> Any:
+        taken[0] += 1
+        if taken[0] > steps:
+            raise Interrupted("stopped")
+        return step(*given, **named)
+
+    monkeypatch.setattr(soseleto.Soseleto, "step", counting)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--lora", 2], "--lora has no effect on the model 'quick': add --model timm:NAME"),
+        (["--model", "quick", "--batch-norm", "fixed"], "--batch-norm has no effect"),
+        (["--model", "hf:/not/there"], "there is no folder /not/there"),
+        (["--model", "hf:/not/there", "--train", "last:x"], "write --train last:2"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    type_: Type, data: list[object], tmp_path: Path, options: list[object], words: str
+) -> None:
+    code, _, err = type_("fit", *data, "--out", tmp_path / "run", *options)
+    assert code == 2
+    assert words in err
+    assert "Traceback" not in err

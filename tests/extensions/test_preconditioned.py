@@ -1,0 +1,234 @@
+"""preconditioned against the slow oracle: one gradient per example, and the movement that the optimizer makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
+
+import soseleto
+from soseleto import Selection, Soseleto
+from soseleto.data.batch import Batch
+from soseleto.engines import trainable
+from soseleto.errors import UsageError
+from soseleto.extensions import chain, last_batch, preconditioned, running_mean, whitened_layers
+from soseleto.task.losses import NoisyLosses
+from soseleto.task.parameter_states import ParameterStates
+from soseleto.task.task import Task, take_step
+from soseleto.training.optimizers import adamw, warmup_cosine
+
+N, DECAY, BETA, EPS = 20, 0.8, 0.9, 1e-3
+RATES = {"0": 0.02, "2": 0.05}  # of the two layers, each in a group of its own
+
+
+def network() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def task(model: nn.Module, make_optimizer: Any) -> Task:
+    return Task(
+        model=model, losses=NoisyLosses(), n_source=N, steps=10, shared=frozenset(trainable(model)),
+        target_head=frozenset(), make_optimizer=make_optimizer, make_schedule=warmup_cosine, classes=3,
+    )  # fmt: skip
+
+
+def batches(step: int) -> tuple[Batch, Batch]:
+    draw = torch.Generator().manual_seed(step)
+    sides = []
+    for places in (torch.randperm(N, generator=draw)[:9], torch.arange(5)):
+        x = torch.randn(len(places), 4, generator=draw, dtype=torch.float64)
+        sides.append(Batch(places, x, torch.randint(3, (len(places),), generator=draw)))
+    return sides[0], sides[1]
+
+
+def gradients(model: nn.Module, batch: Batch) -> list[list[Tensor]]:
+    """Of every example, by parameter."""
+    losses = F.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
+    return [list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)) for loss in losses]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("engine", ["layerwise", "forward", "double_backward"])
+def test_alignments_are_those_of_adams_step(engine: str, every: int) -> None:
+    model = network()
+
+    def in_groups(parameters: Any) -> Optimizer:
+        groups = [{"params": list(model[int(name)].parameters()), "lr": lr} for name, lr in RATES.items()]
+        return Adam(groups, betas=(0.7, BETA), eps=EPS)
+
+    method = Soseleto(direction=preconditioned(running_mean(DECAY, every=every)), alignment=chain(), engine=engine)
+    state = method.init(task(model, in_groups))
+    rates = [RATES[name.partition(".")[0]] for name, _ in model.named_parameters()]
+    means = [torch.zeros_like(p) for p in model.parameters()]
+    squares = [torch.zeros_like(p) for p in model.parameters()]
+    looked = 0
+    for number in range(4):
+        source, target = batches(number)
+        if number % every == 0:
+            looked += 1
+            for mean, g in zip(means, zip(*gradients(model, target), strict=True), strict=True):
+                mean.mul_(DECAY).add_(torch.stack(g).mean(0), alpha=1 - DECAY)
+        corrected = [mean / (1 - DECAY**looked) for mean in means]
+        if number == 0:
+            direction = [g.sign() * lr for g, lr in zip(corrected, rates, strict=True)]
+        else:
+            roots = [(v / (1 - BETA**number)).sqrt() + EPS for v in squares]
+            direction = [lr * g / root for g, root, lr in zip(corrected, roots, rates, strict=True)]
+        of_examples = gradients(model, source)
+        expected = [sum((g * d).sum() for g, d in zip(own, direction, strict=True)) for own in of_examples]
+
+        found = method.evaluate(state, source, target, look=state.kind)
+        assert found.step.passes is not None
+        q = found.step.passes.alignment * method.direction.correction(state.pieces["direction"])
+        torch.testing.assert_close(q, torch.stack(expected), rtol=1e-10, atol=1e-13)  # type: ignore[arg-type]
+        for v, (name, _) in zip(squares, model.named_parameters(), strict=True):
+            v.mul_(BETA).addcmul_(found.gradients[name], found.gradients[name], value=1 - BETA)
+        take_step(state.task, state, found.gradients)
+        assert state.schedule is not None
+        state.schedule.step()  # the first rates count, whatever the schedule makes of them
+        state.advance(1)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {  # without momentum, so that a step is −lr·P·g
+    "Adam": lambda p: Adam(p, lr=0.1, betas=(0.0, 0.95)),
+    "Adam, amsgrad": lambda p: Adam(p, lr=0.1, betas=(0.0, 0.5), amsgrad=True),
+    "AdamW": lambda p: AdamW(p, lr=0.1, betas=(0.0, 0.95), weight_decay=0.0),
+    "NAdam": lambda p: NAdam(p, lr=0.1, betas=(0.0, 0.95)),
+    "Adagrad": lambda p: Adagrad(p, lr=0.1),
+    "RMSprop": lambda p: RMSprop(p, lr=0.1),
+    "RMSprop, centered": lambda p: RMSprop(p, lr=0.1, centered=True),
+    "Adafactor": lambda p: Adafactor(p, lr=0.1, d=1e9, weight_decay=0.0),  # d: its clip does not act
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_direction_is_the_step_that_the_optimizer_takes(name: str) -> None:
+    model = network()
+    model.append(nn.Conv2d(2, 3, 3).double())  # of more than two dimensions
+    optimizer = OPTIMIZERS[name](model.parameters())
+    seeded = torch.Generator().manual_seed(3)
+    for _ in range(3):
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=seeded, dtype=p.dtype)
+        optimizer.step()
+    moved = {name: before[name] - p.detach() for name, p in model.named_parameters()}
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    with torch.no_grad():
+        for name_, p in model.named_parameters():
+            p.copy_(before[name_])  # Adafactor's step has the size of the parameter before it
+    direction = preconditioned(last_batch()).precondition(found, {}, ParameterStates(optimizer, model))
+    for name_, step in moved.items():
+        torch.testing.assert_close(direction[name_], step, rtol=1e-12, atol=1e-14)
+
+
+def test_a_preconditioner_of_the_users_own() -> None:
+    model = network()
+    optimizer = Adadelta(model.parameters(), lr=0.5)
+    gradient = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+        p.grad = gradient[name]
+    optimizer.step()
+    by = lambda p, state, group: (state["square_avg"] + group["eps"]).rsqrt() * p.abs()  # noqa: E731
+    piece = preconditioned(last_batch(), by=by)
+    piece.require(optimizer)
+    direction = piece.precondition(gradient, {}, ParameterStates(optimizer, model))
+    for name, p in model.named_parameters():
+        expected = 0.5 * p.detach().abs() / (optimizer.state[p]["square_avg"] + optimizer.defaults["eps"]).sqrt()
+        torch.testing.assert_close(direction[name], expected)
+
+
+def test_parameters_that_the_optimizer_does_not_step_are_left_out() -> None:
+    model = network()
+    optimizer = Adam(model[0].parameters(), lr=0.1)
+    kept = ParameterStates(optimizer, model)
+    gradient = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    piece = preconditioned(last_batch())
+    assert set(piece.precondition(gradient, {}, kept)) == {"0.weight", "0.bias"}
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    assert set(piece.precondition(gradient, {}, kept)) == set(gradient)
+
+
+def test_a_loop_of_ones_own_moves_the_same_weights() -> None:
+    method = Soseleto(direction=preconditioned())
+    one = method.init(task(network(), lambda p: AdamW(p, lr=0.01)))
+    model = network()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    loss = lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none")  # noqa: E731
+    selection = Selection(model, n_source=N, loss=loss, method=method, optimizer=optimizer)
+    schedule = warmup_cosine(optimizer, 10)
+    for number in range(4):
+        source, target = batches(number)
+        method.step(one, source, target)
+        assert one.schedule is not None
+        one.schedule.step()
+        selection.backward((source.inputs, source.labels), (target.inputs, target.labels), index=source.index)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    torch.testing.assert_close(selection.weights, one.weights.values, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(selection.scores, one.weights.scores, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: preconditioned(whitened_layers(("0",))), "takes running_mean"),  # type: ignore[arg-type]
+        (lambda: _fit(lambda p: SGD(p, lr=0.1)), "no effect with SGD"),
+        (lambda: _fit(lambda p: Adadelta(p, lr=0.1)), "does not know Adadelta: write preconditioned.by=function."),
+        (lambda: Selection(network(), n_source=N, loss=_nothing, method=_method()), "optimizer=optimizer"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make()
+
+
+def _method() -> Soseleto:
+    return Soseleto(direction=preconditioned())
+
+
+def _nothing(model: nn.Module, batch: Any) -> Tensor:
+    raise AssertionError("refused before the first batch")
+
+
+def _fit(optimizer: Any) -> None:
+    x, y = torch.randn(9, 4), torch.arange(9) % 3
+    soseleto.fit(network().float(), (x, y), (x, y), epochs=1, method=_method(), optimizer=optimizer)
+
+
+def test_a_run_continues_where_it_was_stopped(tmp_path: Any) -> None:
+    """Through the run folder: the optimizer's state is restored, and the direction follows it."""
+    x, y = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(24) % 3
+
+    def train(stop: int | None, out: Any) -> Any:
+        taken = [0]
+
+        def make(parameters: Any) -> Optimizer:
+            made = adamw(0.01)(parameters)
+
+            def count(*_: object) -> None:
+                taken[0] += 1
+                if taken[0] == stop:
+                    raise KeyboardInterrupt
+
+            made.register_step_pre_hook(count)
+            return made
+
+        options: Any = {"epochs": 3, "batch_size": 8, "method": _method(), "optimizer": make, "out": out}
+        checkpoints = soseleto.Checkpoints(steps=2)
+        return soseleto.fit(network(), (x, y), (x[:6], y[:6]), checkpoints=checkpoints, device="cpu", **options)
+
+    whole = train(None, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(6, tmp_path / "run")
+    resumed = train(None, tmp_path / "run")
+    assert torch.equal(whole.weights, resumed.weights)
+    assert torch.equal(whole.scores, resumed.scores)

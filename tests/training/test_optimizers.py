@@ -1,0 +1,61 @@
+"""AdamW, warm-up and cosine, and which optimizer a model gets by default."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import soseleto
+from soseleto.errors import UsageError
+from soseleto.training.optimizers import default_optimizer, default_schedule, linear, warmup_cosine
+
+
+def pretrained() -> nn.Module:
+    """A model with a part whose class comes from a library of pretrained models."""
+    part = type("Block", (nn.Linear,), {"__module__": "transformers.models.block"})
+    return nn.Sequential(part(3, 4), nn.Linear(4, 2))
+
+
+def test_the_rate_rises_and_falls_along_a_cosine() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    schedule = warmup_cosine(optimizer, 40)
+    rates = []
+    for _ in range(40):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates[:4] == pytest.approx([0.5, 1.0, 1.5, 2.0])
+    assert rates[4:] == pytest.approx([1.0 + math.cos(math.pi * step / 36) for step in range(36)])
+
+
+def test_weight_decay_acts_on_matrices_alone() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = soseleto.adamw(0.1, weight_decay=0.5)(model.parameters())
+    decayed = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decayed == {model.weight: 0.5, model.bias: 0.0}
+    with pytest.raises(UsageError, match="lr must be above 0, got 0"):
+        soseleto.adamw(0)
+
+
+def test_models_of_libraries_get_adamw() -> None:
+    own, library = nn.Linear(3, 2), pretrained()
+    assert default_optimizer(own, None) == soseleto.sgd(0.03)
+    assert default_optimizer(library, None) == soseleto.adamw(1e-4)
+    assert default_optimizer(library, 0.5, 0.1) == soseleto.adamw(0.5, 0.1)
+    assert (default_schedule(own), default_schedule(library)) == (linear, warmup_cosine)
+
+
+def test_fit_takes_the_default_of_the_model(tmp_path: Any) -> None:
+    x, y = torch.randn(12, 3), torch.arange(12) % 2
+    given: Any = {"epochs": 1, "device": "cpu", "batch_size": 4}
+    result = soseleto.fit(pretrained(), (x, y), (x, y), **given)
+    assert result.config["optimizer"] == "AdamW, betas 0.9 and 0.999"
+    assert (result.config["lr"], result.config["schedule"]) == (1e-4, "warmup_cosine")
+    other = soseleto.fit(pretrained(), (x, y), (x, y), optimizer=soseleto.sgd(0.1), schedule=None, **given)
+    assert (other.config["optimizer"], other.config["schedule"]) == ("SGD, momentum 0.9", None)
+    own = soseleto.fit(nn.Linear(3, 2), (x, y), (x, y), **given)
+    assert (own.config["lr"], own.config["schedule"]) == (0.03, "linear")
