@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import rows
 import soseleto
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Examples
+from soseleto.data import Augment, Examples, Views
 from soseleto.data.batch import Batch
+from soseleto.data.draws import Draws
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.contract import Step
 from soseleto.errors import EngineError
@@ -38,7 +39,7 @@ from soseleto.extensions import (
     whitened,
     without_own_error,
 )
-from soseleto.methods import METHODS, FineTuning
+from soseleto.methods import METHODS, FineTuning, Strong
 from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.losses import NoisyLosses
@@ -180,6 +181,47 @@ def test_a_step_never_waits_for_the_gpu(norm: Any, method: Soseleto) -> None:
         method.step(state, *batches[0])  # and one kernel at a time
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_draws_and_views_are_those_of_the_cpu() -> None:
+    index = torch.arange(500)
+    there = index.to(CUDA)
+    assert torch.equal(Draws.of(7, there, there).uniform(9).cpu(), Draws.of(7, index, index).uniform(9))
+    images = torch.randint(0, 256, (500, 3, 20, 14), dtype=torch.uint8)
+    mine, theirs = Views()(images, Draws.of(3, index)), Views()(images.to(CUDA), Draws.of(3, there))
+    assert torch.equal(mine[0], theirs[0].cpu())
+    apart = (mine[1].int() - theirs[1].cpu().int()).abs()  # another rounding may fall on the other side of a threshold
+    assert float((apart > 1).float().mean()) < 1e-3
+
+
+def two_views(n: int, seed: int) -> Batch:
+    batch = random_batch(n, seed)
+    return replace(batch, inputs=(batch.inputs, batch.inputs + 0.1))
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("method", [Strong(), Strong(by_class=True, cutmix=0.5)], ids=["mixup", "cutmix"])
+def test_steps_of_the_strong_recipe_are_captured_and_never_wait(method: Strong) -> None:
+    torch.manual_seed(0)
+    start, states = resnet18(width=8).to(CUDA).train(), []
+    for captured in (False, True):
+        torch.manual_seed(1)  # the key of its random numbers
+        state = method.init(replace(quick_task(copy.deepcopy(start)), guard=DeferredGuard(CUDA)))
+        step: Any = CapturedStep(method, state, lambda text: pytest.fail(text))
+        for m in range(12):
+            pair = two_views(32, m), two_views(8, 100 + m)
+            if m == 8:
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                step(*pair) if captured else method.step(state, *pair)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert int(state.taken) == state.steps == 12
+        states.append(state)
+    plain, replayed = states
+    torch.testing.assert_close(replayed.weights.values, plain.weights.values, rtol=0.02, atol=0.02)
+    for a, b in zip(plain.teacher.model.parameters(), replayed.teacher.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", [Soseleto(), METHODS["reweight"]()], ids=["soseleto", "reweight"])

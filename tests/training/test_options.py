@@ -25,9 +25,9 @@ from soseleto.training.checks import kind_of
 from soseleto.training.options import RENAMED, as_augments, as_losses, as_probes, as_watchers
 
 ARGUMENTS = (
-    "model", "source", "target", "mode", "test", "epochs", "batch_size", "target_batch_size", "lr", "optimizer",
-    "schedule", "loss", "method", "augment", "standardize", "heads", "probes", "compute", "checkpoints", "seed",
-    "device", "out", "progress",
+    "model", "source", "target", "mode", "recipe", "test", "epochs", "batch_size", "target_batch_size", "lr",
+    "optimizer", "schedule", "loss", "method", "augment", "standardize", "heads", "probes", "compute", "checkpoints",
+    "seed", "device", "out", "progress",
 )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def test_fit_command_line_and_estimator_have_the_same_defaults(name: str) -> Non
 def test_defaults_of_options_are_the_same_everywhere() -> None:
     assert default(commands.fit, "weight_step") == default(SoseletoClassifier, "weight_step") == 0.1
     assert default(Soseleto, "weight_step") == defaults.WEIGHT_STEP == 0.1
-    assert default(commands.fit, "weight_decay") == default(SoseletoClassifier, "weight_decay")
+    assert default(commands.fit, "weight_decay") is None  # by the recipe
     assert default(soseleto.sgd, "weight_decay") == default(SoseletoClassifier, "weight_decay")
     assert default(commands.fit, "suspect_precision") == Probes().precision
     assert default(commands.fit, "checkpoint_every") == Checkpoints().seconds

@@ -23,7 +23,14 @@ from soseleto.parallel.device import choose_device
 from soseleto.task.losses import cross_entropy, squared_error
 from soseleto.training.data import class_count
 
-_SHAPES = {"quick": (3, 32, 32), "lenet": (1, 28, 28), "resnet18": (3, 32, 32), GROUP_NORM: (3, 32, 32), "mlp": (2,)}
+_SHAPES = {
+    "quick": (3, 32, 32),
+    "lenet": (1, 28, 28),
+    "resnet18": (3, 32, 32),
+    "preact-resnet18": (3, 32, 32),
+    GROUP_NORM: (3, 32, 32),
+    "mlp": (2,),
+}
 _CLASSES = 10  # of generated data
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from soseleto.data import Augment, TablePreparation
+from soseleto.data import Augment, TablePreparation, Views
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.models.by_name import default_name
@@ -18,10 +18,15 @@ BEND = Augment(rotate=10.0, scale=0.15, shift=0.1, shear=20.0, elastic=0.12)  # 
 CROP = 12  # an image is shifted by up to 1/12 of its side
 
 
-def model_for(name: str | None, shape: tuple[int, ...], table: Preparation | None) -> str:
-    """As given; else ``linear`` for texts, ``table`` for other tables, and by the shape for other inputs."""
+def model_for(name: str | None, shape: tuple[int, ...], table: Preparation | None, recipe: str = "plain") -> str:
+    """As given; else ``linear`` for texts, ``table`` for other tables, and by the shape for other inputs.
+
+    The strong recipe is for networks with BatchNorm that would memorise wrong labels.
+    """
     if name is not None:
         return name
+    if recipe == "strong":
+        return "preact-resnet18"
     if not isinstance(table, TablePreparation):
         return default_name(shape)
     return "linear" if table.is_text else "table"
@@ -63,18 +68,40 @@ def augment_for(name: str | None, shape: tuple[int, ...], classes: Sequence[str]
     return Augment(crop=max(1, min(shape[1:]) // CROP), flip=flip)
 
 
+def views_for(name: str | None, shape: tuple[int, ...], classes: Sequence[str] | None = None) -> Views:
+    """Of the strong recipe: mirrored where ``augment_for`` would mirror."""
+    if name in ("none", "bend"):
+        raise UsageError(
+            f"--augment {name} has no effect with --recipe strong: write crop or crop+flip, or leave it out."
+        )
+    found = augment_for(name, shape, classes)
+    if found is None:
+        raise UsageError(f"--recipe strong is for images, and these inputs have shape {shape}: leave it out.")
+    return Views(flip=found.flip)
+
+
 def are_natural(shape: tuple[int, ...], classes: Sequence[str] | None) -> bool:
     """Whether images are in colour and of things that have names: a mirrored digit or letter is another sign."""
     signs = classes is None or any(len(name) < 2 or not any(map(str.isalpha, name)) for name in classes)
     return shape[0] == 3 and not signs
 
 
-def augment_in_words(augment: Augment | None, *, chosen: bool) -> str:
+def recipe_in_words(recipe: str) -> str:
+    """The line of the plan about images with wrong labels."""
+    if recipe == "strong":
+        return "recipe strong, as asked for: a teacher judges every label, and learning images are strongly augmented"
+    return "recipe plain, the default; --recipe strong is for networks that memorise and takes longer"
+
+
+def augment_in_words(augment: Augment | Views | None, *, chosen: bool) -> str:
     """The line of the plan; ``chosen``: by the data, not by the user."""
     if augment is None:
         return "images are not augmented"
     if augment == BEND:
         return "images are bent at random"
-    words = f"images are shifted by up to {augment.crop} pixels" + (" and mirrored at random" if augment.flip else "")
+    most = f"{100 * augment.crop:g} %" if isinstance(augment, Views) else f"{augment.crop} pixels"
+    words = f"images are shifted by up to {most}" + (" and mirrored at random" if augment.flip else "")
+    if isinstance(augment, Views):
+        return words
     other = "crop" if augment.flip else "crop+flip"
     return f"{words} (--augment {other} or none to change that)" if chosen else words

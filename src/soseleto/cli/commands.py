@@ -11,7 +11,16 @@ import typer
 
 from soseleto.cli.output import check_output, file_of, show_link, show_report, write
 from soseleto.errors import Interrupted, UsageError, counted
-from soseleto.training.defaults import CHECKPOINT_SECONDS, EPOCHS, LR, PRETRAINED_LR, SUSPECT_PRECISION, WEIGHT_STEP
+from soseleto.training.defaults import (
+    CHECKPOINT_SECONDS,
+    EPOCHS,
+    LR,
+    PRETRAINED_LR,
+    STRONG_LR,
+    STRONG_WEIGHT_DECAY,
+    SUSPECT_PRECISION,
+    WEIGHT_STEP,
+)
 
 app = typer.Typer(
     name="soseleto",
@@ -75,12 +84,19 @@ def fit(
     out: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
     test: Annotated[Path | None, typer.Option(help="A set to measure the accuracy on.")] = None,
     mode: Annotated[str, typer.Option(metavar="noisy|transfer", help="Same classes, or different ones.")] = "noisy",
+    recipe: Annotated[
+        str,
+        typer.Option(
+            metavar="plain|strong",
+            help="SOSELETO; or for images and a GPU: a teacher judges labels, images are strongly augmented.",
+        ),
+    ] = "plain",
     model: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE.py:FUNCTION|timm:NAME|hf:FOLDER_OR_ID",
-            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, yours, or a pretrained one. "
-            "[default: by the inputs]",
+            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, preact-resnet18, yours, or a "
+            "pretrained one. [default: by the inputs]",
         ),
     ] = None,
     weights: Annotated[
@@ -101,12 +117,18 @@ def fit(
     batch_size: Annotated[
         int | None, typer.Option(help="Source examples per step. [default: 16 to 256, by the size of the source]")
     ] = None,
-    target_batch_size: Annotated[int | None, typer.Option(help="Target examples per step. [default: 32]")] = None,
+    target_batch_size: Annotated[
+        int | None, typer.Option(help="Target examples per step. [default: 32; 64 if strong]")
+    ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(help=f"Learning rate, falls to 0. [default: {LR}; {PRETRAINED_LR} for pretrained models]"),
+        typer.Option(
+            help=f"Learning rate, falls to 0. [default: {LR}; {STRONG_LR} if strong; {PRETRAINED_LR} if pretrained]"
+        ),
     ] = None,
-    weight_decay: Annotated[float, typer.Option(help="Of the model's parameters.")] = 0.0,
+    weight_decay: Annotated[
+        float | None, typer.Option(help=f"Of the model's parameters. [default: 0; {STRONG_WEIGHT_DECAY} if strong]")
+    ] = None,
     weight_step: Annotated[float, typer.Option(help="How far a weight moves per visit.")] = WEIGHT_STEP,
     target_share: Annotated[
         float | None,
@@ -234,6 +256,7 @@ def fit(
         out=out,
         test=test,
         mode=mode,
+        recipe=recipe,
         model=model,
         weights=weights,
         train=train,

@@ -26,6 +26,7 @@ class FitOptions:
     out: Path
     test: Path | None
     mode: str
+    recipe: str
     model: str | None
     weights: str | None
     train: str | None
@@ -35,7 +36,7 @@ class FitOptions:
     batch_size: int | None
     target_batch_size: int | None
     lr: float | None
-    weight_decay: float
+    weight_decay: float | None
     weight_step: float
     target_share: float | None
     engine: str

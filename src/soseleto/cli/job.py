@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from soseleto.cli import comparison, texts
-from soseleto.cli.choices import augment_in_words
+from soseleto.cli.choices import augment_in_words, recipe_in_words
 from soseleto.cli.comparison import BOOSTING, FINAL, METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions
 from soseleto.cli.home import Home
@@ -93,7 +93,9 @@ class Job:
         ]
         lines += texts.plan(pair, options.model)
         if pair.source.inputs.ndim == 4:
-            lines.append(augment_in_words(self.trainings.augment, chosen=options.augment is None))
+            if options.mode == "noisy":
+                lines.append(recipe_in_words(options.recipe))
+            lines.append(augment_in_words(self.trainings.augment(self.main), chosen=options.augment is None))
         if options.mode == "noisy" and not self.trainings.probes(self.main):
             lines.append("suspects will be found by their weights alone, without a known precision")
         elif options.mode == "noisy" and self.trainings.before is None:

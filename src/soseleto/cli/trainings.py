@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from soseleto import methods
 from soseleto.algorithm import Soseleto
 from soseleto.cli import texts
-from soseleto.cli.choices import augment_for, model_for, probes_for, target_share_for
+from soseleto.cli.choices import augment_for, model_for, probes_for, target_share_for, views_for
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_before_of
 from soseleto.cli.home import Home
 from soseleto.cli.pretrained import pretrained_options
-from soseleto.data import Augment, Pair, Preprocess, TablePreparation
+from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views
 from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, label_doubt, normalized, target_share
+from soseleto.methods.strong import Strong
 from soseleto.models.by_name import make_model
 from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
 from soseleto.parallel.device import choose_device
@@ -33,11 +34,19 @@ from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
 from soseleto.task.losses import cross_entropy
 from soseleto.task.task import MakeSchedule, Method
 from soseleto.training.data import found_before
-from soseleto.training.defaults import TARGET_BATCH, batch_size_for
+from soseleto.training.defaults import (
+    STRONG_LR,
+    STRONG_TARGET_BATCH,
+    STRONG_WEIGHT_DECAY,
+    TARGET_BATCH,
+    WEIGHT_STEP,
+    batch_size_for,
+)
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import Adaptive, Momentum, default_optimizer, default_schedule
+from soseleto.training.optimizers import Adaptive, Momentum, default_optimizer, default_schedule, sgd
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
 from soseleto.training.progress import LiveLine
+from soseleto.training.recipe import check_recipe
 from soseleto.training.result import Result
 from soseleto.training.resume import comparable, differences, model_fingerprint
 from soseleto.training.setup import Settings
@@ -52,7 +61,8 @@ class Trainings:
     model: str
     classes: int
     batch_size: int
-    augment: Augment | None
+    plain_augment: Augment | None
+    views: Views | None  # of the strong recipe
     folds: int
     reducer: Reducer
     home: Home
@@ -63,15 +73,17 @@ class Trainings:
     def of(cls, options: FitOptions, pair: Pair, reducer: Reducer) -> Trainings:
         if pair.target.labels.is_floating_point():
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
-        shape = tuple(pair.source.inputs.shape[1:])
-        model = model_for(options.model, shape, pair.preparation)
+        shape, strong = tuple(pair.source.inputs.shape[1:]), options.recipe == "strong"
+        _check_recipe(options)
+        model = model_for(options.model, shape, pair.preparation, options.recipe)
         return cls(
             options=options,
             pair=pair,
             model=model,
             classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
             batch_size=options.batch_size or batch_size_for(len(pair.source)),
-            augment=augment_for(options.augment, shape, _class_names(pair)),
+            plain_augment=augment_for(options.augment, shape, _class_names(pair)),
+            views=views_for(options.augment, shape, _class_names(pair)) if strong else None,
             folds=folds_of(options, len(pair.target)),
             reducer=reducer,
             home=Home(options.out, options.rescue),
@@ -91,13 +103,13 @@ class Trainings:
             epochs=options.epochs,
             batch_size=self.batch_size,
             target_batch_size=self._target_batch(part),
-            optimizer=self._optimizer,
+            optimizer=self._optimizer(part),
             schedule=self._schedule,
             method=self._method(part),
-            augment=self.augment,
+            augment=self.augment(part),
             standardize=self._standardize,
             probes=self._planted(part),
-            compute=self._compute(),
+            compute=self._compute(part),
             checkpoints=self._checkpoints(part),
             seed=options.seed,
             device=options.device,
@@ -105,19 +117,31 @@ class Trainings:
             progress=progress,
         )
 
+    def _is_strong(self, part: Part) -> bool:
+        """Whether a part is trained by the strong recipe; what it is compared with is not."""
+        return part.method == METHOD and self.options.recipe == "strong"
+
+    def augment(self, part: Part) -> Augment | Views | None:
+        return self.views if self._is_strong(part) else self.plain_augment
+
     def _method(self, part: Part) -> Method:
         options = self.options
         if part.method != METHOD:
             return methods.by_name(part.method)
+        if self._is_strong(part):
+            return Strong(target_share=options.target_share)
         share = target_share_for(options.target_share, options.mode)
         mixed = target_share(share) if share else chain()
         loss = label_doubt() if options.doubt_labels else normalized()
         return Soseleto(weight_step=options.weight_step, gradients=mixed, engine=options.engine, source_loss=loss)
 
-    def _compute(self) -> Compute:
+    def _compute(self, part: Part) -> Compute:
+        """The strong recipe, which is for large networks, runs in bfloat16 on a GPU unless asked for another."""
         options = self.options
+        on_gpu = (self.reducer.device or choose_device(options.device)).type == "cuda"
+        wanted = "bfloat16" if options.dtype is None and on_gpu and self._is_strong(part) else options.dtype
         return Compute(
-            dtype=dtype_of(options.dtype),
+            dtype=dtype_of(wanted),
             micro_batch_size=options.micro_batch_size,
             non_finite=options.non_finite,  # type: ignore[arg-type]  # Compute checks it
             reducer=self.reducer,
@@ -155,14 +179,14 @@ class Trainings:
         settings = Settings(
             mode=options.mode,
             epochs=options.epochs,
-            optimizer=self._optimizer,
+            optimizer=self._optimizer(part),
             schedule=self._schedule,
             loss=as_losses(cross_entropy, options.mode),
             method=self._method(part),
-            augment=as_augments(self.augment),
+            augment=as_augments(self.augment(part)),
             heads=Heads(),
             probes=self._planted(part),
-            compute=self._compute(),
+            compute=self._compute(part),
             checkpoints=self._checkpoints(part),
             seed=options.seed,
         )
@@ -170,9 +194,15 @@ class Trainings:
         device = self.reducer.device or choose_device(options.device)
         return comparable({**settings.describe(), **sizes, "device": device.type})
 
+    def _optimizer(self, part: Part) -> Momentum | Adaptive:
+        lr, decay = self.options.lr, self.options.weight_decay
+        if self._is_strong(part):
+            return sgd(STRONG_LR if lr is None else lr, STRONG_WEIGHT_DECAY if decay is None else decay, nesterov=True)
+        return self._plain_optimizer
+
     @cached_property
-    def _optimizer(self) -> Momentum | Adaptive:
-        return default_optimizer(self.module(), self.options.lr, self.options.weight_decay)
+    def _plain_optimizer(self) -> Momentum | Adaptive:
+        return default_optimizer(self.module(), self.options.lr, self.options.weight_decay or 0.0)
 
     @cached_property
     def _schedule(self) -> MakeSchedule:
@@ -252,7 +282,8 @@ class Trainings:
         share = AUTO_SHARE if probes == "auto" else probes
         left = len(part.target) - min(AUTO_MOST, round(share * len(part.target)))
         wanted = self.options.target_batch_size
-        return min(TARGET_BATCH, left) if wanted is None else min(wanted, left) if part.name else wanted
+        usual = STRONG_TARGET_BATCH if self._is_strong(part) else TARGET_BATCH
+        return min(usual, left) if wanted is None else min(wanted, left) if part.name else wanted
 
     def probes(self, part: Part) -> Share:
         """The share of the part's target that is planted."""
@@ -266,6 +297,19 @@ class Trainings:
         """The work of a step, in forward passes of one example."""
         target = self._target_batch(part)
         return {METHOD: 4 * self.batch_size + 3 * target, "ordinary": 3 * self.batch_size}.get(part.method, 3 * target)
+
+
+def _check_recipe(options: FitOptions) -> None:
+    """Raise for an unknown recipe, and for options that the strong one has not."""
+    check_recipe(options.recipe, options.mode)
+    changed = {
+        "--weight-step": options.weight_step != WEIGHT_STEP,
+        "--engine": options.engine != "auto",
+        "--doubt-labels": options.doubt_labels,
+    }
+    if options.recipe == "strong" and any(changed.values()):
+        named = next(name for name, is_changed in changed.items() if is_changed)
+        raise UsageError(f"{named} has no effect with --recipe strong, which computes no alignments: leave it out.")
 
 
 def _class_names(pair: Pair) -> tuple[str, ...] | None:

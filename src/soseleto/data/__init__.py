@@ -17,7 +17,9 @@ from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.read_pair import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.readers.reading import Reading
 from soseleto.data.stream import Stream
+from soseleto.data.strong_augment import StrongAugment
 from soseleto.data.table_columns.preparation import TablePreparation
+from soseleto.data.views import Views
 
 __all__ = [
     "MODES",
@@ -33,8 +35,10 @@ __all__ = [
     "ReadOnce",
     "Reading",
     "Stream",
+    "StrongAugment",
     "TablePreparation",
     "TargetCycle",
+    "Views",
     "as_example_set",
     "as_examples",
     "by_confusion",

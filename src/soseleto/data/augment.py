@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from soseleto.data.draws import Draws
 from soseleto.errors import DataError, UsageError
 
 _POINTS = 4  # control points of the elastic deformation, along each side
@@ -69,7 +70,7 @@ class Augment:
         """Whether batches are returned unchanged."""
         return self == Augment()
 
-    def __call__(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
+    def __call__(self, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
         """The augmented batch; random numbers are drawn from ``generator``, on its device, in a fixed order."""
         if self.nothing:
             return inputs
@@ -86,7 +87,7 @@ class Augment:
             inputs = _negative(inputs, _uniform(1, inputs, generator)[0] < 0.5)
         return inputs
 
-    def _crop_flip(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
+    def _crop_flip(self, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
         pad = int(self.crop)
         draws = _uniform(3, inputs, generator)
         top, left = (draws[:2] * (2 * pad + 1)).to(torch.int64).clamp_(max=2 * pad)  # (N,) each
@@ -96,7 +97,7 @@ class Augment:
             return _windows_by_copy(padded, top, left, mirrored, pad)
         return _windows_by_gather(padded, top, left, mirrored, pad)
 
-    def _resample(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
+    def _resample(self, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
         """Rotation, scale, shift, shear and elastic deformation in one bilinear resampling, padded with zeros."""
         floats = inputs if inputs.dtype.is_floating_point else inputs.float()
         matrix = self._matrices(floats, generator)
@@ -106,7 +107,7 @@ class Augment:
         moved = F.grid_sample(floats, grid.to(floats.dtype), padding_mode="zeros", align_corners=False)
         return moved if inputs.dtype.is_floating_point else moved.round_().clamp_(0, 255).to(inputs.dtype)
 
-    def _matrices(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
+    def _matrices(self, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
         """(N, 2, 3) affine maps from output to input coordinates, in units of half the image side."""
         n, _, h, w = inputs.shape
         angle, factor, x, y = _uniform(4, inputs, generator) * 2 - 1
@@ -121,7 +122,7 @@ class Augment:
             top = top + slant[:, None] * bottom
         return torch.stack([top, bottom], dim=1).view(n, 2, 3)
 
-    def _displacements(self, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
+    def _displacements(self, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
         """(N, H, W, 2) displacement of each pixel, in units of half the image side, interpolated from 4 x 4 points."""
         n, _, h, w = inputs.shape
         draws = _uniform(2 * _POINTS**2, inputs, generator) * 2 - 1
@@ -155,8 +156,10 @@ def _windows_by_copy(padded: Tensor, top: Tensor, left: Tensor, mirrored: Tensor
     return torch.from_numpy(made)
 
 
-def _uniform(count: int, inputs: Tensor, generator: torch.Generator | Rows) -> Tensor:
+def _uniform(count: int, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
     """(count, N) numbers in [0, 1), drawn on the generator's device and moved to that of the inputs."""
+    if isinstance(generator, Draws):
+        return generator.uniform(count)
     if isinstance(generator, Rows):
         random = generator.generator
         draws = torch.rand(count, generator.total, generator=random, device=random.device)[:, generator.rows]

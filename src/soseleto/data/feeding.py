@@ -16,9 +16,11 @@ from torch import Tensor
 
 from soseleto.data import structure
 from soseleto.data.augment import Augment, Rows
+from soseleto.data.draws import Draws
 from soseleto.data.example_set import ExampleSet
-from soseleto.data.randomness import generator
+from soseleto.data.randomness import generator, seed_for
 from soseleto.data.structure import Inputs
+from soseleto.data.views import Views
 
 _BLOCK_BYTES = 1 << 26  # of float inputs
 _BLOCK_STEPS = 16
@@ -37,26 +39,29 @@ def feed(
     seed: int,
     epoch: int,
     purpose: str = "source/augment",
-    augment: Augment | None = None,
+    augment: Augment | Views | None = None,
     prepare: Callable[[Inputs], Inputs] | None = None,
     start: int = 0,
     keep: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Fed]:
     """Yield the index batches ``batches[start:]`` with inputs and labels, on the examples' device.
 
-    ``augment`` is applied to the inputs as stored, then ``prepare`` (such as a Preprocess). ``keep`` maps a batch of
-    indices to the mask of rows to yield; those rows are the same as in the whole batch.
+    ``augment`` is applied to the inputs as stored, then ``prepare`` (such as a Preprocess). With ``Views`` the inputs
+    are a tuple, and the views of an example depend on (seed, purpose, epoch, step, its index) alone. ``keep`` maps a
+    batch of indices to the mask of rows to yield; those rows are the same as in the whole batch.
     """
     steps = block_steps(examples, len(batches[0]) if len(batches) else 1)  # only the last can be smaller
     firsts = range(start - start % steps, len(batches), steps)
     blocks, ahead = tee(_block(batches[first : first + steps], keep) for first in firsts)
     taken = examples.read((block.places for block in ahead), seed=seed, purpose=f"{purpose}/{epoch}")
     for first, block, (inputs, labels) in zip(firsts, blocks, taken, strict=True):
-        if augment is not None and len(block.places):
+        if isinstance(augment, Views):
+            inputs = augment(inputs, block.counted(seed_for(seed, f"{purpose}/{epoch}"), first, examples.device))
+        elif augment is not None and len(block.places):
             random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
             inputs = augment(inputs, block.draws(random))
         if prepare is not None:
-            inputs = prepare(inputs)
+            inputs = structure.change(prepare, inputs) if isinstance(augment, Views) else prepare(inputs)
         whole = (block.places.to(examples.device), inputs, labels)
         made = [whole] if len(block.sizes) == 1 else structure.split(whole, block.sizes)
         del inputs, labels, whole
@@ -78,6 +83,11 @@ class _Block:
     def draws(self, random: torch.Generator) -> torch.Generator | Rows:
         """What augmentation draws from, so that kept rows get the same numbers as in the whole batches."""
         return random if self.rows is None else Rows(random, self.total, self.rows.to(random.device))
+
+    def counted(self, key: int, first: int, device: torch.device) -> Draws:
+        """Draws by example and step; a target example occurs many times in an epoch."""
+        steps = torch.arange(first, first + len(self.sizes)).repeat_interleave(torch.tensor(self.sizes))
+        return Draws.of(key, self.places.to(device), steps.to(device))
 
 
 def _block(batches: Sequence[Tensor], keep: Callable[[Tensor], Tensor] | None) -> _Block:

@@ -1,4 +1,4 @@
-"""The paper's experiments by name, as ``soseleto reproduce`` runs them. An experiment's module is imported on use."""
+"""Experiments by name, as ``soseleto reproduce`` runs them. An experiment's module is imported on use."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ REGISTRY = {
         "cifar10-noise",
         "Table 1 and its figure: CIFAR-10 with noisy labels, every method (hours without a GPU)",
         "soseleto.experiments.cifar10_noise.experiment",
+        saves=True,
+    ),
+    "cifar10-deep": Experiment(
+        "cifar10-deep",
+        "CIFAR-10 with wrong labels, PreAct ResNet-18: the strong recipe and its parts (hours on a GPU)",
+        "soseleto.experiments.cifar10_deep.experiment",
         saves=True,
     ),
     "svhn-mnist": Experiment(

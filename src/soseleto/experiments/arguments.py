@@ -42,7 +42,11 @@ def parser(
     made.add_argument("--processes", type=int, default=1)
     made.add_argument("--small", action="store_true", help="sized for a CPU")
     made.add_argument(
-        "--select", action="store_true", default=None, help="evaluate on held-out images, not on the test set"
+        "--select",
+        "--held-out",
+        action="store_true",
+        default=None,
+        help="evaluate on held-out images, not on the test set",
     )
     made.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method")
     for name, kind in numbers.items():

@@ -15,6 +15,7 @@ from soseleto.methods.mixed import Mixed
 from soseleto.methods.oracle import correct_only, corrected
 from soseleto.methods.ordinary import Ordinary
 from soseleto.methods.reweight import Reweight
+from soseleto.methods.strong import Strong
 from soseleto.methods.sukhbaatar import Sukhbaatar
 from soseleto.methods.target_only import TargetOnly
 from soseleto.methods.wrappers.early_stopping import EarlyStopping
@@ -35,6 +36,7 @@ __all__ = [
     "Recording",
     "Reweight",
     "Signals",
+    "Strong",
     "Sukhbaatar",
     "TargetOnly",
     "Xiao",

@@ -134,3 +134,44 @@ def resnet18_trunk(
         layers += [_Block(before, after, 1 if stage == 0 else 2, norm), _Block(after, after, 1, norm)]
         before = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class _PreActivationBlock(nn.Module):
+    """x + conv(relu(norm(conv(relu(norm(x)))))); where the shape changes, the shortcut starts after the first norm."""
+
+    def __init__(self, before: int, after: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.begin = nn.Sequential(norm(before), nn.ReLU(inplace=True))
+        self.body = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False), norm(after), nn.ReLU(inplace=True),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+        )  # fmt: skip
+        changes = stride != 1 or before != after
+        self.short = nn.Conv2d(before, after, 1, stride, bias=False) if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        begun = self.begin(x)
+        out: Tensor = self.body(begun) + (x if self.short is None else self.short(begun))
+        return out
+
+
+def preact_resnet18(
+    classes: int = 10,
+    *,
+    channels: int = 3,
+    width: int = 64,
+    norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
+) -> nn.Sequential:
+    """ResNet-18 for small images with norms before the convolutions (He et al., 2016), as papers on noisy labels use
+    it."""
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, 1, 1, bias=False)]
+    before = width
+    for stage in range(4):
+        after = width * 2**stage
+        layers += [
+            _PreActivationBlock(before, after, 1 if stage == 0 else 2, norm),
+            _PreActivationBlock(after, after, 1, norm),
+        ]
+        before = after
+    end = [norm(before), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, *end, nn.Linear(before, classes))

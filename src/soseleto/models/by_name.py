@@ -13,12 +13,21 @@ import torch
 from torch import nn
 
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.models.architectures import group_norm, lenet, linear, mlp, quick, resnet18, table_network
+from soseleto.models.architectures import (
+    group_norm,
+    lenet,
+    linear,
+    mlp,
+    preact_resnet18,
+    quick,
+    resnet18,
+    table_network,
+)
 from soseleto.models.pretrained_text import is_pretrained, make_text_model
 
 GROUP_NORM = "resnet18-groupnorm"
 FOR_ROWS: dict[str, Callable[[int, int], nn.Module]] = {"mlp": mlp, "linear": linear, "table": table_network}
-NAMES = ("quick", "lenet", "resnet18", GROUP_NORM, *FOR_ROWS)
+NAMES = ("quick", "lenet", "resnet18", "preact-resnet18", GROUP_NORM, *FOR_ROWS)
 SMALL = 32  # the largest size of grey images on which LeNet is as accurate as Quick, at a third of the cost
 
 
@@ -106,6 +115,8 @@ def by_name(name: str, *, classes: int, shape: tuple[int, ...]) -> nn.Module:
         raise UsageError(f"model {name!r} takes square images (C, H, W), got inputs of shape {shape}: use 'mlp'.")
     if name == "resnet18":
         return resnet18(classes, channels=shape[0])
+    if name == "preact-resnet18":
+        return preact_resnet18(classes, channels=shape[0])
     if name == GROUP_NORM:
         return resnet18(classes, channels=shape[0], norm=group_norm)
     made = quick if name == "quick" else lenet

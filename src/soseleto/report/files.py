@@ -57,6 +57,11 @@ class RunFiles:
         return None if self.ranking is None else suggested_labels(self.ranking, best_count(self.suspects))
 
     @property
+    def is_strong(self) -> bool:
+        """Whether a teacher judged the labels, so that weights are probabilities and there are no alignments."""
+        return self.config.get("method") == "strong"
+
+    @property
     def is_transfer(self) -> bool:
         """Whether weights are about the target and not about wrong labels."""
         return self.config.get("mode") == "transfer"

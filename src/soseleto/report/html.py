@@ -124,8 +124,9 @@ def _histograms(run: RunFiles, weight: np.ndarray, wrong: np.ndarray | None) -> 
     table = None if score is None else tables.score_histogram(score, wrong)
     if table is not None:
         beyond = f" The outermost bars include {sentences.count(table.beyond)} outliers." if table.beyond else ""
-        caption = "Mean alignment with the target gradient; positive lowers the target loss to first order." + beyond
-        figures.append(charts.histogram(table, title="Scores", x_label="score", caption=caption, rule=0.0))
+        caption = f"{sentences.of_scores(run)}{beyond}"
+        rule = None if run.is_strong else 0.0
+        figures.append(charts.histogram(table, title="Scores", x_label="score", caption=caption, rule=rule))
     return figures
 
 

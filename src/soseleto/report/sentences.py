@@ -66,12 +66,23 @@ def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     rows = [
         ("Source examples", total, count, f"{count(run.start.get('n_target', 0))} target examples"),
         ("Effective sample size", effective, count, _of_total(effective, total)),
-        ("Mean weight", last.get("mean_weight"), number, "0: ignored, 1: full weight"),
+        ("Mean weight", last.get("mean_weight"), number, _of_weights(run)),
         ("Weights at 0", last.get("share_at_zero"), share, "of the source examples"),
         ("Weights at 1", last.get("share_at_one"), share, "of the source examples"),
         ("Test accuracy", last.get("test_accuracy"), percent, "after the last epoch"),
     ]
     return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
+
+
+def _of_weights(run: RunFiles) -> str:
+    return "probability that a label is right" if run.is_strong else "0: ignored, 1: full weight"
+
+
+def of_scores(run: RunFiles) -> str:
+    """The caption of their histogram."""
+    if run.is_strong:
+        return "Mean over all visits of the probability that the label is right."
+    return "Mean alignment with the target gradient; positive lowers the target loss to first order."
 
 
 ESTIMATES = {

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Reading
+from soseleto.data import Augment, Reading, Views
 from soseleto.data.preprocess import Standardize
 from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
@@ -25,6 +24,7 @@ from soseleto.suspects.probes import Share
 from soseleto.task.finite import make_guard
 from soseleto.task.losses import Loss, cross_entropy
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
+from soseleto.training import recipe as recipes
 from soseleto.training.agreement import require_reducer, require_same_settings
 from soseleto.training.data import BatchSizes, Data
 from soseleto.training.defaults import EPOCHS
@@ -38,9 +38,7 @@ from soseleto.training.options import (
     Heads,
     Probes,
     Watcher,
-    as_augments,
     as_losses,
-    as_optimizer,
     as_probes,
     as_watchers,
     checks_arguments,
@@ -60,6 +58,7 @@ def fit(
     target: Any,
     mode: Literal["noisy", "transfer"] = "noisy",
     *,
+    recipe: recipes.Name = "plain",
     test: Any = None,
     epochs: int = EPOCHS,
     batch_size: int | None = None,
@@ -69,7 +68,7 @@ def fit(
     schedule: MakeSchedule | Literal["auto"] | None = "auto",
     loss: Loss | tuple[Loss, Loss] = cross_entropy,
     method: Method | None = None,
-    augment: Augment | tuple[Augment | None, Augment | None] | None = None,
+    augment: Augment | Views | tuple[Augment | None, Augment | None] | None = None,
     standardize: Standardize | bool | None = None,
     heads: Heads = Heads(),
     probes: Probes | Share | None = None,
@@ -89,10 +88,13 @@ def fit(
             Dataset, or a path. A Dataset that is random, ragged or large is read in every epoch, as by
             ``soseleto.data.Live``.
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
+        recipe: ``"plain"`` is SOSELETO with the settings given here. ``"strong"`` is for images with wrong labels and a
+            GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``; it takes several times as
+            many epochs. It is for uint8 images in noisy mode.
         epochs: passes over the source.
         batch_size: source examples per step; by default 16 to 256, by the size of the source.
         target_batch_size: target examples per step, 32 by default; ``Balanced(32)`` makes the batches class-balanced.
-        lr: learning rate of the default optimizer: 0.03 of SGD, 1e-4 of AdamW.
+        lr: learning rate of the default optimizer: 0.03 of SGD, 0.1 with ``recipe="strong"``, 1e-4 of AdamW.
         optimizer: ``soseleto.sgd(lr, weight_decay)``, ``soseleto.adamw(lr, weight_decay)``, or a function from
             parameters to any torch optimizer. By default SGD with momentum 0.9, and AdamW for a model with parts from
             transformers, timm or peft.
@@ -124,14 +126,15 @@ def fit(
         >>> result.weights.shape
         torch.Size([64])
     """
+    chosen = recipes.Recipe.of(recipe, model, mode=mode, method=method, augment=augment, optimizer=optimizer, lr=lr)
     settings = Settings(
         mode=mode,
         epochs=epochs,
-        optimizer=as_optimizer(optimizer, lr, model),
+        optimizer=chosen.optimizer,
         schedule=default_schedule(model) if schedule == "auto" else schedule,
         loss=as_losses(loss, mode),
-        method=Soseleto() if method is None else method,
-        augment=as_augments(augment),
+        method=chosen.method,
+        augment=chosen.augment,
         heads=heads,
         probes=as_probes(probes),
         compute=compute,
@@ -148,6 +151,8 @@ def fit(
     team, where = sharing.reducer, sharing.reducer.device or choose_device(device)
     data = Data.read(source, target, test, mode)
     data.require_shareable(sharing, settings.probes, mode)
+    if target_batch_size is None and chosen.target_batch is not None:
+        target_batch_size = min(chosen.target_batch, len(data.target))
     sizes = BatchSizes.of(data, batch_size, target_batch_size)
     with seeded(seed, where):
         setup = Setup.of(model, settings, data, sizes=sizes, sharing=sharing, device=where, standardize=standardize)

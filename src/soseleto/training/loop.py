@@ -238,7 +238,7 @@ class Loop:
 
     def _result(self, state: Any, config: dict[str, Any]) -> Result:
         return Result(
-            model=self.task.model,
+            model=getattr(state, "answering", self.task.model),
             source=self._source,
             history=self.records.history,
             messages=self.records.messages,

@@ -28,15 +28,23 @@ class Momentum:
     lr: float
     weight_decay: float
     momentum: float
+    nesterov: bool = False
 
     @property
     def name(self) -> str:
-        return f"SGD, momentum {self.momentum}"
+        return f"SGD, momentum {self.momentum}{', Nesterov' if self.nesterov else ''}"
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         parameters = list(parameters)
         on_gpu = _can_fuse(parameters)
-        made = SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=on_gpu or None)
+        made = SGD(
+            parameters,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+            fused=on_gpu or None,
+        )
         if on_gpu and self.momentum:
             # Fused steps need the momentum of every parameter or of none; a method with phases adds a head late.
             for p in parameters:
@@ -72,10 +80,11 @@ def _can_fuse(parameters: Sequence[nn.Parameter]) -> bool:
     return all(p.is_cuda and p.is_floating_point() for p in parameters)
 
 
-def sgd(lr: float, weight_decay: float = 0.0, momentum: float = 0.9) -> Momentum:
-    """SGD with momentum. Weight decay acts on the model's parameters, never on the source weights."""
+def sgd(lr: float, weight_decay: float = 0.0, momentum: float = 0.9, *, nesterov: bool = False) -> Momentum:
+    """SGD with momentum, on request Nesterov's. Weight decay acts on the model's parameters, never on the source
+    weights."""
     _require_rate(lr)
-    return Momentum(lr, weight_decay, momentum)
+    return Momentum(lr, weight_decay, momentum, nesterov)
 
 
 def adamw(lr: float, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999)) -> Adaptive:

@@ -12,7 +12,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from soseleto.data import Augment
+from soseleto.data import Augment, Views
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.parallel.reducer import Reducer
 from soseleto.suspects.probes import Share
@@ -149,9 +149,11 @@ def as_losses(given: Loss | tuple[Loss, Loss], mode: str) -> tuple[Loss, Loss | 
     return source, target
 
 
-def as_augments(given: Augment | Sequence[Augment | None] | None) -> tuple[Augment | None, Augment | None]:
+def as_augments(
+    given: Augment | Views | Sequence[Augment | None] | None,
+) -> tuple[Augment | Views | None, Augment | Views | None]:
     """Of the source and of the target."""
-    if given is None or isinstance(given, Augment):
+    if given is None or isinstance(given, Augment | Views):
         return given, given
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise UsageError("augment must be one Augment for both sides, or a pair (source, target): either may be None.")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Examples, ExampleSet, generator, seed_for
+from soseleto.data import Augment, Examples, ExampleSet, Views, generator, seed_for
 from soseleto.data.preprocess import Prepare, make_prepare
 from soseleto.errors import UsageError, need
 from soseleto.extensions import target_share
@@ -106,6 +106,8 @@ def fit_unlabelled(
     given = bound.arguments
     if not isinstance(given["compute"].reducer or Single(), Single):
         raise UsageError("unlabelled examples are used in one process: start one, or leave them out.")
+    if given["recipe"] != "plain" or isinstance(given["augment"], Views):
+        raise UsageError("unlabelled examples are used by the plain recipe alone: leave recipe='strong' out.")
     data = Data.read(source, target, given["test"], mode)
     if not all(isinstance(one, Examples) and isinstance(one.inputs, Tensor) for one in (data.source, data.target)):
         raise UsageError(
@@ -202,7 +204,9 @@ class _Rounds:
     @property
     def _augment(self) -> Augment | None:
         """The target's, since the unlabelled examples are like the target."""
-        return as_augments(self.given["augment"])[1]
+        of_target = as_augments(self.given["augment"])[1]
+        assert not isinstance(of_target, Views)  # refused before
+        return of_target
 
     def _guesses(self, result: Result, inputs: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """The class of every example, and the places of those to learn from; a resumed round reads both from a file."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from soseleto.data import Augment, TablePreparation, seed_for, structure
+from soseleto.data import Augment, TablePreparation, Views, seed_for, structure
 from soseleto.data.preprocess import Prepare, Standardize, make_prepare
 from soseleto.engines.shards import is_shard, reshard
 from soseleto.errors import UsageError
@@ -41,7 +41,7 @@ class Settings:
     schedule: MakeSchedule | None
     loss: tuple[Loss, Loss | None]  # no target loss where it is the source's
     method: Method
-    augment: tuple[Augment | None, Augment | None]
+    augment: tuple[Augment | Views | None, Augment | Views | None]
     heads: Heads
     probes: Probes
     compute: Compute
@@ -223,13 +223,19 @@ class Setup:
         }
 
 
-def _require_one_tensor(augment: tuple[Augment | None, Augment | None], data: Data) -> None:
-    """Raise for augmentation of inputs that are a structure."""
+def _require_one_tensor(augment: tuple[Augment | Views | None, Augment | Views | None], data: Data) -> None:
+    """Raise for augmentation of inputs that are a structure, and for strong views of what are no images."""
     for one, examples in zip(augment, (data.source, data.target), strict=True):
-        if one is not None and not one.nothing:
-            inputs, _ = examples.take(torch.tensor([0]))
-            if not isinstance(inputs, torch.Tensor):
-                raise UsageError("augment is for inputs that are one tensor: augment in the Dataset, and leave it out.")
+        if one is None or one.nothing:
+            continue
+        inputs, _ = examples.take(torch.tensor([0]))
+        if not isinstance(inputs, torch.Tensor):
+            raise UsageError("augment is for inputs that are one tensor: augment in the Dataset, and leave it out.")
+        if isinstance(one, Views) and (inputs.dtype != torch.uint8 or inputs.ndim != 4):
+            raise UsageError(
+                f"strong views are made of uint8 images (C, H, W), got {inputs.dtype} of shape "
+                f"{tuple(inputs.shape[1:])}: give images as bytes, or leave recipe='strong' out."
+            )
 
 
 def _trainable(model: nn.Module, prefix: str) -> frozenset[str]:

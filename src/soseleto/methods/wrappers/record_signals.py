@@ -74,7 +74,10 @@ class Recording(Transparent):
     def step(self, state: Any, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         with _source_outputs(state.task.model, source, len(target)) as seen:
             numbers = self.method.step(state.inner, source, target, monitor=monitor)
-        if seen:
+        judged: Tensor | None = getattr(state.inner, "judged", None)  # of a method that judges by other passes
+        if judged is not None:
+            scores = judged
+        elif seen:
             scores = scores_of(seen[0]).detach()[: len(source)]
         else:
             self.signals.extra_forwards += 1

@@ -1,0 +1,5 @@
+"""The strong recipe: labels doubted by a teacher, strong augmentation, the teacher's answers for doubted labels."""
+
+from soseleto.methods.strong.method import Strong
+
+__all__ = ["Strong"]

@@ -1,0 +1,92 @@
+"""What is believed about the class of a source example, given the teacher's answer and the label.
+
+    q ← q·t/q̄, normalised            class balance: q̄ mean of the teacher's answers, t shares of the trusted labels
+    q ← q^(1/τ), normalised          sharpened or smoothed, where the teacher is under- or overconfident
+    r_c = q_c T_cy / Σ_k q_k T_ky    posterior of class c given label y,  T_cy = P(label y | class c)
+
+w = r_y is the probability that the label is right. With one share π of right labels for all classes, T is π on its
+diagonal and (1 − π)/(C − 1) elsewhere, and
+
+    w = π q_y / (π q_y + (1 − π)(1 − q_y)/(C − 1)).
+
+T is estimated as it is used: J_cy is the running mean of r_c over examples with label y, π its trace, and T_cy =
+J_cy/Σ_k J_ck where every class has mistakes of its own (expectation-maximisation, one batch at a time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SMALLEST = 1e-8  # probability
+FIRST_SHARE = 0.7  # π before anything is known
+MEMORY = 0.99  # of the running means over steps
+
+
+@dataclass(frozen=True)
+class Judge:
+    """temperature: τ; balance: whether answers are balanced; by_class: whether classes have mistakes of their own."""
+
+    classes: int
+    temperature: float
+    balance: bool
+    by_class: bool
+
+    def init(self, device: torch.device) -> dict[str, Tensor]:
+        """J, q̄ and t."""
+        even = torch.full((self.classes,), 1.0 / self.classes, device=device)
+        start = torch.tensor(FIRST_SHARE, device=device)
+        return {"joint": transition(start, self.classes) / self.classes, "answers": even, "trusted": even.clone()}
+
+    def answer(self, scores: Tensor, trusted_labels: Tensor, state: dict[str, Tensor]) -> Tensor:
+        """q (B, C), balanced and at temperature τ; the running means learn from the batch first."""
+        q = scores.softmax(1)
+        _learn(state["answers"], q.mean(0))
+        _learn(state["trusted"], one_hot(trusted_labels, self.classes).mean(0))
+        if self.balance:
+            q = q * (state["trusted"] / state["answers"].clamp(min=SMALLEST))
+        return sharpened(q, self.temperature)
+
+    def posterior(self, q: Tensor, labels: Tensor, state: dict[str, Tensor]) -> Tensor:
+        """r (B, C); J learns from it."""
+        t = by_class(state["joint"]) if self.by_class else transition(clean_share(state), self.classes)
+        r = q * t.T[labels]
+        r = r / r.sum(1, keepdim=True).clamp(min=SMALLEST**2)
+        _learn(state["joint"], r.T @ one_hot(labels, self.classes).to(r.dtype) / len(labels))
+        return r
+
+
+def sharpened(p: Tensor, temperature: float) -> Tensor:
+    """p^(1/τ), normalised over the classes; τ = 1 only normalises."""
+    p = p.clamp(min=SMALLEST) ** (1.0 / temperature)
+    return p / p.sum(1, keepdim=True)
+
+
+def clean_share(state: Mapping[str, Tensor]) -> Tensor:
+    """π, between chance level and just below 1, so that it can always change."""
+    joint = state["joint"]
+    return joint.diagonal().sum().clamp(1.0 / len(joint), 1.0 - 1e-3)
+
+
+def transition(share: Tensor, classes: int) -> Tensor:
+    """T (C, C) with one share of right labels for all classes."""
+    same = torch.eye(classes, device=share.device, dtype=share.dtype)
+    return same * share + (1.0 - same) * (1.0 - share) / (classes - 1)
+
+
+def by_class(joint: Tensor) -> Tensor:
+    """T (C, C) from J; a hundredth of it is even, so that no mistake is impossible."""
+    rows = joint / joint.sum(1, keepdim=True).clamp(min=SMALLEST)
+    return 0.99 * rows + 0.01 / len(joint)
+
+
+def one_hot(labels: Tensor, classes: int) -> Tensor:
+    """(B, C) float32."""
+    return (labels[:, None] == torch.arange(classes, device=labels.device)).float()
+
+
+def _learn(mean: Tensor, new: Tensor) -> None:
+    mean.lerp_(new.to(mean.dtype), 1.0 - MEMORY)

@@ -1,0 +1,194 @@
+"""Strong: for wrong labels and images; every batch has doubtful source images and trusted target images.
+
+    q = teacher(weak view)                                  a running mean of the network judges: see teacher.py
+    r = P(class | q, label),  w = r_y                       labels are doubted: see judgement.py
+    s = (1 − g)·label + g·sharpened r                       what source images are trained on; g rises from 0 to 1
+    x, y = mixed(strong views of both, s and trusted labels)                                        see mixing.py
+    θ ← θ − λ_p ∂/∂θ [ (1 − a)·mean_source H(y, p(x)) + a·mean_target H(y, p(x)) ],   H(y, p) = −Σ_c y_c log p_c
+
+A doubted label is so replaced by the teacher's answer, and its image still trains the network to give the same answer
+for weak and strong views. After the last step the model is the teacher. The weight of a source example is its w at the
+last visit, its score the mean over all visits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.data.batch import Batch
+from soseleto.data.draws import Draws
+from soseleto.data.structure import scores_of
+from soseleto.engines import trainable
+from soseleto.engines.autograd import gradient
+from soseleto.errors import UsageError
+from soseleto.methods.mixed import share_of_target
+from soseleto.methods.state import State, require_noisy, require_share
+from soseleto.methods.strong.judgement import Judge, clean_share, one_hot, sharpened
+from soseleto.methods.strong.mixing import mixed
+from soseleto.methods.strong.teacher import Teacher
+from soseleto.task.losses import FULL, cross_entropy
+from soseleto.task.state import load_tree
+from soseleto.task.task import Task
+from soseleto.weights import Weights
+
+LABELS = ("doubted", "believed", "ignored")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strong:
+    """teacher: decay d of the running mean of the network; 0 judges by the network of the last step.
+
+    labels: of the source, "doubted", or "believed", which trains on every label as it is, or "ignored", which trains on
+        the teacher's answers alone
+    answers: the teacher's answers replace doubted labels; without, an example counts as much as its label is believed
+    by_class: every class has mistakes of its own, estimated in the training; else one share of right labels for all
+    balance: the teacher's answers are brought to the class shares of the trusted labels
+    judging: temperature of the answers that labels are judged by; below 1 if the teacher is underconfident
+    temperature: of sharpening what is trained on; 1 leaves it as it is
+    ramp: the share of all steps over which g rises, since the first teachers know nothing
+    mixup: a of Beta(a, a); 0 mixes nothing
+    cutmix: the share of examples that are mixed by cutmix instead
+    target_share: a, the target's share of the loss; ``None`` gives every example of both batches the same weight
+    """
+
+    teacher: float = 0.999
+    labels: Literal["doubted", "believed", "ignored"] = "doubted"
+    answers: bool = True
+    by_class: bool = False
+    balance: bool = True
+    judging: float = 1.0
+    temperature: float = 0.5
+    ramp: float = 0.05
+    mixup: float = 0.5
+    cutmix: float = 0.0
+    target_share: float | None = None
+
+    name = "strong"
+
+    def __post_init__(self) -> None:
+        for field in ("teacher", "ramp", "cutmix", "target_share"):
+            if getattr(self, field) is not None:
+                require_share(field, getattr(self, field))
+        if self.labels not in LABELS:
+            raise UsageError(f"labels must be one of {', '.join(map(repr, LABELS))}, got {self.labels!r}.")
+        for field in ("judging", "temperature"):
+            if not getattr(self, field) > 0:
+                raise UsageError(f"{field} must be above 0, got {getattr(self, field)}: 0.5 sharpens, 1 does not.")
+        if not self.mixup >= 0:
+            raise UsageError(f"mixup must be 0 or more, got {self.mixup}.")
+        if self.cutmix and not self.mixup:
+            raise UsageError("cutmix has no effect without mixup, whose Beta(a, a) gives its area: say mixup=1.0.")
+
+    def init(self, task: Task) -> StrongState:
+        require_noisy(task, self.name)
+        if task.classes is None or getattr(task.losses, "loss", None) is not cross_entropy:
+            raise UsageError("the strong recipe is for class labels and cross-entropy: use recipe='plain'.")
+        judge = Judge(task.classes, self.judging, self.balance, self.by_class)
+        return StrongState.start(
+            task,
+            weights=Weights(task.n_source, device=task.device),
+            teacher=Teacher(task.model, self.teacher),
+            judge=judge,
+            beliefs=judge.init(task.device),
+            taken=torch.zeros((), dtype=torch.int64, device=task.device),
+            key=int(torch.randint(1 << 62, ())),
+        )
+
+    def step(self, state: StrongState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        task = state.task
+        weak, views = _views(source)
+        _, trusted_views = _views(target)
+        given, w = self._beliefs(state, weak, source, target)
+        trusted = one_hot(target.labels, given.shape[1])
+        count, n = len(views), len(source) * len(views)
+        inputs = torch.cat([*views, *trusted_views])
+        classes = torch.cat([given.repeat(count, 1), trusted.repeat(count, 1)])
+        rows = torch.arange(len(inputs), device=task.device)
+        draws = Draws.of(state.key, rows, state.taken.expand(len(rows)))
+        inputs, classes = mixed(inputs, classes, draws, mixup=self.mixup, cutmix=self.cutmix)
+        losses = -(classes * _scores(task, task.model, inputs).log_softmax(1)).sum(1)  # H(y, p)
+        of_source, of_target = losses[:n].view(count, -1).mean(0), losses[n:].view(count, -1).mean(0)
+        task.guard("source", of_source.detach(), source.index)
+        task.guard("target", of_target.detach(), target.index)
+        a = share_of_target(self.target_share, source, target)
+        loss = (1.0 - a) * of_source.mean() + a * of_target.mean()
+        state.take(gradient(loss, trainable(task.model)))
+        state.teacher.follow(state.taken)
+        state.taken += 1
+        state.report(source.index, w)
+        if state.steps == task.steps:
+            state.teacher.replace(task.model)
+        numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
+        return {**numbers, "clean_share": clean_share(state.beliefs)}
+
+    @torch.no_grad()
+    def _beliefs(self, state: StrongState, weak: Tensor, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
+        """s (B, C) and w (B,)."""
+        state.judged = _scores(state.task, state.teacher.model, weak)
+        if state.judged.shape[1] != state.judge.classes:
+            raise UsageError(
+                f"the model has {state.judged.shape[1]} outputs, but the source has {state.judge.classes} classes: "
+                "give a model with one output per class."
+            )
+        q = state.judge.answer(state.judged, target.labels, state.beliefs)
+        r = state.judge.posterior(q, source.labels, state.beliefs)
+        w = r.gather(1, source.labels[:, None]).squeeze(1)
+        labels = one_hot(source.labels, r.shape[1])
+        if self.labels == "believed":
+            return labels, w
+        ramp = max(1.0, self.ramp * state.task.steps)
+        g = (state.taken / ramp).clamp(max=1.0) if self.ramp else 1.0
+        if self.labels == "ignored":
+            return g * sharpened(q, self.temperature), w
+        doubted = sharpened(r, self.temperature) if self.answers else w[:, None] * labels
+        return labels + g * (doubted - labels), w
+
+
+@dataclass(kw_only=True)
+class StrongState(State):
+    """Beside optimizer and weights: the teacher, what is believed about labels, and the number of steps on the device.
+
+    judged: the teacher's scores of the last source batch
+    """
+
+    teacher: Teacher
+    judge: Judge
+    beliefs: dict[str, Tensor]
+    taken: Tensor
+    key: int  # of the random numbers of mixing
+    judged: Tensor | None = None
+
+    @property
+    def answering(self) -> nn.Module:
+        """The network to evaluate: the teacher, whose values the model has after the last step."""
+        return self.task.model if self.steps == self.task.steps else self.teacher.model
+
+    def state(self) -> dict[str, Any]:
+        own = {"teacher": self.teacher.state(), "beliefs": self.beliefs, "taken": self.taken, "key": self.key}
+        return {**super().state(), **own}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        self.teacher.load_state(state["teacher"])
+        self.beliefs = load_tree(self.beliefs, state["beliefs"], self.task.device)
+        self.taken.copy_(state["taken"])
+        self.key = state["key"]
+
+
+def _views(batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    """The weak view and the strong ones."""
+    if not isinstance(batch.inputs, tuple | list):
+        raise UsageError("the method 'strong' needs a weak and a strong view of every image: say augment=Views().")
+    weak, *strong = batch.inputs
+    return weak, strong
+
+
+def _scores(task: Task, model: nn.Module, inputs: Tensor) -> Tensor:
+    """(B, C), in float32 or better."""
+    scores: Tensor = scores_of(getattr(task.losses, "precision", FULL)(model, inputs))
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))

@@ -1,0 +1,96 @@
+"""``soseleto fit --recipe strong`` on images: its plan, its run folder, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import soseleto
+from soseleto.cli.choices import model_for, views_for
+from soseleto.cli.main import main
+from soseleto.errors import UsageError
+from soseleto.run_folder.folder import RunFolder
+
+Type = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def type_(capsys: pytest.CaptureFixture[str]) -> Type:
+    def words(*given: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main([str(word) for word in given])
+        out, err = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, out, err
+
+    return words
+
+
+def pictures(path: Path, n: int, seed: int, flipped: float = 0.0) -> Path:
+    """Two classes: the upper or the lower half is bright."""
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(2, size=n)
+    bright = (np.arange(8) // 4 == labels[:, None])[:, None, :, None]
+    images = draw.integers(100, size=(n, 1, 8, 8)) + 150 * bright
+    np.savez(path, x=images.astype(np.uint8), y=np.where(draw.random(n) < flipped, 1 - labels, labels))
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> list[object]:
+    source, target = pictures(tmp_path / "s.npz", 96, 0, 0.3), pictures(tmp_path / "t.npz", 16, 1)
+    return ["--source", source, "--target", target, "--device", "cpu", "--model", "mlp", "--out", tmp_path / "run"]
+
+
+def test_it_says_its_recipe_and_writes_a_run(type_: Type, data: list[object], tmp_path: Path) -> None:
+    words = ["--recipe", "strong", "--epochs", 2, "--folds", 0, "--no-baselines"]
+    code, said, err = type_("fit", *data, *words)
+    assert code == 0, err
+    assert "recipe strong, as asked for: a teacher judges every label" in said
+    assert "images are shifted by up to 12.5 %" in said
+    config = RunFolder.open(tmp_path / "run").config()
+    assert config["settings"]["name"] == "Strong"
+    assert (config["lr"], config["weight_decay"], config["target_batch_size"]) == (0.1, 5e-4, 16)
+    assert config["optimizer"] == "SGD, momentum 0.9, Nesterov"
+    assert soseleto.load(tmp_path / "run").outputs(np.zeros((2, 1, 8, 8), dtype=np.uint8)).shape == (2, 2)
+    assert len(RunFolder.open(tmp_path / "run").ranking()["weight"]) == 96
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert "The probability that a source example’s label is right" in page
+    assert "probability that the label is right" in page
+    assert "lignment" not in page
+
+
+def test_plain_is_the_default_and_says_so(type_: Type, data: list[object], tmp_path: Path) -> None:
+    code, said, err = type_("fit", *data, "--epochs", 1, "--folds", 0, "--no-baselines")
+    assert code == 0, err
+    assert "recipe plain, the default; --recipe strong is for networks that memorise" in said
+    config = RunFolder.open(tmp_path / "run").config()
+    assert (config["method"], config["lr"], config["weight_decay"]) == ("soseleto", 0.03, 0.0)
+    assert "Mean alignment with the target gradient" in (tmp_path / "run" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--recipe", "storng"], "unknown recipe 'storng' (did you mean 'strong'?)"),
+        (["--recipe", "strong", "--weight-step", 0.5], "--weight-step has no effect with --recipe strong"),
+        (["--recipe", "strong", "--doubt-labels"], "--doubt-labels has no effect with --recipe strong"),
+        (["--recipe", "strong", "--mode", "transfer"], "the strong recipe is for noisy mode"),
+        (["--recipe", "strong", "--augment", "bend"], "--augment bend has no effect with --recipe strong"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(type_: Type, data: list[object], words: list[object], said: str) -> None:
+    code, _, err = type_("fit", *data, *words)
+    assert code == 2
+    assert said in err
+
+
+def test_choices() -> None:
+    assert views_for("crop", (3, 32, 32)).flip is False
+    assert views_for(None, (3, 32, 32), ("cat", "dog")).flip is True
+    assert model_for(None, (3, 32, 32), None, "strong") == "preact-resnet18"
+    with pytest.raises(UsageError, match="--recipe strong is for images"):
+        views_for(None, (7,))

@@ -1,0 +1,167 @@
+"""Strong augmentation: every change against a loop over pixels, and draws that belong to the example."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from soseleto.data import Examples, Preprocess, StrongAugment, TargetCycle, Views, feed, source_batches
+from soseleto.data.draws import Draws
+from soseleto.data.strong_augment import CHANGES, _blended, _recoloured, _resampled
+from soseleto.errors import DataError, UsageError
+
+
+def images(n: int = 12, channels: int = 3, h: int = 10, w: int = 10, seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, (n, channels, h, w), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+
+
+def same_change(name: str, size: float, n: int = 1) -> tuple[Tensor, Tensor]:
+    return torch.full((n,), CHANGES.index(name)), torch.full((n,), size)
+
+
+def grey(pixel: list[float]) -> float:
+    return 0.299 * pixel[0] + 0.587 * pixel[1] + 0.114 * pixel[2]
+
+
+def clipped(value: float) -> float:
+    return min(255.0, max(0.0, value))
+
+
+def slow_blend(image: Tensor, name: str, factor: float) -> Tensor:
+    c, h, w = image.shape
+    pixels = image.tolist()
+    mean = sum(grey([pixels[k][i][j] for k in range(c)]) for i in range(h) for j in range(w)) / (h * w)
+    made = torch.empty_like(image)
+    for k in range(c):
+        for i in range(h):
+            for j in range(w):
+                near = [
+                    pixels[k][min(max(i + a, 0), h - 1)][min(max(j + b, 0), w - 1)] * (5 if a == b == 0 else 1)
+                    for a in (-1, 0, 1)
+                    for b in (-1, 0, 1)
+                ]
+                base = {"brightness": 0.0, "contrast": mean, "colour": grey([pixels[m][i][j] for m in range(c)]),
+                        "sharpness": sum(near) / 13}[name]  # fmt: skip
+                made[k, i, j] = clipped(base + factor * (pixels[k][i][j] - base))
+    return made
+
+
+@pytest.mark.parametrize("name", ["brightness", "contrast", "colour", "sharpness"])
+@pytest.mark.parametrize("size", [-0.7, 0.8])
+def test_blends_against_a_loop(name: str, size: float) -> None:
+    given = images(1, h=5, w=6).double()
+    found = _blended(given, *same_change(name, size))
+    torch.testing.assert_close(found[0], slow_blend(given[0], name, 1 + 0.9 * size), rtol=1e-6, atol=1e-4)
+
+
+def test_posterise_solarise_and_autocontrast_against_a_loop() -> None:
+    given = images(1, h=5, w=6) // 2 + 30
+    flat = given.flatten().tolist()
+    found = _recoloured(given.float(), *same_change("posterise", -0.5))
+    assert found.flatten().tolist() == [float(value // 4 * 4) for value in flat]
+    found = _recoloured(given.float(), *same_change("solarise", 0.5))
+    assert found.flatten().tolist() == [float(255 - value if value >= 128 else value) for value in flat]
+    found = _recoloured(given.float(), *same_change("autocontrast", 0.1))
+    for channel, stretched in zip(given[0].flatten(1).tolist(), found[0].flatten(1).tolist(), strict=True):
+        low, high = min(channel), max(channel)
+        assert stretched == pytest.approx([(value - low) * 255 / (high - low) for value in channel], abs=1e-3)
+
+
+def test_geometry_moves_pixels_and_fills_with_grey() -> None:
+    given = images(1).float()
+    right = _resampled(given, [same_change("shift_x", -2 / 3)])  # by 0.2 of the width
+    torch.testing.assert_close(right[..., 2:], given[..., :-2], rtol=0, atol=1e-3)
+    assert right[..., :2].eq(127.5).all()
+    down = _resampled(given, [same_change("shift_y", -1.0)])
+    torch.testing.assert_close(down[..., 3:, :], given[..., :-3, :], rtol=0, atol=1e-3)
+    kept = _resampled(given, [same_change("brightness", 1.0)])
+    torch.testing.assert_close(kept, given, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("change", ["rotate", "shear_x", "shear_y"])
+def test_a_line_is_turned_or_slanted_by_the_angle(change: str) -> None:
+    wide = torch.zeros(1, 1, 41, 81)  # not square: angles are those of pixels
+    row, column = torch.meshgrid(torch.arange(41.0) - 20, torch.arange(81.0) - 40, indexing="ij")
+    made = _resampled(
+        wide + column * (change != "shear_y") + row * (change == "shear_y") + 127.5, [same_change(change, 1.0)]
+    )
+    angle = math.radians(30)
+    expected = {"rotate": column * math.cos(angle) + row * math.sin(angle), "shear_x": column + 0.3 * row,
+                "shear_y": row + 0.3 * column}[change]  # fmt: skip
+    middle = (slice(15, 26), slice(30, 51))
+    torch.testing.assert_close(made[0, 0][middle] - 127.5, expected[middle], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(3, 10, 10), (1, 7, 12), (4, 33, 5)])
+def test_an_image_depends_on_its_own_draws_alone(shape: tuple[int, int, int]) -> None:
+    given = images(9, *shape)
+    made = StrongAugment(changes=3)(given, Draws.of(5, torch.arange(9)))
+    assert made.shape == given.shape
+    assert made.dtype == torch.uint8
+    assert not torch.equal(made, given)
+    for i in range(9):
+        alone = StrongAugment(changes=3)(given[i : i + 1], Draws.of(5, torch.tensor([i])))
+        assert torch.equal(alone[0], made[i])
+
+
+def test_every_change_is_drawn_equally_often_and_in_both_directions() -> None:
+    kind, size = StrongAugment(strength=0.5)._drawn(Draws.of(0, torch.arange(13_000)))
+    counts = torch.bincount(kind, minlength=len(CHANGES))
+    assert len(counts) == len(CHANGES)
+    assert 880 < int(counts.min()) <= int(counts.max()) < 1120
+    assert -0.5 <= float(size.min()) < -0.499
+    assert 0.499 < float(size.max()) <= 0.5
+
+
+def test_cutout_covers_a_square() -> None:
+    given = torch.zeros(200, 1, 20, 20, dtype=torch.uint8)
+    made = StrongAugment(changes=0, cutout=0.5)(given, Draws.of(1, torch.arange(200))) != 0
+    sides = made.any(3).sum(2).flatten(), made.any(2).sum(2).flatten()
+    assert int(torch.stack(sides).max()) == 10
+    assert torch.equal(made.sum((1, 2, 3)), sides[0] * sides[1])
+    assert torch.equal(StrongAugment(changes=0, cutout=0.0)(given, Draws.of(1, torch.arange(200))), given)
+
+
+def fed(data: Examples, batches: Any, start: int = 0, seed: int = 0, epoch: int = 2) -> list[Any]:
+    prepare = Preprocess.of(data.inputs)
+    return list(feed(data, batches, seed=seed, epoch=epoch, augment=Views(count=2), prepare=prepare, start=start))
+
+
+def test_a_resumed_epoch_has_the_same_views_and_others_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Examples(images(60), torch.arange(60) % 3)
+    batches = source_batches(60, 8, seed=0, epoch=2)
+    whole = fed(data, batches)
+    assert [len(batch.inputs) for batch in whole] == [3] * 8
+    monkeypatch.setattr("soseleto.data.feeding.block_steps", lambda examples, batch_size: 4)
+    for start in (0, 3, 5):
+        for batch, expected in zip(fed(data, batches, start), whole[start:], strict=True):
+            assert all(torch.equal(*pair) for pair in zip(batch.inputs, expected.inputs, strict=True))
+    weak, first, second = whole[0].inputs
+    assert not torch.equal(first, second)
+    assert not torch.equal(weak, first)
+    for other in (fed(data, batches, seed=1), fed(data, batches, epoch=3)):
+        assert not torch.equal(other[0].inputs[1], first)
+
+
+def test_a_target_example_has_other_views_at_every_visit_of_an_epoch() -> None:
+    data = Examples(images(4), torch.arange(4))
+    first, second = fed(data, list(TargetCycle(4, 4, 0).block(0, 2)))
+    back = second.places.argsort()[first.places]
+    assert not torch.equal(first.inputs[1], second.inputs[1][back])
+
+
+def test_what_cannot_be_is_one_sentence() -> None:
+    with pytest.raises(DataError, match="strong augmentation is for uint8 images"):
+        StrongAugment()(torch.zeros(2, 3, 8, 8), Draws.of(0, torch.arange(2)))
+    with pytest.raises(UsageError, match="changes of StrongAugment must be 0 or more, got -1"):
+        StrongAugment(changes=-1)
+    with pytest.raises(UsageError, match=r"cutout of StrongAugment must lie in \[0, 1\], got 2"):
+        StrongAugment(cutout=2)
+    with pytest.raises(UsageError, match="count of Views must be at least 1"):
+        Views(count=0)
+    with pytest.raises(UsageError, match="crop of Views must be a share"):
+        Views(crop=4)

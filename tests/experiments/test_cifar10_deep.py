@@ -1,0 +1,127 @@
+"""The experiment with a deep network: its configurations, its noise, what it is evaluated on, and one run of a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from soseleto.data import Examples
+from soseleto.errors import UsageError
+from soseleto.experiments.cifar10_deep import experiment
+from soseleto.experiments.cifar10_deep.command import configs, main, parser
+from soseleto.experiments.cifar10_deep.experiment import LINES, NOISE, PAIRS, configuration, make_model, prepare_data
+from soseleto.experiments.results import started
+from soseleto.methods import Strong
+
+
+def made_up(split: str, root: Any, human: Any) -> Examples:
+    """Images of ten brightnesses in place of CIFAR-10."""
+    n = 400 if split == "train" else 60
+    truth = torch.arange(n) % 10
+    images = (truth * 25)[:, None, None, None].expand(n, 3, 32, 32).to(torch.uint8).clone()
+    labels = truth if human is None else torch.where(torch.arange(n) % 7 == 0, (truth + 1) % 10, truth)
+    return Examples(images, labels, truth=None if human is None else truth)
+
+
+@pytest.fixture(autouse=True)
+def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "_split", made_up)
+
+
+TINY: dict[str, Any] = {
+    "n_trusted": 40, "model": "mlp", "epochs": 1, "batch_size": 64, "target_batch_size": 16, "precision": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_sides_do_not_overlap_and_truth_is_known(noise: float | str) -> None:
+    data = prepare_data(configuration("strong", noise=noise, n_trusted=40, select=True, n_heldout=60))
+    ids = [set(side.ids or ()) for side in (data.source, data.trusted, data.evaluated)]
+    assert [len(one) for one in ids] == [300, 40, 60]
+    assert len(set.union(*ids)) == 400
+    for side in (data.trusted, data.evaluated):
+        assert side.labels.tolist() == [int(one) % 10 for one in side.ids or ()]
+    assert data.source.truth is not None
+    assert data.source.truth.tolist() == [int(one) % 10 for one in data.source.ids or ()]
+    wrong = data.source.labels != data.source.truth
+    if isinstance(noise, float):
+        assert int(wrong.sum()) == round(300 * noise)
+    tested = prepare_data(configuration("strong", noise=noise, n_trusted=40))
+    assert (len(tested.source), len(tested.evaluated)) == (360, 60)
+
+
+def test_asymmetric_noise_flips_the_usual_pairs() -> None:
+    source = prepare_data(configuration("strong", noise="asymmetric", n_trusted=40)).source
+    assert source.truth is not None
+    for c in range(10):
+        given = source.labels[source.truth == c]
+        wrong = dict(PAIRS).get(c)
+        assert int((given == c).sum()) == (len(given) if wrong is None else round(0.6 * len(given)))
+        if wrong is not None:
+            assert int((given == wrong).sum()) == len(given) - round(0.6 * len(given))
+
+
+def test_every_line_is_a_method_and_shares_the_data() -> None:
+    first = prepare_data(configuration("strong", noise=0.4, n_trusted=40))
+    for line in LINES:
+        config = configuration(line, noise=0.4, n_trusted=40)
+        assert experiment.METHODS[config.base](**dict(config.settings)).name == config.base
+        assert torch.equal(prepare_data(config).source.labels, first.source.labels)
+    changed = {dict(configuration(line).settings).popitem() for line in LINES if configuration(line).settings}
+    assert all(getattr(Strong(), name) != value for name, value in changed)
+
+
+def test_the_network_is_that_of_the_papers() -> None:
+    model = make_model(configuration("strong"), "cpu")
+    assert sum(p.numel() for p in model.parameters()) == 11_172_170
+    assert model.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+
+
+def test_a_run_and_its_row(tmp_path: Path) -> None:
+    config = configuration("strong", noise=0.4, select=True, n_heldout=60, **TINY)
+    results = experiment.run_all([config], tmp_path / "rows.json", device="cpu", report=lambda line: None)
+    (row,) = results.rows
+    assert "accuracy" not in row
+    assert row["curve"] == [round(row["heldout_accuracy"], 2)]
+    assert set(row["detection"]) == {"weight", "score"}
+    config = configuration("mixed", noise=0.4, **TINY)
+    row = experiment.run_one(config, device="cpu")
+    assert "heldout_accuracy" not in row
+    assert 0 <= row["accuracy"] <= 100
+
+
+def test_the_command(tmp_path: Path) -> None:
+    words = "--methods strong --noise 0.8 worse_label --seeds 3 --held-out --epochs 7 --no-cuda-graph --set mixup=1.0"
+    found = configs(parser().parse_args([*words.split(), "--out", "rows.json"]))
+    assert [config.noise for config in found] == [0.8, "worse_label"]
+    assert all(config.seed == 3 and config.epochs == 7 and config.select for config in found)
+    assert found[0].n_heldout == 5000
+    assert not found[0].cuda_graph
+    assert found[0].settings == (("mixup", 1.0),)
+    with pytest.raises(SystemExit):
+        main(["--noise", "human", "--out", str(tmp_path / "rows.json")])
+    assert not (tmp_path / "rows.json").exists()
+
+
+def test_what_cannot_be_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match="noise must be a share between 0 and 1 or one of asymmetric, aggre_label"):
+        configuration("strong", noise="human")
+    with pytest.raises(UsageError, match="select and n_heldout belong together"):
+        configuration("strong", select=True)
+
+
+def test_reproduce_runs_every_line_where_it_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def note(todo: list[Any], out: Path, *, report: Any) -> Any:
+        asked.extend(todo)
+        return started("cifar10-deep")
+
+    monkeypatch.setattr(experiment, "run_all", note)
+    experiment.reproduce(tmp_path, seeds=3, report=print)
+    ours = [(config.noise, config.seed) for config in asked if config.method == "strong"]
+    assert len(ours) == len(set(ours)) == 3 * 2 + 5
+    assert {config.method for config in asked if config.noise == 0.4} == set(LINES)

@@ -1,0 +1,437 @@
+"""The strong recipe: each of its equations against a slow loop in float64, a whole step, and a run that resumes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import soseleto
+from soseleto.data import Augment, Views
+from soseleto.data.batch import Batch
+from soseleto.data.draws import Draws
+from soseleto.engines import trainable
+from soseleto.errors import UsageError
+from soseleto.methods import Mixed, Recording, Signals, Strong
+from soseleto.methods.strong.judgement import Judge, clean_share
+from soseleto.methods.strong.method import StrongState
+from soseleto.methods.strong.mixing import mixed, quantiles
+from soseleto.methods.strong.teacher import Teacher
+from soseleto.task.losses import NoisyLosses
+from soseleto.task.task import Task
+from soseleto.training.fit import fit
+from soseleto.training.optimizers import linear, sgd
+from soseleto.training.options import Checkpoints, Probes
+from soseleto.training.settings import method_of, settings_of
+
+C, B, T, WIDTH, STEPS = 4, 6, 3, 5, 10
+
+
+def normalised(values: list[float]) -> list[float]:
+    return [value / sum(values) for value in values]
+
+
+# Judgement
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_posterior_and_what_it_learns_against_a_loop(by_class: bool) -> None:
+    seeded = torch.Generator().manual_seed(0)
+    judge = Judge(C, 0.5, True, by_class)
+    state = {name: value.double() for name, value in judge.init(torch.device("cpu")).items()}
+    joint, answers, trusted = (state[name].tolist() for name in ("joint", "answers", "trusted"))
+    for _ in range(3):
+        scores = torch.randn(B, C, generator=seeded, dtype=torch.float64)
+        labels = torch.randint(C, (B,), generator=seeded)
+        trusted_labels = torch.randint(C, (T,), generator=seeded)
+        q = judge.answer(scores, trusted_labels, state)
+        r = judge.posterior(q, labels, state)
+
+        plain = [normalised([math.exp(value) for value in row]) for row in scores.tolist()]
+        answers = [0.99 * answers[c] + 0.01 * sum(row[c] for row in plain) / B for c in range(C)]
+        trusted = [0.99 * trusted[c] + 0.01 * trusted_labels.tolist().count(c) / T for c in range(C)]
+        share = sum(joint[c][c] for c in range(C))
+        told = joint
+        joint = [[0.99 * value for value in row] for row in told]
+        for i, y in enumerate(labels.tolist()):
+            balanced = [plain[i][c] * trusted[c] / answers[c] for c in range(C)]
+            sharp = normalised([value**2 for value in balanced])
+            assert q[i].tolist() == pytest.approx(sharp, rel=1e-6)
+            if by_class:
+                t = [0.99 * told[c][y] / sum(told[c]) + 0.01 / C for c in range(C)]
+                expected = normalised([sharp[c] * t[c] for c in range(C)])
+            else:
+                w = share * sharp[y] / (share * sharp[y] + (1 - share) * (1 - sharp[y]) / (C - 1))
+                expected = [w if c == y else (1 - w) * sharp[c] / (1 - sharp[y]) for c in range(C)]
+            assert r[i].tolist() == pytest.approx(expected, rel=1e-6)
+            for c in range(C):
+                joint[c][y] += 0.01 * expected[c] / B
+        assert torch.allclose(state["joint"], torch.tensor(joint, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_shares_of_right_labels_are_found() -> None:
+    seeded = torch.Generator().manual_seed(1)
+    truth = torch.randint(C, (64 * 300,), generator=seeded)
+    flip = (truth == 2) & (torch.rand(len(truth), generator=seeded) < 0.4)
+    labels = torch.where(flip, 0, truth)
+    for by_class in (False, True):
+        judge = Judge(C, 1.0, False, by_class)
+        state = judge.init(torch.device("cpu"))
+        for rows in torch.arange(len(truth)).split(64):
+            scores = 9.0 * torch.eye(C)[truth[rows]]
+            judge.posterior(judge.answer(scores, truth[rows], state), labels[rows], state)
+        assert float(clean_share(state)) == pytest.approx(0.9, abs=0.04)
+        assert float(state["joint"][2, 0]) == pytest.approx(0.1, abs=0.04)
+
+
+def test_a_label_between_two_classes_is_believed_less_where_its_mistake_is_known() -> None:
+    judge = Judge(3, 1.0, False, True)
+    state = judge.init(torch.device("cpu"))
+    state["joint"].copy_(torch.tensor([[0.33, 0.0, 0.0], [0.13, 0.2, 0.0], [0.0, 0.0, 0.34]]))
+    q = torch.tensor([[0.3, 0.7, 0.0], [0.3, 0.0, 0.7]])
+    w = judge.posterior(q, torch.tensor([0, 0]), state)[:, 0]
+    assert float(w[0]) < 0.6  # class 1 is often called 0, class 2 never
+    assert float(w[1]) > 0.95
+
+
+# Teacher
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, C)).double()
+
+
+def test_the_teacher_is_the_running_mean_of_network_and_buffers() -> None:
+    model = net()
+    teacher, taken = Teacher(model, 0.3), torch.zeros((), dtype=torch.int64)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    for step in range(8):
+        model(torch.randn(4, WIDTH, dtype=torch.float64))  # moves the buffers
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p))
+        teacher.follow(taken)
+        taken += 1
+        decay = min(0.3, (1 + step) / (10 + step))
+        for name, value in model.state_dict().items():
+            mean = expected[name]
+            expected[name] = decay * mean + (1 - decay) * value if value.is_floating_point() else value.clone()
+    for name, value in teacher.model.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-9)
+    assert not any(module.training for module in teacher.model.modules())
+    assert model.training
+    teacher.replace(model)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, teacher.model.state_dict()[name])
+
+
+# Mixing
+
+
+def test_quantiles_of_beta() -> None:
+    u = torch.linspace(0.0, 0.999, 200)
+    torch.testing.assert_close(quantiles(u, 1.0), u, rtol=0, atol=1e-4)
+    torch.testing.assert_close(quantiles(u, 0.5), (u * math.pi / 2).sin().square(), rtol=0, atol=1e-4)
+    drawn = torch.distributions.Beta(4.0, 4.0).sample((100_000,)).quantile(u)
+    torch.testing.assert_close(quantiles(u, 4.0)[5:-5], drawn[5:-5], rtol=0, atol=0.02)
+
+
+def test_mixup_against_a_loop() -> None:
+    x, y = torch.randn(B, 3, dtype=torch.float64), torch.rand(B, C, dtype=torch.float64)
+    found, classes = mixed(x, y, Draws.of(3, torch.arange(B)), mixup=0.7, cutmix=0.0)
+    order, u, *_ = Draws.of(3, torch.arange(B)).uniform(5)
+    for i, j in enumerate(sorted(range(B), key=lambda row: float(order[row]))):
+        share = float(quantiles(u[i], 0.7))
+        torch.testing.assert_close(found[i], share * x[i] + (1 - share) * x[j])
+        torch.testing.assert_close(classes[i], share * y[i] + (1 - share) * y[j])
+    assert mixed(x, y, Draws.of(3, torch.arange(B)), mixup=0.0, cutmix=0.0)[0] is x
+
+
+def test_cutmix_pastes_a_rectangle_and_counts_its_area() -> None:
+    n = 40
+    x = torch.arange(float(n)).view(n, 1, 1, 1).expand(n, 2, 8, 8)
+    found, classes = mixed(x, torch.eye(n), Draws.of(0, torch.arange(n)), mixup=1.0, cutmix=1.0)
+    for i in range(n):
+        pasted = found[i, 0] != i
+        assert torch.equal(pasted, found[i, 1] != i)
+        assert float(classes[i, i]) == pytest.approx(1 - float(pasted.float().mean()), abs=1e-6)
+        assert int(pasted.sum()) == int(pasted.any(0).sum()) * int(pasted.any(1).sum())
+        assert float(classes[i].sum()) == pytest.approx(1)
+
+
+# A step
+
+
+def batch(n: int, seed: int) -> Batch:
+    seeded = torch.Generator().manual_seed(seed)
+    views = tuple(torch.randn(n, WIDTH, generator=seeded, dtype=torch.float64) for _ in range(2))
+    return Batch(torch.arange(n), views, torch.randint(C, (n,), generator=seeded))
+
+
+def task(model: nn.Module, **changes: Any) -> Task:
+    fields: dict[str, Any] = {
+        "model": model, "losses": NoisyLosses(), "n_source": B, "steps": STEPS, "shared": frozenset(trainable(model)),
+        "target_head": frozenset(), "make_optimizer": sgd(0.1, momentum=0.0), "make_schedule": linear, "classes": C,
+    }  # fmt: skip
+    return Task(**{**fields, **changes})
+
+
+def slow_sharpened(p: Tensor, temperature: float) -> Tensor:
+    return torch.tensor(normalised([value ** (1 / temperature) for value in p.tolist()]), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Strong(ramp=0.5, judging=0.7),
+        Strong(answers=False, mixup=0.0, ramp=0.0),
+        Strong(labels="ignored", temperature=1.0, balance=False),
+        Strong(labels="believed", teacher=0.0, target_share=0.7),
+    ],
+    ids=repr,
+)
+def test_a_step_against_a_loop(method: Strong) -> None:
+    model, slow = net(), net()
+    torch.manual_seed(0)
+    state = method.init(task(model))
+    judge = Judge(C, method.judging, method.balance, method.by_class)
+    beliefs, teacher = judge.init(torch.device("cpu")), copy.deepcopy(slow).eval()
+    for step in range(3):
+        source, target = batch(B, step), batch(T, 100 + step)
+        method.step(state, source, target)
+
+        with torch.no_grad():
+            q = judge.answer(teacher(source.inputs[0]), target.labels, beliefs)
+            r = judge.posterior(q, source.labels, beliefs)
+        g = 1.0 if not method.ramp else min(1.0, step / max(1.0, method.ramp * STEPS))
+        sharp = partial(slow_sharpened, temperature=method.temperature)
+        given = []
+        for i, y in enumerate(source.labels.tolist()):
+            label = torch.eye(C, dtype=torch.float64)[y]
+            believed = sharp(r[i]) if method.answers else r[i, y] * label
+            doubted = (1 - g) * label + g * believed
+            given.append({"believed": label, "ignored": g * sharp(q[i]), "doubted": doubted}[method.labels])
+        given += list(torch.eye(C, dtype=torch.float64)[target.labels])
+        inputs = torch.cat([source.inputs[1], target.inputs[1]])
+        draws = Draws.of(state.key, torch.arange(B + T), torch.full((B + T,), step))
+        inputs, classes = mixed(inputs, torch.stack(given), draws, mixup=method.mixup, cutmix=0.0)
+        p = slow(inputs).softmax(1)
+        losses = [-sum(classes[i, c] * p[i, c].log() for c in range(C)) for i in range(B + T)]
+        a = T / (B + T) if method.target_share is None else method.target_share
+        slow.zero_grad()
+        ((1 - a) * sum(losses[:B]) / B + a * sum(losses[B:]) / T).backward()
+        with torch.no_grad():
+            for parameter in slow.parameters():
+                parameter -= 0.1 * parameter.grad
+            decay = min(method.teacher, (1 + step) / (10 + step))
+            for mean, value in zip(teacher.state_dict().values(), slow.state_dict().values(), strict=True):
+                mean.copy_(decay * mean + (1 - decay) * value if value.is_floating_point() else value)
+        assert torch.allclose(state.weights.values, r.gather(1, source.labels[:, None]).squeeze(1).float())
+    for mine, expected in zip(model.state_dict().values(), slow.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_with_everything_off_it_is_the_mixed_baseline() -> None:
+    strong, plain = net(), net()
+    method = Strong(labels="believed", mixup=0.0)
+    ours, theirs = method.init(task(strong)), Mixed().init(task(plain))
+    for step in range(3):
+        source, target = batch(B, step), batch(T, 100 + step)
+        method.step(ours, source, target)
+        views = (Batch(one.index, one.inputs[1], one.labels) for one in (source, target))
+        Mixed().step(theirs, *views)
+    for mine, expected in zip(strong.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+# A training
+
+
+def pictures(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Three classes: where the bright third of the image is."""
+    seeded = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (n,), generator=seeded)
+    images = torch.randint(0, 100, (n, 1, 9, 9), generator=seeded)
+    images += 150 * (torch.arange(9) // 3 == labels[:, None])[:, None, :, None]
+    return images.to(torch.uint8), labels
+
+
+def small_net() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(81, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def wrong(labels: Tensor, share: float = 0.4) -> tuple[Tensor, Tensor]:
+    seeded = torch.Generator().manual_seed(5)
+    flip = torch.rand(len(labels), generator=seeded) < share
+    return torch.where(flip, (labels + torch.randint(1, 3, labels.shape, generator=seeded)) % 3, labels), flip
+
+
+def trained(model: nn.Module, epochs: int = 2, **options: Any) -> soseleto.Result:
+    x, y = pictures(120, 0)
+    sizes = {"batch_size": 32, "target_batch_size": 8}
+    views = {"augment": Views(flip=False)} if options.get("recipe") == "strong" else {}
+    return fit(model, (x, wrong(y)[0]), pictures(24, 1), epochs=epochs, **{**sizes, **views, **options})
+
+
+def test_wrong_labels_are_doubted_and_the_model_is_the_teacher() -> None:
+    model = small_net()
+    method = Strong(teacher=0.9, judging=0.5)  # after 40 steps the teacher is underconfident
+    result = trained(model, 10, recipe="strong", lr=0.05, test=pictures(200, 2), method=method)
+    assert result.model is model
+    assert result.history[-1]["test_accuracy"] > 95
+    flip = wrong(pictures(120, 0)[1])[1]
+    assert float(result.weights[flip].mean()) < 0.3
+    assert float(result.weights[~flip].mean()) > 0.8
+    assert result.history[-1]["clean_share"] == pytest.approx(1 - float(flip.float().mean()), abs=0.1)
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping(at: int) -> Any:
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        made, taken = torch.optim.SGD(list(parameters), lr=0.05, momentum=0.9), [0]
+
+        def count(*_: object) -> None:
+            taken[0] += 1
+            if taken[0] == at:
+                raise Stop
+
+        made.register_step_pre_hook(count)
+        return made
+
+    return make
+
+
+def test_a_run_resumes_bit_for_bit_with_its_teacher(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"recipe": "strong", "method": Strong(cutmix=0.5), "epochs": 3}
+    whole, again = small_net(), small_net()
+    expected = trained(whole, optimizer=stopping(0), out=tmp_path / "whole", **options)
+    kept = {"out": tmp_path / "run", "checkpoints": Checkpoints(steps=3, seconds=None), **options}
+    with pytest.raises(Stop):
+        trained(small_net(), optimizer=stopping(8), **kept)
+    found = trained(again, optimizer=stopping(0), **kept)
+    assert "resumed after step 6" in found.messages
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, whole.state_dict()[name]), name
+    assert torch.equal(found.weights, expected.weights)
+    assert torch.equal(found.scores, expected.scores)
+
+
+def test_signals_are_those_of_the_teacher_on_weak_views() -> None:
+    signals, source = Signals(B), batch(B, 0)
+    recording = Recording(Strong(), signals)
+    state = recording.init(task(net()))
+    recording.step(state, source, batch(T, 1))
+    with torch.no_grad():
+        scores = net().eval()(source.inputs[0])  # the first teacher is the initial network
+    torch.testing.assert_close(signals.loss, F.cross_entropy(scores, source.labels, reduction="none").float())
+
+
+def test_probes_calibrate_suspects() -> None:
+    result = trained(small_net(), 4, recipe="strong", lr=0.05, method=Strong(teacher=0.9), probes=Probes(share=0.5))
+    flip = wrong(pictures(120, 0)[1])[1]
+    assert float(result.suspects().probability[flip].mean()) > float(result.suspects().probability[~flip].mean())
+
+
+def test_the_model_ends_as_the_teacher() -> None:
+    model, method = net(), Strong()
+    state = method.init(task(model, steps=2))
+    for step in range(2):
+        assert state.answering is state.teacher.model
+        method.step(state, batch(B, step), batch(T, 100 + step))
+        same = [torch.equal(*pair) for pair in zip(model.parameters(), state.teacher.model.parameters(), strict=True)]
+        assert all(same) == (step == 1)
+    assert state.answering is model
+
+
+def test_epochs_are_evaluated_by_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = nn.Sequential(nn.Flatten(), nn.Linear(81, 3))
+    with torch.no_grad():
+        first[1].weight.zero_()
+        first[1].bias.copy_(torch.tensor([1.0, 0.0, 0.0]))
+    monkeypatch.setattr(StrongState, "answering", first)
+    test = pictures(90, 2)
+    result = trained(small_net(), 1, recipe="strong", test=test)
+    assert result.history[0]["test_accuracy"] == pytest.approx(100 * float((test[1] == 0).double().mean()))
+
+
+# The recipe
+
+
+def test_plain_is_the_default() -> None:
+    default, plain = trained(small_net(), 1), trained(small_net(), 1, recipe="plain", lr=0.03)
+    assert default.config["method"] == "soseleto"
+    assert default.config["augment_source"] == "None"
+    assert torch.equal(default.weights, plain.weights)
+    strong = trained(small_net(), 1, recipe="strong", target_batch_size=None)
+    assert strong.config["method"] == "strong"
+    assert (strong.config["lr"], strong.config["weight_decay"]) == (0.1, 5e-4)
+    assert strong.config["optimizer"] == "SGD, momentum 0.9, Nesterov"
+    assert strong.config["target_batch_size"] == 24
+    assert "strong" not in repr(soseleto.Soseleto.paper())
+
+
+def test_settings_are_read_back() -> None:
+    method = Strong(labels="ignored", mixup=1.0, cutmix=0.25, by_class=True)
+    assert method_of(json.loads(json.dumps(settings_of(method)))) == method
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"recipe": "stong"}, r"unknown recipe 'stong' \(did you mean 'strong'\?\)"),
+        ({"recipe": "strong", "mode": "transfer"}, "the strong recipe is for noisy mode"),
+        ({"recipe": "strong", "method": Mixed()}, "leave out method='mixed'"),
+        ({"recipe": "strong", "augment": Augment(flip=True)}, "recipe='strong' augments by Views"),
+        ({"method": Strong()}, "the method Strong needs two views"),
+        ({"augment": Views()}, "the method 'soseleto' takes one view"),
+        ({"recipe": "strong", "loss": soseleto.squared_error}, "the strong recipe is for class labels"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        trained(small_net(), **options)
+
+
+def test_unlabelled_examples_and_tables_are_refused() -> None:
+    x, y = pictures(12, 0)
+    with pytest.raises(UsageError, match="unlabelled examples are used by the plain recipe alone"):
+        soseleto.fit_unlabelled(small_net(), (x, y), (x, y), x, recipe="strong")
+    with pytest.raises(UsageError, match="strong views are made of uint8 images"):
+        fit(small_net(), (x.float(), y), (x.float(), y), recipe="strong")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"labels": "trusted"}, "labels must be one of"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"judging": -1.0}, "judging must be above 0"),
+        ({"mixup": -1.0}, "mixup must be 0 or more"),
+        ({"mixup": 0.0, "cutmix": 0.5}, "cutmix has no effect without mixup"),
+        ({"teacher": 1.5}, r"teacher must lie in \[0, 1\]"),
+    ],
+)
+def test_bad_settings_are_one_sentence(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Strong(**fields)
+
+
+def test_a_model_with_too_many_outputs_is_refused() -> None:
+    with pytest.raises(UsageError, match="the model has 4 outputs, but the source has 3 classes"):
+        trained(nn.Sequential(nn.Flatten(), nn.Linear(81, 4)), recipe="strong")
