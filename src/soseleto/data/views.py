@@ -25,7 +25,7 @@ class Views:
     crop: float = 0.125
     flip: bool = True
     strong: StrongAugment = field(default_factory=StrongAugment)
-    count: int = 1
+    count: int = 2
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.crop <= 1.0:

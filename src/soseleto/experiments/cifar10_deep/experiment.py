@@ -77,7 +77,7 @@ class Config:
     weight_decay: float = 5e-4
     nesterov: bool = True
     schedule: str = "linear"
-    views: int = 1
+    views: int = 2
     changes: int = 2
     strength: float = 1.0
     cutout: float = 0.5
@@ -98,8 +98,12 @@ LINES: Lines = MappingProxyType(
         "strong_no_answers": ("… doubted labels not replaced", {"base": "strong", "settings": (("answers", False),)}),
         "strong_by_class": ("… mistakes estimated by class", {"base": "strong", "settings": (("by_class", True),)}),
         "strong_no_balance": ("… answers not balanced", {"base": "strong", "settings": (("balance", False),)}),
-        "strong_no_sharpening": ("… nothing sharpened", {"base": "strong", "settings": (("temperature", 1.0),)}),
-        "strong_sharp_judge": ("… judged by sharpened answers", {"base": "strong", "settings": (("judging", 0.5),)}),
+        "strong_no_sharpening": ("… nothing sharpened", {"base": "strong", "settings": (("judging", 1.0),)}),
+        "strong_sharp_answers": (
+            "… sharpened after judging",
+            {"base": "strong", "settings": (("judging", 1.0), ("temperature", 0.5))},
+        ),
+        "strong_one_view": ("… one strong view", {"base": "strong", "views": 1}),
         "strong_no_teacher": ("… judged by the network itself", {"base": "strong", "settings": (("teacher", 0.0),)}),
         "strong_no_mixup": ("… no mixup", {"base": "strong", "settings": (("mixup", 0.0),)}),
         "strong_weak_views": ("… weak views alone", {"base": "strong", "changes": 0, "cutout": 0.0}),

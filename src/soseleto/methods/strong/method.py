@@ -61,8 +61,8 @@ class Strong:
     answers: bool = True
     by_class: bool = False
     balance: bool = True
-    judging: float = 1.0
-    temperature: float = 0.5
+    judging: float = 0.5
+    temperature: float = 1.0
     ramp: float = 0.05
     mixup: float = 0.5
     cutmix: float = 0.0
