@@ -59,6 +59,7 @@ class Problem:
     source: Batch
     target: Batch
     coefficients: Tensor
+    dtype: torch.dtype  # of the forward pass
 
     def target_gradient(self) -> dict[str, Tensor]:
         return gradient(self.loss.target(self.model, self.target).mean(), trainable(self.model))
@@ -71,7 +72,8 @@ class Problem:
 def problem_of(case: Line, n: int, device: torch.device, dtype: torch.dtype) -> Problem:
     model = case.model(device).to(dtype)
     source, target = case.batch(n, device), case.batch(case.target, device)
-    return Problem(model, Loss(case.loss, case.precision), source, target, torch.rand(n, device=device, dtype=dtype))
+    c = torch.rand(n, device=device, dtype=dtype)
+    return Problem(model, Loss(case.loss, case.precision), source, target, c, case.precision or dtype)
 
 
 def ours(p: Problem) -> Callable[[], Answer]:
@@ -86,12 +88,13 @@ def ours(p: Problem) -> Callable[[], Answer]:
 
 
 def vmap_of_grad(p: Problem) -> Callable[[], Answer]:
-    """All per-example gradients at once by torch.func."""
+    """All per-example gradients at once by torch.func. It cannot differentiate autocast, so parameters are cast first."""
 
     def loss(parameters: dict[str, Tensor], ids: Tensor) -> Tensor:
         one = Batch(ids, ids.unsqueeze(0), ids)
-        call = lambda x: functional_call(p.model, parameters, (x,))  # noqa: E731
-        return p.loss.source(call, one).squeeze(0)  # type: ignore[arg-type]
+        lower = {name: x.to(p.dtype) for name, x in parameters.items()}
+        call = lambda x: functional_call(p.model, lower, (x,))  # noqa: E731
+        return per_sequence(call, one).squeeze(0)  # type: ignore[arg-type]
 
     def run() -> Answer:
         direction = p.target_gradient()

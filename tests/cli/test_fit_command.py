@@ -280,7 +280,7 @@ def test_the_best_model_is_kept(
     report = (out / "report.html").read_text()
     assert ("Selection did not pay here" in report) == (keep == "best")
     if keep == "best":
-        predicted = soseleto.load(out).model.state_dict()
+        predicted = soseleto.load(out, device="cpu").model.state_dict()
         assert all(torch.equal(predicted[name], state[name]) for name in own)
         assert json.loads((out / "calibration.json").read_text())["examples"] == 60
 

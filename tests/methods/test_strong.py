@@ -281,7 +281,7 @@ def wrong(labels: Tensor, share: float = 0.4) -> tuple[Tensor, Tensor]:
 
 def trained(model: nn.Module, epochs: int = 2, **options: Any) -> soseleto.Result:
     x, y = pictures(120, 0)
-    sizes = {"batch_size": 32, "target_batch_size": 8}
+    sizes = {"batch_size": 32, "target_batch_size": 8, "device": "cpu"}
     views = {"augment": Views(flip=False)} if options.get("recipe") == "strong" else {}
     return fit(model, (x, wrong(y)[0]), pictures(24, 1), epochs=epochs, **{**sizes, **views, **options})
 

@@ -109,10 +109,10 @@ class Predictor:
         pieces, kept = tee(examples.read(in_pieces(len(examples), self._batch)))
         losses, right = [], []
         for (_, labels), raw in zip(kept, self._forward(self.model, (inputs for inputs, _ in pieces)), strict=True):
-            outputs, truth = structure.change(lambda tensor: tensor.cpu(), (raw, labels))
-            losses.append(self.loss(outputs, truth).double())
+            truth = structure.to_device(labels, self.device)
+            losses.append(self.loss(raw, truth).double().cpu())
             if self.task == "classification":
-                right.append(structure.scores_of(outputs).argmax(1) == truth)
+                right.append((structure.scores_of(raw).argmax(1) == truth).cpu())
         numbers = {"loss": float(torch.cat(losses).mean())}
         return numbers | ({"accuracy": 100.0 * float(torch.cat(right).double().mean())} if right else {})
 

@@ -101,7 +101,7 @@ class CapturedStep:
     def _capture(self, kind: Hashable, source: Batch, target: Batch) -> bool:
         source, target, graph = _clone(source), _clone(target), torch.cuda.CUDAGraph()
         try:
-            with _rates_on_device(self._optimizer, source.index.device) as rates, torch.cuda.graph(graph, self._pool):
+            with _rates_on_device(self._optimizer, source.index.device) as rates, recording(graph, self._pool):
                 numbers = self._eager(source, target)
         except RuntimeError as error:  # the model or the optimizer synchronises with the device
             torch.cuda.synchronize()
@@ -177,3 +177,8 @@ def _fill(static: Batch, batch: Batch) -> None:
 
 def _tensors(batch: Batch) -> tuple[Tensor, Inputs, Tensor]:
     return batch.index, batch.inputs, batch.labels
+
+
+def recording(graph: torch.cuda.CUDAGraph, pool: tuple[int, int] | None = None) -> torch.cuda.graph:
+    """Record what this thread runs; threads that read data ahead may go on pinning memory meanwhile."""
+    return torch.cuda.graph(graph, pool, capture_error_mode="thread_local")
