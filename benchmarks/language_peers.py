@@ -88,7 +88,7 @@ def ours(p: Problem) -> Callable[[], Answer]:
 
 
 def vmap_of_grad(p: Problem) -> Callable[[], Answer]:
-    """All per-example gradients at once by torch.func, which cannot differentiate autocast: parameters are cast first."""
+    """All per-example gradients at once by torch.func; it cannot differentiate autocast, so parameters are cast."""
 
     def loss(parameters: dict[str, Tensor], ids: Tensor) -> Tensor:
         one = Batch(ids, ids.unsqueeze(0), ids)
