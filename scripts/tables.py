@@ -137,6 +137,15 @@ def peer(row: dict[str, Any]) -> list[str]:
     return [row["model"], row["job"], row["contender"], f"{row['times ours']:.1f}", f"{row['error']:.0e}"]
 
 
+def language_peer(row: dict[str, Any]) -> list[str]:
+    """A contender at the largest batch that fits; what cannot be run says why."""
+    if "times ours" not in row:
+        return [row["contender"], str(row["B"]), row["error"], "", "", ""]
+    form = "graph" if row["graph ms"] is not None and row["graph ms"] < row["ms"] else "one kernel at a time"
+    numbers = f"{row['ms an example']:.1f}", f"{row['times ours']:.2f}", f"{row['extra MiB an example']:,.0f}"
+    return [row["contender"], str(row["B"]), form, *numbers]
+
+
 def update(row: dict[str, Any]) -> list[str] | None:
     if row["against"] != "source examples":
         return None
@@ -182,6 +191,11 @@ def speed() -> dict[str, str]:
         ),
         "peers": of_files(
             ["model", "job", "implementation", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"
+        ),
+        "language peers": of_files(
+            ["implementation", "B", "steps", "ms an example", "times ours", "extra MiB an example"],
+            language_peer,
+            "peers-language-gpu.json",
         ),
         "sweeps": of_files(
             ["against", "size", "ours, ms", "over an ordinary step", "MiB", "MiB, ordinary on B+T"],
