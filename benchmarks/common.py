@@ -225,7 +225,7 @@ def as_graph(step: Callable[[], object], device: torch.device) -> Callable[[], o
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side), as_if_recording():
-        for _ in range(4):
+        for _ in range(9):  # models may take another path than before, whose first eight steps can hold proofs
             step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()

@@ -513,8 +513,8 @@ class LayerDrop(nn.Module):
 
 def test_a_graph_proved_in_part_is_proved_again() -> None:
     kinds = Kinds()
-    kinds.add(["a", "b"], now=101, unproved={"p"})
-    kinds.add(["a"], now=101)
+    assert kinds.add(["a", "b"], now=101, unproved={"p"}) == 102
+    assert kinds.add(["a"], now=101) is None
     assert [kinds.is_new(["a", "b"], now=now) for now in (101, 102, 103)] == [False, True, True]
     for now in range(102, 109):
         kinds.add(["a", "b"], now=now, unproved={"p"})
@@ -522,6 +522,17 @@ def test_a_graph_proved_in_part_is_proved_again() -> None:
     kinds.add(["a", "b"], now=116)
     assert not kinds.is_new(["a", "b"], now=1000)
     assert not kinds.is_new(["a"], now=1000)
+
+
+def test_a_late_graph_proved_in_part_is_on_the_schedule() -> None:
+    """What records a CUDA graph asks the schedule whether the next call holds a proof."""
+    schedule = Schedule(calls=32, at=64)
+    schedule.count()
+    schedule.proved({"p"}, again=34)
+    assert schedule.is_due
+    schedule.count()
+    schedule.proved((), again=None)
+    assert not schedule.is_due
 
 
 @pytest.mark.parametrize("engine", ["layerwise", "forward"])
@@ -532,7 +543,7 @@ def test_between_the_calls_that_hold_a_proof_there_is_none(engine: str, monkeypa
     with torch.no_grad():
         model[2].weight.zero_()  # the layer below has no gradient
     proved = Schedule.proved
-    monkeypatch.setattr(Schedule, "proved", lambda self, names: [held.append(self.calls), proved(self, names)])
+    monkeypatch.setattr(Schedule, "proved", lambda self, *given: [held.append(self.calls), proved(self, *given)])
     made, direction = make_engine(engine), {name: torch.randn_like(p) for name, p in model.named_parameters()}
     for _ in range(40):
         step = SourceStep(model, cross_entropy, (vectors(), torch.arange(8) % CLASSES), direction, torch.ones(8))

@@ -67,11 +67,16 @@ class Schedule:
         self.calls += 1
         return self.calls >= self.at
 
-    def proved(self, unproved: Iterable[str]) -> None:
-        """Set the next proof; one of a new kind of graph, held before its time, does not postpone it."""
+    def proved(self, unproved: Iterable[str], again: int | None = None) -> None:
+        """Set the next proof; one of a new kind of graph, held before its time, does not postpone it.
+
+        again: the call in which this kind of graph is to be proved again, where it was proved in part
+        """
         self.unproved = frozenset(unproved)
         following = _again(self.calls) if self.unproved else self.calls + 1 if self.calls < FIRST else 4 * self.calls
         self.at = following if self.calls >= self.at else min(self.at, following)
+        if again is not None:
+            self.at = min(self.at, again)
 
 
 def _again(calls: int) -> int:
@@ -113,15 +118,23 @@ class Kinds:
             self._seen.add(whole)
         return False
 
-    def add(self, calls: Sequence[Hashable], *conditions: Hashable, now: int, unproved: Iterable[str] = ()) -> None:
-        """Record a graph that was proved at call ``now``, except for the parameters ``unproved``."""
+    def add(
+        self, calls: Sequence[Hashable], *conditions: Hashable, now: int, unproved: Iterable[str] = ()
+    ) -> int | None:
+        """Record a graph that was proved at call ``now``, except for the parameters ``unproved``.
+
+        Returns the call in which it is to be proved again; None where nothing is unproved.
+        """
         whole = hash((tuple(calls), *conditions))
         before = self._unproved.pop(whole, _InPart(now - 1, now))
-        if frozenset(unproved):
-            self._unproved[whole] = _InPart(before.since, before.since + _again(now - before.since))
         self._seen.add(whole)
         self._pieces |= _pieces(calls, conditions)
         self._proved += 1
+        if not frozenset(unproved):
+            return None
+        again = before.since + _again(now - before.since)
+        self._unproved[whole] = _InPart(before.since, again)
+        return again
 
 
 def _pieces(calls: Sequence[Hashable], conditions: tuple[Hashable, ...]) -> set[tuple[Hashable, ...]]:

@@ -135,9 +135,8 @@ class VerifiedEngine:
                 case.failed(first_line(error))
                 continue
             case.is_proved = True
-            for kind in kinds[-1:]:
-                case.kinds.add(*kind, now=self._calls, unproved=unproved)
-            self.schedule.proved(unproved)
+            again = [case.kinds.add(*kind, now=self._calls, unproved=unproved) for kind in kinds[-1:]]
+            self.schedule.proved(unproved, *again)
             return
 
     def _align(

@@ -180,9 +180,9 @@ class LayerwiseEngine:
         except RuntimeError as error:
             raise no_reentrant_checkpoint(error) or error from error
         self.proofs += 1
-        kinds.add(*kind, now=now, unproved=unproved)
+        again = kinds.add(*kind, now=now, unproved=unproved)
         layouts.proved(tape, len(losses))
-        self.schedule.proved(unproved)
+        self.schedule.proved(unproved, again)
 
 
 def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, seed: int) -> frozenset[str]:
