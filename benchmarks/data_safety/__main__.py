@@ -21,7 +21,7 @@ import torch
 
 from data_safety.flips import flips
 from data_safety.full_disk import full_disk
-from data_safety.kills import kills
+from data_safety.kills import PHASES, kills
 from soseleto.experiments.results import commit
 from soseleto.run_folder.files import device_name, versions
 
@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flips", type=int, default=2000, metavar="N", help="flipped bits")
     parser.add_argument("--kills", type=int, default=200, metavar="N", help="killed runs")
+    parser.add_argument("--phases", nargs="+", default=list(PHASES), choices=PHASES, help="in which runs are killed")
     parser.add_argument("--writes", type=int, default=10**6, metavar="N", help="failing writes, all by default")
     parser.add_argument("--short", action="store_true", help="a failing write fails once, or until the end, in turn")
     parser.add_argument("--out", type=Path, default=OUT)
@@ -50,7 +51,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     campaigns: dict[str, tuple[int, Callable[[Path], dict[str, Any]]]] = {
         "flips": (given.flips, lambda folder: flips(folder, given.flips, others=10)),
         "full_disk": (given.writes, lambda folder: full_disk(folder, _chosen(given.writes), both=not given.short)),
-        "kills": (given.kills, lambda folder: kills(folder, given.kills)),
+        "kills": (given.kills, lambda folder: kills(folder, given.kills, phases=given.phases)),
     }
     for name, (size, run) in campaigns.items():
         if not size:

@@ -10,7 +10,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ SECONDS = {"reading": 0.05, "main training": 0.1, "fold": 0.1, "baseline": 0.1} 
 OTHERS = 0.02
 
 
-def kills(folder: Path, count: int, *, seed: int = 0) -> dict[str, Any]:
+def kills(folder: Path, count: int, *, phases: Sequence[str] = PHASES, seed: int = 0) -> dict[str, Any]:
     """Kill ``count`` runs, in every phase in turn; a quarter of them by SIGINT instead of SIGKILL."""
     write_data(folder)
     seen = mmap.mmap(-1, len(PHASES))
@@ -33,8 +33,8 @@ def kills(folder: Path, count: int, *, seed: int = 0) -> dict[str, Any]:
     assert all(seen[:]), "a phase was not seen"
     draw, killed, finished, wrong = random.Random(seed), Counter[str](), 0, []
     for at in range(count):
-        phase = PHASES[at % len(PHASES)]
-        number = signal.SIGINT if (at + at // len(PHASES)) % 4 == 3 else signal.SIGKILL
+        phase = phases[at % len(phases)]
+        number = signal.SIGINT if (at + at // len(phases)) % 4 == 3 else signal.SIGKILL
         out = folder / "run"
         code = _interrupted(folder, out, phase, number, draw.uniform(0, SECONDS.get(phase, OTHERS)))
         if code in (-signal.SIGKILL, 128 + signal.SIGINT):

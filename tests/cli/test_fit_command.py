@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -186,8 +187,13 @@ def test_an_interrupted_comparison_continues_with_other_settings_that_have_no_ef
     with monkeypatch.context() as patched:
         patched.setattr(Job, "_conclude", interrupted)
         assert type_(*words)[0] == 130
+    killed, writing = (tmp_path / "run" / f".calibration.json.{process}.part" for process in (1 << 30, os.getpid()))
+    for one in (killed, writing):
+        one.write_text("half of a file")
     code, _, err = type_(*words, *WITHOUT_EFFECT)
     assert code == 0, err
+    assert not killed.exists()
+    assert writing.exists()  # of a process that is still there
 
 
 def test_a_model_file_that_changed_is_another_model(

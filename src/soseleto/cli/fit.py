@@ -40,9 +40,10 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
         out = _train_all(options, echo, reducer)
     if reducer.rank != 0:
         return
-    page = write_report(out)
+    page, folder = write_report(out), RunFolder.open(out)
     shutil.rmtree(out / PARTS, ignore_errors=True)
-    for line in [*summary(RunFolder.open(out)), f"report: {page}"]:
+    folder.tidy()
+    for line in [*summary(folder), f"report: {page}"]:
         echo(line)
 
 

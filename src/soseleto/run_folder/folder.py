@@ -164,6 +164,12 @@ class RunFolder:
         with locked(self.path, refusal):
             yield
 
+    def tidy(self) -> None:
+        """Delete the temporary files of writes that were killed, by processes that have ended."""
+        for entry in self.path.iterdir():
+            if _is_leftover(entry) and entry.is_file() and not _is_running(entry.name.split(".")[-2]):
+                entry.unlink(missing_ok=True)
+
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Everything needed to repeat the run; adds versions and the device name."""
         device = str(config.get("device", "cpu"))
@@ -394,6 +400,17 @@ class RunFolder:
 
 def _is_leftover(entry: Path) -> bool:
     return entry.name.startswith(".") and entry.suffix == ".part"
+
+
+def _is_running(process: str) -> bool:
+    """Whether there is a process of this number; True where that cannot be known."""
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except (ValueError, OSError):
+        return True
+    return True
 
 
 def _siblings(path: Path) -> list[Path]:
