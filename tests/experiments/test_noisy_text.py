@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -143,7 +144,7 @@ def test_runs_on_frozen_embeddings_and_their_rows(tiny: dict[str, Any], tmp_path
 
 
 def test_runs_of_a_model_that_is_fine_tuned_and_their_rows(tiny: dict[str, Any], tmp_path: Path) -> None:
-    lines = ("soseleto_doubting_probes", "cleanlab")
+    lines = ("soseleto_probes_alone", "cleanlab")
     few = {**tiny, "epochs": 1, "n_source": 64}
     todo = [configuration(line, encoder="trained", **{**few, "folds": 2 * (line == "cleanlab")}) for line in lines]
     ours, theirs = run_tiny(todo, tmp_path)
@@ -162,6 +163,33 @@ def run_tiny(todo: list[Config], folder: Path) -> Sequence[Row]:
         for found in row["detection"].values():
             assert set(found) == {"auroc", "precision", "average_precision"}
     return rows
+
+
+def test_the_model_is_trained_on_what_cleanlab_keeps(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def note(config: Config, data: experiment.Data, *where: Any) -> Any:
+        sizes.append(len(data.source))
+        return train(config, data, *where)
+
+    def some_ones(probabilities: Any, given: Any) -> Any:
+        return (given == 1) & (np.arange(len(given)) < 50)
+
+    train = experiment.train
+    monkeypatch.setattr(experiment, "train", note)
+    monkeypatch.setattr(experiment.cleanlab, "confident_issues", some_ones)
+    row = run_one(configuration("cleanlab", encoder="frozen", **tiny), device="cpu")
+    assert sizes[:-1] == [96] * 5
+    assert sizes[-1] == 120 - row["issues"]["count"] < 120
+
+
+def test_a_gpu_fine_tunes_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, frozen = (configuration("mixed", encoder=encoder) for encoder in ("trained", "frozen"))
+    assert experiment._autocast(trained, "cpu") is None
+    monkeypatch.setattr(experiment, "choose_device", torch.device)
+    assert experiment._autocast(trained, "cuda") == torch.bfloat16
+    assert experiment._autocast(frozen, "cuda") is None
+    assert experiment._autocast(replace(trained, precision="float32"), "cuda") is None
 
 
 def test_held_out_texts_are_evaluated_and_test_texts_are_not_read(

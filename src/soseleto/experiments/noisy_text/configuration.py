@@ -26,6 +26,7 @@ class Config:
     select: evaluate on n_heldout texts that are held out of the source, not on the test texts
     precision: "auto" is bfloat16 for a model that is fine-tuned on a GPU, otherwise float32
     probes: the share of the trusted texts, or "auto", that is planted among the source to calibrate suspects
+    labels_before: whether probes get the labels that the trusted texts had before they were checked
     folds: cleanlab by cross-validation with this many folds; the model is trained on the texts that it keeps
     """
 
@@ -51,6 +52,7 @@ class Config:
     schedule: str
     precision: str = "auto"
     probes: float | str = 0.0
+    labels_before: bool = True
     folds: int = 0
 
 
@@ -59,7 +61,7 @@ ENCODERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "trained": {"epochs": 5, "batch_size": 64, "optimizer": "adamw", "lr": 1e-4, "weight_decay": 0.01,
                     "schedule": "warmup_cosine"},
-        "frozen": {"epochs": 30, "batch_size": 256, "optimizer": "sgd", "lr": 0.03, "schedule": "linear"},
+        "frozen": {"epochs": 30, "batch_size": 256, "optimizer": "sgd", "lr": 0.1, "schedule": "linear"},
     }
 )  # fmt: skip
 SHARED: tuple[tuple[str, Any], ...] = (("target_share", 0.3),)
@@ -77,6 +79,10 @@ LINES: Lines = MappingProxyType(
         "soseleto": ("**SOSELETO**", {"base": "soseleto"}),
         "soseleto_shuffled": ("… weights shuffled", {"base": "shuffled_weights"}),
         "soseleto_probes": ("… with probes", {"base": "soseleto", "probes": "auto"}),
+        "soseleto_probes_alone": (
+            "… with probes, earlier labels unknown",
+            {"base": "soseleto", "probes": "auto", "labels_before": False},
+        ),
         "soseleto_shared": ("**SOSELETO, target gradient in θ's step**", {"base": "soseleto", "settings": SHARED}),
         "soseleto_shared_frozen": (
             "… weights frozen",

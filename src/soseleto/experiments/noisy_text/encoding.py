@@ -67,13 +67,19 @@ def _embedded(tokens: Tensor, prepare: TextPreparation, folder: Path, device: to
 
 
 def _key(tokens: Tensor, folder: Path) -> str:
-    digest = hashlib.sha256(tokens.numpy().tobytes())
+    return hashlib.sha256(tokens.numpy().tobytes() + _fingerprint(folder)).hexdigest()
+
+
+@lru_cache(maxsize=2)
+def _fingerprint(folder: Path) -> bytes:
+    """Of the model's configuration and weights."""
     files = sorted(file for pattern in ("config.json", "*.safetensors") for file in folder.glob(pattern))
     if len(files) < 2:
         raise DataError(f"{folder} has no weights (*.safetensors) beside config.json: name another folder.")
+    digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
-    return digest.hexdigest()
+    return digest.digest()
 
 
 def _cached(file: Path, count: int) -> Tensor | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,14 +39,13 @@ from soseleto.experiments.svhn_mnist.experiment import ShuffledWeights
 from soseleto.methods import Recording, Signals, by_name
 from soseleto.models.pretrained_text import make_text_model
 from soseleto.parallel.device import choose_device
-from soseleto.task.task import Method
+from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.optimizers import SCHEDULES, adamw, sgd
 from soseleto.training.options import Compute, Probes
 from soseleto.training.result import Result
 
 ASKED = 0.9  # the precision that suspects are requested at
-KNOWN_BEFORE = ("hausa",)  # probes get the labels that the trusted texts had before they were checked
-OPTIMIZERS = MappingProxyType({"adamw": adamw, "sgd": sgd})
+OPTIMIZERS: Mapping[str, Callable[[float, float], MakeOptimizer]] = MappingProxyType({"adamw": adamw, "sgd": sgd})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +68,13 @@ class Data:
 def prepare_data(config: Config, root: str | Path | None = None, device: str = "auto") -> Data:
     """Draw the sides by the seed; they are the same for every line."""
     news = texts.read(config.noise, root)
-    sizes = {"n_trusted": config.n_trusted, "n_heldout": config.n_heldout, "n_source": config.n_source}
-    sides = texts.split(news.truth, seed=config.seed, **sizes)
+    sides = texts.split(
+        news.truth,
+        n_trusted=config.n_trusted,
+        n_heldout=config.n_heldout,
+        n_source=config.n_source,
+        seed=config.seed,
+    )
     encode, prepare = _encoder(config, root, device)
     inputs = encode(news.texts)
     kind = Examples if prepare is None else TextExamples
@@ -167,7 +171,7 @@ def _trained(config: Config, data: Data, root: str | Path | None, device: str) -
 def _cleaned(config: Config, data: Data, root: str | Path | None, device: str) -> Row:
     """cleanlab's rankings and issues by cross-validation, and a training on the texts without issues.
 
-    The folds together take as many steps as one training, and the training on what is kept comes after them.
+    The folds together take about as many steps as one training, and the training on what is kept comes after them.
     """
     of_fold = replace(config, epochs=cleanlab.fold_epochs(config.epochs, config.folds))
 
@@ -202,7 +206,7 @@ def train(config: Config, data: Data, root: str | Path | None, device: str, sign
     from soseleto.training.fit import fit
 
     method = make_method(config)
-    before = data.before if config.noise in KNOWN_BEFORE else None
+    before = data.before if config.labels_before else None
     return fit(
         make_model(config, data, root),
         data.source,

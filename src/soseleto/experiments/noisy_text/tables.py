@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,13 @@ SIGNALS = (
     ("soseleto_doubting", "score", "SOSELETO, labels doubted, score"),
     ("soseleto_doubting", "loss", "SOSELETO, labels doubted, running mean loss"),
     ("soseleto_probes", "probability", "**SOSELETO, calibrated probability**"),
+    ("soseleto_probes_alone", "probability", "… earlier labels unknown"),
     ("soseleto_shared_probes", "probability", "**SOSELETO, target gradient in θ's step, calibrated probability**"),
     ("soseleto_doubting_probes", "probability", "**SOSELETO, labels doubted, calibrated probability**"),
 )
 PROBES = {
     "soseleto_probes": "SOSELETO",
+    "soseleto_probes_alone": "SOSELETO, earlier labels unknown",
     "soseleto_shared_probes": "SOSELETO, target gradient in θ's step",
     "soseleto_doubting_probes": "SOSELETO, labels doubted",
 }
@@ -106,7 +108,7 @@ def _columns(encoders: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-TABLES = {
+TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "fine-tuned": partial(accuracy_table, encoder="trained"),
     "frozen": partial(accuracy_table, encoder="frozen"),
     "auroc": partial(signals_table, measure="auroc"),
