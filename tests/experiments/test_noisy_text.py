@@ -103,7 +103,7 @@ def test_embeddings_are_the_encoders_and_are_cached(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path))
-    some = made_up("ag_news").texts
+    some = made_up("ag_news").texts[::-1]  # from the longest to the shortest
     found = encoding.embeddings(some, folder, 12, "cpu")
     encoder = encoding.make_text_model(f"hf:{folder}", "transfer", classes=0).eval()
     prepare = encoding.preparation(folder, 12)
@@ -248,7 +248,7 @@ def test_suspects_are_counted_where_the_truth_is_known() -> None:
 
 def test_unchecked_labels_do_not_count_as_wrong() -> None:
     labels, truth = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, -1])
-    trust = torch.tensor([0.9, 0.1, 0.8, 0.0])
+    trust = torch.tensor([0.9, 0.1, 0.8, 1.0])
     assert measures.detection(labels, truth, {"weight": trust})["detection"]["weight"] == {
         "auroc": 1.0,
         "precision": 1.0,
