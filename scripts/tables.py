@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from soseleto.cli.commands import app
 from soseleto.experiments import results as experiments
 from soseleto.experiments.cifar10_noise import tables as cifar10
+from soseleto.experiments.noisy_text import tables as noisy_text
 from soseleto.experiments.results import Spread, put_between
 from soseleto.experiments.svhn_mnist import tables as svhn_mnist
 
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = {
     "cifar10-noise": ("results/table1.md", cifar10.page),
     "svhn-mnist": ("results/table2.md", svhn_mnist.page),
+    "noisy-text": ("results/noisy-text.md", noisy_text.page),
 }
 STEPS = ("step-gpu.json", "step-cpu.json")
 ENGINES = ("layerwise", "forward", "double_backward", "loop")

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from soseleto.errors import DataError
-from soseleto.experiments.detection import FRACTIONS, auroc, compare, precision_at_errors, wrong_among_kept
+from soseleto.experiments.detection import (
+    FRACTIONS,
+    auroc,
+    average_precision,
+    compare,
+    precision_at_errors,
+    wrong_among_kept,
+)
 
 
 def drawn(n: int, seed: int, levels: int) -> tuple[Tensor, Tensor]:
@@ -34,13 +41,15 @@ def test_auroc_is_the_share_of_pairs_in_order(levels: int, seed: int) -> None:
 def test_ties_stand_for_every_order(seed: int) -> None:
     trust, wrong = drawn(6, seed, 3)
     k = int(wrong.sum())
-    precisions, halves = [], []
+    precisions, halves, averages = [], [], []
     for order in permutations(range(6)):
         if all(trust[a] <= trust[b] for a, b in pairwise(order)):
             ranked = wrong[list(order)].double()
             precisions.append(float(ranked[:k].mean()))
             halves.append(float(ranked[3:].mean()))
+            averages.append(float((ranked * ranked.cumsum(0) / torch.arange(1, 7)).sum() / k))
     assert precision_at_errors(trust, wrong) == pytest.approx(sum(precisions) / len(precisions))
+    assert average_precision(trust, wrong) == pytest.approx(sum(averages) / len(averages), abs=1e-12)
     assert wrong_among_kept(trust, wrong, [0.5])[0] == pytest.approx(sum(halves) / len(halves))
 
 

@@ -44,6 +44,12 @@ REGISTRY = {
         "soseleto.experiments.cifar10_deep.experiment",
         saves=True,
     ),
+    "noisy-text": Experiment(
+        "noisy-text",
+        "news with wrong labels, MiniLM fine-tuned and frozen: every method (hours without a GPU)",
+        "soseleto.experiments.noisy_text.experiment",
+        saves=True,
+    ),
     "svhn-mnist": Experiment(
         "svhn-mnist",
         "Table 2 and its figures: SVHN digits to 20 or 25 MNIST digits 5-9, every method (hours without a GPU)",

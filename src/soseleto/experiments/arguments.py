@@ -46,7 +46,7 @@ def parser(
         "--held-out",
         action="store_true",
         default=None,
-        help="evaluate on held-out images, not on the test set",
+        help="evaluate on held-out examples, not on the test set",
     )
     made.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method")
     for name, kind in numbers.items():
@@ -55,7 +55,7 @@ def parser(
 
 
 def changes(given: argparse.Namespace, names: Iterable[str], *, n_heldout: int) -> dict[str, Any]:
-    """The configuration fields that were given on the command line; ``--select`` holds out ``n_heldout`` images."""
+    """The configuration fields that were given on the command line; ``--select`` holds out ``n_heldout`` examples."""
     found = {name: value for name in names if (value := getattr(given, name)) is not None}
     if found.get("schedule", "linear") not in SCHEDULES:
         raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}, got {found['schedule']!r}.")

@@ -42,6 +42,27 @@ def precision_at_errors(trust: Tensor, wrong: Tensor) -> float:
     return float(_wrong_among_lowest(trust, wrong, np.array([k]))[0] / k)
 
 
+def average_precision(trust: Tensor, wrong: Tensor) -> float:
+    """The mean, over the wrong labels, of the share of wrong ones among the examples up to it, least trusted first.
+
+    Of a group of m tied examples with k wrong ones, behind n₀ examples with w₀ wrong ones, place i (1 to m) is wrong
+    with probability k/m, and then w₀ + 1 + (i − 1)(k − 1)/(m − 1) of the first n₀ + i are expected to be wrong.
+
+    >>> average_precision(torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([True, False, True, False]))
+    0.8333333333333333
+    """
+    trust, wrong = _checked(trust, wrong)
+    _, place, counts = trust.unique(return_inverse=True, return_counts=True)
+    errors = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, place, wrong.double())
+    group = torch.arange(len(counts)).repeat_interleave(counts)  # of each place in the ranking
+    rank = torch.arange(1, len(trust) + 1)
+    m, k = counts[group], errors[group]
+    before = (errors.cumsum(0) - errors)[group]
+    inside = rank - (counts.cumsum(0) - counts)[group]  # i
+    expected = before + 1 + (inside - 1) * (k - 1) / (m - 1).clamp(min=1)
+    return float((k / m * expected / rank).sum() / errors.sum())
+
+
 def wrong_among_kept(trust: Tensor, wrong: Tensor, fractions: Sequence[float] = FRACTIONS) -> list[float]:
     """The share of wrong labels among the most trusted round(f·n) examples, for each f: the appendix's figure."""
     trust, wrong = _checked(trust, wrong)

@@ -138,4 +138,6 @@ def is_from_library(model: nn.Module) -> bool:
 
 
 # By name, for command lines and experiments; ``None`` keeps the learning rate constant.
-SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType({"linear": linear, "cosine": cosine, "constant": None})
+SCHEDULES: Mapping[str, MakeSchedule | None] = MappingProxyType(
+    {"linear": linear, "cosine": cosine, "warmup_cosine": warmup_cosine, "constant": None}
+)

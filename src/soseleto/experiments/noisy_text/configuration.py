@@ -1,0 +1,131 @@
+"""The lines of the experiment, and the complete configuration of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from soseleto.errors import UsageError, did_you_mean
+from soseleto.experiments.lines import Lines, fields_of
+
+TRUSTED: Mapping[str, tuple[int, ...]] = MappingProxyType({"ag_news": (100, 200, 500), "hausa": (200,)})
+HELD_OUT: Mapping[str, int] = MappingProxyType({"ag_news": 2000, "hausa": 500})
+LOGISTIC = "logistic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run, complete.
+
+    method: the row's name; base, settings: which method that is, and what differs from its defaults
+    noise: which news; n_trusted: trusted texts; n_source, n_test: maximum number of texts
+    encoder: "trained", fine-tuned with a new linear classifier, or "frozen", a linear classifier of its embeddings
+    model: the folder of the pretrained model, or its name below ``ROOT/pretrained``; max_tokens: of a text
+    select: evaluate on n_heldout texts that are held out of the source, not on the test texts
+    precision: "auto" is bfloat16 for a model that is fine-tuned on a GPU, otherwise float32
+    probes: the share of the trusted texts, or "auto", that is planted among the source to calibrate suspects
+    labels_before: whether probes get the labels that the trusted texts had before they were checked
+    folds: cleanlab by cross-validation with this many folds; the model is trained on the texts that it keeps
+    """
+
+    method: str
+    base: str
+    noise: str
+    n_trusted: int
+    encoder: str
+    seed: int = 0
+    settings: tuple[tuple[str, Any], ...] = ()
+    select: bool = False
+    n_heldout: int = 0
+    n_source: int | None = None
+    n_test: int | None = None
+    model: str = "minilm"
+    max_tokens: int = 64
+    epochs: int
+    batch_size: int
+    target_batch_size: int = 32
+    optimizer: str
+    lr: float
+    weight_decay: float = 0.0
+    schedule: str
+    precision: str = "auto"
+    probes: float | str = 0.0
+    labels_before: bool = True
+    folds: int = 0
+
+
+# What differs between the two ways to use the model.
+ENCODERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "trained": {"epochs": 5, "batch_size": 64, "optimizer": "adamw", "lr": 1e-4, "weight_decay": 0.01,
+                    "schedule": "warmup_cosine"},
+        "frozen": {"epochs": 30, "batch_size": 256, "optimizer": "sgd", "lr": 0.1, "schedule": "linear"},
+    }
+)  # fmt: skip
+SHARED: tuple[tuple[str, Any], ...] = (("target_share", 0.3),)
+DOUBTING: tuple[tuple[str, Any], ...] = (("target_share", 0.2), ("doubt_labels", True))
+# The lines: title, and what makes each differ from the common configuration.
+LINES: Lines = MappingProxyType(
+    {
+        "logistic_noisy": ("logistic regression, noisy alone", {"base": LOGISTIC}),
+        "logistic_mixed": ("logistic regression, mixed", {"base": LOGISTIC, "settings": (("mixed", True),)}),
+        "ordinary": ("ordinary training", {"base": "ordinary"}),
+        "target_only": ("target only", {"base": "target_only"}),
+        "mixed": ("noisy and trusted mixed", {"base": "mixed"}),
+        "cleanlab": ("cleanlab, trained on what it keeps", {"base": "mixed", "folds": 5}),
+        "meta_weight_net": ("Meta-Weight-Net", {"base": "meta_weight_net"}),
+        "soseleto": ("**SOSELETO**", {"base": "soseleto"}),
+        "soseleto_shuffled": ("… weights shuffled", {"base": "shuffled_weights"}),
+        "soseleto_probes": ("… with probes", {"base": "soseleto", "probes": "auto"}),
+        "soseleto_probes_alone": (
+            "… with probes, earlier labels unknown",
+            {"base": "soseleto", "probes": "auto", "labels_before": False},
+        ),
+        "soseleto_shared": ("**SOSELETO, target gradient in θ's step**", {"base": "soseleto", "settings": SHARED}),
+        "soseleto_shared_frozen": (
+            "… weights frozen",
+            {"base": "soseleto", "settings": (*SHARED, ("weight_step", None))},
+        ),
+        "soseleto_shared_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": SHARED}),
+        "soseleto_shared_probes": ("… with probes", {"base": "soseleto", "settings": SHARED, "probes": "auto"}),
+        "soseleto_doubting": ("**SOSELETO, labels doubted**", {"base": "soseleto", "settings": DOUBTING}),
+        "soseleto_doubting_frozen": (
+            "… weights frozen at 0.7",
+            {"base": "soseleto", "settings": (*DOUBTING, ("weight_step", None), ("initial_weight", 0.7))},
+        ),
+        "soseleto_doubting_probes": ("… with probes", {"base": "soseleto", "settings": DOUBTING, "probes": "auto"}),
+    }
+)  # fmt: skip
+SMALL: Mapping[str, Any] = MappingProxyType({"n_source": 1500, "n_test": 500, "epochs": 3, "batch_size": 64})
+
+
+def lines_of(encoder: str) -> list[str]:
+    """Logistic regression is on frozen embeddings."""
+    return [line for line, (_, fields) in LINES.items() if encoder == "frozen" or fields["base"] != LOGISTIC]
+
+
+def configuration(
+    method: str,
+    *,
+    noise: str = "ag_news",
+    n_trusted: int = 200,
+    encoder: str = "trained",
+    seed: int = 0,
+    small: bool = False,
+    **changes: Any,
+) -> Config:
+    """The complete configuration of one line; ``small`` takes a minute on a CPU."""
+    for name, value, known in (("noise", noise, TRUSTED), ("encoder", encoder, ENCODERS)):
+        if value not in known:
+            raise UsageError(f"unknown {name} {value!r}{did_you_mean(value, known)}: choose from {', '.join(known)}.")
+    if changes.get("select"):
+        changes["n_heldout"] = changes.get("n_heldout") or HELD_OUT[noise]
+    elif changes.get("n_heldout"):
+        raise UsageError(f"n_heldout is {changes['n_heldout']}, but nothing is held out: add --held-out.")
+    common = {**ENCODERS[encoder], **(SMALL if small else {})}
+    fields = fields_of(LINES, method, common, changes)
+    if fields["base"] == LOGISTIC and encoder != "frozen":
+        raise UsageError(f"{method} reads embeddings that are not trained: choose the encoder 'frozen'.")
+    return Config(noise=noise, n_trusted=n_trusted, encoder=encoder, seed=seed, **fields)
