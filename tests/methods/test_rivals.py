@@ -388,6 +388,19 @@ def test_a_run_resumes_bit_for_bit(method: Method, tmp_path: Path) -> None:
     assert torch.equal(found.scores, expected.scores)
 
 
+def test_a_state_of_another_seed_is_restored() -> None:
+    method, models = DivideMix(warm_up=0.0), (net(), net())
+    saved = method.init(task(models[0]))
+    method.step(saved, batch(B, 0), batch(T, 1), monitor=True)
+    models[1].load_state_dict(models[0].state_dict())
+    restored = method.init(task(models[1]))  # draws another second network, and other random numbers
+    restored.load_state(copy.deepcopy(saved.state()))
+    for state in (saved, restored):
+        method.step(state, batch(B, 2), batch(T, 3))
+    for mine, expected in zip(restored.networks.both, saved.networks.both, strict=True):
+        close(mine, expected)
+
+
 @pytest.mark.parametrize("method", [FixMatch(), DivideMix()], ids=lambda one: one.name)
 def test_signals_are_those_of_the_first_view(method: Method) -> None:
     signals, source, model = Signals(B), batch(B, 0), net()
