@@ -23,6 +23,7 @@ Deviations:
   epoch. Their mean over five epochs, published for 90 % flipped labels, is left out.
 - Guesses and losses are those of both networks in evaluation mode; published is training mode for network k.
 - Optimizer, schedule and batch sizes are those of the training; one optimizer has the parameters of both networks.
+- The second network is a copy of the model whose layers draw their initial values again; pretrained values are lost.
 - A run folder keeps the first network alone. ``Result.model`` is both, whose mean is evaluated.
 
 The weight of a source example is the mean of both networks' w at the last visit, its score the mean over all visits.
