@@ -39,7 +39,7 @@ from soseleto.extensions import (
     whitened,
     without_own_error,
 )
-from soseleto.methods import METHODS, FineTuning, Strong
+from soseleto.methods import METHODS, DivideMix, FineTuning, FixMatch, Strong
 from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.losses import NoisyLosses
@@ -222,6 +222,32 @@ def test_steps_of_the_strong_recipe_are_captured_and_never_wait(method: Strong) 
     plain, replayed = states
     torch.testing.assert_close(replayed.weights.values, plain.weights.values, rtol=0.02, atol=0.02)
     for a, b in zip(plain.teacher.model.parameters(), replayed.teacher.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.01, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("method", [FixMatch(threshold=0.12), DivideMix()], ids=["fixmatch", "divide_mix"])
+def test_steps_of_rivals_are_captured_and_never_wait(method: Any) -> None:
+    torch.manual_seed(0)
+    start, states = resnet18(width=8).to(CUDA).train(), []
+    for captured in (False, True):
+        torch.manual_seed(1)  # of the second network, and the key of its random numbers
+        slow = replace(quick_task(copy.deepcopy(start)), guard=DeferredGuard(CUDA), make_optimizer=sgd(1e-3))
+        state = method.init(slow)
+        step: Any = CapturedStep(method, state, lambda text: pytest.fail(text))
+        for m in range(12):  # the warm-up of DivideMix has four steps
+            pair = two_views(32, m), two_views(8, 100 + m)
+            if m == 8:
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                step(*pair) if captured else method.step(state, *pair)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert int(state.taken) == state.steps == 12
+        states.append(state)
+    plain, replayed = states
+    torch.testing.assert_close(replayed.weights.values, plain.weights.values, rtol=0.02, atol=0.02)
+    for a, b in zip(plain.answering.parameters(), replayed.answering.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0.01, atol=1e-3)
 
 

@@ -7,7 +7,9 @@ from types import MappingProxyType
 
 from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError, did_you_mean
+from soseleto.methods.divide_mix import DivideMix
 from soseleto.methods.fine_tuning import FineTuning
+from soseleto.methods.fixmatch import FixMatch
 from soseleto.methods.luo import Luo
 from soseleto.methods.matching import Attention, MatchingNetworks
 from soseleto.methods.meta_weight_net import MetaWeightNet
@@ -26,8 +28,10 @@ from soseleto.task.task import Method
 __all__ = [
     "METHODS",
     "Attention",
+    "DivideMix",
     "EarlyStopping",
     "FineTuning",
+    "FixMatch",
     "Luo",
     "MatchingNetworks",
     "MetaWeightNet",

@@ -76,7 +76,11 @@ def check_recipe(name: str, mode: str) -> None:
 
 def _require_views(method: Method, augments: Augments) -> None:
     """Raise where views are made for a method that takes plain batches, or the other way round."""
-    if isinstance(method, Strong) and not all(isinstance(one, Views) for one in augments):
-        raise UsageError("the method Strong needs two views of every image: say recipe='strong' or augment=Views().")
-    if not isinstance(method, Strong) and any(isinstance(one, Views) for one in augments):
+    takes_views = getattr(method, "takes_views", False)
+    if takes_views and not all(isinstance(one, Views) for one in augments):
+        recipe = "recipe='strong' or " if isinstance(method, Strong) else ""
+        raise UsageError(
+            f"the method {type(method).__name__} needs two views of every image: say {recipe}augment=Views()."
+        )
+    if not takes_views and any(isinstance(one, Views) for one in augments):
         raise UsageError(f"the method {method.name!r} takes one view of an image: say augment=Augment(...).")

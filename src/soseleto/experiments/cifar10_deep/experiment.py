@@ -28,7 +28,7 @@ from soseleto.experiments import runner
 from soseleto.experiments.cifar10_noise.experiment import detection
 from soseleto.experiments.lines import Lines, fields_of
 from soseleto.experiments.results import Row
-from soseleto.methods import Mixed, Strong
+from soseleto.methods import DivideMix, FixMatch, Mixed, Strong
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.device import choose_device
 from soseleto.task.task import Method
@@ -44,7 +44,9 @@ ASYMMETRIC = 0.4
 # The usual pairs: truck → automobile, bird → airplane, deer → horse, cat ↔ dog.
 PAIRS = ((9, 1), (2, 0), (4, 7), (3, 5), (5, 3))
 HELD_OUT = 5000
-METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType({"strong": Strong, "mixed": Mixed})
+METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(
+    {"strong": Strong, "fixmatch": FixMatch, "divide_mix": DivideMix, "mixed": Mixed}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,13 @@ LINES: Lines = MappingProxyType(
         "strong_no_teacher": ("… judged by the network itself", {"base": "strong", "settings": (("teacher", 0.0),)}),
         "strong_no_mixup": ("… no mixup", {"base": "strong", "settings": (("mixup", 0.0),)}),
         "strong_weak_views": ("… weak views alone", {"base": "strong", "changes": 0, "cutout": 0.0}),
+        # Published: 0.03 with 64 labelled images a batch, as here.
+        "fixmatch": ("FixMatch, source unlabelled", {"base": "fixmatch", "views": 1, "lr": 0.03}),
+        # Published: 0.02 with 256 mixed views a batch; here there are 640.
+        "divide_mix": (
+            "DivideMix, trusted images added",
+            {"base": "divide_mix", "views": 1, "changes": 0, "cutout": 0.0, "lr": 0.05, "nesterov": False},
+        ),
         "mixed": ("noisy and clean mixed, cropped and flipped", {"base": "mixed", "views": 0}),
     }
 )

@@ -18,20 +18,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
-from soseleto.data.structure import scores_of
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
+from soseleto.methods.from_views import require_classes, view_scores, views_of
 from soseleto.methods.mixed import share_of_target
-from soseleto.methods.state import State, require_noisy, require_share
+from soseleto.methods.state import require_share
 from soseleto.methods.strong.judgement import Judge, clean_share, one_hot, sharpened
 from soseleto.methods.strong.mixing import mixed
-from soseleto.methods.strong.teacher import Teacher
-from soseleto.task.losses import FULL, cross_entropy
+from soseleto.methods.strong.teacher import TaughtState, Teacher, no_steps
 from soseleto.task.state import load_tree
 from soseleto.task.task import Task
 from soseleto.weights import Weights
@@ -69,6 +68,7 @@ class Strong:
     target_share: float | None = None
 
     name = "strong"
+    takes_views = True
 
     def __post_init__(self) -> None:
         for field in ("teacher", "ramp", "cutmix", "target_share"):
@@ -85,24 +85,21 @@ class Strong:
             raise UsageError("cutmix has no effect without mixup, whose Beta(a, a) gives its area: say mixup=1.0.")
 
     def init(self, task: Task) -> StrongState:
-        require_noisy(task, self.name)
-        if task.classes is None or getattr(task.losses, "loss", None) is not cross_entropy:
-            raise UsageError("the strong recipe is for class labels and cross-entropy: use recipe='plain'.")
-        judge = Judge(task.classes, self.judging, self.balance, self.by_class)
+        judge = Judge(require_classes(task, self.name), self.judging, self.balance, self.by_class)
         return StrongState.start(
             task,
             weights=Weights(task.n_source, device=task.device),
             teacher=Teacher(task.model, self.teacher),
             judge=judge,
             beliefs=judge.init(task.device),
-            taken=torch.zeros((), dtype=torch.int64, device=task.device),
+            taken=no_steps(task.device),
             key=int(torch.randint(1 << 62, ())),
         )
 
     def step(self, state: StrongState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         task = state.task
-        weak, views = _views(source)
-        _, trusted_views = _views(target)
+        weak, views = views_of(source, self.name)
+        _, trusted_views = views_of(target, self.name)
         given, w = self._beliefs(state, weak, source, target)
         trusted = one_hot(target.labels, given.shape[1])
         count, n = len(views), len(source) * len(views)
@@ -111,30 +108,22 @@ class Strong:
         rows = torch.arange(len(inputs), device=task.device)
         draws = Draws.of(state.key, rows, state.taken.expand(len(rows)))
         inputs, classes = mixed(inputs, classes, draws, mixup=self.mixup, cutmix=self.cutmix)
-        losses = -(classes * _scores(task, task.model, inputs).log_softmax(1)).sum(1)  # H(y, p)
+        losses = -(classes * view_scores(task, task.model, inputs).log_softmax(1)).sum(1)  # H(y, p)
         of_source, of_target = losses[:n].view(count, -1).mean(0), losses[n:].view(count, -1).mean(0)
         task.guard("source", of_source.detach(), source.index)
         task.guard("target", of_target.detach(), target.index)
         a = share_of_target(self.target_share, source, target)
         loss = (1.0 - a) * of_source.mean() + a * of_target.mean()
         state.take(gradient(loss, trainable(task.model)))
-        state.teacher.follow(state.taken)
-        state.taken += 1
+        state.follow()
         state.report(source.index, w)
-        if state.steps == task.steps:
-            state.teacher.replace(task.model)
         numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
         return {**numbers, "clean_share": clean_share(state.beliefs)}
 
     @torch.no_grad()
     def _beliefs(self, state: StrongState, weak: Tensor, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
         """s (B, C) and w (B,)."""
-        state.judged = _scores(state.task, state.teacher.model, weak)
-        if state.judged.shape[1] != state.judge.classes:
-            raise UsageError(
-                f"the model has {state.judged.shape[1]} outputs, but the source has {state.judge.classes} classes: "
-                "give a model with one output per class."
-            )
+        state.judged = view_scores(state.task, state.teacher.model, weak)
         q = state.judge.answer(state.judged, target.labels, state.beliefs)
         r = state.judge.posterior(q, source.labels, state.beliefs)
         w = r.gather(1, source.labels[:, None]).squeeze(1)
@@ -150,45 +139,20 @@ class Strong:
 
 
 @dataclass(kw_only=True)
-class StrongState(State):
-    """Beside optimizer and weights: the teacher, what is believed about labels, and the number of steps on the device.
+class StrongState(TaughtState):
+    """Beside optimizer, weights and teacher: what is believed about labels.
 
     judged: the teacher's scores of the last source batch
     """
 
-    teacher: Teacher
     judge: Judge
     beliefs: dict[str, Tensor]
-    taken: Tensor
     key: int  # of the random numbers of mixing
-    judged: Tensor | None = None
-
-    @property
-    def answering(self) -> nn.Module:
-        """The network to evaluate: the teacher, whose values the model has after the last step."""
-        return self.task.model if self.steps == self.task.steps else self.teacher.model
 
     def state(self) -> dict[str, Any]:
-        own = {"teacher": self.teacher.state(), "beliefs": self.beliefs, "taken": self.taken, "key": self.key}
-        return {**super().state(), **own}
+        return {**super().state(), "beliefs": self.beliefs, "key": self.key}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
-        self.teacher.load_state(state["teacher"])
         self.beliefs = load_tree(self.beliefs, state["beliefs"], self.task.device)
-        self.taken.copy_(state["taken"])
         self.key = state["key"]
-
-
-def _views(batch: Batch) -> tuple[Tensor, list[Tensor]]:
-    """The weak view and the strong ones."""
-    if not isinstance(batch.inputs, tuple | list):
-        raise UsageError("the method 'strong' needs a weak and a strong view of every image: say augment=Views().")
-    weak, *strong = batch.inputs
-    return weak, strong
-
-
-def _scores(task: Task, model: nn.Module, inputs: Tensor) -> Tensor:
-    """(B, C), in float32 or better."""
-    scores: Tensor = scores_of(getattr(task.losses, "precision", FULL)(model, inputs))
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from soseleto.methods.state import State
 
 
 class Teacher:
@@ -47,6 +50,43 @@ class Teacher:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state)
+
+
+@dataclass(kw_only=True)
+class TaughtState(State):
+    """The state of a method with a teacher; ``taken`` counts the steps on the device.
+
+    judged: scores of the last source batch, before the step
+    """
+
+    teacher: Teacher
+    taken: Tensor
+    judged: Tensor | None = None
+
+    @property
+    def answering(self) -> nn.Module:
+        """The network to evaluate: the teacher, whose values the model has after the last step."""
+        return self.task.model if self.steps == self.task.steps else self.teacher.model
+
+    def follow(self) -> None:
+        """After a step of the network: move the teacher; after the last step the network gets its values."""
+        self.teacher.follow(self.taken)
+        self.taken += 1
+        if self.steps == self.task.steps:
+            self.teacher.replace(self.task.model)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "teacher": self.teacher.state(), "taken": self.taken}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        self.teacher.load_state(state["teacher"])
+        self.taken.copy_(state["taken"])
+
+
+def no_steps(device: torch.device) -> Tensor:
+    """``taken`` before the first step."""
+    return torch.zeros((), dtype=torch.int64, device=device)
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:

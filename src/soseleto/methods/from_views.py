@@ -1,0 +1,40 @@
+"""What the methods share that train on several views of every image: their inputs, class scores and checks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.data.batch import Batch
+from soseleto.data.structure import scores_of
+from soseleto.errors import UsageError
+from soseleto.methods.state import require_noisy
+from soseleto.task.losses import FULL, cross_entropy
+from soseleto.task.task import Task
+
+
+def require_classes(task: Task, name: str) -> int:
+    """The number of classes; raises where source and target are not labelled with the same ones."""
+    require_noisy(task, name)
+    if task.classes is None or getattr(task.losses, "loss", None) is not cross_entropy:
+        raise UsageError(f"the method {name!r} is for class labels and cross-entropy: leave it out.")
+    return task.classes
+
+
+def views_of(batch: Batch, name: str) -> tuple[Tensor, list[Tensor]]:
+    """The weak view and the strong ones."""
+    if not isinstance(batch.inputs, tuple | list):
+        raise UsageError(f"the method {name!r} needs a weak and a strong view of every image: say augment=Views().")
+    weak, *strong = batch.inputs
+    return weak, strong
+
+
+def view_scores(task: Task, model: nn.Module, inputs: Tensor) -> Tensor:
+    """(B, C), in float32 or better."""
+    scores: Tensor = scores_of(getattr(task.losses, "precision", FULL)(model, inputs))
+    if scores.shape[1] != task.classes:
+        raise UsageError(
+            f"the model has {scores.shape[1]} outputs, but the source has {task.classes} classes: "
+            "give a model with one output per class."
+        )
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))

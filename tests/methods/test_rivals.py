@@ -1,0 +1,477 @@
+"""FixMatch and DivideMix: the equations against slow loops in float64, whole steps, and runs that resume."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import soseleto
+from soseleto.data import Augment, StrongAugment, Views
+from soseleto.data.batch import Batch
+from soseleto.data.draws import Draws
+from soseleto.engines import trainable
+from soseleto.errors import UsageError
+from soseleto.methods import DivideMix, FixMatch, Recording, Signals
+from soseleto.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
+from soseleto.methods.divide_mix.mixture import right_probability
+from soseleto.methods.divide_mix.networks import Networks
+from soseleto.methods.fixmatch import confident
+from soseleto.methods.strong.mixing import quantiles
+from soseleto.task.finite import DeferredGuard
+from soseleto.task.losses import NoisyLosses
+from soseleto.task.task import Method, Task
+from soseleto.training.fit import fit
+from soseleto.training.optimizers import sgd
+from soseleto.training.options import Checkpoints
+from soseleto.training.settings import method_of, settings_of
+from soseleto.weights import Weights
+
+C, B, T, WIDTH, STEPS = 4, 6, 3, 5, 10
+EYE = torch.eye(C, dtype=torch.float64)
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, C)).double()
+
+
+def batch(n: int, seed: int, views: int = 2) -> Batch:
+    seeded = torch.Generator().manual_seed(seed)
+    inputs = tuple(torch.randn(n, WIDTH, generator=seeded, dtype=torch.float64) for _ in range(views))
+    return Batch(torch.arange(n), inputs, torch.randint(C, (n,), generator=seeded))
+
+
+def task(model: nn.Module, **changes: Any) -> Task:
+    fields: dict[str, Any] = {
+        "model": model, "losses": NoisyLosses(), "n_source": B, "steps": STEPS, "shared": frozenset(trainable(model)),
+        "target_head": frozenset(), "make_optimizer": sgd(0.1, momentum=0.0), "classes": C,
+    }  # fmt: skip
+    return Task(**{**fields, **changes})
+
+
+def descend(model: nn.Module, loss: Tensor) -> None:
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+
+
+def close(mine: nn.Module, expected: nn.Module) -> None:
+    for a, b in zip(mine.state_dict().values(), expected.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+def entropy(y: Tensor, p: Tensor) -> Tensor:
+    return -sum(y[c] * p[c].log() for c in range(len(y)))
+
+
+# FixMatch
+
+
+def test_answers_are_kept_from_the_threshold_on() -> None:
+    p = torch.tensor([[0.97, 0.01, 0.01, 0.01], [0.02, 0.94, 0.02, 0.02], [0.1, 0.1, 0.7, 0.1]], dtype=torch.float64)
+    answers, kept = confident(p.log(), 0.95)
+    assert answers.tolist() == [0, 1, 2]
+    assert kept.tolist() == [1, 0, 0]
+    even = torch.zeros(1, 4, dtype=torch.float64)
+    assert confident(even, 0.25)[1].tolist() == [1]  # the threshold itself counts
+
+
+@pytest.mark.parametrize("views", [2, 3])
+def test_a_step_of_fixmatch_against_a_loop(views: int) -> None:
+    model, slow = net(), net()
+    method = FixMatch(threshold=0.35, unlabelled=0.7, teacher=0.5)
+    state, mean = method.init(task(model)), copy.deepcopy(slow)
+    some = []
+    for step in range(3):
+        source, target = batch(B, step, views), batch(T, 100 + step, views)
+        numbers = method.step(state, source, target)
+
+        p = slow(torch.cat([target.inputs[0], *source.inputs])).softmax(1)
+        of_target = sum(entropy(EYE[y], p[i]) for i, y in enumerate(target.labels)) / T
+        of_source, weights = torch.zeros((), dtype=torch.float64), []
+        for i in range(B):
+            q = p[T + i].detach()
+            weights.append(float(q[source.labels[i]]))
+            some.append(float(q.max()) >= 0.35)
+            for view in range(1, views):
+                if some[-1]:
+                    of_source = of_source + entropy(EYE[q.argmax()], p[T + view * B + i]) / (views - 1) / B
+        descend(slow, of_target + 0.7 * of_source)
+        decay = min(0.5, (1 + step) / (10 + step))
+        for old, new in zip(mean.state_dict().values(), slow.state_dict().values(), strict=True):
+            old.copy_(decay * old + (1 - decay) * new if new.is_floating_point() else new)
+        assert state.weights is not None
+        assert state.weights.values.tolist() == pytest.approx(weights, rel=1e-6)
+        assert float(numbers["source_loss"]) == pytest.approx(float(of_source.detach()))
+        assert float(numbers["target_loss"]) == pytest.approx(float(of_target.detach()))
+        assert float(numbers["confident_share"]) == pytest.approx(sum(some[-B:]) / B)
+    assert 0 < sum(some) < len(some)
+    close(model, slow)
+    close(state.teacher.model, mean)
+
+
+def test_fixmatch_ignores_the_labels_of_the_source() -> None:
+    models = net(), net()
+    for model, shift in zip(models, (0, 1), strict=True):
+        state = FixMatch(threshold=0.3).init(task(model))
+        for step in range(2):
+            source = batch(B, step)
+            other = Batch(source.index, source.inputs, (source.labels + shift) % C)
+            FixMatch(threshold=0.3).step(state, other, batch(T, 100 + step))
+    close(*models)
+
+
+# The mixture
+
+
+def slow_mixture(losses: list[float]) -> list[float]:
+    """Ten iterations of expectation-maximisation from the clusters of k-means, one number at a time."""
+    low, high = min(losses), max(losses)
+    x = [(loss - low) / (high - low) for loss in losses]
+    centres = [0.0, 1.0]
+    for _ in range(10):
+        nearer = [int(abs(value - centres[1]) < abs(value - centres[0])) for value in x]
+        centres = [float(np.mean([value for value, c in zip(x, nearer, strict=True) if c == k])) for k in (0, 1)]
+    r = [[float(c == k) for k in (0, 1)] for c in nearer]
+    for _ in range(10):
+        share = [float(np.mean([row[k] for row in r])) for k in (0, 1)]
+        mean = [float(np.average(x, weights=[row[k] for row in r])) for k in (0, 1)]
+        variance = [
+            float(np.average([(value - mean[k]) ** 2 for value in x], weights=[row[k] for row in r])) + 5e-4
+            for k in (0, 1)
+        ]
+        for i, value in enumerate(x):
+            density = [
+                share[k]
+                * math.exp(-((value - mean[k]) ** 2) / (2 * variance[k]))
+                / math.sqrt(2 * math.pi * variance[k])
+                for k in (0, 1)
+            ]
+            r[i] = [one / sum(density) for one in density]
+    return [row[int(mean[1] < mean[0])] for row in r]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_mixture_against_a_slow_one(seed: int) -> None:
+    seeded = torch.Generator().manual_seed(seed)
+    small = 0.3 * torch.randn(60, generator=seeded, dtype=torch.float64).abs()
+    large = 2.0 + torch.randn(40, generator=seeded, dtype=torch.float64)
+    losses = torch.cat([small, large])
+    found = right_probability(losses)
+    assert found.dtype == torch.float64
+    assert found.tolist() == pytest.approx(slow_mixture(losses.tolist()), rel=1e-9, abs=1e-12)
+    assert float(found[:60].mean()) > 0.9
+    assert float(found[60:].mean()) < 0.3
+
+
+def test_equal_losses_are_all_of_one_kind() -> None:
+    found = right_probability(torch.ones(7))
+    assert torch.isfinite(found).all()
+    assert found.unique().numel() == 1
+
+
+# What DivideMix trains on
+
+
+def test_refined_and_guessed_classes_against_a_loop() -> None:
+    seeded = torch.Generator().manual_seed(0)
+    own, both = (torch.rand(B, C, generator=seeded, dtype=torch.float64) for _ in range(2))
+    w, labels = torch.rand(B, generator=seeded, dtype=torch.float64), torch.randint(C, (B,), generator=seeded)
+    labelled = w > 0.5
+    found = given_classes(own, both, labels, w, labelled, 0.5)
+    for i in range(B):
+        values = w[i] * EYE[labels[i]] + (1 - w[i]) * own[i] if labelled[i] else both[i]
+        torch.testing.assert_close(found[i], values**2 / (values**2).sum())
+    assert 0 < int(labelled.sum()) < B
+
+
+def test_one_share_mixes_the_whole_batch() -> None:
+    x, y = torch.randn(B, 3, dtype=torch.float64), torch.rand(B, C, dtype=torch.float64)
+    shares = set()
+    for key in range(8):
+        found, classes = mixed_alike(x, y, Draws.of(key, torch.arange(B)), 4.0)
+        order, u = Draws.of(key, torch.arange(B)).uniform(2)
+        share = float(quantiles(u[0], 4.0))
+        share = max(share, 1 - share)
+        for i, j in enumerate(sorted(range(B), key=lambda row: float(order[row]))):
+            torch.testing.assert_close(found[i], share * x[i] + (1 - share) * x[j], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(classes[i], share * y[i] + (1 - share) * y[j], rtol=1e-6, atol=1e-6)
+        shares.add(float(quantiles(u[0], 4.0)) < 0.5)
+    assert shares == {False, True}  # both sides of the maximum
+
+
+def slow_loss(p: Tensor, y: Tensor, labelled: list[bool], factor: float) -> Tensor:
+    believed = [entropy(y[i], p[i]) for i in range(len(p)) if labelled[i]]
+    others = [((p[i] - y[i]) ** 2).sum() / C for i in range(len(p)) if not labelled[i]]
+    uneven = sum(1 / C * ((1 / C) / p[:, c].mean()).log() for c in range(C))
+    return sum(believed) / max(1, len(believed)) + factor * sum(others) / max(1, len(others)) + uneven
+
+
+@pytest.mark.parametrize("labelled", [[True, False, True, False, False], [True] * 5, [False] * 5])
+def test_the_loss_of_divide_mix_against_a_loop(labelled: list[bool]) -> None:
+    seeded = torch.Generator().manual_seed(1)
+    scores = torch.randn(5, C, generator=seeded, dtype=torch.float64)
+    y = torch.rand(5, C, generator=seeded, dtype=torch.float64)
+    loss, each = loss_of(scores, y, torch.tensor(labelled), 3.0)
+    torch.testing.assert_close(loss, slow_loss(scores.softmax(1), y, labelled, 3.0))
+    torch.testing.assert_close(each[2], entropy(y[2], scores.softmax(1)[2]))
+
+
+def test_the_second_network_has_initial_values_of_its_own() -> None:
+    model = net().eval()
+    networks = Networks(model)
+    assert networks.first is model
+    assert networks.second.training
+    for mine, its in zip(networks.first.parameters(), networks.second.parameters(), strict=True):
+        assert mine.shape == its.shape
+        assert not torch.equal(mine, its) or mine.ndim == 1
+    x = torch.randn(B, WIDTH, dtype=torch.float64)
+    networks.eval()
+    torch.testing.assert_close(networks(x), (networks.first(x) + networks.second(x)) / 2)
+
+
+@pytest.mark.parametrize("penalty", [False, True])
+def test_steps_of_divide_mix_against_a_loop(penalty: bool) -> None:
+    method = DivideMix(warm_up=0.2, ramp=0.4, confidence_penalty=penalty)
+    model, losses = net(), torch.zeros(2, B, dtype=torch.float64)
+    state = method.init(task(model))
+    slow = [copy.deepcopy(network) for network in state.networks.both]
+    right = torch.ones(2, B, dtype=torch.float64)
+    for step in range(5):
+        source, target = batch(B, step), batch(T, 100 + step)
+        method.step(state, source, target, monitor=step % 2 == 1)
+
+        p = torch.zeros(2, B, C, dtype=torch.float64)
+        for k in range(2):
+            slow[k].eval()
+            for view in range(2):
+                with torch.no_grad():
+                    answer = slow[k](source.inputs[view]).softmax(1)
+                p[k] += answer / 2
+                if view == 0:
+                    losses[k] = 0.0
+                losses[k] -= answer.log().gather(1, source.labels[:, None]).squeeze(1) / 2
+            slow[k].train()
+        torch.testing.assert_close(state.losses, losses)
+        for k in range(2):
+            if step < 2:
+                scores = slow[k](torch.cat([source.inputs[k], target.inputs[k]]))
+                loss = F.cross_entropy(scores, torch.cat([source.labels, target.labels]))
+                q = scores.softmax(1)
+                loss = loss + (q * q.log()).sum() / (B + T) if penalty else loss
+            else:
+                w, given = right[1 - k], []
+                for i in range(B):
+                    believed = w[i] * EYE[source.labels[i]] + (1 - w[i]) * p[k, i]
+                    values = believed if w[i] > 0.5 else (p[0, i] + p[1, i]) / 2
+                    given.append(values**2 / (values**2).sum())
+                y = torch.stack([*given, *given, *EYE[target.labels], *EYE[target.labels]])
+                rows = torch.arange(2 * (B + T))
+                draws = Draws.of(state.key, rows, torch.full_like(rows, step), torch.full_like(rows, k))
+                x, y = mixed_alike(torch.cat([*source.inputs, *target.inputs]), y, draws, 4.0)
+                labelled = [bool(one > 0.5) for one in w] * 2 + [True] * 2 * T
+                loss = slow_loss(slow[k](x).softmax(1), y, labelled, 25.0 * min(1.0, (step - 2) / 4))
+            descend(slow[k], loss)
+        assert state.weights is not None
+        torch.testing.assert_close(state.weights.values, right.mean(0).float())
+        if step % 2 == 1:
+            right = torch.stack([right_probability(one) for one in losses]).float().double()  # as it is kept
+    assert 0 < int((right > 0.5).sum()) < 2 * B
+    for mine, expected in zip(state.networks.both, slow, strict=True):
+        close(mine, expected)
+
+
+# Trainings
+
+
+def pictures(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Three classes: where the bright third of the image is."""
+    seeded = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (n,), generator=seeded)
+    images = torch.randint(0, 100, (n, 1, 9, 9), generator=seeded)
+    images += 150 * (torch.arange(9) // 3 == labels[:, None])[:, None, :, None]
+    return images.to(torch.uint8), labels
+
+
+def wrong(labels: Tensor) -> tuple[Tensor, Tensor]:
+    seeded = torch.Generator().manual_seed(5)
+    flip = torch.rand(len(labels), generator=seeded) < 0.4
+    return torch.where(flip, (labels + torch.randint(1, 3, labels.shape, generator=seeded)) % 3, labels), flip
+
+
+def small_net() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(81, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+VIEWS = {
+    "fixmatch": Views(flip=False, count=1),
+    "divide_mix": Views(flip=False, count=1, strong=StrongAugment(0, cutout=0.0)),
+}
+
+
+def trained(model: nn.Module, method: Method, epochs: int = 2, **options: Any) -> soseleto.Result:
+    x, y = pictures(120, 0)
+    common = {"batch_size": 32, "target_batch_size": 8, "device": "cpu", "augment": VIEWS[method.name]}
+    return fit(model, (x, wrong(y)[0]), pictures(24, 1), method=method, epochs=epochs, **{**common, **options})
+
+
+def test_fixmatch_learns_and_its_model_is_the_running_mean() -> None:
+    model = small_net()
+    result = trained(model, FixMatch(teacher=0.9, threshold=0.8), 10, lr=0.05, test=pictures(200, 2))
+    assert result.model is model
+    assert result.history[-1]["test_accuracy"] > 95
+    assert 0.3 < result.history[-1]["confident_share"] <= 1
+    flip = wrong(pictures(120, 0)[1])[1]
+    assert float(result.weights[flip].mean()) + 0.4 < float(result.weights[~flip].mean())
+
+
+def test_divide_mix_finds_wrong_labels_and_both_networks_answer() -> None:
+    model, test = small_net(), pictures(200, 2)
+    result = trained(model, DivideMix(warm_up=0.3), 10, lr=0.05, test=test)
+    assert isinstance(result.model, Networks)
+    assert result.model.first is model
+    assert result.history[-1]["test_accuracy"] > 95
+    assert result.evaluate(test)["accuracy"] == result.history[-1]["test_accuracy"]
+    flip = wrong(pictures(120, 0)[1])[1]
+    assert float(result.weights[flip].mean()) < 0.2
+    assert float(result.weights[~flip].mean()) > 0.8
+    assert result.history[-1]["clean_share"] == pytest.approx(1 - float(flip.float().mean()), abs=0.2)
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping(at: int) -> Any:
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        made, taken = torch.optim.SGD(list(parameters), lr=0.05, momentum=0.9), [0]
+
+        def count(*_: object) -> None:
+            taken[0] += 1
+            if taken[0] == at:
+                raise Stop
+
+        made.register_step_pre_hook(count)
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("method", [FixMatch(threshold=0.5), DivideMix(warm_up=0.3)], ids=lambda one: one.name)
+def test_a_run_resumes_bit_for_bit(method: Method, tmp_path: Path) -> None:
+    whole, again = small_net(), small_net()
+    expected = trained(whole, method, 3, optimizer=stopping(0), out=tmp_path / "whole")
+    kept = {"out": tmp_path / "run", "checkpoints": Checkpoints(steps=3, seconds=None)}
+    with pytest.raises(Stop):
+        trained(small_net(), method, 3, optimizer=stopping(8), **kept)
+    found = trained(again, method, 3, optimizer=stopping(0), **kept)
+    assert "resumed after step 6" in found.messages
+    for name, value in found.model.state_dict().items():
+        assert torch.equal(value, expected.model.state_dict()[name]), name
+    assert torch.equal(found.weights, expected.weights)
+    assert torch.equal(found.scores, expected.scores)
+
+
+def test_a_state_of_another_seed_is_restored() -> None:
+    method, models = DivideMix(warm_up=0.0), (net(), net())
+    saved = method.init(task(models[0]))
+    method.step(saved, batch(B, 0), batch(T, 1), monitor=True)
+    models[1].load_state_dict(models[0].state_dict())
+    restored = method.init(task(models[1]))  # draws another second network, and other random numbers
+    restored.load_state(copy.deepcopy(saved.state()))
+    for state in (saved, restored):
+        method.step(state, batch(B, 2), batch(T, 3))
+    for mine, expected in zip(restored.networks.both, saved.networks.both, strict=True):
+        close(mine, expected)
+
+
+@pytest.mark.parametrize("method", [FixMatch(), DivideMix()], ids=lambda one: one.name)
+def test_signals_are_those_of_the_first_view(method: Method) -> None:
+    signals, source, model = Signals(B), batch(B, 0), net()
+    recording = Recording(method, signals)
+    state = recording.init(task(model))
+    judging = copy.deepcopy(getattr(state.inner, "networks", model))
+    recording.step(state, source, batch(T, 1))
+    with torch.no_grad():
+        if isinstance(judging, Networks):
+            scores = judging.eval()(source.inputs[0])
+        else:
+            scores = judging(torch.cat([batch(T, 1).inputs[0], *source.inputs]))[T : T + B]
+    torch.testing.assert_close(signals.loss, F.cross_entropy(scores, source.labels, reduction="none").float())
+
+
+class NeverWaiting(TorchDispatchMode):
+    """Raises where a step would wait for a GPU: numbers read by Python, shapes that depend on values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not any(word in str(func) for word in ("_local_scalar_dense", "nonzero", "masked_select")), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FixMatch(), DivideMix(warm_up=0.0), DivideMix(confidence_penalty=True)],
+    ids=["fixmatch", "mixed", "warm-up"],
+)
+def test_no_step_waits_for_the_device(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Weights, "check", lambda self, index: None)  # done on the CPU alone
+    state = method.init(task(net(), guard=DeferredGuard(torch.device("cpu"))))
+    method.step(state, batch(B, 0), batch(T, 1))  # tables are made, the optimizer's state
+    with NeverWaiting():
+        method.step(state, batch(B, 2), batch(T, 3))
+
+
+@pytest.mark.parametrize("method", [FixMatch(threshold=0.9), DivideMix(ramp=0.5, confidence_penalty=True)])
+def test_settings_are_read_back(method: Method) -> None:
+    assert method_of(json.loads(json.dumps(settings_of(method)))) == method
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        (
+            FixMatch(),
+            {"augment": Augment(flip=True)},
+            "FixMatch needs two views of every image: say augment",
+        ),
+        (DivideMix(), {"augment": None}, r"DivideMix needs two views of every image: say augment=Views\(\)"),
+        (DivideMix(), {"augment": Views()}, r"takes two views of every image, got 3: say Views\(count=1\)"),
+        (FixMatch(), {"recipe": "strong"}, "leave out method='fixmatch'"),
+        (FixMatch(), {"loss": soseleto.squared_error}, "the method 'fixmatch' is for class labels"),
+        (DivideMix(), {"loss": soseleto.squared_error}, "the method 'divide_mix' is for class labels"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(method: Method, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        trained(small_net(), method, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: FixMatch(threshold=1.5), r"threshold must lie in \[0, 1\]"),
+        (lambda: FixMatch(unlabelled=-1.0), "unlabelled must be 0 or more"),
+        (lambda: DivideMix(warm_up=2.0), r"warm_up must lie in \[0, 1\]"),
+        (lambda: DivideMix(unlabelled=-1.0), "unlabelled must be 0 or more"),
+        (lambda: DivideMix(mixup=0.0), "mixup must be above 0"),
+    ],
+)
+def test_bad_settings_are_one_sentence(make: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make()
