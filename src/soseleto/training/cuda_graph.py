@@ -14,6 +14,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -179,6 +180,6 @@ def _tensors(batch: Batch) -> tuple[Tensor, Inputs, Tensor]:
     return batch.index, batch.inputs, batch.labels
 
 
-def recording(graph: torch.cuda.CUDAGraph, pool: tuple[int, int] | None = None) -> torch.cuda.graph:
+def recording(graph: torch.cuda.CUDAGraph, pool: Any) -> torch.cuda.graph:
     """Record what this thread runs; threads that read data ahead may go on pinning memory meanwhile."""
     return torch.cuda.graph(graph, pool, capture_error_mode="thread_local")
