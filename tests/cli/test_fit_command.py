@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,24 +21,10 @@ from soseleto.cli import comparison, summary, trainings
 from soseleto.cli.choices import augment_for, augment_in_words, target_share_for
 from soseleto.cli.fit_options import dtype_of, labels_before_of
 from soseleto.cli.job import Job
-from soseleto.cli.main import main
 from soseleto.data import Augment
 from soseleto.errors import TrainingError, UsageError
 from soseleto.run_folder.folder import RunFolder
-
-Type = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def type_(capsys: pytest.CaptureFixture[str]) -> Type:
-    def words(*given: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main([str(word) for word in given])
-        out, err = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, out, err
-
-    return words
+from typing_in import Type
 
 
 def write_table(path: Path, count: int, seed: int, flipped: float = 0.0) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,10 @@ import torch
 
 import soseleto
 from real_models import import_timm
-from soseleto.cli.main import main
 from soseleto.errors import Interrupted
+from typing_in import Type
 
 LONG = os.environ.get("SOSELETO_LONG_PRETRAINED") == "1"  # ONNX too, which takes the exporter's half a minute
-Type = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def type_(capsys: pytest.CaptureFixture[str]) -> Type:
-    def words(*given: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main([str(word) for word in given])
-        out, err = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, out, err
-
-    return words
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +9,9 @@ import pytest
 
 import soseleto
 from soseleto.cli.choices import model_for, views_for
-from soseleto.cli.main import main
 from soseleto.errors import UsageError
 from soseleto.run_folder.folder import RunFolder
-
-Type = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def type_(capsys: pytest.CaptureFixture[str]) -> Type:
-    def words(*given: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main([str(word) for word in given])
-        out, err = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, out, err
-
-    return words
+from typing_in import Type
 
 
 def pictures(path: Path, n: int, seed: int, flipped: float = 0.0) -> Path:

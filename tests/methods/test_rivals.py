@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from soseleto.training.optimizers import sgd
 from soseleto.training.options import Checkpoints
 from soseleto.training.settings import method_of, settings_of
 from soseleto.weights import Weights
+from tiny_pictures import Stop, pictures, small_net, stopping, wrong
 
 C, B, T, WIDTH, STEPS = 4, 6, 3, 5, 10
 EYE = torch.eye(C, dtype=torch.float64)
@@ -298,27 +298,6 @@ def test_steps_of_divide_mix_against_a_loop(penalty: bool) -> None:
 # Trainings
 
 
-def pictures(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Three classes: where the bright third of the image is."""
-    seeded = torch.Generator().manual_seed(seed)
-    labels = torch.randint(3, (n,), generator=seeded)
-    images = torch.randint(0, 100, (n, 1, 9, 9), generator=seeded)
-    images += 150 * (torch.arange(9) // 3 == labels[:, None])[:, None, :, None]
-    return images.to(torch.uint8), labels
-
-
-def wrong(labels: Tensor) -> tuple[Tensor, Tensor]:
-    seeded = torch.Generator().manual_seed(5)
-    flip = torch.rand(len(labels), generator=seeded) < 0.4
-    return torch.where(flip, (labels + torch.randint(1, 3, labels.shape, generator=seeded)) % 3, labels), flip
-
-
-def small_net() -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(81, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-
-
 VIEWS = {
     "fixmatch": Views(flip=False, count=1),
     "divide_mix": Views(flip=False, count=1, strong=StrongAugment(0, cutout=0.0)),
@@ -352,25 +331,6 @@ def test_divide_mix_finds_wrong_labels_and_both_networks_answer() -> None:
     assert float(result.weights[flip].mean()) < 0.2
     assert float(result.weights[~flip].mean()) > 0.8
     assert result.history[-1]["clean_share"] == pytest.approx(1 - float(flip.float().mean()), abs=0.2)
-
-
-class Stop(Exception):
-    pass
-
-
-def stopping(at: int) -> Any:
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        made, taken = torch.optim.SGD(list(parameters), lr=0.05, momentum=0.9), [0]
-
-        def count(*_: object) -> None:
-            taken[0] += 1
-            if taken[0] == at:
-                raise Stop
-
-        made.register_step_pre_hook(count)
-        return made
-
-    return make
 
 
 @pytest.mark.parametrize("method", [FixMatch(threshold=0.5), DivideMix(warm_up=0.3)], ids=lambda one: one.name)

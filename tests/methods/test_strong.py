@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from soseleto.training.fit import fit
 from soseleto.training.optimizers import linear, sgd
 from soseleto.training.options import Checkpoints, Probes
 from soseleto.training.settings import method_of, settings_of
+from tiny_pictures import Stop, pictures, small_net, stopping, wrong
 
 C, B, T, WIDTH, STEPS = 4, 6, 3, 5, 10
 
@@ -258,27 +258,6 @@ def test_with_everything_off_it_is_the_mixed_baseline() -> None:
 # A training
 
 
-def pictures(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Three classes: where the bright third of the image is."""
-    seeded = torch.Generator().manual_seed(seed)
-    labels = torch.randint(3, (n,), generator=seeded)
-    images = torch.randint(0, 100, (n, 1, 9, 9), generator=seeded)
-    images += 150 * (torch.arange(9) // 3 == labels[:, None])[:, None, :, None]
-    return images.to(torch.uint8), labels
-
-
-def small_net() -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(81, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-
-
-def wrong(labels: Tensor, share: float = 0.4) -> tuple[Tensor, Tensor]:
-    seeded = torch.Generator().manual_seed(5)
-    flip = torch.rand(len(labels), generator=seeded) < share
-    return torch.where(flip, (labels + torch.randint(1, 3, labels.shape, generator=seeded)) % 3, labels), flip
-
-
 def trained(model: nn.Module, epochs: int = 2, **options: Any) -> soseleto.Result:
     x, y = pictures(120, 0)
     sizes = {"batch_size": 32, "target_batch_size": 8, "device": "cpu"}
@@ -296,25 +275,6 @@ def test_wrong_labels_are_doubted_and_the_model_is_the_teacher() -> None:
     assert float(result.weights[flip].mean()) < 0.3
     assert float(result.weights[~flip].mean()) > 0.8
     assert result.history[-1]["clean_share"] == pytest.approx(1 - float(flip.float().mean()), abs=0.1)
-
-
-class Stop(Exception):
-    pass
-
-
-def stopping(at: int) -> Any:
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        made, taken = torch.optim.SGD(list(parameters), lr=0.05, momentum=0.9), [0]
-
-        def count(*_: object) -> None:
-            taken[0] += 1
-            if taken[0] == at:
-                raise Stop
-
-        made.register_step_pre_hook(count)
-        return made
-
-    return make
 
 
 def test_a_run_resumes_bit_for_bit_with_its_teacher(tmp_path: Path) -> None:

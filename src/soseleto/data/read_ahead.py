@@ -7,6 +7,7 @@ import ctypes
 import signal
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Self
@@ -24,7 +25,7 @@ PIECE = 256  # examples that are read at a time, where there are no batches
 _PR_SET_PDEATHSIG = 1  # of prctl: the signal to send when the parent ends
 
 
-class ReadAhead:
+class ReadAhead(ABC):
     """A set of ``n`` examples that is read in every epoch; a subclass says what to read, and how many workers do it."""
 
     reads_ahead = True
@@ -63,12 +64,13 @@ class ReadAhead:
         return other
 
     @property
+    @abstractmethod
     def _items(self) -> Items:
-        raise NotImplementedError
+        """What reads an example."""
 
+    @abstractmethod
     def _count(self) -> int:
         """The number of worker processes."""
-        raise NotImplementedError
 
     def _made(self, requests: Iterator[Request]) -> Iterator[Any]:
         """What the requests ask for, read ahead where there are workers."""

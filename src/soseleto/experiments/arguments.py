@@ -24,6 +24,14 @@ def setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def number_or_name(text: str) -> float | str:
+    """0.4 from "0.4", and any other text as it is: a label set's name, or "auto"."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def parser(
     module: str,
     description: str | None,

@@ -37,18 +37,11 @@ def configs(given: argparse.Namespace) -> list[Config]:
     """Every combination, ordered by seed."""
     changes = arguments.changes(given, (*NUMBERS, "cuda_graph"), n_heldout=HELD_OUT)
     return [
-        configuration(method, noise=noise_of(noise), seed=seed, small=given.small, **changes)
+        configuration(method, noise=arguments.number_or_name(noise), seed=seed, small=given.small, **changes)
         for seed in given.seeds
         for noise in given.noise
         for method in given.methods
     ]
-
-
-def noise_of(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def main(argv: Sequence[str] | None = None) -> None:

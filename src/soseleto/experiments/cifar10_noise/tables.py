@@ -48,7 +48,9 @@ NUMBERS = {
 def parser() -> argparse.ArgumentParser:
     made = arguments.parser("cifar10_noise", __doc__, lines=LINES, seeds=5, numbers=NUMBERS)
     made.add_argument("--noise", nargs="+", default=[str(n) for n in NOISE])
-    made.add_argument("--probes", type=_number_or_name, help="share of the clean images planted as probes, or auto")
+    made.add_argument(
+        "--probes", type=arguments.number_or_name, help="share of the clean images planted as probes, or auto"
+    )
     made.add_argument("--flip", action="store_true", default=None)
     made.add_argument("--no-record", dest="record", action="store_false", default=None)
     return made
@@ -58,7 +60,7 @@ def configs(given: argparse.Namespace) -> list[Config]:
     """Every combination, ordered by seed, so that the first rows already cover all methods."""
     changes = arguments.changes(given, (*NUMBERS, "probes", "flip", "record"), n_heldout=1000)
     return [
-        configuration(method, noise=_number_or_name(noise), seed=seed, small=given.small, **changes)
+        configuration(method, noise=arguments.number_or_name(noise), seed=seed, small=given.small, **changes)
         for seed in given.seeds
         for noise in given.noise
         for method in given.methods
@@ -206,11 +208,3 @@ TABLES = {
 
 
 page = partial(fill_page, tables=TABLES)
-
-
-def _number_or_name(text: str) -> float | str:
-    """0.4 from "0.4", and any other text as it is: a label set's name, or "auto"."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
