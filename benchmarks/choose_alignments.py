@@ -1,13 +1,14 @@
 """Which alignments should move the weights and which should make the score: CIFAR-10 at settings no table reports.
 
     python benchmarks/choose_alignments.py --out FILE [--model quick resnet18] [--noise 0.2 0.6 random_label1]
-        [--weights NAME ...] [--seeds 0 1] [--share 0.0] [--device auto] [--tiny] [--show]
+        [--weights NAME ...] [--scores NAME ...] [--seeds 0 1] [--share 0.0] [--device auto] [--tiny] [--show]
 
 43,000 source images, 2,000 trusted ones and 5,000 held-out ones, all of the training set; no number is of the test set.
 A run trains with one form of what moves the weights. Scores do not act on the training, so every form of score is
 recorded in the same run, beside the running loss and margin. A row has the accuracy on the held-out images, and for
 every signal the AUROC of right against wrong labels and the percentage of wrong ones in the better half. Rows are saved
-as runs end, and a job that is started again continues. ``--show`` prints the means of what FILE holds.
+as runs end, and a job that is started again continues. Every form of score costs time: ``--scores`` leaves some out,
+and with them the other ways to combine visits. ``--show`` prints the means of what FILE holds.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from soseleto.extensions import (
     centred,
     chain,
     hold_when_vanished,
+    label_doubt,
     last_layer,
     recent_visits,
     scale_by_rms,
@@ -72,6 +74,13 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "hot": {"alignment": chain(last_layer(*FORMS["hot"]), *SIZED)},
     "centred hot": {"alignment": chain(last_layer(*FORMS["centred hot"]), *SIZED)},
     "whitened hot": {"alignment": chain(last_layer(*FORMS["whitened hot"]), *SIZED)},
+    **{
+        f"doubted, {name}beyond noise": {
+            "source_loss": label_doubt(),
+            "alignment": chain(*([] if forms is None else [last_layer(*forms)]), *SIZED, beyond_noise()),
+        }
+        for name, forms in {"": None, **{f"{name}, ": forms for name, forms in FORMS.items()}}.items()
+    },
 }
 SCORES: dict[str, Piece] = {"as the weights": chain(), **{name: last_layer(*forms) for name, forms in FORMS.items()}}
 VISITS: dict[str, Piece] = {", recent": recent_visits(), ", shrunk": shrunk_by_spread()}  # beside the plain mean
@@ -155,13 +164,13 @@ class Kept(Transparent):
         return self.method.step(state, *batches, monitor=monitor)
 
 
-def candidate(config: Config) -> Soseleto:
-    """The method of a configuration: its form for the weights, and all forms of scores."""
+def candidate(config: Config, names: Sequence[str]) -> Soseleto:
+    """The method of a configuration: its form for the weights, and these forms of scores."""
     share = dict(config.settings).get("share", 0.0)
     settings: dict[str, Any] = {"gradients": target_share(share)} if share else {}
-    return Soseleto(
-        **WEIGHTS[config.method], **settings, scores=every_form(tuple(SCORES.items()), tuple(VISITS.items()))
-    )
+    visits = tuple(VISITS.items()) if len(names) == len(SCORES) else ()
+    scores = every_form(tuple((name, SCORES[name]) for name in names), visits)
+    return Soseleto(**WEIGHTS[config.method], **settings, scores=scores)
 
 
 def heading(config: Config) -> Row:
@@ -172,10 +181,12 @@ def heading(config: Config) -> Row:
     return {"method": config.method, "setting": setting, "seed": config.seed, "config": kept}
 
 
-def run_one(config: Config, *, root: str | None = None, device: str = "auto") -> Row:
+def run_one(
+    config: Config, *, scores: Sequence[str] = tuple(SCORES), root: str | None = None, device: str = "auto"
+) -> Row:
     data = prepare_data(config, root)
     assert data.heldout is not None
-    method, signals = Kept(candidate(config)), Signals(len(data.source))
+    method, signals = Kept(candidate(config, scores)), Signals(len(data.source))
     begin = time.perf_counter()
     result = train(config, data, Recording(method, signals), device)
     seconds = time.perf_counter() - begin
@@ -234,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--noise", nargs="+", default=[0.2, 0.6, "random_label1"], type=_noise)
     parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=list(WEIGHTS), metavar="NAME")
+    parser.add_argument("--scores", nargs="+", default=list(SCORES), choices=list(SCORES), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--share", type=float, default=0.0, help="of the target's gradient in the step of the network")
     parser.add_argument("--processes", type=int, default=1)
@@ -243,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--show", action="store_true", help="print the means of the file, run nothing")
     options = parser.parse_args(arguments)
     if not options.show:
-        run = partial(run_one, root=options.root, device=options.device)
+        run = partial(run_one, scores=options.scores, root=options.root, device=options.device)
         place = str(choose_device(options.device))
         run_all(
             configurations(options),

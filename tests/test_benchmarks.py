@@ -209,7 +209,7 @@ def test_choose_alignments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     told = ["--out", str(tmp_path / "rows.json"), "--tiny", "--model", "quick", "--noise", "0.2", "--seeds", "0"]
     told += ["--device", "cpu", "--weights"]
     choose.main([*told, "raw"])
-    choose.main([*told, "raw", "frozen"])  # continues
+    choose.main([*told, "raw", "frozen", "--scores", "hot"])  # continues
     assert "1 of 2 runs are in" in capsys.readouterr().out
     first, second = json.loads((tmp_path / "rows.json").read_text())["rows"]
     signals = {f"{form}{visits}" for form in choose.SCORES for visits in ("", *choose.VISITS)}
@@ -219,6 +219,7 @@ def test_choose_alignments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     raw, moving = (first["detection"][name]["auroc"] for name in ("raw", "as the weights"))
     assert raw == pytest.approx(moving, abs=0.05)  # the same, but for its unit
     assert second["mean_weight"] == pytest.approx(1.0)
+    assert second["detection"].keys() == {"hot", "weight", "loss", "margin"}
 
 
 def test_suspect_intervals(tmp_path: Path) -> None:

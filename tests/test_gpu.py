@@ -149,8 +149,16 @@ def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
     for name, value in plain.weights.state().items():
         # twelve steps on noise amplify the order of a GPU's sums
         assert torch.allclose(replayed.weights.state()[name], value, rtol=2e-2, atol=5e-3), name
-    for a, b in zip(plain.task.model.parameters(), replayed.task.model.parameters(), strict=True):
-        assert torch.allclose(a, b, rtol=2e-2, atol=1e-3)
+    assert apart(plain.task.model, replayed.task.model, start) < 0.3
+
+
+def apart(one: nn.Module, other: nn.Module, start: nn.Module) -> float:
+    """How far two networks are from each other, as a share of the way that the first has come.
+
+    A few steps on noise amplify the order of a GPU's sums to 0.12; a batch that a graph reads too late makes it about 1.
+    """
+    first, second, before = (torch.nn.utils.parameters_to_vector(m.parameters()) for m in (one, other, start))
+    return float((first - second).norm() / (first - before).norm())
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
@@ -216,6 +224,7 @@ def test_steps_on_views_are_captured_and_never_wait(method: Any) -> None:
         torch.manual_seed(1)  # of a second network, and of the key of its random numbers
         slow = replace(quick_task(copy.deepcopy(start)), guard=DeferredGuard(CUDA), make_optimizer=sgd(1e-3))
         state = method.init(slow)  # at larger rates the order of a GPU's sums shows
+        before = copy.deepcopy(state.answering)
         step: Any = CapturedStep(method, state, lambda text: pytest.fail(text))
         for m in range(12):
             pair = two_views(32, m), two_views(8, 100 + m)
@@ -229,8 +238,7 @@ def test_steps_on_views_are_captured_and_never_wait(method: Any) -> None:
         states.append(state)
     plain, replayed = states
     torch.testing.assert_close(replayed.weights.values, plain.weights.values, rtol=0.02, atol=0.02)
-    for a, b in zip(plain.answering.parameters(), replayed.answering.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.01, atol=1e-3)
+    assert apart(plain.answering, replayed.answering, before) < 0.3
 
 
 @pytest.mark.parametrize("method", [Soseleto(), METHODS["reweight"]()], ids=["soseleto", "reweight"])

@@ -97,8 +97,6 @@ class Soseleto:
             allowed = ("scores", "alignment", "") if slot == "scores" else (slot, "")
             if piece is not None and getattr(piece, "slot", None) not in allowed:
                 raise UsageError(f"{slot}={piece!r} is not possible: take a piece for {slot} from soseleto.extensions.")
-        if self.source_loss.needs_losses and (self._watched or self.direction.inputs_of):
-            raise UsageError("label_doubt changes the losses that last_layer and whitened_layers read: drop one.")
         self._check_last_layer()
         if self.weights_first and (self.alignment.needs_losses or self.source_loss.needs_losses):
             raise UsageError("weights_first cannot wait for the losses that per_error and label_doubt need: drop one.")
@@ -138,10 +136,11 @@ class Soseleto:
         """The state without an optimizer, for a training loop that has its own."""
         weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
         slots = {name: getattr(self, name) for name in SLOTS if name != "source_loss"}
-        losses = self.source_loss.losses(task, weights)
+        plain = self._watch(task) if self.weight_step is not None else task.losses
         return SoseletoState(
             task=task,
-            losses=self._watch(losses, task) if self.weight_step is not None else losses,
+            plain_losses=plain,
+            losses=self.source_loss.losses(plain, task, weights),
             engine=make_engine(self.engine),
             weights=weights,
             pieces={name: piece.init(task) for name, piece in slots.items() if piece is not None},
@@ -149,9 +148,9 @@ class Soseleto:
             refresh=self._refresh,
         )
 
-    def _watch(self, losses: Losses, task: Task) -> Losses:
-        """The losses, with the layers that pieces ask for recorded in every pass."""
-        losses = watched(losses, task.model, self._watched)
+    def _watch(self, task: Task) -> Losses:
+        """The losses of the task, with the layers that pieces ask for recorded in every pass."""
+        losses = watched(task.losses, task.model, self._watched)
         return InputsWatched(losses, self.direction.inputs_of, task.model) if self.direction.inputs_of else losses
 
     def _refresh(self, states: Mapping[str, Any]) -> None:
@@ -194,10 +193,10 @@ class Soseleto:
         if look:
             task.guard("target", passes.target_losses, target.index)
             numbers["target_loss"] = task.sharing.mean(passes.target_losses, target)
-        losses: Any = state.losses
-        seen = losses.take() if self._watched and self.weight_step is not None else {}
+        watching: Any = state.plain_losses
+        seen = watching.take() if self._watched and self.weight_step is not None else {}
         if self.direction.inputs_of and self.weight_step is not None:
-            self.direction.learn(losses.take_inputs(task.sharing.sum), state.pieces["direction"], task)
+            self.direction.learn(watching.take_inputs(task.sharing.sum), state.pieces["direction"], task)
         step = Step(task, source, target, passes, numbers.get("target_loss"), seen)
         if look:
             self.alignment.observe(state.pieces["alignment"], step)

@@ -22,6 +22,7 @@ from soseleto.extensions import (
     label_doubt,
     last_batch,
     last_layer,
+    normalized,
     recent_visits,
     running_mean,
     scale_by_rms,
@@ -135,10 +136,13 @@ def averaged(values: list[Tensor], decay: float) -> Tensor:
     return sum((w * v for w, v in zip(weights, values, strict=True)), torch.zeros_like(values[0])) / sum(weights)
 
 
+@pytest.mark.parametrize("doubt", [False, True], ids=["", "doubted"])
 @pytest.mark.parametrize("name", FORMS)
-def test_alignments_are_those_of_one_backward_per_example_in_the_changed_coordinates(name: str) -> None:
+def test_alignments_are_those_of_one_backward_per_example_in_the_changed_coordinates(name: str, doubt: bool) -> None:
+    """Of the losses as they are, also where training doubts the labels."""
     model, forms = network(), FORMS[name]
-    method = Soseleto(alignment=last_layer(*forms, decay=0.7))
+    doubted: dict[str, Any] = {"source_loss": label_doubt(), "initial_weight": 0.6} if doubt else {}
+    method = Soseleto(alignment=last_layer(*forms, decay=0.7), **doubted)
     state, oracle = method.init(task(model)), Oracle(forms, 0.7)
     for number in range(4):
         source, target = batches(number)
@@ -166,13 +170,14 @@ def test_without_forms_they_are_the_engines_over_the_layers_weight(kind: str) ->
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("source_loss", [normalized(), label_doubt()], ids=repr)
 @pytest.mark.parametrize("engine", ["layerwise", "forward", "double_backward", "loop"])
-def test_scores_of_a_form_of_their_own_beside_any_engine(engine: str) -> None:
+def test_scores_of_a_form_of_their_own_beside_any_engine(engine: str, source_loss: Any) -> None:
     """The weights are those of the engine alone, the scores those of the form alone."""
     form = last_layer(centred(), unit_length(), at_temperature(), without_own_error())
     methods = (
-        Soseleto(engine=engine, scores=form),
-        Soseleto(engine=engine),
+        Soseleto(engine=engine, scores=form, source_loss=source_loss, initial_weight=0.8),
+        Soseleto(engine=engine, source_loss=source_loss, initial_weight=0.8),
         Soseleto(alignment=form, weight_step=1e-12),
     )
     states = [method.init(task(network(), make_optimizer=sgd(1e-12))) for method in methods]
@@ -319,7 +324,6 @@ def test_a_layer_by_name() -> None:
         (lambda: Soseleto(alignment=last_layer(), direction=last_batch()), "without direction and engine"),
         (lambda: Soseleto(alignment=last_layer(), engine="loop"), "without direction and engine"),
         (lambda: Soseleto(scores=last_layer(), weights_first=True), "weights_first moves the weights before"),
-        (lambda: Soseleto(scores=last_layer(), source_loss=label_doubt()), "label_doubt changes the losses"),
         (lambda: Soseleto(alignment=last_layer(), scores=last_layer(layer="a")), "one layer in a run"),
         (lambda: last_layer(scale_by_rms()), "takes forms such as centred"),  # type: ignore[arg-type]
         (lambda: last_layer(decay=1.0), "decay of last_layer"),

@@ -102,10 +102,11 @@ def coordinates(model: nn.Sequential, found: dict[str, tuple[Tensor, Tensor]]) -
     return known
 
 
+@pytest.mark.parametrize("doubted", [{}, {"source_loss": label_doubt(), "initial_weight": 0.6}], ids=["", "doubted"])
 @pytest.mark.parametrize("engine", ["layerwise", "forward"])
-def test_alignments_are_those_of_the_layers_in_whitened_coordinates(engine: str) -> None:
-    model = network()
-    method = Soseleto(direction=whitened_layers(LAYERS, decay=0.0, shrink=SHRINK), alignment=chain(), engine=engine)
+def test_alignments_are_those_of_the_layers_in_whitened_coordinates(engine: str, doubted: dict[str, Any]) -> None:
+    model, direction = network(), whitened_layers(LAYERS, decay=0.0, shrink=SHRINK)
+    method = Soseleto(direction=direction, alignment=chain(), engine=engine, **doubted)
     state = method.init(task(model))
     loss = lambda m, b: F.cross_entropy(m(b.inputs), b.labels, reduction="none")  # noqa: E731
     identity = {n: (torch.zeros(c).double(), torch.eye(c).double()) for n, c in zip(LAYERS, (2, 3, 16), strict=True)}
@@ -133,7 +134,6 @@ def test_alignments_are_those_of_the_layers_in_whitened_coordinates(engine: str)
         (lambda: whitened_layers(("0",), shrink=0.0), "shrink of whitened_layers"),
         (lambda: whitened_layers(("0",), decay=1.0), "decay of running_mean"),
         (lambda: whitened_layers(("1",)).init(task(network())), "'1' is no linear layer"),
-        (lambda: Soseleto(direction=whitened_layers(("0",)), source_loss=label_doubt()), "drop one"),
     ],
 )
 def test_what_cannot_be_whitened_is_refused(make: Callable[[], Any], words: str) -> None:

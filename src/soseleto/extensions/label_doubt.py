@@ -41,10 +41,10 @@ class label_doubt:
     slot: ClassVar[str] = "source_loss"
     needs_losses: ClassVar[bool] = True
 
-    def losses(self, task: Task, weights: Weights) -> Losses:
-        plain = task.losses
-        loss = plain.source_loss if isinstance(plain, TransferLosses) else getattr(plain, "loss", None)
-        if task.classes is None or loss is not cross_entropy or not isinstance(plain, NoisyLosses | TransferLosses):
+    def losses(self, plain: Losses, task: Task, weights: Weights) -> Losses:
+        own = task.losses
+        loss = own.source_loss if isinstance(own, TransferLosses) else getattr(own, "loss", None)
+        if task.classes is None or loss is not cross_entropy or not isinstance(own, NoisyLosses | TransferLosses):
             raise UsageError(
                 "label_doubt needs class indices as source labels and cross-entropy as their loss: leave it out."
             )
@@ -69,7 +69,7 @@ class label_doubt:
 class DoubtedLosses:
     """The losses of a task, with the labels of the source doubted as far as its weights say."""
 
-    plain: NoisyLosses | TransferLosses
+    plain: Losses
     weights: Weights
     classes: int
 

@@ -179,8 +179,8 @@ class SourceLossPiece(Protocol):
     slot: ClassVar[str]
     needs_losses: ClassVar[bool]
 
-    def losses(self, task: Task, weights: Weights) -> Losses:
-        """The per-example losses to differentiate."""
+    def losses(self, plain: Losses, task: Task, weights: Weights) -> Losses:
+        """The per-example losses to differentiate, made from the task's ``plain`` ones."""
         ...
 
     def coefficients(self, alpha: Tensor, source: Batch, task: Task) -> Tensor:

@@ -58,7 +58,8 @@ class SoseletoState:
     """
 
     task: Task
-    losses: Losses
+    plain_losses: Losses  # the task's, where pieces watch layers
+    losses: Losses  # what is differentiated
     engine: Engine
     weights: Weights
     pieces: dict[str, Any]  # the state of each piece, by its argument
