@@ -52,6 +52,7 @@ from soseleto.methods.wrappers.inner import Transparent
 from soseleto.parallel.device import choose_device
 from soseleto.task.piece import Alignment, Piece, State, Step
 from soseleto.task.task import Method, Task
+from soseleto.training.usual import STANDARD_ERRORS
 
 NAME = "choose-alignments"
 FROZEN = 1e-12  # a weight step that moves nothing, while scores are recorded
@@ -77,7 +78,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     **{
         f"doubted, {name}beyond noise": {
             "source_loss": label_doubt(),
-            "alignment": chain(*([] if forms is None else [last_layer(*forms)]), *SIZED, beyond_noise()),
+            "alignment": chain(*([] if forms is None else [last_layer(*forms)]), *SIZED, beyond_noise(STANDARD_ERRORS)),
         }
         for name, forms in {"": None, **{f"{name}, ": forms for name, forms in FORMS.items()}}.items()
     },

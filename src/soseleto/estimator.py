@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from soseleto.algorithm import Soseleto
 from soseleto.data import Examples, Preprocess, TablePreparation
 from soseleto.data.limits import check_size
 from soseleto.data.readers.frames import frame_table, is_frame, stacked
@@ -32,6 +31,7 @@ from soseleto.training.defaults import EPOCHS, WEIGHT_STEP
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import default_optimizer
 from soseleto.training.options import as_probes
+from soseleto.training.usual import Usual
 
 try:
     from scipy.sparse import issparse
@@ -148,7 +148,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             batch_size=_at_most(len(rows), self.batch_size),
             target_batch_size=_at_most(len(rows_target), self.target_batch_size),
             optimizer=default_optimizer(model, self.lr, self.weight_decay),
-            method=Soseleto(weight_step=self.weight_step),
+            method=Usual(weight_step=self.weight_step),
             probes=self._checked_probes(trusted),
             standardize=table or self._fitted_inputs.standardization(rows, self.standardize),
             seed=seed,

@@ -44,14 +44,6 @@ def probes_for(share: float | None, n_source: int, n_target: int) -> Share:
     return "auto" if n_target >= PROBED_TARGET and n_source >= PROBED_SOURCE else 0.0
 
 
-def target_share_for(share: float | None, mode: str) -> float:
-    """The weight of the target's own gradient in the representation's step: as given, else 0.5 in transfer mode.
-
-    In noisy mode a small target would be memorised, and a gradient that has vanished moves no weights.
-    """
-    return share if share is not None else 0.5 if mode == "transfer" else 0.0
-
-
 def augment_for(name: str | None, shape: tuple[int, ...], classes: Sequence[str] | None = None) -> Augment | None:
     """As named; else small shifts for images, mirrored too where they are natural ones, and nothing for tables."""
     if name is not None and name not in AUGMENTS:

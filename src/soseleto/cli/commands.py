@@ -19,6 +19,8 @@ from soseleto.training.defaults import (
     STRONG_LR,
     STRONG_WEIGHT_DECAY,
     SUSPECT_PRECISION,
+    TARGET_SHARE,
+    TRANSFER_SHARE,
     WEIGHT_STEP,
 )
 
@@ -134,7 +136,7 @@ def fit(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Of the target's gradient in the trunk's step. [default: 0; 0.5 in transfer]",
+            help=f"Of the target's gradient in the step. [default: {TARGET_SHARE}; {TRANSFER_SHARE} in transfer]",
         ),
     ] = None,
     augment: Annotated[
@@ -182,8 +184,16 @@ def fit(
         ),
     ] = None,
     doubt_labels: Annotated[
-        bool, typer.Option("--doubt-labels", help="Weigh a label also by the model's own prediction.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--doubt-labels/--no-doubt-labels",
+            help="Weigh a label also by the model's own prediction. [default: not in transfer]",
+        ),
+    ] = None,
+    alignments: Annotated[
+        str | None,
+        typer.Option(metavar="last|all", help="Of the last layer, or of all. [default: last; all in transfer]"),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(metavar="bfloat16|float16|float32", help="Of the model under autocast. [default: float32]"),
@@ -276,6 +286,7 @@ def fit(
         guarantee=guarantee,
         labels_before=labels_before,
         doubt_labels=doubt_labels,
+        alignments=alignments,
         dtype=dtype,
         folds=folds,
         baselines=baselines,

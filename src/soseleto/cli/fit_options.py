@@ -45,7 +45,8 @@ class FitOptions:
     suspect_precision: float
     guarantee: bool
     labels_before: str | None
-    doubt_labels: bool
+    doubt_labels: bool | None
+    alignments: str | None
     dtype: str | None
     folds: int | None
     baselines: bool

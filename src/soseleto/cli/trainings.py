@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from soseleto import methods
-from soseleto.algorithm import Soseleto
 from soseleto.cli import texts
-from soseleto.cli.choices import augment_for, model_for, probes_for, target_share_for, views_for
+from soseleto.cli.choices import augment_for, model_for, probes_for, views_for
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_before_of
 from soseleto.cli.home import Home
@@ -22,7 +21,6 @@ from soseleto.cli.pretrained import pretrained_options
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views
 from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import UsageError
-from soseleto.extensions import chain, label_doubt, normalized, target_share
 from soseleto.methods.strong import Strong
 from soseleto.models.by_name import make_model
 from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
@@ -50,6 +48,7 @@ from soseleto.training.recipe import check_recipe
 from soseleto.training.result import Result
 from soseleto.training.resume import comparable, differences, model_fingerprint
 from soseleto.training.setup import Settings
+from soseleto.training.usual import Usual
 
 
 @dataclass(frozen=True)
@@ -130,10 +129,21 @@ class Trainings:
             return methods.by_name(part.method)
         if self._is_strong(part):
             return Strong(target_share=options.target_share)
-        share = target_share_for(options.target_share, options.mode)
-        mixed = target_share(share) if share else chain()
-        loss = label_doubt() if options.doubt_labels else normalized()
-        return Soseleto(weight_step=options.weight_step, gradients=mixed, engine=options.engine, source_loss=loss)
+        return self._usual.method(options.mode)
+
+    @property
+    def _usual(self) -> Usual:
+        """The method that the options come to; every model of the command line ends in a linear layer."""
+        options = self.options
+        if options.alignments not in (None, "last", "all"):
+            raise UsageError(f"unknown --alignments {options.alignments!r}: write last or all.")
+        return Usual(
+            weight_step=options.weight_step,
+            target_share=options.target_share,
+            doubt=options.doubt_labels,
+            all_layers=None if options.alignments is None else options.alignments == "all",
+            engine=options.engine,
+        )
 
     def _compute(self, part: Part) -> Compute:
         """The strong recipe, which is for large networks, runs in bfloat16 on a GPU unless asked for another."""
@@ -296,7 +306,10 @@ class Trainings:
     def cost(self, part: Part) -> float:
         """The work of a step, in forward passes of one example."""
         target = self._target_batch(part)
-        return {METHOD: 4 * self.batch_size + 3 * target, "ordinary": 3 * self.batch_size}.get(part.method, 3 * target)
+        if part.method != METHOD:
+            return 3 * (target if part.method == "target_only" else self.batch_size)
+        by_engine = self._is_strong(part) or self._usual.method(self.options.mode).scores is None
+        return (4 if by_engine else 3) * self.batch_size + 3 * target
 
 
 def _check_recipe(options: FitOptions) -> None:
@@ -305,7 +318,8 @@ def _check_recipe(options: FitOptions) -> None:
     changed = {
         "--weight-step": options.weight_step != WEIGHT_STEP,
         "--engine": options.engine != "auto",
-        "--doubt-labels": options.doubt_labels,
+        "--alignments": options.alignments is not None,
+        "--doubt-labels": options.doubt_labels is not None,
     }
     if options.recipe == "strong" and any(changed.values()):
         named = next(name for name, is_changed in changed.items() if is_changed)

@@ -132,6 +132,17 @@ def watched(losses: Losses, model: nn.Module, layers: frozenset[str | None]) -> 
     return WatchedLosses(losses, layer)
 
 
+def no_last_layer(losses: Losses, model: nn.Module, batch: Batch) -> str | None:
+    """Why a model has no last-layer alignments, found by one pass; None if it has."""
+    if sharded_modules(model):
+        return "its parameters are sharded"
+    try:
+        WatchedLosses(losses).source(model, batch)
+    except EngineError as error:
+        return str(error)
+    return None
+
+
 class _LinearCalls(TorchFunctionMode):
     """The input and the output of the last linear layer that is called while it is open."""
 

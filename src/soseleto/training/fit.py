@@ -49,6 +49,7 @@ from soseleto.training.rehearsal import rehearse
 from soseleto.training.result import Result
 from soseleto.training.resume import require_folder_for_steps
 from soseleto.training.setup import Settings, Setup, make_sharing, seeded
+from soseleto.training.usual import Usual
 
 
 @checks_arguments
@@ -67,7 +68,7 @@ def fit(
     optimizer: MakeOptimizer | None = None,
     schedule: MakeSchedule | Literal["auto"] | None = "auto",
     loss: Loss | tuple[Loss, Loss] = cross_entropy,
-    method: Method | None = None,
+    method: Method | Usual | None = None,
     augment: Augment | Views | tuple[Augment | None, Augment | None] | None = None,
     standardize: Standardize | bool | None = None,
     heads: Heads = Heads(),
@@ -103,7 +104,9 @@ def fit(
             where AdamW is; ``None`` keeps the rate constant.
         loss: ``loss(outputs, labels) -> (B,)``, or in transfer mode a pair of these (source, target); ``outputs`` is
             what the model returns.
-        method: ``Soseleto(...)`` with its settings, or another method of ``soseleto.methods``.
+        method: ``Soseleto(...)`` with its settings, or another method of ``soseleto.methods``. By default one for the
+            kind of task: for classes with wrong labels it doubts labels and moves weights by the last layer, see
+            ``soseleto.training.usual``.
         augment: random changes of image batches, one ``Augment`` for both sides or a pair (source, target).
         standardize: centre and scale inputs by the source's statistics, or by the ``Preprocess`` given; by default
             only for uint8 images. For tables the ``preparation`` of ``soseleto.data.read_pair``, by default where a
@@ -126,7 +129,11 @@ def fit(
         >>> result.weights.shape
         torch.Size([64])
     """
-    chosen = recipes.Recipe.of(recipe, model, mode=mode, method=method, augment=augment, optimizer=optimizer, lr=lr)
+    usual = Usual() if method is None and recipe == "plain" else method if isinstance(method, Usual) else None
+    given_method = None if isinstance(method, Usual) else method
+    chosen = recipes.Recipe.of(
+        recipe, model, mode=mode, method=given_method, augment=augment, optimizer=optimizer, lr=lr
+    )
     settings = Settings(
         mode=mode,
         epochs=epochs,
@@ -142,8 +149,9 @@ def fit(
         seed=seed,
     )
     require_reducer(compute.reducer)
-    given = {"batch_size": batch_size, "target_batch_size": target_batch_size, "standardize": standardize}
-    given |= {"test": test is not None, "out": out is not None, "resume": checkpoints.resume}
+    given: dict[str, Any] = {"batch_size": batch_size, "target_batch_size": target_batch_size}
+    given |= {"standardize": standardize, "usual": repr(usual), "resume": checkpoints.resume}
+    given |= {"test": test is not None, "out": out is not None}
     require_same_settings(compute.reducer or Single(), {**settings.describe_all(), **given})
     require_folder_for_steps(checkpoints, out)
     check_rescue(_path(checkpoints.rescue), _path(out))
@@ -156,6 +164,7 @@ def fit(
     sizes = BatchSizes.of(data, batch_size, target_batch_size)
     with seeded(seed, where):
         setup = Setup.of(model, settings, data, sizes=sizes, sharing=sharing, device=where, standardize=standardize)
+        setup = setup if usual is None else setup.with_usual(usual)
         data = planted(setup, planted_before(out, resume=checkpoints.resume))
         setup = replace(setup, data=data, sizes=BatchSizes.of(data, batch_size, target_batch_size))
         folder = _folder(out, checkpoints.resume, team)
