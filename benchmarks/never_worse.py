@@ -60,12 +60,14 @@ def row_of(cell: Cell, data: Path, device: str, sizes: tuple[int, int, int], mor
         for name, one in files.items():
             np.savez(Path(folder) / f"{name}.npz", x=one.inputs.numpy(), y=one.labels.numpy())
         sets = [word for name in ("source", "target") for word in (f"--{name}", f"{folder}/{name}.npz")]
-        common = [*sets, "--seed", str(cell.seed), "--device", device, *more]
+        # Probes are for suspects: with them, the main training would be one more, and no model of the comparison.
+        common = [*sets, "--seed", str(cell.seed), "--device", device, "--probes", "0", *more]
         judged = _run([*common, "--test", f"{folder}/test.npz", "--folds", "0", "--keep", METHOD], f"{folder}/judged")
-        kept = _run(common, f"{folder}/kept")["kept"]
+        folds = _run(common, f"{folder}/kept")
     accuracy = {row["method"]: round(row["accuracy"], 2) for row in judged["rows"]}
     found = {"data": cell.data, "noise": cell.noise, "rate": cell.rate, "seed": cell.seed, "accuracy": accuracy}
-    return found | {"kept": kept, "seconds": round(time.perf_counter() - begin, 1)}
+    found["in_folds"] = {row["method"]: row.get("minus_soseleto") for row in folds["rows"]}
+    return found | {"kept": folds["kept"], "seconds": round(time.perf_counter() - begin, 1)}
 
 
 def _run(words: Sequence[str], out: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sklearn.datasets import load_breast_cancer
 
 import soseleto
 from soseleto.cli import comparison, summary, trainings
-from soseleto.cli.choices import augment_for, augment_in_words, target_share_for
+from soseleto.cli.choices import augment_for, augment_in_words
 from soseleto.cli.fit_options import dtype_of, labels_before_of
 from soseleto.cli.job import Job
 from soseleto.data import Augment
@@ -127,7 +127,8 @@ OTHER_SETTINGS = [
     (["--probes", "0.2"], 'probe_share was "auto" and is 0.2'),
     (["--suspect-precision", "0.8"], "suspect_precision was 0.95 and is 0.8"),
     (["--guarantee"], "guarantee was false and is true"),
-    (["--doubt-labels"], "settings.source_loss"),
+    (["--no-doubt-labels"], "settings.source_loss"),
+    (["--alignments", "all"], "settings.alignment"),
     (["--dtype", "bfloat16"], 'precision was null and is "torch.bfloat16"'),
     (["--non-finite", "skip"], 'non_finite was "stop" and is "skip"'),
     (["--seed", "1"], "seed was 0 and is 1"),
@@ -325,12 +326,6 @@ def test_a_scikit_learn_table_with_flipped_labels_through_a_csv(type_: Type, tmp
     corrected = pandas.read_csv(clean)
     assert list(corrected.columns) == list(source.columns)  # the table as it was, with other labels
     assert (corrected["target"] != corrected["truth"]).sum() < wrong.sum() / 2
-
-
-def test_the_target_teaches_the_trunk_in_transfer_mode_unless_told_otherwise() -> None:
-    assert (target_share_for(None, "noisy"), target_share_for(None, "transfer")) == (0.0, 0.5)
-    assert target_share_for(0.0, "transfer") == 0.0
-    assert target_share_for(0.2, "noisy") == 0.2
 
 
 def test_dtypes_by_name() -> None:

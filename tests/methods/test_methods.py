@@ -205,6 +205,17 @@ def test_a_captured_step_equals_an_eager_one(name: str) -> None:
     assert same(*of_both, tolerance=1e-6, smallest=1e-8)  # a captured step reads its learning rates in float32
 
 
+@pytest.mark.parametrize("engine", ["auto", "double_backward"])
+def test_signals_of_a_batch_norm_network_are_those_of_the_steps_own_pass(engine: str) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES)).double()
+    signals, source = Signals(N), batch(N, 0)
+    recording = Recording(Soseleto(engine=engine), signals)
+    expected = F.cross_entropy(model(source.inputs), source.labels, reduction="none")
+    recording.step(recording.init(make_task(model)), source, batch(7, 1))
+    torch.testing.assert_close(signals.loss[source.index], expected.detach().float())
+    assert signals.extra_forwards == 0
+
+
 def test_phases_are_captured_separately() -> None:
     """And the last step of a phase that ends with an estimate of the noise is not captured."""
     for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2), FineTuning(pretrain=0.2)):

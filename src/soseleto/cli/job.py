@@ -60,6 +60,8 @@ class Job:
                 seed=options.seed,
             ),
         )
+        if made._apart and pair.test is not None:
+            made.parts.insert(0, comparison.whole(METHOD, pair.target, pair.test))
         _check_final(options, pair)
         if options.guarantee and not trainings.probes(made.main):
             raise UsageError("--guarantee has no effect, since this training has no probes: leave it out.")
@@ -80,6 +82,15 @@ class Job:
         """The training that the comparison is about."""
         judged = self.pair.test or self.pair.target
         return Part("", METHOD, self.pair.target, judged, torch.arange(len(judged)))
+
+    @property
+    def _apart(self) -> bool:
+        """Whether SOSELETO's model has a training of its own, on the whole target.
+
+        The main training finds the suspects: a part of its target is planted in the source, half of it with wrong
+        labels. Where models are compared, that would count against SOSELETO's.
+        """
+        return self.options.baselines and bool(self.trainings.probes(self.main))
 
     def plan(self) -> list[str]:
         """The plan, as lines to print."""
@@ -116,7 +127,8 @@ class Job:
                 progress.stage(part.title, later=sum(map(self.trainings.cost, later)) / self.trainings.cost(part))
             self._train_or_leave_out(part, progress)
         method = self.reducer.first(self._best)
-        kept = None if method == METHOD else comparison.whole(method, self.pair.target, self.main.judged)
+        of_main = method == METHOD and not self._apart
+        kept = None if of_main else comparison.whole(method, self.pair.target, self.main.judged)
         if kept is not None and not self.reducer.first(lambda: self._is_done(kept)):
             progress.stage(f"{kept.title} on the whole target")
             self._note(kept, self.trainings.train(kept, progress))
@@ -186,7 +198,7 @@ class Job:
 
     def _conclude(self, folder: RunFolder, kept: str) -> None:
         """Calibrate the temperature of the model that is kept, and write it with the comparison."""
-        held_out = [one for one in self._in_folds if one.method == kept]
+        held_out = [one for one in self._on_target if one.method == kept]
         if held_out:
             outputs, labels = comparison.pooled(held_out)
             folder.write_temperature(fit_temperature(outputs, labels), examples=len(labels))
@@ -200,18 +212,25 @@ class Job:
             data = FinalData.of(self.pair.source, self.pair.target, self.trainings.weights(self.main))
             folder.write_final(data.tensors(), self._recipe)
 
-    @cached_property
-    def _in_folds(self) -> list[Judged]:
+    def _evaluated(self, parts: list[Part]) -> list[Judged]:
         """The parts that were trained, evaluated; a rival that diverged in one of its parts is left out."""
-        failed = {part.method for part in self.parts if not self._is_done(part)}
-        return [self._judge(part) for part in self.parts if part.method not in failed]
+        failed = {part.method for part in parts if not self._is_done(part)}
+        return [self._judge(part) for part in parts if part.method not in failed]
+
+    @cached_property
+    def _on_target(self) -> list[Judged]:
+        """The parts that are evaluated on examples of the target that they were not trained on."""
+        folds = [part for part in self.parts if part.name.startswith("fold-")]
+        return self._evaluated(self.parts if self.pair.test is None else folds)
 
     @cached_property
     def _judged(self) -> list[Judged]:
         """What the comparison is made of: with a test set the main training, and not its folds."""
         if self.pair.test is None:
-            return [*self._in_folds, *self._boosted]
-        return [self._judge(self.main), *(one for one in self._in_folds if one.method != METHOD), *self._boosted]
+            return [*self._on_target, *self._boosted]
+        ours = [] if self._apart else [self._judge(self.main)]
+        on_test = [part for part in self.parts if not part.name.startswith("fold-")]
+        return [*ours, *self._evaluated(on_test), *self._boosted]
 
     def _judge(self, part: Part) -> Judged:
         if part.name in self.remembered and not RunFolder(self.trainings.place(part)).is_run():

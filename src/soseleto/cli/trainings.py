@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto import methods
+from soseleto.algorithm import Soseleto
 from soseleto.cli import texts
 from soseleto.cli.choices import augment_for, model_for, probes_for, views_for
 from soseleto.cli.comparison import METHOD, Judged, Part
@@ -19,10 +20,12 @@ from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_befo
 from soseleto.cli.home import Home
 from soseleto.cli.pretrained import pretrained_options
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views
+from soseleto.data.batch import Batch
+from soseleto.data.preprocess import make_prepare
 from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import UsageError
 from soseleto.methods.strong import Strong
-from soseleto.models.by_name import make_model
+from soseleto.models.by_name import is_file, make_model
 from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer
@@ -48,7 +51,7 @@ from soseleto.training.recipe import check_recipe
 from soseleto.training.result import Result
 from soseleto.training.resume import comparable, differences, model_fingerprint
 from soseleto.training.setup import Settings
-from soseleto.training.usual import Usual
+from soseleto.training.usual import Usual, ends_in_linear
 
 
 @dataclass(frozen=True)
@@ -129,21 +132,33 @@ class Trainings:
             return methods.by_name(part.method)
         if self._is_strong(part):
             return Strong(target_share=options.target_share)
-        return self._usual.method(options.mode)
+        return self._usual
 
-    @property
-    def _usual(self) -> Usual:
-        """The method that the options come to; every model of the command line ends in a linear layer."""
+    @cached_property
+    def _usual(self) -> Soseleto:
+        """The method that the options come to."""
         options = self.options
         if options.alignments not in (None, "last", "all"):
             raise UsageError(f"unknown --alignments {options.alignments!r}: write last or all.")
-        return Usual(
+        usual = Usual(
             weight_step=options.weight_step,
             target_share=options.target_share,
             doubt=options.doubt_labels,
             all_layers=None if options.alignments is None else options.alignments == "all",
             engine=options.engine,
         )
+        return usual.method(options.mode, ends_in_linear=not is_file(self.model) or self._ends_in_linear)
+
+    @property
+    def _ends_in_linear(self) -> bool:
+        """Whether a model of the user's ends in a linear layer; one that fails is left to ``fit``, which says why."""
+        try:
+            model = self.module()
+            prepare = make_prepare(self.pair.source, model, standardize=self._standardize)
+            inputs, labels = self.pair.source.take(torch.tensor([0]))
+            return ends_in_linear(model, Batch(torch.tensor([0]), prepare(inputs), labels))
+        except Exception:
+            return True
 
     def _compute(self, part: Part) -> Compute:
         """The strong recipe, which is for large networks, runs in bfloat16 on a GPU unless asked for another."""
@@ -296,8 +311,8 @@ class Trainings:
         return min(usual, left) if wanted is None else min(wanted, left) if part.name else wanted
 
     def probes(self, part: Part) -> Share:
-        """The share of the part's target that is planted."""
-        if self.options.mode != "noisy" or part.method != METHOD:
+        """The share of the part's target that is planted: of the main training, which finds the suspects."""
+        if self.options.mode != "noisy" or part.name:
             return 0.0
         if self.options.probes is None and (self.reducer.ranks > 1 or self.options.micro_batch_size):
             return 0.0  # they need one process and whole batches
@@ -308,7 +323,7 @@ class Trainings:
         target = self._target_batch(part)
         if part.method != METHOD:
             return 3 * (target if part.method == "target_only" else self.batch_size)
-        by_engine = self._is_strong(part) or self._usual.method(self.options.mode).scores is None
+        by_engine = self._is_strong(part) or not self._usual.alignment.replaces_engine
         return (4 if by_engine else 3) * self.batch_size + 3 * target
 
 

@@ -46,6 +46,11 @@ class Dual(Tensor):
         raise CannotFollow(f"{func} was called without a torch function")
 
 
+def without_tangent(value: Tensor) -> Tensor:
+    """The activation that an engine's pass has put a ``Dual`` in place of."""
+    return value.primal if isinstance(value, Dual) else value
+
+
 class Tangents(TorchFunctionMode):
     """While it is open, the tangents of parameters are their directions, and results become ``Dual`` tensors."""
 

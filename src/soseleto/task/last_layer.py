@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from soseleto.data.batch import Batch
 from soseleto.engines.contract import Losses, reductions_dtype, uncompiled
 from soseleto.engines.shards import sharded_modules
-from soseleto.engines.tangents import Dual
+from soseleto.engines.tangents import without_tangent
 from soseleto.errors import EngineError, UsageError
 
 _NAME_IT = "name the layer that ends the model, such as last_layer(layer='classifier')"
@@ -109,7 +109,7 @@ class WatchedLosses:
             losses = run()
         with torch._C.DisableTorchFunction():  # what follows is not the model's, and engines must not take it for that
             inputs, z = calls.last(self._layer)
-            plain = losses.primal if isinstance(losses, Dual) else losses
+            plain = without_tangent(losses)
             if not self._checked:
                 if self._layer is None:
                     _require_last(plain, z)
@@ -160,7 +160,7 @@ class _LinearCalls(TorchFunctionMode):
             weight = given["weight"]
             if self._weight is None or weight is self._weight:
                 self._calls[id(weight)] = self._calls.get(id(weight), 0) + 1
-                a, z = (v.primal if isinstance(v, Dual) else v for v in (given["input"], out))
+                a, z = without_tangent(given["input"]), without_tangent(out)
                 self._last = weight, a, z, z._version
         return out
 

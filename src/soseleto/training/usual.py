@@ -1,9 +1,9 @@
 """What ``fit`` and the command line use where no method is given, by the kind of task.
 
-For classes with wrong labels: labels are doubted, weights move by the last layer's alignments and only on evidence
-beyond their own noise, and the target has a share in the network's step. Scores have a form of their own, which ranks
-better than the one that moves the weights. A model that does not end in a linear layer gets the alignments of all its
-layers instead, by an engine. What other choices came to is in ``docs/explanation/alignments.md``.
+For classes with wrong labels: labels are doubted, the target has a share in the network's step, and weights move by the
+last layer's alignments, in coordinates in which they tell wrong labels best, as far as they exceed their own noise. A
+model that does not end in a linear layer gets the alignments of all its layers instead, by an engine. What other
+choices came to is in ``docs/explanation/alignments.md``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from soseleto.task.piece import Piece
 from soseleto.training.checks import TaskLosses
 from soseleto.training.defaults import TARGET_SHARE, TRANSFER_SHARE, WEIGHT_STEP
 
-STANDARD_ERRORS = 3.0  # of an example's mean alignment, before its weight moves
-RANKING = last_layer(whitened(shrink=1.0), unit_length(), at_temperature(4.0), without_own_error())
+STANDARD_ERRORS = 2.0  # of an example's mean alignment, before its weight moves
+LAST_LAYER = last_layer(whitened(shrink=1.0), unit_length(), at_temperature(4.0), without_own_error())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +71,9 @@ class Usual:
             pieces += (beyond_noise(STANDARD_ERRORS),)
         return Soseleto(
             weight_step=self.weight_step,
-            alignment=chain(last_layer(), *pieces) if last else chain(*pieces),
+            alignment=chain(LAST_LAYER, *pieces) if last else chain(*pieces),
             source_loss=label_doubt() if doubt else normalized(),
             gradients=target_share(share) if share else chain(),
-            scores=RANKING if last else None,
             engine=self.engine,
         )
 
@@ -86,6 +85,10 @@ class Usual:
             return self.method(mode)
         assert isinstance(losses, NoisyLosses)
         classes = is_classifier and losses.loss is cross_entropy
-        with evaluation_mode(model):
-            reason = no_last_layer(losses, model, one) if classes else None
-        return self.method(mode, classes=classes, ends_in_linear=reason is None)
+        return self.method(mode, classes=classes, ends_in_linear=classes and ends_in_linear(model, one))
+
+
+def ends_in_linear(model: nn.Module, one: Batch) -> bool:
+    """Whether a classifier has last-layer alignments, found by one pass in evaluation mode."""
+    with evaluation_mode(model):
+        return no_last_layer(NoisyLosses(), model, one) is None

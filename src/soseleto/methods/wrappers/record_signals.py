@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from soseleto.data.batch import Batch
 from soseleto.data.label_margin import label_margin
 from soseleto.data.structure import call, length, scores_of, tensors
+from soseleto.engines.tangents import without_tangent
 from soseleto.methods.state import require_noisy
 from soseleto.methods.wrappers.inner import Transparent, WrapperState
 from soseleto.task.losses import cross_entropy
@@ -78,7 +79,7 @@ class Recording(Transparent):
         if judged is not None:
             scores = judged
         elif seen:
-            scores = scores_of(seen[0]).detach()[: len(source)]
+            scores = without_tangent(scores_of(seen[0])).detach()[: len(source)]
         else:
             self.signals.extra_forwards += 1
             with torch.no_grad():
