@@ -21,6 +21,7 @@ from soseleto.cli.commands import app
 from soseleto.experiments import results as experiments
 from soseleto.experiments.cifar10_noise import tables as cifar10
 from soseleto.experiments.noisy_text import tables as noisy_text
+from soseleto.experiments.pretrained_images import tables as pretrained_images
 from soseleto.experiments.results import Spread, put_between
 from soseleto.experiments.svhn_mnist import tables as svhn_mnist
 
@@ -29,6 +30,7 @@ EXPERIMENTS = {
     "cifar10-noise": ("results/table1.md", cifar10.page),
     "svhn-mnist": ("results/table2.md", svhn_mnist.page),
     "noisy-text": ("results/noisy-text.md", noisy_text.page),
+    "pretrained-images": ("results/pretrained-images.md", pretrained_images.page),
 }
 STEPS = ("step-gpu.json", "step-cpu.json")
 ENGINES = ("layerwise", "forward", "double_backward", "loop")
