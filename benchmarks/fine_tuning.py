@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -326,9 +327,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=128, help="tokens that texts are padded to")
     options = parser.parse_args(argv)
     case, rows = case_of(options), list[dict[str, Any]]()
-    kinds = [True, False] if case.device.type == "cuda" else [False]
-    jobs = [lambda graph=graph: fit_row(case, graph=graph) for graph in kinds if "fit" in options.only]
-    for job in [*jobs, *([lambda: trainer_row(case)] if "trainer" in options.only else [])]:
+    graphs = (True, False) if case.device.type == "cuda" else (False,)
+    jobs = {"fit": [partial(fit_row, case, graph=graph) for graph in graphs], "trainer": [partial(trainer_row, case)]}
+    for job in [job for part in options.only for job in jobs[part]]:
         rows.append(job())
         _clean(case.device)
         write(options.out, "fine_tuning", case.device, rows)  # after every row, in case the run is interrupted

@@ -123,6 +123,22 @@ def step(row: dict[str, Any]) -> list[str]:
     return [row["model"], form, f"{row['B']}, {row['T']}", row["engine"], *times, memory]
 
 
+def fine_tuning(row: dict[str, Any]) -> list[str]:
+    title = {"fit": "`fit` against a plain loop", "trainer": "`SoseletoTrainer` against `Trainer`"}[row["part"]]
+    sizes, form = f"{row['B']}, {row['T']}", "graph" if row["graph"] else "one kernel at a time"
+    memory = ["" if row.get(name) is None else f"{row[name]:.2f}x" for name in ("memory", "whole memory")]
+    return [
+        title,
+        row["precision"],
+        sizes,
+        row["engine"],
+        form,
+        f"{row['plain ms']:.1f}",
+        f"{row['times']:.2f}x",
+        *memory,
+    ]
+
+
 def whole_model(row: dict[str, Any]) -> list[str]:
     sizes, form = f"{row['B']}, {row['T']}", "graph" if row["graph"] else "one kernel at a time"
     times = [f"{row['ordinary ms']:.1f}", f"{row['times']:.2f}x", f"{row['memory']:.2f}x"]
@@ -192,6 +208,11 @@ def speed() -> dict[str, str]:
             "models-gpu.json",
             "models-eager-gpu.json",
             "models-cpu.json",
+        ),
+        "fine-tuning": of_files(
+            ["training", "precision", "B, T", "engine", "steps", "plain, ms", "ours", "memory", "whole memory"],
+            fine_tuning,
+            "fine_tuning-gpu.json",
         ),
         "peers": of_files(
             ["model", "job", "implementation", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"
