@@ -21,6 +21,7 @@ from soseleto.cli.commands import app
 from soseleto.experiments import results as experiments
 from soseleto.experiments.cifar10_noise import tables as cifar10
 from soseleto.experiments.noisy_text import tables as noisy_text
+from soseleto.experiments.pretrained_images import tables as pretrained_images
 from soseleto.experiments.results import Spread, put_between
 from soseleto.experiments.svhn_mnist import tables as svhn_mnist
 
@@ -29,6 +30,7 @@ EXPERIMENTS = {
     "cifar10-noise": ("results/table1.md", cifar10.page),
     "svhn-mnist": ("results/table2.md", svhn_mnist.page),
     "noisy-text": ("results/noisy-text.md", noisy_text.page),
+    "pretrained-images": ("results/pretrained-images.md", pretrained_images.page),
 }
 STEPS = ("step-gpu.json", "step-cpu.json")
 ENGINES = ("layerwise", "forward", "double_backward", "loop")
@@ -121,6 +123,22 @@ def step(row: dict[str, Any]) -> list[str]:
     return [row["model"], form, f"{row['B']}, {row['T']}", row["engine"], *times, memory]
 
 
+def fine_tuning(row: dict[str, Any]) -> list[str]:
+    title = {"fit": "`fit` against a plain loop", "trainer": "`SoseletoTrainer` against `Trainer`"}[row["part"]]
+    sizes, form = f"{row['B']}, {row['T']}", "graph" if row["graph"] else "one kernel at a time"
+    memory = ["" if row.get(name) is None else f"{row[name]:.2f}x" for name in ("memory", "whole memory")]
+    return [
+        title,
+        row["precision"],
+        sizes,
+        row["engine"],
+        form,
+        f"{row['plain ms']:.1f}",
+        f"{row['times']:.2f}x",
+        *memory,
+    ]
+
+
 def whole_model(row: dict[str, Any]) -> list[str]:
     sizes, form = f"{row['B']}, {row['T']}", "graph" if row["graph"] else "one kernel at a time"
     times = [f"{row['ordinary ms']:.1f}", f"{row['times']:.2f}x", f"{row['memory']:.2f}x"]
@@ -190,6 +208,11 @@ def speed() -> dict[str, str]:
             "models-gpu.json",
             "models-eager-gpu.json",
             "models-cpu.json",
+        ),
+        "fine-tuning": of_files(
+            ["training", "precision", "B, T", "engine", "steps", "plain, ms", "ours", "memory", "whole memory"],
+            fine_tuning,
+            "fine_tuning-gpu.json",
         ),
         "peers": of_files(
             ["model", "job", "implementation", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"

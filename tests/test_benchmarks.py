@@ -178,6 +178,24 @@ def test_language_peers(tmp_path: Path) -> None:
     assert rows[0]["extra memory"] == 1.0
 
 
+def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    fine_tuning = importlib.import_module("fine_tuning")
+    monkeypatch.setattr(fine_tuning, "settle", lambda step, engine: step())
+    rows = run("fine_tuning", tmp_path / "fine_tuning.json")
+    assert [(row["part"], row["engine"], row["graph"]) for row in rows] == [
+        ("fit", "layerwise", False),
+        ("trainer", "layerwise", False),
+    ]
+    assert all(row["times"] == pytest.approx(row["ours ms"] / row["plain ms"]) for row in rows)
+    assert 1.0 < rows[0]["memory"] < 5.0  # that of a step with a proof
+    good = {**rows[0], "times": 1.2, "memory": 1.1}
+    assert fine_tuning.shortfalls([good]) == []
+    bad = [{**good, "times": 1.31}, {**good, "memory": 1.16}, {**good, "engine": "forward"}]
+    assert [line.partition(":")[2].split()[0] for line in fine_tuning.shortfalls(bad)] == ["1.31x", "1.16x", "the"]
+
+
 def test_models_reports_a_line_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     models = importlib.import_module("models")
     cpu = torch.device("cpu")

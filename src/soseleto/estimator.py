@@ -27,7 +27,7 @@ from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.final import weighted
 from soseleto.prediction.predictor import Predictor
 from soseleto.suspects.suspects import Calibrated, Suspects
-from soseleto.training.defaults import EPOCHS, WEIGHT_STEP
+from soseleto.training.defaults import WEIGHT_STEP
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import default_optimizer
 from soseleto.training.options import as_probes
@@ -88,7 +88,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         model: str | MakeModel | nn.Module | None = None,
         *,
         mode: str = "noisy",
-        epochs: int = EPOCHS,
+        epochs: int | None = None,
         batch_size: int | None = None,
         target_batch_size: int | None = None,
         lr: float | None = None,

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import soseleto
 from soseleto.cli import texts
+from soseleto.cli.job import Job
 from soseleto.cli.main import app
 from soseleto.data import Reading
 from soseleto.errors import DataError, UsageError
@@ -80,6 +81,23 @@ def test_the_plan_says_what_is_read(desk: Path) -> None:
     assert "  stars   left out        0  the model reads the text alone" in printed
     assert "column 'review' is read up to 24 tokens a text; 24 of 80 source texts reach that" in printed
     assert f"model hf:{desk / 'tiny'} with " in printed
+
+
+def test_the_default_number_of_epochs_is_in_the_plan(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(job: Job, progress: object) -> None:
+        raise UsageError("planned")
+
+    def plan(*more: object, model: bool = True) -> str:
+        words = [word for word in fit_words(desk, "none", model=model) if word not in SHORT[:2]]
+        return CliRunner().invoke(app, [str(word) for word in (*words, *more)]).output
+
+    monkeypatch.setattr(Job, "run", stop)
+    said = "a pretrained model is trained for 5 epochs by default (--epochs N)"
+    printed = plan()
+    assert said in printed
+    assert "noisy mode, 5 epochs in batches of" in printed
+    assert said not in plan("--epochs", "5")
+    assert "noisy mode, 30 epochs in batches of" in plan(model=False)
 
 
 def test_the_run_keeps_all_that_predict_needs(desk: Path, tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def test_images_get_the_size_and_normalisation_of_the_configuration(vit: Path) -
     assert (described["input_size"], described["mean"]) == (16, [0.1, 0.2, 0.3])
     grey = torch.rand(2, 1, 32, 32)
     assert torch.equal(model(grey), model(grey.repeat(1, 3, 1, 1)))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(images.bfloat16()).float(), model(images).float(), atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("mode", ["noisy", "transfer"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 import soseleto
 from soseleto.errors import UsageError
-from soseleto.training.optimizers import default_optimizer, default_schedule, linear, warmup_cosine
+from soseleto.training.optimizers import default_epochs, default_optimizer, default_schedule, linear, warmup_cosine
 
 
 def pretrained() -> nn.Module:
@@ -47,6 +48,27 @@ def test_models_of_libraries_get_adamw() -> None:
     assert default_optimizer(library, None) == soseleto.adamw(1e-4)
     assert default_optimizer(library, 0.5, 0.1) == soseleto.adamw(0.5, 0.1)
     assert (default_schedule(own), default_schedule(library)) == (linear, warmup_cosine)
+
+
+def pretrained_on_images(library: str) -> nn.Module:
+    """timm's are known by the library, those of transformers by their configuration."""
+    part = type("Block", (nn.Linear,), {"__module__": f"{library}.models.block"})(3, 4)
+    if library == "transformers":
+        part.config = type("Config", (), {"num_channels": 3})
+    return nn.Sequential(part, nn.Linear(4, 2))
+
+
+def test_pretrained_models_are_trained_for_fewer_epochs() -> None:
+    assert default_epochs(nn.Linear(3, 2)) == 30
+    assert default_epochs(pretrained()) == 5
+    assert [default_epochs(pretrained_on_images(library)) for library in ("timm", "transformers")] == [10, 10]
+    x, y = torch.randn(12, 3), torch.arange(12) % 2
+    given: Any = {"device": "cpu", "batch_size": 12}
+    for model, epochs in ((nn.Linear(3, 2), 30), (pretrained(), 5), (pretrained_on_images("timm"), 10)):
+        assert soseleto.fit(copy.deepcopy(model), (x, y), (x, y), **given).config["epochs"] == epochs
+    assert soseleto.fit(pretrained(), (x, y), (x, y), epochs=2, **given).config["epochs"] == 2
+    estimator = pytest.importorskip("soseleto.estimator").SoseletoClassifier(model=pretrained(), device="cpu")
+    assert len(estimator.fit(x.numpy(), y.numpy()).history_) == 5
 
 
 def test_fit_takes_the_default_of_the_model(tmp_path: Any) -> None:

@@ -101,6 +101,8 @@ def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
     run(out=tmp_path / "run", unlabelled=None)
     with pytest.raises(UsageError, match="epochs was 4 and is 5"):
         run(out=tmp_path / "run", epochs=5)
+    with pytest.raises(UsageError, match="epochs was 4 and is 30"):
+        run(out=tmp_path / "run", epochs=None)
 
 
 def test_the_surest_of_every_class() -> None:

@@ -15,6 +15,8 @@ from soseleto.training.defaults import (
     CHECKPOINT_SECONDS,
     EPOCHS,
     LR,
+    PRETRAINED_EPOCHS,
+    PRETRAINED_IMAGE_EPOCHS,
     PRETRAINED_LR,
     STRONG_LR,
     STRONG_WEIGHT_DECAY,
@@ -115,7 +117,13 @@ def fit(
         str | None,
         typer.Option(metavar="train|fixed", help="Statistics of a pretrained model's BatchNorm. [default: train]"),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the source.")] = EPOCHS,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Passes over the source. [default: {EPOCHS}; {PRETRAINED_EPOCHS} if pretrained, "
+            f"{PRETRAINED_IMAGE_EPOCHS} for images]"
+        ),
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Source examples per step. [default: 16 to 256, by the size of the source]")
     ] = None,

@@ -32,7 +32,7 @@ class FitOptions:
     train: str | None
     lora: int | None
     batch_norm: str | None
-    epochs: int
+    epochs: int | None
     batch_size: int | None
     target_batch_size: int | None
     lr: float | None

@@ -23,6 +23,7 @@ from soseleto.prediction.temperature import fit_temperature
 from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source_rows import Rows
+from soseleto.training.defaults import EPOCHS
 from soseleto.training.progress import LiveLine
 from soseleto.training.result import Result
 
@@ -99,9 +100,11 @@ class Job:
         lines = [
             *([] if pair.preparation is None else pair.preparation.describe()),
             f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
-            f"{counted(options.epochs, 'epoch')} in batches of {self.trainings.batch_size}",
+            f"{counted(self.trainings.epochs, 'epoch')} in batches of {self.trainings.batch_size}",
             f"model {_in_words(self.trainings.model)} with {counted(size, 'parameter')}; writing to {options.out}",
         ]
+        if options.epochs is None and self.trainings.epochs != EPOCHS:
+            lines.append(f"a pretrained model is trained for {self.trainings.epochs} epochs by default (--epochs N)")
         lines += texts.plan(pair, options.model)
         if pair.source.inputs.ndim == 4:
             if options.mode == "noisy":

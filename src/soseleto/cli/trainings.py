@@ -44,7 +44,7 @@ from soseleto.training.defaults import (
     batch_size_for,
 )
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import Adaptive, Momentum, default_optimizer, default_schedule, sgd
+from soseleto.training.optimizers import Adaptive, Momentum, default_epochs, default_optimizer, default_schedule, sgd
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
 from soseleto.training.progress import LiveLine
 from soseleto.training.recipe import check_recipe
@@ -102,7 +102,7 @@ class Trainings:
             part.target,
             options.mode,  # type: ignore[arg-type]  # read_pair has checked it
             test=None if part.name else self.pair.test,
-            epochs=options.epochs,
+            epochs=self.epochs,
             batch_size=self.batch_size,
             target_batch_size=self._target_batch(part),
             optimizer=self._optimizer(part),
@@ -203,7 +203,7 @@ class Trainings:
         options = self.options
         settings = Settings(
             mode=options.mode,
-            epochs=options.epochs,
+            epochs=self.epochs,
             optimizer=self._optimizer(part),
             schedule=self._schedule,
             loss=as_losses(cross_entropy, options.mode),
@@ -224,6 +224,11 @@ class Trainings:
         if self._is_strong(part):
             return sgd(STRONG_LR if lr is None else lr, STRONG_WEIGHT_DECAY if decay is None else decay, nesterov=True)
         return self._plain_optimizer
+
+    @cached_property
+    def epochs(self) -> int:
+        """As given, or by the kind of model."""
+        return default_epochs(self.module()) if self.options.epochs is None else self.options.epochs
 
     @cached_property
     def _plain_optimizer(self) -> Momentum | Adaptive:

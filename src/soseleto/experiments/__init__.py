@@ -50,6 +50,12 @@ REGISTRY = {
         "soseleto.experiments.noisy_text.experiment",
         saves=True,
     ),
+    "pretrained-images": Experiment(
+        "pretrained-images",
+        "CIFAR-10N with EfficientNet-lite0 from ImageNet, fine-tuned: every method (hours on a GPU)",
+        "soseleto.experiments.pretrained_images.experiment",
+        saves=True,
+    ),
     "svhn-mnist": Experiment(
         "svhn-mnist",
         "Table 2 and its figures: SVHN digits to 20 or 25 MNIST digits 5-9, every method (hours without a GPU)",

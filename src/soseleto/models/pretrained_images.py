@@ -68,10 +68,16 @@ class ImageNetwork(nn.Module):
         if images.shape[1] == 1:
             images = images.expand(-1, self.mean.shape[1], -1, -1)
         if images.shape[2:] != (self.size, self.size):
-            images = F.interpolate(images, size=(self.size, self.size), mode="bilinear", antialias=True)
+            images = _resized(images, self.size)
         found = self.network((images - self.mean) / self.std)
         logits: Tensor = getattr(found, "logits", found)  # a Hugging Face ModelOutput has them by name
         return logits
+
+
+def _resized(images: Tensor, size: int) -> Tensor:
+    """In float32 or better: PyTorch does not resize bfloat16 with anti-aliasing on every device."""
+    wide = images.float() if images.dtype in (torch.bfloat16, torch.float16) else images
+    return F.interpolate(wide, size=(size, size), mode="bilinear", antialias=True).to(images.dtype)
 
 
 def is_pretrained(name: str) -> bool:

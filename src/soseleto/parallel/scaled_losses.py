@@ -101,8 +101,17 @@ class Unscaled:
 
 
 def _zero_unless_finite(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    fine = [g.isfinite().all() for g in found.values()]
-    if not fine:
+    """In few kernels, since it is called for every layer."""
+    values = [g for g in found.values() if g.numel()]
+    if not values:
         return found
-    keep = torch.stack(fine).all()
-    return {name: torch.where(keep, g, torch.zeros_like(g)) for name, g in found.items()}
+    keep = _largest(values) < torch.inf
+    zeros = {dtype: keep.new_zeros((), dtype=dtype) for dtype in {g.dtype for g in found.values()}}
+    return {name: torch.where(keep, g, zeros[g.dtype]) for name, g in found.items()}
+
+
+def _largest(values: list[Tensor]) -> Tensor:
+    """The largest absolute value; NaN if there is one."""
+    if len(values) == 1:
+        return torch.linalg.vector_norm(values[0], torch.inf)
+    return torch.nn.utils.get_total_norm(values, torch.inf)

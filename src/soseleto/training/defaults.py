@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 EPOCHS = 30
+PRETRAINED_EPOCHS, PRETRAINED_IMAGE_EPOCHS = 5, 10  # for models of transformers, timm and peft
 LR = 0.03  # of SGD
 PRETRAINED_LR = 1e-4  # of AdamW, for models of transformers, timm and peft
 WEIGHT_STEP = 0.1  # Soseleto's own; 0.2 costs accuracy where few labels are wrong

@@ -27,10 +27,9 @@ from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
 from soseleto.training import recipe as recipes
 from soseleto.training.agreement import require_reducer, require_same_settings
 from soseleto.training.data import BatchSizes, Data
-from soseleto.training.defaults import EPOCHS
 from soseleto.training.history import Records
 from soseleto.training.loop import Loop
-from soseleto.training.optimizers import default_schedule
+from soseleto.training.optimizers import default_epochs, default_schedule
 from soseleto.training.options import (
     Balanced,
     Checkpoints,
@@ -61,7 +60,7 @@ def fit(
     *,
     recipe: recipes.Name = "plain",
     test: Any = None,
-    epochs: int = EPOCHS,
+    epochs: int | None = None,
     batch_size: int | None = None,
     target_batch_size: int | Balanced | None = None,
     lr: float | None = None,
@@ -92,7 +91,8 @@ def fit(
         recipe: ``"plain"`` is SOSELETO with the settings given here. ``"strong"`` is for images with wrong labels and a
             GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``; it takes several times as
             many epochs. It is for uint8 images in noisy mode.
-        epochs: passes over the source.
+        epochs: passes over the source; by default 30, and for a model with parts from transformers, timm or peft 5, or
+            10 if it reads images.
         batch_size: source examples per step; by default 16 to 256, by the size of the source.
         target_batch_size: target examples per step, 32 by default; ``Balanced(32)`` makes the batches class-balanced.
         lr: learning rate of the default optimizer: 0.03 of SGD, 0.1 with ``recipe="strong"``, 1e-4 of AdamW.
@@ -136,7 +136,7 @@ def fit(
     )
     settings = Settings(
         mode=mode,
-        epochs=epochs,
+        epochs=default_epochs(model) if epochs is None else epochs,
         optimizer=chosen.optimizer,
         schedule=default_schedule(model) if schedule == "auto" else schedule,
         loss=as_losses(loss, mode),

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules for ``fit(..., optimizer=..., schedule=...)``."""
+"""Optimizers and learning-rate schedules for ``fit(..., optimizer=..., schedule=...)``; defaults by kind of model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from soseleto.errors import UsageError
 from soseleto.task.task import MakeSchedule
-from soseleto.training.defaults import LR, PRETRAINED_LR
+from soseleto.training.defaults import EPOCHS, LR, PRETRAINED_EPOCHS, PRETRAINED_IMAGE_EPOCHS, PRETRAINED_LR
 
 WARM_UP = 0.1  # the share of the steps in which ``warmup_cosine`` rises
 LIBRARIES = ("transformers", "timm", "peft")
@@ -132,9 +132,26 @@ def default_schedule(model: nn.Module) -> MakeSchedule:
     return warmup_cosine if is_from_library(model) else linear
 
 
+def default_epochs(model: nn.Module) -> int:
+    """Fewer for a model with parts from transformers, timm or peft, which begins with pretrained weights."""
+    if not is_from_library(model):
+        return EPOCHS
+    return PRETRAINED_IMAGE_EPOCHS if _reads_images(model) else PRETRAINED_EPOCHS
+
+
 def is_from_library(model: nn.Module) -> bool:
     """Whether a part of the model comes from a library of pretrained models."""
-    return any(type(part).__module__.partition(".")[0] in LIBRARIES for part in model.modules())
+    return any(_library(part) in LIBRARIES for part in model.modules())
+
+
+def _library(part: nn.Module) -> str:
+    return type(part).__module__.partition(".")[0]
+
+
+def _reads_images(model: nn.Module) -> bool:
+    """Whether a part comes from timm, or from transformers with image channels in its configuration."""
+    parts = list(model.modules())
+    return any(_library(one) == "timm" or hasattr(getattr(one, "config", None), "num_channels") for one in parts)
 
 
 # By name, for command lines and experiments; ``None`` keeps the learning rate constant.

@@ -36,7 +36,7 @@ from soseleto.run_folder.reading import tensors_of
 from soseleto.task.task import Method
 from soseleto.training.data import Data, are_class_indices
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import sgd
+from soseleto.training.optimizers import default_epochs, sgd
 from soseleto.training.options import as_augments, as_losses, as_watchers, check_arguments
 from soseleto.training.result import Guesses, Result
 from soseleto.training.resume import require_same
@@ -228,7 +228,7 @@ class _Rounds:
         config, device = run.config(), choose_device(given["device"])
         now = {
             "mode": given["mode"],
-            "epochs": given["epochs"],
+            "epochs": default_epochs(given["model"]) if given["epochs"] is None else given["epochs"],
             "seed": given["seed"],
             "source_fingerprint": data.source.fingerprint(),
             "target_fingerprint": data.target.fingerprint(),

@@ -137,11 +137,16 @@ def configuration(
 
 @dataclass(frozen=True)
 class Data:
-    """The data of one run; the source has the true labels besides its noisy ones."""
+    """The data of one run; the source has the true labels besides its noisy ones.
+
+    evaluated: test images, or those held out
+    before: for human noise, the labels that people gave the trusted images
+    """
 
     source: Examples
     trusted: Examples
-    evaluated: Examples  # test images, or those held out
+    evaluated: Examples
+    before: Tensor | None
 
 
 def prepare_data(config: Config, root: str | Path | None = None) -> Data:
@@ -159,7 +164,7 @@ def prepare_data(config: Config, root: str | Path | None = None) -> Data:
         evaluated = test.subset(range(config.n_test)) if config.n_test else test
     source = train.subset(others[: config.n_source])
     source = replace(source, labels=noisy_labels(source.labels, config), truth=truth[others[: config.n_source]])
-    return Data(source, right.subset(trusted), evaluated)
+    return Data(source, right.subset(trusted), evaluated, None if human is None else train.labels[trusted])
 
 
 def noisy_labels(labels: Tensor, config: Config) -> Tensor:

@@ -84,5 +84,11 @@ def confident_issues(probabilities: Array, labels: Array) -> Array:
     return sure.any(axis=1) & (guess != labels)
 
 
+def flagged(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """(n,) whether cleanlab finds an issue: as the package, it spares labels that the model itself would give."""
+    issues = torch.from_numpy(confident_issues(probabilities.double().numpy(), labels.numpy()))
+    return issues & (probabilities.argmax(1) != labels)
+
+
 def _own(probabilities: Array, labels: Array) -> Array:
     return probabilities[np.arange(len(labels)), labels]

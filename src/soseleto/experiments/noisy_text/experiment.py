@@ -181,8 +181,7 @@ def _cleaned(config: Config, data: Data, root: str | Path | None, device: str) -
 
     labels = data.source.labels
     probabilities = cleanlab.out_of_sample(data.source, config.folds, config.seed, predict)
-    issues = torch.from_numpy(cleanlab.confident_issues(probabilities.double().numpy(), labels.numpy()))
-    issues &= probabilities.argmax(1) != labels  # as the package spares labels that the model itself would give
+    issues = cleanlab.flagged(probabilities, labels)
     result = train(config, replace(data, source=data.source.subset(~issues)), root, device)
     return {
         "accuracy": result.evaluate(data.evaluated)["accuracy"],
