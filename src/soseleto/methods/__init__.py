@@ -16,6 +16,7 @@ from soseleto.methods.meta_weight_net import MetaWeightNet
 from soseleto.methods.mixed import Mixed
 from soseleto.methods.oracle import correct_only, corrected
 from soseleto.methods.ordinary import Ordinary
+from soseleto.methods.promix import ProMix
 from soseleto.methods.reweight import Reweight
 from soseleto.methods.strong import Strong
 from soseleto.methods.sukhbaatar import Sukhbaatar
@@ -37,6 +38,7 @@ __all__ = [
     "MetaWeightNet",
     "Mixed",
     "Ordinary",
+    "ProMix",
     "Recording",
     "Reweight",
     "Signals",

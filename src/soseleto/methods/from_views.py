@@ -29,6 +29,16 @@ def views_of(batch: Batch, name: str) -> tuple[Tensor, list[Tensor]]:
     return weak, strong
 
 
+def two_views(batch: Batch, name: str) -> tuple[Tensor, Tensor]:
+    """The weak view and the only other one."""
+    first, others = views_of(batch, name)
+    if len(others) != 1:
+        raise UsageError(
+            f"the method {name!r} takes two views of every image, got {1 + len(others)}: say Views(count=1)."
+        )
+    return first, others[0]
+
+
 def view_scores(task: Task, model: nn.Module, inputs: Tensor) -> Tensor:
     """(B, C), in float32 or better."""
     scores: Tensor = scores_of(getattr(task.losses, "precision", FULL)(model, inputs))
