@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import soseleto
 from soseleto.cli.choices import model_for, views_for
+from soseleto.data import Examples, FeatureViews, Views
 from soseleto.errors import UsageError
 from soseleto.run_folder.folder import RunFolder
 from typing_in import Type
@@ -74,8 +76,12 @@ def test_what_does_not_fit_is_one_sentence(type_: Type, data: list[object], word
 
 
 def test_choices() -> None:
-    assert views_for("crop", (3, 32, 32)).flip is False
-    assert views_for(None, (3, 32, 32), ("cat", "dog")).flip is True
+    images = Examples(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    assert views_for("crop", images) == Views(flip=False)
+    assert views_for(None, images, ("cat", "dog")) == Views(flip=True)
+    rows = Examples(torch.zeros(1, 7), torch.zeros(1, dtype=torch.int64))
+    assert views_for(None, rows) == FeatureViews()
+    with pytest.raises(UsageError, match="--augment crop is for images"):
+        views_for("crop", rows)
     assert model_for(None, (3, 32, 32), None, "strong") == "preact-resnet18"
-    with pytest.raises(UsageError, match="--recipe strong is for images"):
-        views_for(None, (7,))
+    assert model_for(None, (7,), None, "strong") == model_for(None, (7,), None)

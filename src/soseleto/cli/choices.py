@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from soseleto.data import Augment, TablePreparation, Views
+from soseleto.data import Augment, Examples, FeatureViews, TablePreparation, TokenViews, Views
 from soseleto.data.readers.prepare_tables import Preparation
+from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.models.by_name import default_name
 from soseleto.suspects.probes import Share
+from soseleto.training.views_for import usual_views
 
 FOLDS = 3
 FEWEST = 4  # target examples left to train on beside a fold
@@ -21,11 +23,11 @@ CROP = 12  # an image is shifted by up to 1/12 of its side
 def model_for(name: str | None, shape: tuple[int, ...], table: Preparation | None, recipe: str = "plain") -> str:
     """As given; else ``linear`` for texts, ``table`` for other tables, and by the shape for other inputs.
 
-    The strong recipe is for networks with BatchNorm that would memorise wrong labels.
+    Of images the strong recipe is for networks with BatchNorm that would memorise wrong labels.
     """
     if name is not None:
         return name
-    if recipe == "strong":
+    if recipe == "strong" and len(shape) == 3:
         return "preact-resnet18"
     if not isinstance(table, TablePreparation):
         return default_name(shape)
@@ -68,16 +70,14 @@ def augment_for(name: str | None, shape: tuple[int, ...], classes: Sequence[str]
     return Augment(crop=max(1, min(shape[1:]) // CROP), flip=flip)
 
 
-def views_for(name: str | None, shape: tuple[int, ...], classes: Sequence[str] | None = None) -> Views:
-    """Of the strong recipe: mirrored where ``augment_for`` would mirror."""
+def views_for(name: str | None, source: Examples, classes: Sequence[str] | None = None) -> AnyViews:
+    """Of the strong recipe, for this kind of inputs; images are mirrored where ``augment_for`` would mirror."""
     if name in ("none", "bend"):
         raise UsageError(
             f"--augment {name} has no effect with --recipe strong: write crop or crop+flip, or leave it out."
         )
-    found = augment_for(name, shape, classes)
-    if found is None:
-        raise UsageError(f"--recipe strong is for images, and these inputs have shape {shape}: leave it out.")
-    return Views(flip=found.flip)
+    found = augment_for(name, tuple(source.inputs.shape[1:]), classes)
+    return usual_views(source) if found is None else Views(flip=found.flip)
 
 
 def are_natural(shape: tuple[int, ...], classes: Sequence[str] | None) -> bool:
@@ -86,16 +86,20 @@ def are_natural(shape: tuple[int, ...], classes: Sequence[str] | None) -> bool:
     return shape[0] == 3 and not signs
 
 
-def recipe_in_words(recipe: str) -> str:
-    """The line of the plan about images with wrong labels."""
-    if recipe == "strong":
+def recipe_in_words(views: AnyViews | None) -> str:
+    """The line of the plan about wrong labels; ``views``: of the strong recipe."""
+    if isinstance(views, Views):
         return "recipe strong, as asked for: a teacher judges every label, and learning images are strongly augmented"
+    if views is not None:
+        what = "tokens of texts" if isinstance(views, TokenViews) else "values of rows"
+        dropped = f"{100 * views.drop:g} % of the {what} are dropped in learning"
+        return f"recipe strong, as asked for: a teacher judges every label, and {dropped}"
     return "recipe plain, the default; --recipe strong is for networks that memorise and takes longer"
 
 
-def augment_in_words(augment: Augment | Views | None, *, chosen: bool) -> str:
+def augment_in_words(augment: Augment | AnyViews | None, *, chosen: bool) -> str:
     """The line of the plan; ``chosen``: by the data, not by the user."""
-    if augment is None:
+    if augment is None or isinstance(augment, TokenViews | FeatureViews):
         return "images are not augmented"
     if augment == BEND:
         return "images are bent at random"

@@ -92,9 +92,9 @@ class Job:
             f"model {_in_words(self.trainings.model)} with {counted(size, 'parameter')}; writing to {options.out}",
         ]
         lines += texts.plan(pair, options.model)
+        if options.mode == "noisy" and (pair.source.inputs.ndim == 4 or self.trainings.views is not None):
+            lines.append(recipe_in_words(self.trainings.views))
         if pair.source.inputs.ndim == 4:
-            if options.mode == "noisy":
-                lines.append(recipe_in_words(options.recipe))
             lines.append(augment_in_words(self.trainings.augment(self.main), chosen=options.augment is None))
         if options.mode == "noisy" and not self.trainings.probes(self.main):
             lines.append("suspects will be found by their weights alone, without a known precision")

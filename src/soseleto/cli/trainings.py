@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from soseleto.cli.home import Home
 from soseleto.cli.pretrained import pretrained_options
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views
 from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, label_doubt, normalized, target_share
-from soseleto.methods.strong import Strong
 from soseleto.models.by_name import make_model
 from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
 from soseleto.parallel.device import choose_device
@@ -46,7 +46,7 @@ from soseleto.training.fit import fit
 from soseleto.training.optimizers import Adaptive, Momentum, default_optimizer, default_schedule, sgd
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
 from soseleto.training.progress import LiveLine
-from soseleto.training.recipe import check_recipe
+from soseleto.training.recipe import check_recipe, strong_for
 from soseleto.training.result import Result
 from soseleto.training.resume import comparable, differences, model_fingerprint
 from soseleto.training.setup import Settings
@@ -62,7 +62,7 @@ class Trainings:
     classes: int
     batch_size: int
     plain_augment: Augment | None
-    views: Views | None  # of the strong recipe
+    views: AnyViews | None  # of the strong recipe
     folds: int
     reducer: Reducer
     home: Home
@@ -83,7 +83,7 @@ class Trainings:
             classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
             batch_size=options.batch_size or batch_size_for(len(pair.source)),
             plain_augment=augment_for(options.augment, shape, _class_names(pair)),
-            views=views_for(options.augment, shape, _class_names(pair)) if strong else None,
+            views=views_for(options.augment, pair.source, _class_names(pair)) if strong else None,
             folds=folds_of(options, len(pair.target)),
             reducer=reducer,
             home=Home(options.out, options.rescue),
@@ -121,7 +121,10 @@ class Trainings:
         """Whether a part is trained by the strong recipe; what it is compared with is not."""
         return part.method == METHOD and self.options.recipe == "strong"
 
-    def augment(self, part: Part) -> Augment | Views | None:
+    def _is_strong_on_images(self, part: Part) -> bool:
+        return self._is_strong(part) and isinstance(self.views, Views)
+
+    def augment(self, part: Part) -> Augment | AnyViews | None:
         return self.views if self._is_strong(part) else self.plain_augment
 
     def _method(self, part: Part) -> Method:
@@ -129,17 +132,17 @@ class Trainings:
         if part.method != METHOD:
             return methods.by_name(part.method)
         if self._is_strong(part):
-            return Strong(target_share=options.target_share)
+            return replace(strong_for(self.views), target_share=options.target_share)
         share = target_share_for(options.target_share, options.mode)
         mixed = target_share(share) if share else chain()
         loss = label_doubt() if options.doubt_labels else normalized()
         return Soseleto(weight_step=options.weight_step, gradients=mixed, engine=options.engine, source_loss=loss)
 
     def _compute(self, part: Part) -> Compute:
-        """The strong recipe, which is for large networks, runs in bfloat16 on a GPU unless asked for another."""
+        """The strong recipe runs images, whose networks are large, in bfloat16 on a GPU unless asked for another."""
         options = self.options
         on_gpu = (self.reducer.device or choose_device(options.device)).type == "cuda"
-        wanted = "bfloat16" if options.dtype is None and on_gpu and self._is_strong(part) else options.dtype
+        wanted = "bfloat16" if options.dtype is None and on_gpu and self._is_strong_on_images(part) else options.dtype
         return Compute(
             dtype=dtype_of(wanted),
             micro_batch_size=options.micro_batch_size,
@@ -196,7 +199,7 @@ class Trainings:
 
     def _optimizer(self, part: Part) -> Momentum | Adaptive:
         lr, decay = self.options.lr, self.options.weight_decay
-        if self._is_strong(part):
+        if self._is_strong_on_images(part):
             return sgd(STRONG_LR if lr is None else lr, STRONG_WEIGHT_DECAY if decay is None else decay, nesterov=True)
         return self._plain_optimizer
 

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from soseleto.data import Augment, Reading, Views
+from soseleto.data import Augment, Reading
 from soseleto.data.preprocess import Standardize
+from soseleto.data.views import AnyViews
 from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.parallel.device import choose_device
@@ -49,6 +50,7 @@ from soseleto.training.rehearsal import rehearse
 from soseleto.training.result import Result
 from soseleto.training.resume import require_folder_for_steps
 from soseleto.training.setup import Settings, Setup, make_sharing, seeded
+from soseleto.training.views_for import check_augment, completed
 
 
 @checks_arguments
@@ -68,7 +70,7 @@ def fit(
     schedule: MakeSchedule | Literal["auto"] | None = "auto",
     loss: Loss | tuple[Loss, Loss] = cross_entropy,
     method: Method | None = None,
-    augment: Augment | Views | tuple[Augment | None, Augment | None] | None = None,
+    augment: Augment | AnyViews | tuple[Augment | None, Augment | None] | None = None,
     standardize: Standardize | bool | None = None,
     heads: Heads = Heads(),
     probes: Probes | Share | None = None,
@@ -90,7 +92,7 @@ def fit(
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
         recipe: ``"plain"`` is SOSELETO with the settings given here. ``"strong"`` is for images with wrong labels and a
             GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``; it takes several times as
-            many epochs. It is for uint8 images in noisy mode.
+            many epochs. It is for noisy mode, and takes uint8 images, rows of numbers, and tokens of texts as dicts.
         epochs: passes over the source.
         batch_size: source examples per step; by default 16 to 256, by the size of the source.
         target_batch_size: target examples per step, 32 by default; ``Balanced(32)`` makes the batches class-balanced.
@@ -104,7 +106,8 @@ def fit(
         loss: ``loss(outputs, labels) -> (B,)``, or in transfer mode a pair of these (source, target); ``outputs`` is
             what the model returns.
         method: ``Soseleto(...)`` with its settings, or another method of ``soseleto.methods``.
-        augment: random changes of image batches, one ``Augment`` for both sides or a pair (source, target).
+        augment: random changes of image batches, one ``Augment`` for both sides or a pair (source, target); for
+            methods that take several views of an example ``soseleto.data.Views``, ``FeatureViews`` or ``TokenViews``.
         standardize: centre and scale inputs by the source's statistics, or by the ``Preprocess`` given; by default
             only for uint8 images. For tables the ``preparation`` of ``soseleto.data.read_pair``, by default where a
             table with categories is read from its path; the model then gets ``preparation.width`` numbers, or the
@@ -126,7 +129,8 @@ def fit(
         >>> result.weights.shape
         torch.Size([64])
     """
-    chosen = recipes.Recipe.of(recipe, model, mode=mode, method=method, augment=augment, optimizer=optimizer, lr=lr)
+    asked = recipes.Recipe.of(recipe, model, mode=mode, method=method, augment=augment, optimizer=optimizer, lr=lr)
+    chosen = asked.choice()
     settings = Settings(
         mode=mode,
         epochs=epochs,
@@ -151,6 +155,7 @@ def fit(
     team, where = sharing.reducer, sharing.reducer.device or choose_device(device)
     data = Data.read(source, target, test, mode)
     data.require_shareable(sharing, settings.probes, mode)
+    settings = _by_inputs(settings, asked.choice(data), data, standardize)
     if target_batch_size is None and chosen.target_batch is not None:
         target_batch_size = min(chosen.target_batch, len(data.target))
     sizes = BatchSizes.of(data, batch_size, target_batch_size)
@@ -172,6 +177,15 @@ def fit(
             result = loop.run(setup.describe())
             team.first(remember)
             return result
+
+
+def _by_inputs(
+    settings: Settings, chosen: recipes.Choice, data: Data, standardize: Standardize | bool | None
+) -> Settings:
+    """With what depends on the kind of inputs."""
+    check_augment(chosen.augment, data, chosen.method)
+    views = completed(chosen.augment, data, standardize)
+    return replace(settings, method=chosen.method, augment=views, optimizer=chosen.optimizer)
 
 
 def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None]:

@@ -8,21 +8,23 @@ from typing import Literal
 from torch import nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Views
+from soseleto.data import Augment, TokenViews, Views
+from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.strong import Strong
 from soseleto.task.task import MakeOptimizer, Method
+from soseleto.training.data import Data
 from soseleto.training.defaults import STRONG_LR, STRONG_TARGET_BATCH, STRONG_WEIGHT_DECAY
 from soseleto.training.optimizers import sgd
 from soseleto.training.options import as_augments, as_optimizer
+from soseleto.training.views_for import Augments, usual_views
 
 Name = Literal["plain", "strong"]
 NAMES = ("plain", "strong")
-Augments = tuple[Augment | Views | None, Augment | Views | None]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Choice:
     """What a recipe and the arguments given beside it come to.
 
     target_batch: target examples per step where none are asked for; None for the usual number
@@ -33,6 +35,18 @@ class Recipe:
     optimizer: MakeOptimizer
     target_batch: int | None = None
 
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe and the arguments given beside it, checked; those that are None are the recipe's to choose."""
+
+    name: str
+    model: nn.Module
+    method: Method | None
+    augment: Augments
+    optimizer: MakeOptimizer | None
+    lr: float | None
+
     @classmethod
     def of(
         cls,
@@ -41,29 +55,41 @@ class Recipe:
         *,
         mode: str,
         method: Method | None,
-        augment: Augment | Views | tuple[Augment | None, Augment | None] | None,
+        augment: Augment | AnyViews | tuple[Augment | None, Augment | None] | None,
         optimizer: MakeOptimizer | None,
         lr: float | None,
     ) -> Recipe:
-        """Arguments that are None are the recipe's to choose."""
         check_recipe(name, mode)
         augments = as_augments(augment)
         if name == "plain":
-            method = Soseleto() if method is None else method
-            _require_views(method, augments)
-            return cls(method, augments, as_optimizer(optimizer, lr, model))
-        if method is not None and not isinstance(method, Strong):
+            _require_views(method or Soseleto(), augments)
+        elif method is not None and not isinstance(method, Strong):
             raise UsageError(
                 f"recipe='strong' is a method of its own: leave out method={method.name!r}, or the recipe."
             )
-        if augment is not None and not isinstance(augment, Views):
+        elif augment is not None and not isinstance(augment, AnyViews):
             raise UsageError(
                 "recipe='strong' augments by Views: write augment=soseleto.data.Views(...), or leave it out."
             )
-        rate = STRONG_LR if lr is None else lr
-        own = as_optimizer(optimizer, lr, model) if optimizer else sgd(rate, STRONG_WEIGHT_DECAY, nesterov=True)
-        views = augment or Views()
-        return cls(method or Strong(), (views, views), own, STRONG_TARGET_BATCH)
+        return cls(name, model, method, augments, optimizer, lr)
+
+    def choice(self, data: Data | None = None) -> Choice:
+        """By the kind of inputs; before the data are read, as for images."""
+        if self.name == "plain":
+            return Choice(self.method or Soseleto(), self.augment, as_optimizer(self.optimizer, self.lr, self.model))
+        views = self.augment[0] or (Views() if data is None else usual_views(data.source))
+        method = self.method or strong_for(views)
+        rate = STRONG_LR if self.lr is None else self.lr
+        if self.optimizer is None and isinstance(views, Views):
+            optimizer: MakeOptimizer = sgd(rate, STRONG_WEIGHT_DECAY, nesterov=True)
+        else:
+            optimizer = as_optimizer(self.optimizer, self.lr, self.model)
+        return Choice(method, (views, views), optimizer, STRONG_TARGET_BATCH)
+
+
+def strong_for(views: Augment | AnyViews | None) -> Strong:
+    """The method of the strong recipe; token ids are not mixed."""
+    return Strong(mixup=0.0) if isinstance(views, TokenViews) else Strong()
 
 
 def check_recipe(name: str, mode: str) -> None:
@@ -77,10 +103,10 @@ def check_recipe(name: str, mode: str) -> None:
 def _require_views(method: Method, augments: Augments) -> None:
     """Raise where views are made for a method that takes plain batches, or the other way round."""
     takes_views = getattr(method, "takes_views", False)
-    if takes_views and not all(isinstance(one, Views) for one in augments):
+    if takes_views and not all(isinstance(one, AnyViews) for one in augments):
         recipe = "recipe='strong' or " if isinstance(method, Strong) else ""
         raise UsageError(
             f"the method {type(method).__name__} needs two views of every image: say {recipe}augment=Views()."
         )
-    if not takes_views and any(isinstance(one, Views) for one in augments):
+    if not takes_views and any(isinstance(one, AnyViews) for one in augments):
         raise UsageError(f"the method {method.name!r} takes one view of an image: say augment=Augment(...).")
