@@ -1,4 +1,4 @@
-"""``soseleto fit --recipe strong`` on images: its plan, its run folder, and what it refuses."""
+"""``soseleto fit --recipe strong`` on images and tables: its plan, its run folder, and what it refuses."""
 
 from __future__ import annotations
 
@@ -73,6 +73,33 @@ def test_what_does_not_fit_is_one_sentence(type_: Type, data: list[object], word
     code, _, err = type_("fit", *data, *words)
     assert code == 2
     assert said in err
+
+
+def numbers(path: Path, n: int, seed: int) -> Path:
+    """A table of three numbers, one of them with gaps, whose sum says the class."""
+    draw = np.random.default_rng(seed)
+    values = draw.normal(size=(n, 3)).round(3)
+    lines = [
+        f"{'' if row % 7 == 0 else one[0]},{one[1]},{one[2]},{'high' if one.sum() > 0 else 'low'}"
+        for row, one in enumerate(values)
+    ]
+    path.write_text("\n".join(["a,b,c,label", *lines]) + "\n")
+    return path
+
+
+SHORT = ["--recipe", "strong", "--epochs", 2, "--folds", 0, "--no-baselines", "--device", "cpu"]
+
+
+def test_a_table_of_numbers(type_: Type, tmp_path: Path) -> None:
+    source, target = numbers(tmp_path / "s.csv", 80, 0), numbers(tmp_path / "t.csv", 20, 1)
+    code, said, err = type_("fit", "--source", source, "--target", target, "--out", tmp_path / "run", *SHORT)
+    assert code == 0, err
+    assert "a teacher judges every label, and 20 % of the values are dropped in learning" in said
+    config = RunFolder.open(tmp_path / "run").config()
+    assert (config["settings"]["name"], config["model"]) == ("Strong", "table")
+    assert config["augment_source"] == repr(FeatureViews())
+    assert (config["lr"], config["weight_decay"], config["target_batch_size"]) == (0.03, 0.0, 20)
+    assert len(RunFolder.open(tmp_path / "run").ranking()["weight"]) == 80
 
 
 def test_choices() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import soseleto
 from soseleto.cli import texts
 from soseleto.cli.main import app
-from soseleto.data import Reading
+from soseleto.data import Reading, TokenViews
 from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import TextClassifier
 from soseleto.review.queue import Queue
@@ -80,6 +80,16 @@ def test_the_plan_says_what_is_read(desk: Path) -> None:
     assert "  stars   left out        0  the model reads the text alone" in printed
     assert "column 'review' is read up to 24 tokens a text; 24 of 80 source texts reach that" in printed
     assert f"model hf:{desk / 'tiny'} with " in printed
+
+
+def test_the_strong_recipe_drops_tokens(desk: Path) -> None:
+    printed = command(*fit_words(desk, "strong", "--max-tokens", "24", "--recipe", "strong"))
+    assert "a teacher judges every label, and 10 % of the tokens are dropped in learning" in printed
+    config = RunFolder.open(desk / "strong").config()
+    assert (config["settings"]["name"], config["settings"]["mixup"]) == ("Strong", 0.0)
+    assert config["augment_source"] == repr(TokenViews())
+    assert config["optimizer"].startswith("AdamW")
+    assert soseleto.load(desk / "strong").outputs(["the film was good"]).shape == (1, 2)
 
 
 def test_the_run_keeps_all_that_predict_needs(desk: Path, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def recipe_in_words(views: AnyViews | None) -> str:
     if isinstance(views, Views):
         return "recipe strong, as asked for: a teacher judges every label, and learning images are strongly augmented"
     if views is not None:
-        what = "tokens of texts" if isinstance(views, TokenViews) else "values of rows"
+        what = "tokens" if isinstance(views, TokenViews) else "values"
         dropped = f"{100 * views.drop:g} % of the {what} are dropped in learning"
         return f"recipe strong, as asked for: a teacher judges every label, and {dropped}"
     return "recipe plain, the default; --recipe strong is for networks that memorise and takes longer"
