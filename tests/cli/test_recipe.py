@@ -65,7 +65,6 @@ def test_plain_is_the_default_and_says_so(type_: Type, data: list[object], tmp_p
         (["--recipe", "storng"], "unknown recipe 'storng' (did you mean 'strong'?)"),
         (["--recipe", "strong", "--weight-step", 0.5], "--weight-step has no effect with --recipe strong"),
         (["--recipe", "strong", "--doubt-labels"], "--doubt-labels has no effect with --recipe strong"),
-        (["--recipe", "strong", "--mode", "transfer"], "the strong recipe is for noisy mode"),
         (["--recipe", "strong", "--augment", "bend"], "--augment bend has no effect with --recipe strong"),
     ],
 )
@@ -73,6 +72,19 @@ def test_what_does_not_fit_is_one_sentence(type_: Type, data: list[object], word
     code, _, err = type_("fit", *data, *words)
     assert code == 2
     assert said in err
+
+
+def test_transfer_mode(type_: Type, data: list[object], tmp_path: Path) -> None:
+    words = ["--recipe", "strong", "--mode", "transfer", "--epochs", 2, "--folds", 0, "--no-baselines"]
+    code, said, err = type_("fit", *data, *words, "--weight-step", 0.2)
+    assert code == 0, err
+    assert "a teacher gives answers to learn beside the labels, and learning images are strongly augmented" in said
+    config = RunFolder.open(tmp_path / "run").config()
+    assert config["settings"]["name"] == "StrongTransfer"
+    assert config["settings"]["selection"]["weight_step"] == 0.2
+    assert config["augment_source"] == repr(Views(flip=False, count=1))
+    assert (config["lr"], config["target_batch_size"]) == (0.03, 16)
+    assert soseleto.load(tmp_path / "run").outputs(np.zeros((2, 1, 8, 8), dtype=np.uint8)).shape == (2, 2)
 
 
 def numbers(path: Path, n: int, seed: int) -> Path:
@@ -94,7 +106,7 @@ def test_a_table_of_numbers(type_: Type, tmp_path: Path) -> None:
     source, target = numbers(tmp_path / "s.csv", 80, 0), numbers(tmp_path / "t.csv", 20, 1)
     code, said, err = type_("fit", "--source", source, "--target", target, "--out", tmp_path / "run", *SHORT)
     assert code == 0, err
-    assert "a teacher judges every label, and 20 % of the values are dropped in learning" in said
+    assert "a teacher judges every label, and 40 % of the values are dropped in learning" in said
     config = RunFolder.open(tmp_path / "run").config()
     assert (config["settings"]["name"], config["model"]) == ("Strong", "table")
     assert config["augment_source"] == repr(FeatureViews())
@@ -112,3 +124,4 @@ def test_choices() -> None:
         views_for("crop", rows)
     assert model_for(None, (3, 32, 32), None, "strong") == "preact-resnet18"
     assert model_for(None, (7,), None, "strong") == model_for(None, (7,), None)
+    assert model_for(None, (3, 32, 32), None, "strong", "transfer") == "quick"

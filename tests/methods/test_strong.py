@@ -355,7 +355,7 @@ def test_settings_are_read_back() -> None:
     ("options", "said"),
     [
         ({"recipe": "stong"}, r"unknown recipe 'stong' \(did you mean 'strong'\?\)"),
-        ({"recipe": "strong", "mode": "transfer"}, "the strong recipe is for noisy mode"),
+        ({"recipe": "strong", "mode": "transfer", "method": Strong()}, r"or give method=StrongTransfer\(...\)"),
         ({"recipe": "strong", "method": Mixed()}, "leave out method='mixed'"),
         ({"recipe": "strong", "augment": Augment(flip=True)}, "recipe='strong' augments by Views"),
         ({"method": Strong()}, "the method Strong needs two views"),

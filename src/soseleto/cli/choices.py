@@ -10,6 +10,8 @@ from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.models.by_name import default_name
 from soseleto.suspects.probes import Share
+from soseleto.training.defaults import TRANSFER_SHARE
+from soseleto.training.recipe import strong_views
 from soseleto.training.views_for import usual_views
 
 FOLDS = 3
@@ -20,14 +22,16 @@ BEND = Augment(rotate=10.0, scale=0.15, shift=0.1, shear=20.0, elastic=0.12)  # 
 CROP = 12  # an image is shifted by up to 1/12 of its side
 
 
-def model_for(name: str | None, shape: tuple[int, ...], table: Preparation | None, recipe: str = "plain") -> str:
+def model_for(
+    name: str | None, shape: tuple[int, ...], table: Preparation | None, recipe: str = "plain", mode: str = "noisy"
+) -> str:
     """As given; else ``linear`` for texts, ``table`` for other tables, and by the shape for other inputs.
 
-    Of images the strong recipe is for networks with BatchNorm that would memorise wrong labels.
+    The strong recipe for images is for networks with BatchNorm that would memorise wrong labels.
     """
     if name is not None:
         return name
-    if recipe == "strong" and len(shape) == 3:
+    if recipe == "strong" and mode == "noisy" and len(shape) == 3:
         return "preact-resnet18"
     if not isinstance(table, TablePreparation):
         return default_name(shape)
@@ -51,7 +55,7 @@ def target_share_for(share: float | None, mode: str) -> float:
 
     In noisy mode a small target would be memorised, and a gradient that has vanished moves no weights.
     """
-    return share if share is not None else 0.5 if mode == "transfer" else 0.0
+    return share if share is not None else TRANSFER_SHARE if mode == "transfer" else 0.0
 
 
 def augment_for(name: str | None, shape: tuple[int, ...], classes: Sequence[str] | None = None) -> Augment | None:
@@ -70,14 +74,16 @@ def augment_for(name: str | None, shape: tuple[int, ...], classes: Sequence[str]
     return Augment(crop=max(1, min(shape[1:]) // CROP), flip=flip)
 
 
-def views_for(name: str | None, source: Examples, classes: Sequence[str] | None = None) -> AnyViews:
+def views_for(
+    name: str | None, source: Examples, classes: Sequence[str] | None = None, mode: str = "noisy"
+) -> AnyViews:
     """Of the strong recipe, for this kind of inputs; images are mirrored where ``augment_for`` would mirror."""
     if name in ("none", "bend"):
         raise UsageError(
             f"--augment {name} has no effect with --recipe strong: write crop or crop+flip, or leave it out."
         )
     found = augment_for(name, tuple(source.inputs.shape[1:]), classes)
-    return usual_views(source) if found is None else Views(flip=found.flip)
+    return strong_views(usual_views(source) if found is None else Views(flip=found.flip), mode)
 
 
 def are_natural(shape: tuple[int, ...], classes: Sequence[str] | None) -> bool:
@@ -86,15 +92,19 @@ def are_natural(shape: tuple[int, ...], classes: Sequence[str] | None) -> bool:
     return shape[0] == 3 and not signs
 
 
-def recipe_in_words(views: AnyViews | None) -> str:
-    """The line of the plan about wrong labels; ``views``: of the strong recipe."""
-    if isinstance(views, Views):
-        return "recipe strong, as asked for: a teacher judges every label, and learning images are strongly augmented"
+def recipe_in_words(views: AnyViews | None, mode: str) -> str:
+    """The line of the plan about the recipe; ``views``: of the strong one."""
     if views is not None:
-        what = "tokens" if isinstance(views, TokenViews) else "values"
-        dropped = f"{100 * views.drop:g} % of the {what} are dropped in learning"
-        return f"recipe strong, as asked for: a teacher judges every label, and {dropped}"
+        teacher = "judges every label" if mode == "noisy" else "gives answers to learn beside the labels"
+        return f"recipe strong, as asked for: a teacher {teacher}, and {_views_in_words(views)}"
     return "recipe plain, the default; --recipe strong is for networks that memorise and takes longer"
+
+
+def _views_in_words(views: AnyViews) -> str:
+    if isinstance(views, Views):
+        return "learning images are strongly augmented"
+    what = "tokens" if isinstance(views, TokenViews) else "values"
+    return f"{100 * views.drop:g} % of the {what} are dropped in learning"
 
 
 def augment_in_words(augment: Augment | AnyViews | None, *, chosen: bool) -> str:

@@ -92,8 +92,8 @@ class Job:
             f"model {_in_words(self.trainings.model)} with {counted(size, 'parameter')}; writing to {options.out}",
         ]
         lines += texts.plan(pair, options.model)
-        if options.mode == "noisy" and (pair.source.inputs.ndim == 4 or self.trainings.views is not None):
-            lines.append(recipe_in_words(self.trainings.views))
+        if self.trainings.views is not None or (options.mode == "noisy" and pair.source.inputs.ndim == 4):
+            lines.append(recipe_in_words(self.trainings.views, options.mode))
         if pair.source.inputs.ndim == 4:
             lines.append(augment_in_words(self.trainings.augment(self.main), chosen=options.augment is None))
         if options.mode == "noisy" and not self.trainings.probes(self.main):

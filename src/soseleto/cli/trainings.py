@@ -24,6 +24,7 @@ from soseleto.data.texts.preparation import TextPreparation
 from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError
 from soseleto.extensions import chain, label_doubt, normalized, target_share
+from soseleto.methods.strong import StrongTransfer
 from soseleto.models.by_name import make_model
 from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
 from soseleto.parallel.device import choose_device
@@ -75,7 +76,7 @@ class Trainings:
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape, strong = tuple(pair.source.inputs.shape[1:]), options.recipe == "strong"
         _check_recipe(options)
-        model = model_for(options.model, shape, pair.preparation, options.recipe)
+        model = model_for(options.model, shape, pair.preparation, options.recipe, options.mode)
         return cls(
             options=options,
             pair=pair,
@@ -83,7 +84,7 @@ class Trainings:
             classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
             batch_size=options.batch_size or batch_size_for(len(pair.source)),
             plain_augment=augment_for(options.augment, shape, _class_names(pair)),
-            views=views_for(options.augment, pair.source, _class_names(pair)) if strong else None,
+            views=views_for(options.augment, pair.source, _class_names(pair), options.mode) if strong else None,
             folds=folds_of(options, len(pair.target)),
             reducer=reducer,
             home=Home(options.out, options.rescue),
@@ -121,8 +122,12 @@ class Trainings:
         """Whether a part is trained by the strong recipe; what it is compared with is not."""
         return part.method == METHOD and self.options.recipe == "strong"
 
-    def _is_strong_on_images(self, part: Part) -> bool:
-        return self._is_strong(part) and isinstance(self.views, Views)
+    def _judges_labels(self, part: Part) -> bool:
+        """Whether it is so in noisy mode, which has a batch size and, for images, an optimizer of its own."""
+        return self._is_strong(part) and self.options.mode == "noisy"
+
+    def _judges_images(self, part: Part) -> bool:
+        return self._judges_labels(part) and isinstance(self.views, Views)
 
     def augment(self, part: Part) -> Augment | AnyViews | None:
         return self.views if self._is_strong(part) else self.plain_augment
@@ -131,18 +136,19 @@ class Trainings:
         options = self.options
         if part.method != METHOD:
             return methods.by_name(part.method)
-        if self._is_strong(part):
+        if self._judges_labels(part):
             return replace(strong_for(self.views), target_share=options.target_share)
         share = target_share_for(options.target_share, options.mode)
         mixed = target_share(share) if share else chain()
         loss = label_doubt() if options.doubt_labels else normalized()
-        return Soseleto(weight_step=options.weight_step, gradients=mixed, engine=options.engine, source_loss=loss)
+        made = Soseleto(weight_step=options.weight_step, gradients=mixed, engine=options.engine, source_loss=loss)
+        return StrongTransfer(selection=made) if self._is_strong(part) else made
 
     def _compute(self, part: Part) -> Compute:
         """The strong recipe runs images, whose networks are large, in bfloat16 on a GPU unless asked for another."""
         options = self.options
         on_gpu = (self.reducer.device or choose_device(options.device)).type == "cuda"
-        wanted = "bfloat16" if options.dtype is None and on_gpu and self._is_strong_on_images(part) else options.dtype
+        wanted = "bfloat16" if options.dtype is None and on_gpu and self._judges_images(part) else options.dtype
         return Compute(
             dtype=dtype_of(wanted),
             micro_batch_size=options.micro_batch_size,
@@ -199,7 +205,7 @@ class Trainings:
 
     def _optimizer(self, part: Part) -> Momentum | Adaptive:
         lr, decay = self.options.lr, self.options.weight_decay
-        if self._is_strong_on_images(part):
+        if self._judges_images(part):
             return sgd(STRONG_LR if lr is None else lr, STRONG_WEIGHT_DECAY if decay is None else decay, nesterov=True)
         return self._plain_optimizer
 
@@ -285,7 +291,7 @@ class Trainings:
         share = AUTO_SHARE if probes == "auto" else probes
         left = len(part.target) - min(AUTO_MOST, round(share * len(part.target)))
         wanted = self.options.target_batch_size
-        usual = STRONG_TARGET_BATCH if self._is_strong(part) else TARGET_BATCH
+        usual = STRONG_TARGET_BATCH if self._judges_labels(part) else TARGET_BATCH
         return min(usual, left) if wanted is None else min(wanted, left) if part.name else wanted
 
     def probes(self, part: Part) -> Share:
@@ -304,13 +310,13 @@ class Trainings:
 
 def _check_recipe(options: FitOptions) -> None:
     """Raise for an unknown recipe, and for options that the strong one has not."""
-    check_recipe(options.recipe, options.mode)
+    check_recipe(options.recipe)
     changed = {
         "--weight-step": options.weight_step != WEIGHT_STEP,
         "--engine": options.engine != "auto",
         "--doubt-labels": options.doubt_labels,
     }
-    if options.recipe == "strong" and any(changed.values()):
+    if options.recipe == "strong" and options.mode == "noisy" and any(changed.values()):
         named = next(name for name, is_changed in changed.items() if is_changed)
         raise UsageError(f"{named} has no effect with --recipe strong, which computes no alignments: leave it out.")
 

@@ -25,14 +25,14 @@ class FeatureViews:
     columns: (D,) numbers of one column are dropped together; by default each is a column
     """
 
-    drop: float = 0.2
+    drop: float = 0.4
     count: int = 2
     missing: tuple[float, ...] = field(default=(), repr=False)
     columns: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.drop < 1.0:
-            raise UsageError(f"drop of FeatureViews must be a probability below 1, got {self.drop}: say 0.2.")
+            raise UsageError(f"drop of FeatureViews must be a probability below 1, got {self.drop}: say 0.4.")
         if self.count < 1:
             raise UsageError(f"count of FeatureViews must be at least 1, got {self.count}.")
 
