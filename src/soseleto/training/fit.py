@@ -92,7 +92,8 @@ def fit(
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
         recipe: ``"plain"`` is SOSELETO with the settings given here. ``"strong"`` is for images with wrong labels and a
             GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``; it takes several times as
-            many epochs. It is for noisy mode, and takes uint8 images, rows of numbers, and tokens of texts as dicts.
+            many epochs. It takes uint8 images, rows of numbers, and dicts of tokens; ``StrongTransfer`` is its form
+            for transfer mode.
         epochs: passes over the source.
         batch_size: source examples per step; by default 16 to 256, by the size of the source.
         target_batch_size: target examples per step, 32 by default; ``Balanced(32)`` makes the batches class-balanced.
