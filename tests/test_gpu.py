@@ -39,7 +39,7 @@ from soseleto.extensions import (
     whitened,
     without_own_error,
 )
-from soseleto.methods import METHODS, DivideMix, FineTuning, FixMatch, Strong
+from soseleto.methods import METHODS, DivideMix, FineTuning, FixMatch, ProMix, Strong
 from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.losses import NoisyLosses
@@ -212,6 +212,7 @@ STRONG = {
     "cutmix": Strong(by_class=True, cutmix=0.5),
     "fixmatch": FixMatch(threshold=0.12),
     "divide_mix": DivideMix(),  # its warm-up has four steps
+    "promix": ProMix(agree_after=0.2, agreement=0.12),
 }
 
 

@@ -1,4 +1,4 @@
-"""``soseleto fit --recipe strong`` on images: its plan, its run folder, and what it refuses."""
+"""``soseleto fit --recipe strong`` on images and tables: its plan, its run folder, and what it refuses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import soseleto
 from soseleto.cli.choices import model_for, views_for
+from soseleto.data import Examples, FeatureViews, Views
 from soseleto.errors import UsageError
 from soseleto.run_folder.folder import RunFolder
 from typing_in import Type
@@ -63,7 +65,6 @@ def test_plain_is_the_default_and_says_so(type_: Type, data: list[object], tmp_p
         (["--recipe", "storng"], "unknown recipe 'storng' (did you mean 'strong'?)"),
         (["--recipe", "strong", "--weight-step", 0.5], "--weight-step has no effect with --recipe strong"),
         (["--recipe", "strong", "--doubt-labels"], "--doubt-labels has no effect with --recipe strong"),
-        (["--recipe", "strong", "--mode", "transfer"], "the strong recipe is for noisy mode"),
         (["--recipe", "strong", "--augment", "bend"], "--augment bend has no effect with --recipe strong"),
     ],
 )
@@ -73,9 +74,54 @@ def test_what_does_not_fit_is_one_sentence(type_: Type, data: list[object], word
     assert said in err
 
 
+def test_transfer_mode(type_: Type, data: list[object], tmp_path: Path) -> None:
+    words = ["--recipe", "strong", "--mode", "transfer", "--epochs", 2, "--folds", 0, "--no-baselines"]
+    code, said, err = type_("fit", *data, *words, "--weight-step", 0.2)
+    assert code == 0, err
+    assert "a teacher gives answers to learn beside the labels, and learning images are strongly augmented" in said
+    config = RunFolder.open(tmp_path / "run").config()
+    assert config["settings"]["name"] == "StrongTransfer"
+    assert config["settings"]["selection"]["weight_step"] == 0.2
+    assert config["augment_source"] == repr(Views(flip=False, count=1))
+    assert (config["lr"], config["target_batch_size"]) == (0.03, 16)
+    assert soseleto.load(tmp_path / "run").outputs(np.zeros((2, 1, 8, 8), dtype=np.uint8)).shape == (2, 2)
+
+
+def numbers(path: Path, n: int, seed: int) -> Path:
+    """A table of three numbers, one of them with gaps, whose sum says the class."""
+    draw = np.random.default_rng(seed)
+    values = draw.normal(size=(n, 3)).round(3)
+    lines = [
+        f"{'' if row % 7 == 0 else one[0]},{one[1]},{one[2]},{'high' if one.sum() > 0 else 'low'}"
+        for row, one in enumerate(values)
+    ]
+    path.write_text("\n".join(["a,b,c,label", *lines]) + "\n")
+    return path
+
+
+SHORT = ["--recipe", "strong", "--epochs", 2, "--folds", 0, "--no-baselines", "--device", "cpu"]
+
+
+def test_a_table_of_numbers(type_: Type, tmp_path: Path) -> None:
+    source, target = numbers(tmp_path / "s.csv", 80, 0), numbers(tmp_path / "t.csv", 20, 1)
+    code, said, err = type_("fit", "--source", source, "--target", target, "--out", tmp_path / "run", *SHORT)
+    assert code == 0, err
+    assert "a teacher judges every label, and 40 % of the values are dropped in learning" in said
+    config = RunFolder.open(tmp_path / "run").config()
+    assert (config["settings"]["name"], config["model"]) == ("Strong", "table")
+    assert config["augment_source"] == repr(FeatureViews())
+    assert (config["lr"], config["weight_decay"], config["target_batch_size"]) == (0.03, 0.0, 20)
+    assert len(RunFolder.open(tmp_path / "run").ranking()["weight"]) == 80
+
+
 def test_choices() -> None:
-    assert views_for("crop", (3, 32, 32)).flip is False
-    assert views_for(None, (3, 32, 32), ("cat", "dog")).flip is True
+    images = Examples(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    assert views_for("crop", images) == Views(flip=False)
+    assert views_for(None, images, ("cat", "dog")) == Views(flip=True)
+    rows = Examples(torch.zeros(1, 7), torch.zeros(1, dtype=torch.int64))
+    assert views_for(None, rows) == FeatureViews()
+    with pytest.raises(UsageError, match="--augment crop is for images"):
+        views_for("crop", rows)
     assert model_for(None, (3, 32, 32), None, "strong") == "preact-resnet18"
-    with pytest.raises(UsageError, match="--recipe strong is for images"):
-        views_for(None, (7,))
+    assert model_for(None, (7,), None, "strong") == model_for(None, (7,), None)
+    assert model_for(None, (3, 32, 32), None, "strong", "transfer") == "quick"

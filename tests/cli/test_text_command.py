@@ -15,7 +15,7 @@ import soseleto
 from soseleto.cli import texts
 from soseleto.cli.job import Job
 from soseleto.cli.main import app
-from soseleto.data import Reading
+from soseleto.data import Reading, TokenViews
 from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import TextClassifier
 from soseleto.review.queue import Queue
@@ -98,6 +98,16 @@ def test_the_default_number_of_epochs_is_in_the_plan(desk: Path, monkeypatch: py
     assert "noisy mode, 5 epochs in batches of" in printed
     assert said not in plan("--epochs", "5")
     assert "noisy mode, 30 epochs in batches of" in plan(model=False)
+
+
+def test_the_strong_recipe_drops_tokens(desk: Path) -> None:
+    printed = command(*fit_words(desk, "strong", "--max-tokens", "24", "--recipe", "strong"))
+    assert "a teacher judges every label, and 10 % of the tokens are dropped in learning" in printed
+    config = RunFolder.open(desk / "strong").config()
+    assert (config["settings"]["name"], config["settings"]["mixup"]) == ("Strong", 0.0)
+    assert config["augment_source"] == repr(TokenViews())
+    assert config["optimizer"].startswith("AdamW")
+    assert soseleto.load(desk / "strong").outputs(["the film was good"]).shape == (1, 2)
 
 
 def test_the_run_keeps_all_that_predict_needs(desk: Path, tmp_path: Path) -> None:

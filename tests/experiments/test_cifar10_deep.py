@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,16 @@ def test_the_command(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["--noise", "human", "--out", str(tmp_path / "rows.json")])
     assert not (tmp_path / "rows.json").exists()
+
+
+def test_promix_runs() -> None:
+    (config,) = configs(
+        parser().parse_args(["--methods", "promix", "--noise", "0.4", "--set", "warm_up=0.0", "--out", "rows.json"])
+    )
+    assert (config.base, config.views, config.schedule) == ("promix", 1, "cosine")
+    row = experiment.run_one(replace(config, **TINY), device="cpu")
+    assert 0 <= row["accuracy"] <= 100
+    assert set(row["detection"]) == {"weight", "score"}
 
 
 def test_what_cannot_be_is_one_sentence() -> None:

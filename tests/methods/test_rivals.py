@@ -1,4 +1,7 @@
-"""FixMatch and DivideMix: the equations against slow loops in float64, whole steps, and runs that resume."""
+"""FixMatch, DivideMix and ProMix: the equations against slow loops in float64, whole steps, and runs that resume.
+
+The equations of ProMix are in test_promix.py.
+"""
 
 from __future__ import annotations
 
@@ -19,64 +22,21 @@ import soseleto
 from soseleto.data import Augment, StrongAugment, Views
 from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
-from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.methods import DivideMix, FixMatch, Recording, Signals
+from soseleto.methods import DivideMix, FixMatch, ProMix, Recording, Signals
 from soseleto.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
 from soseleto.methods.divide_mix.mixture import right_probability
 from soseleto.methods.divide_mix.networks import Networks
 from soseleto.methods.fixmatch import confident
 from soseleto.methods.strong.mixing import quantiles
 from soseleto.task.finite import DeferredGuard
-from soseleto.task.losses import NoisyLosses
-from soseleto.task.task import Method, Task
+from soseleto.task.task import Method
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import sgd
 from soseleto.training.options import Checkpoints
 from soseleto.training.settings import method_of, settings_of
 from soseleto.weights import Weights
 from tiny_pictures import Stop, pictures, small_net, stopping, wrong
-
-C, B, T, WIDTH, STEPS = 4, 6, 3, 5, 10
-EYE = torch.eye(C, dtype=torch.float64)
-
-
-def net(seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, C)).double()
-
-
-def batch(n: int, seed: int, views: int = 2) -> Batch:
-    seeded = torch.Generator().manual_seed(seed)
-    inputs = tuple(torch.randn(n, WIDTH, generator=seeded, dtype=torch.float64) for _ in range(views))
-    return Batch(torch.arange(n), inputs, torch.randint(C, (n,), generator=seeded))
-
-
-def task(model: nn.Module, **changes: Any) -> Task:
-    fields: dict[str, Any] = {
-        "model": model, "losses": NoisyLosses(), "n_source": B, "steps": STEPS, "shared": frozenset(trainable(model)),
-        "target_head": frozenset(), "make_optimizer": sgd(0.1, momentum=0.0), "classes": C,
-    }  # fmt: skip
-    return Task(**{**fields, **changes})
-
-
-def descend(model: nn.Module, loss: Tensor) -> None:
-    model.zero_grad()
-    loss.backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter -= 0.1 * parameter.grad
-
-
-def close(mine: nn.Module, expected: nn.Module) -> None:
-    for a, b in zip(mine.state_dict().values(), expected.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
-
-
-def entropy(y: Tensor, p: Tensor) -> Tensor:
-    return -sum(y[c] * p[c].log() for c in range(len(y)))
-
+from two_views import EYE, WIDTH, B, C, T, batch, close, descend, entropy, net, task
 
 # FixMatch
 
@@ -300,6 +260,7 @@ def test_steps_of_divide_mix_against_a_loop(penalty: bool) -> None:
 
 VIEWS = {
     "fixmatch": Views(flip=False, count=1),
+    "promix": Views(flip=False, count=1),
     "divide_mix": Views(flip=False, count=1, strong=StrongAugment(0, cutout=0.0)),
 }
 
@@ -333,7 +294,10 @@ def test_divide_mix_finds_wrong_labels_and_both_networks_answer() -> None:
     assert result.history[-1]["clean_share"] == pytest.approx(1 - float(flip.float().mean()), abs=0.2)
 
 
-@pytest.mark.parametrize("method", [FixMatch(threshold=0.5), DivideMix(warm_up=0.3)], ids=lambda one: one.name)
+RESUMED = [FixMatch(threshold=0.5), DivideMix(warm_up=0.3), ProMix(warm_up=0.3, agree_after=0.5, agreement=0.4)]
+
+
+@pytest.mark.parametrize("method", RESUMED, ids=lambda one: one.name)
 def test_a_run_resumes_bit_for_bit(method: Method, tmp_path: Path) -> None:
     whole, again = small_net(), small_net()
     expected = trained(whole, method, 3, optimizer=stopping(0), out=tmp_path / "whole")
@@ -348,8 +312,9 @@ def test_a_run_resumes_bit_for_bit(method: Method, tmp_path: Path) -> None:
     assert torch.equal(found.scores, expected.scores)
 
 
-def test_a_state_of_another_seed_is_restored() -> None:
-    method, models = DivideMix(warm_up=0.0), (net(), net())
+@pytest.mark.parametrize("method", [DivideMix(warm_up=0.0), ProMix(warm_up=0.0, share=0.6)], ids=lambda one: one.name)
+def test_a_state_of_another_seed_is_restored(method: DivideMix | ProMix) -> None:
+    models = net(), net()
     saved = method.init(task(models[0]))
     method.step(saved, batch(B, 0), batch(T, 1), monitor=True)
     models[1].load_state_dict(models[0].state_dict())
@@ -357,11 +322,10 @@ def test_a_state_of_another_seed_is_restored() -> None:
     restored.load_state(copy.deepcopy(saved.state()))
     for state in (saved, restored):
         method.step(state, batch(B, 2), batch(T, 3))
-    for mine, expected in zip(restored.networks.both, saved.networks.both, strict=True):
-        close(mine, expected)
+    close(restored.networks, saved.networks)
 
 
-@pytest.mark.parametrize("method", [FixMatch(), DivideMix()], ids=lambda one: one.name)
+@pytest.mark.parametrize("method", [FixMatch(), DivideMix(), ProMix()], ids=lambda one: one.name)
 def test_signals_are_those_of_the_first_view(method: Method) -> None:
     signals, source, model = Signals(B), batch(B, 0), net()
     recording = Recording(method, signals)
@@ -386,8 +350,14 @@ class NeverWaiting(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     "method",
-    [FixMatch(), DivideMix(warm_up=0.0), DivideMix(confidence_penalty=True)],
-    ids=["fixmatch", "mixed", "warm-up"],
+    [
+        FixMatch(),
+        DivideMix(warm_up=0.0),
+        DivideMix(confidence_penalty=True),
+        ProMix(warm_up=0.0, agree_after=0.0),
+        ProMix(warm_up=1.0),
+    ],
+    ids=["fixmatch", "mixed", "warm-up", "promix", "promix warm-up"],
 )
 def test_no_step_waits_for_the_device(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Weights, "check", lambda self, index: None)  # done on the CPU alone
@@ -397,7 +367,9 @@ def test_no_step_waits_for_the_device(method: Method, monkeypatch: pytest.Monkey
         method.step(state, batch(B, 2), batch(T, 3))
 
 
-@pytest.mark.parametrize("method", [FixMatch(threshold=0.9), DivideMix(ramp=0.5, confidence_penalty=True)])
+@pytest.mark.parametrize(
+    "method", [FixMatch(threshold=0.9), DivideMix(ramp=0.5, confidence_penalty=True), ProMix(share=0.2)]
+)
 def test_settings_are_read_back(method: Method) -> None:
     assert method_of(json.loads(json.dumps(settings_of(method)))) == method
 
@@ -412,6 +384,7 @@ def test_settings_are_read_back(method: Method) -> None:
         ),
         (DivideMix(), {"augment": None}, r"DivideMix needs two views of every image: say augment=Views\(\)"),
         (DivideMix(), {"augment": Views()}, r"takes two views of every image, got 3: say Views\(count=1\)"),
+        (ProMix(), {"augment": Views()}, r"'promix' takes two views of every image, got 3: say Views\(count=1\)"),
         (FixMatch(), {"recipe": "strong"}, "leave out method='fixmatch'"),
         (FixMatch(), {"loss": soseleto.squared_error}, "the method 'fixmatch' is for class labels"),
         (DivideMix(), {"loss": soseleto.squared_error}, "the method 'divide_mix' is for class labels"),
@@ -430,6 +403,10 @@ def test_what_does_not_fit_is_one_sentence(method: Method, options: dict[str, An
         (lambda: DivideMix(warm_up=2.0), r"warm_up must lie in \[0, 1\]"),
         (lambda: DivideMix(unlabelled=-1.0), "unlabelled must be 0 or more"),
         (lambda: DivideMix(mixup=0.0), "mixup must be above 0"),
+        (lambda: ProMix(confidence=0.5), "confidence must lie above 0.5 and be at most 1, got 0.5"),
+        (lambda: ProMix(share=1.5), r"share must lie in \[0, 1\]"),
+        (lambda: ProMix(debias=-1.0), "debias must be 0 or more"),
+        (lambda: ProMix(temperature=0.0), "temperature must be above 0"),
     ],
 )
 def test_bad_settings_are_one_sentence(make: Any, said: str) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from soseleto.data import Augment, TablePreparation, Views
+from soseleto.data import Augment, Examples, FeatureViews, TablePreparation, TokenViews, Views
 from soseleto.data.readers.prepare_tables import Preparation
+from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.models.by_name import default_name
 from soseleto.suspects.probes import Share
+from soseleto.training.recipe import strong_views
+from soseleto.training.views_for import usual_views
 
 FOLDS = 3
 FEWEST = 4  # target examples left to train on beside a fold
@@ -18,14 +21,16 @@ BEND = Augment(rotate=10.0, scale=0.15, shift=0.1, shear=20.0, elastic=0.12)  # 
 CROP = 12  # an image is shifted by up to 1/12 of its side
 
 
-def model_for(name: str | None, shape: tuple[int, ...], table: Preparation | None, recipe: str = "plain") -> str:
+def model_for(
+    name: str | None, shape: tuple[int, ...], table: Preparation | None, recipe: str = "plain", mode: str = "noisy"
+) -> str:
     """As given; else ``linear`` for texts, ``table`` for other tables, and by the shape for other inputs.
 
-    The strong recipe is for networks with BatchNorm that would memorise wrong labels.
+    The strong recipe for images is for networks with BatchNorm that would memorise wrong labels.
     """
     if name is not None:
         return name
-    if recipe == "strong":
+    if recipe == "strong" and mode == "noisy" and len(shape) == 3:
         return "preact-resnet18"
     if not isinstance(table, TablePreparation):
         return default_name(shape)
@@ -60,16 +65,16 @@ def augment_for(name: str | None, shape: tuple[int, ...], classes: Sequence[str]
     return Augment(crop=max(1, min(shape[1:]) // CROP), flip=flip)
 
 
-def views_for(name: str | None, shape: tuple[int, ...], classes: Sequence[str] | None = None) -> Views:
-    """Of the strong recipe: mirrored where ``augment_for`` would mirror."""
+def views_for(
+    name: str | None, source: Examples, classes: Sequence[str] | None = None, mode: str = "noisy"
+) -> AnyViews:
+    """Of the strong recipe, for this kind of inputs; images are mirrored where ``augment_for`` would mirror."""
     if name in ("none", "bend"):
         raise UsageError(
             f"--augment {name} has no effect with --recipe strong: write crop or crop+flip, or leave it out."
         )
-    found = augment_for(name, shape, classes)
-    if found is None:
-        raise UsageError(f"--recipe strong is for images, and these inputs have shape {shape}: leave it out.")
-    return Views(flip=found.flip)
+    found = augment_for(name, tuple(source.inputs.shape[1:]), classes)
+    return strong_views(usual_views(source) if found is None else Views(flip=found.flip), mode)
 
 
 def are_natural(shape: tuple[int, ...], classes: Sequence[str] | None) -> bool:
@@ -78,16 +83,24 @@ def are_natural(shape: tuple[int, ...], classes: Sequence[str] | None) -> bool:
     return shape[0] == 3 and not signs
 
 
-def recipe_in_words(recipe: str) -> str:
-    """The line of the plan about images with wrong labels."""
-    if recipe == "strong":
-        return "recipe strong, as asked for: a teacher judges every label, and learning images are strongly augmented"
+def recipe_in_words(views: AnyViews | None, mode: str) -> str:
+    """The line of the plan about the recipe; ``views``: of the strong one."""
+    if views is not None:
+        teacher = "judges every label" if mode == "noisy" else "gives answers to learn beside the labels"
+        return f"recipe strong, as asked for: a teacher {teacher}, and {_views_in_words(views)}"
     return "recipe plain, the default; --recipe strong is for networks that memorise and takes longer"
 
 
-def augment_in_words(augment: Augment | Views | None, *, chosen: bool) -> str:
+def _views_in_words(views: AnyViews) -> str:
+    if isinstance(views, Views):
+        return "learning images are strongly augmented"
+    what = "tokens" if isinstance(views, TokenViews) else "values"
+    return f"{100 * views.drop:g} % of the {what} are dropped in learning"
+
+
+def augment_in_words(augment: Augment | AnyViews | None, *, chosen: bool) -> str:
     """The line of the plan; ``chosen``: by the data, not by the user."""
-    if augment is None:
+    if augment is None or isinstance(augment, TokenViews | FeatureViews):
         return "images are not augmented"
     if augment == BEND:
         return "images are bent at random"

@@ -92,7 +92,7 @@ def fit(
         str,
         typer.Option(
             metavar="plain|strong",
-            help="SOSELETO; or for images and a GPU: a teacher judges labels, images are strongly augmented.",
+            help="SOSELETO; or, made for images and a GPU: a teacher judges labels, inputs are strongly augmented.",
         ),
     ] = "plain",
     model: Annotated[

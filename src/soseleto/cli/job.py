@@ -106,9 +106,9 @@ class Job:
         if options.epochs is None and self.trainings.epochs != EPOCHS:
             lines.append(f"a pretrained model is trained for {self.trainings.epochs} epochs by default (--epochs N)")
         lines += texts.plan(pair, options.model)
+        if self.trainings.views is not None or (options.mode == "noisy" and pair.source.inputs.ndim == 4):
+            lines.append(recipe_in_words(self.trainings.views, options.mode))
         if pair.source.inputs.ndim == 4:
-            if options.mode == "noisy":
-                lines.append(recipe_in_words(options.recipe))
             lines.append(augment_in_words(self.trainings.augment(self.main), chosen=options.augment is None))
         if options.mode == "noisy" and not self.trainings.probes(self.main):
             lines.append("suspects will be found by their weights alone, without a known precision")

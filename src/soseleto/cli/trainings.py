@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import make_prepare
 from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError
-from soseleto.methods.strong import Strong
+from soseleto.methods.strong import StrongTransfer
 from soseleto.models.by_name import is_file, make_model
 from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
 from soseleto.parallel.device import choose_device
@@ -47,7 +48,7 @@ from soseleto.training.fit import fit
 from soseleto.training.optimizers import Adaptive, Momentum, default_epochs, default_optimizer, default_schedule, sgd
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
 from soseleto.training.progress import LiveLine
-from soseleto.training.recipe import check_recipe
+from soseleto.training.recipe import check_recipe, strong_for
 from soseleto.training.result import Result
 from soseleto.training.resume import comparable, differences, model_fingerprint
 from soseleto.training.setup import Settings
@@ -64,7 +65,7 @@ class Trainings:
     classes: int
     batch_size: int
     plain_augment: Augment | None
-    views: Views | None  # of the strong recipe
+    views: AnyViews | None  # of the strong recipe
     folds: int
     reducer: Reducer
     home: Home
@@ -77,7 +78,7 @@ class Trainings:
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape, strong = tuple(pair.source.inputs.shape[1:]), options.recipe == "strong"
         _check_recipe(options)
-        model = model_for(options.model, shape, pair.preparation, options.recipe)
+        model = model_for(options.model, shape, pair.preparation, options.recipe, options.mode)
         return cls(
             options=options,
             pair=pair,
@@ -85,7 +86,7 @@ class Trainings:
             classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
             batch_size=options.batch_size or batch_size_for(len(pair.source)),
             plain_augment=augment_for(options.augment, shape, _class_names(pair)),
-            views=views_for(options.augment, shape, _class_names(pair)) if strong else None,
+            views=views_for(options.augment, pair.source, _class_names(pair), options.mode) if strong else None,
             folds=folds_of(options, len(pair.target)),
             reducer=reducer,
             home=Home(options.out, options.rescue),
@@ -123,16 +124,23 @@ class Trainings:
         """Whether a part is trained by the strong recipe; what it is compared with is not."""
         return part.method == METHOD and self.options.recipe == "strong"
 
-    def augment(self, part: Part) -> Augment | Views | None:
+    def _judges_labels(self, part: Part) -> bool:
+        """Whether it is so in noisy mode, which has a batch size and, for images, an optimizer of its own."""
+        return self._is_strong(part) and self.options.mode == "noisy"
+
+    def _judges_images(self, part: Part) -> bool:
+        return self._judges_labels(part) and isinstance(self.views, Views)
+
+    def augment(self, part: Part) -> Augment | AnyViews | None:
         return self.views if self._is_strong(part) else self.plain_augment
 
     def _method(self, part: Part) -> Method:
         options = self.options
         if part.method != METHOD:
             return methods.by_name(part.method)
-        if self._is_strong(part):
-            return Strong(target_share=options.target_share)
-        return self._usual
+        if self._judges_labels(part):
+            return replace(strong_for(self.views), target_share=options.target_share)
+        return StrongTransfer(selection=self._usual) if self._is_strong(part) else self._usual
 
     @cached_property
     def _usual(self) -> Soseleto:
@@ -161,10 +169,10 @@ class Trainings:
             return True
 
     def _compute(self, part: Part) -> Compute:
-        """The strong recipe, which is for large networks, runs in bfloat16 on a GPU unless asked for another."""
+        """The strong recipe runs images, whose networks are large, in bfloat16 on a GPU unless asked for another."""
         options = self.options
         on_gpu = (self.reducer.device or choose_device(options.device)).type == "cuda"
-        wanted = "bfloat16" if options.dtype is None and on_gpu and self._is_strong(part) else options.dtype
+        wanted = "bfloat16" if options.dtype is None and on_gpu and self._judges_images(part) else options.dtype
         return Compute(
             dtype=dtype_of(wanted),
             micro_batch_size=options.micro_batch_size,
@@ -221,7 +229,7 @@ class Trainings:
 
     def _optimizer(self, part: Part) -> Momentum | Adaptive:
         lr, decay = self.options.lr, self.options.weight_decay
-        if self._is_strong(part):
+        if self._judges_images(part):
             return sgd(STRONG_LR if lr is None else lr, STRONG_WEIGHT_DECAY if decay is None else decay, nesterov=True)
         return self._plain_optimizer
 
@@ -312,7 +320,7 @@ class Trainings:
         share = AUTO_SHARE if probes == "auto" else probes
         left = len(part.target) - min(AUTO_MOST, round(share * len(part.target)))
         wanted = self.options.target_batch_size
-        usual = STRONG_TARGET_BATCH if self._is_strong(part) else TARGET_BATCH
+        usual = STRONG_TARGET_BATCH if self._judges_labels(part) else TARGET_BATCH
         return min(usual, left) if wanted is None else min(wanted, left) if part.name else wanted
 
     def probes(self, part: Part) -> Share:
@@ -334,14 +342,14 @@ class Trainings:
 
 def _check_recipe(options: FitOptions) -> None:
     """Raise for an unknown recipe, and for options that the strong one has not."""
-    check_recipe(options.recipe, options.mode)
+    check_recipe(options.recipe)
     changed = {
         "--weight-step": options.weight_step != WEIGHT_STEP,
         "--engine": options.engine != "auto",
         "--alignments": options.alignments is not None,
         "--doubt-labels": options.doubt_labels is not None,
     }
-    if options.recipe == "strong" and any(changed.values()):
+    if options.recipe == "strong" and options.mode == "noisy" and any(changed.values()):
         named = next(name for name, is_changed in changed.items() if is_changed)
         raise UsageError(f"{named} has no effect with --recipe strong, which computes no alignments: leave it out.")
 

@@ -4,6 +4,7 @@ from soseleto.data.augment import Augment
 from soseleto.data.batches import TargetCycle, source_batches, source_order, target_batch
 from soseleto.data.example_set import ExampleSet
 from soseleto.data.examples import Examples
+from soseleto.data.feature_views import FeatureViews
 from soseleto.data.feeding import feed
 from soseleto.data.live import Live
 from soseleto.data.live_files import live_images, tar_shards
@@ -19,6 +20,7 @@ from soseleto.data.readers.reading import Reading
 from soseleto.data.stream import Stream
 from soseleto.data.strong_augment import StrongAugment
 from soseleto.data.table_columns.preparation import TablePreparation
+from soseleto.data.token_views import TokenViews
 from soseleto.data.views import Views
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Augment",
     "ExampleSet",
     "Examples",
+    "FeatureViews",
     "Live",
     "Noisy",
     "Pair",
@@ -38,6 +41,7 @@ __all__ = [
     "StrongAugment",
     "TablePreparation",
     "TargetCycle",
+    "TokenViews",
     "Views",
     "as_example_set",
     "as_examples",

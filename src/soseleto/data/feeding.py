@@ -20,7 +20,7 @@ from soseleto.data.draws import Draws
 from soseleto.data.example_set import ExampleSet
 from soseleto.data.randomness import generator, seed_for
 from soseleto.data.structure import Inputs
-from soseleto.data.views import Views
+from soseleto.data.views import AnyViews
 
 _BLOCK_BYTES = 1 << 26  # of float inputs
 _BLOCK_STEPS = 16
@@ -39,15 +39,15 @@ def feed(
     seed: int,
     epoch: int,
     purpose: str = "source/augment",
-    augment: Augment | Views | None = None,
+    augment: Augment | AnyViews | None = None,
     prepare: Callable[[Inputs], Inputs] | None = None,
     start: int = 0,
     keep: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Fed]:
     """Yield the index batches ``batches[start:]`` with inputs and labels, on the examples' device.
 
-    ``augment`` is applied to the inputs as stored, then ``prepare`` (such as a Preprocess). With ``Views`` the inputs
-    are a tuple, and the views of an example depend on (seed, purpose, epoch, step, its index) alone. ``keep`` maps a
+    ``augment`` is applied to the inputs as stored, then ``prepare`` (such as a Preprocess). With views the inputs are a
+    tuple of them, and those of an example depend on (seed, purpose, epoch, step, its index) alone. ``keep`` maps a
     batch of indices to the mask of rows to yield; those rows are the same as in the whole batch.
     """
     steps = block_steps(examples, len(batches[0]) if len(batches) else 1)  # only the last can be smaller
@@ -55,13 +55,13 @@ def feed(
     blocks, ahead = tee(_block(batches[first : first + steps], keep) for first in firsts)
     taken = examples.read((block.places for block in ahead), seed=seed, purpose=f"{purpose}/{epoch}")
     for first, block, (inputs, labels) in zip(firsts, blocks, taken, strict=True):
-        if isinstance(augment, Views):
+        if isinstance(augment, AnyViews):
             inputs = augment(inputs, block.counted(seed_for(seed, f"{purpose}/{epoch}"), first, examples.device))
         elif augment is not None and len(block.places):
             random = generator(seed, f"{purpose}/{epoch}", first // steps, examples.device)
             inputs = augment(inputs, block.draws(random))
         if prepare is not None:
-            inputs = structure.change(prepare, inputs) if isinstance(augment, Views) else prepare(inputs)
+            inputs = tuple(map(prepare, inputs)) if isinstance(augment, AnyViews) else prepare(inputs)
         whole = (block.places.to(examples.device), inputs, labels)
         made = [whole] if len(block.sizes) == 1 else structure.split(whole, block.sizes)
         del inputs, labels, whole

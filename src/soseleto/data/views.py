@@ -8,7 +8,9 @@ from torch import Tensor
 
 from soseleto.data.augment import Augment
 from soseleto.data.draws import Draws
+from soseleto.data.feature_views import FeatureViews
 from soseleto.data.strong_augment import StrongAugment
+from soseleto.data.token_views import TokenViews
 from soseleto.errors import UsageError
 
 
@@ -41,3 +43,6 @@ class Views:
     def __call__(self, inputs: Tensor, draws: Draws) -> tuple[Tensor, ...]:
         weak = Augment(crop=round(self.crop * min(inputs.shape[2:])), flip=self.flip)
         return weak(inputs, draws), *(self.strong(weak(inputs, draws), draws) for _ in range(self.count))
+
+
+AnyViews = Views | TokenViews | FeatureViews

@@ -16,8 +16,9 @@ from soseleto.methods.meta_weight_net import MetaWeightNet
 from soseleto.methods.mixed import Mixed
 from soseleto.methods.oracle import correct_only, corrected
 from soseleto.methods.ordinary import Ordinary
+from soseleto.methods.promix import ProMix
 from soseleto.methods.reweight import Reweight
-from soseleto.methods.strong import Strong
+from soseleto.methods.strong import Strong, StrongTransfer
 from soseleto.methods.sukhbaatar import Sukhbaatar
 from soseleto.methods.target_only import TargetOnly
 from soseleto.methods.wrappers.early_stopping import EarlyStopping
@@ -37,10 +38,12 @@ __all__ = [
     "MetaWeightNet",
     "Mixed",
     "Ordinary",
+    "ProMix",
     "Recording",
     "Reweight",
     "Signals",
     "Strong",
+    "StrongTransfer",
     "Sukhbaatar",
     "TargetOnly",
     "Xiao",

@@ -22,15 +22,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from soseleto.data import structure
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.from_views import require_classes, view_scores, views_of
+from soseleto.methods.from_views import joint_scores, require_classes, views_of
 from soseleto.methods.state import require_share
 from soseleto.methods.strong.teacher import TaughtState, Teacher, no_steps
 from soseleto.task.task import Task
@@ -72,9 +72,8 @@ class FixMatch:
         task = state.task
         weak, strong = views_of(source, self.name)
         trusted, _ = views_of(target, self.name)
-        parts = [trusted, weak, *strong]
-        scores = view_scores(task, task.model, torch.cat(parts))  # one pass: BatchNorm sees all views together
-        of_trusted, of_weak, *of_strong = scores.split([len(part) for part in parts])
+        scores = joint_scores(task, task.model, [trusted, structure.concatenate([weak, *strong])])
+        of_trusted, of_weak, *of_strong = scores.split([len(target), *[len(source)] * (1 + len(strong))])
         state.judged = of_weak.detach()
         answers, kept = confident(state.judged, self.threshold)
         of_source = sum(F.cross_entropy(one, answers, reduction="none") for one in of_strong) * kept / len(strong)

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from soseleto.data import Augment, Reading, Views
+from soseleto.data import Augment, Reading
 from soseleto.data.preprocess import Standardize
+from soseleto.data.views import AnyViews
 from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.parallel.device import choose_device
@@ -49,6 +50,7 @@ from soseleto.training.result import Result
 from soseleto.training.resume import require_folder_for_steps
 from soseleto.training.setup import Settings, Setup, make_sharing, seeded
 from soseleto.training.usual import Usual
+from soseleto.training.views_for import check_augment, completed
 
 
 @checks_arguments
@@ -68,7 +70,7 @@ def fit(
     schedule: MakeSchedule | Literal["auto"] | None = "auto",
     loss: Loss | tuple[Loss, Loss] = cross_entropy,
     method: Method | Usual | None = None,
-    augment: Augment | Views | tuple[Augment | None, Augment | None] | None = None,
+    augment: Augment | AnyViews | tuple[Augment | None, Augment | None] | None = None,
     standardize: Standardize | bool | None = None,
     heads: Heads = Heads(),
     probes: Probes | Share | None = None,
@@ -90,7 +92,8 @@ def fit(
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
         recipe: ``"plain"`` is SOSELETO with the settings given here. ``"strong"`` is for images with wrong labels and a
             GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``; it takes several times as
-            many epochs. It is for uint8 images in noisy mode.
+            many epochs. It takes uint8 images, rows of numbers, and dicts of tokens; ``StrongTransfer`` is its form
+            for transfer mode.
         epochs: passes over the source; by default 30, and for a model with parts from transformers, timm or peft 5, or
             10 if it reads images.
         batch_size: source examples per step; by default 16 to 256, by the size of the source.
@@ -107,7 +110,8 @@ def fit(
         method: ``Soseleto(...)`` with its settings, or another method of ``soseleto.methods``. By default one for the
             kind of task: for classes with wrong labels it doubts labels and moves weights by the last layer, see
             ``soseleto.training.usual``.
-        augment: random changes of image batches, one ``Augment`` for both sides or a pair (source, target).
+        augment: random changes of image batches, one ``Augment`` for both sides or a pair (source, target); for
+            methods that take several views of an example ``soseleto.data.Views``, ``FeatureViews`` or ``TokenViews``.
         standardize: centre and scale inputs by the source's statistics, or by the ``Preprocess`` given; by default
             only for uint8 images. For tables the ``preparation`` of ``soseleto.data.read_pair``, by default where a
             table with categories is read from its path; the model then gets ``preparation.width`` numbers, or the
@@ -130,10 +134,9 @@ def fit(
         torch.Size([64])
     """
     usual = Usual() if method is None and recipe == "plain" else method if isinstance(method, Usual) else None
-    given_method = None if isinstance(method, Usual) else method
-    chosen = recipes.Recipe.of(
-        recipe, model, mode=mode, method=given_method, augment=augment, optimizer=optimizer, lr=lr
-    )
+    named = None if isinstance(method, Usual) else method
+    asked = recipes.Recipe.of(recipe, model, mode=mode, method=named, augment=augment, optimizer=optimizer, lr=lr)
+    chosen = asked.choice()
     settings = Settings(
         mode=mode,
         epochs=default_epochs(model) if epochs is None else epochs,
@@ -159,6 +162,7 @@ def fit(
     team, where = sharing.reducer, sharing.reducer.device or choose_device(device)
     data = Data.read(source, target, test, mode)
     data.require_shareable(sharing, settings.probes, mode)
+    settings = _by_inputs(settings, asked.choice(data), data, standardize)
     if target_batch_size is None and chosen.target_batch is not None:
         target_batch_size = min(chosen.target_batch, len(data.target))
     sizes = BatchSizes.of(data, batch_size, target_batch_size)
@@ -181,6 +185,15 @@ def fit(
             result = loop.run(setup.describe())
             team.first(remember)
             return result
+
+
+def _by_inputs(
+    settings: Settings, chosen: recipes.Choice, data: Data, standardize: Standardize | bool | None
+) -> Settings:
+    """With what depends on the kind of inputs."""
+    check_augment(chosen.augment, data, chosen.method)
+    views = completed(chosen.augment, data, standardize)
+    return replace(settings, method=chosen.method, augment=views, optimizer=chosen.optimizer)
 
 
 def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None]:

@@ -12,7 +12,8 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from soseleto.data import Augment, Views
+from soseleto.data import Augment
+from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.parallel.reducer import Reducer
 from soseleto.suspects.probes import Share
@@ -150,10 +151,10 @@ def as_losses(given: Loss | tuple[Loss, Loss], mode: str) -> tuple[Loss, Loss | 
 
 
 def as_augments(
-    given: Augment | Views | Sequence[Augment | None] | None,
-) -> tuple[Augment | Views | None, Augment | Views | None]:
+    given: Augment | AnyViews | Sequence[Augment | None] | None,
+) -> tuple[Augment | AnyViews | None, Augment | AnyViews | None]:
     """Of the source and of the target."""
-    if given is None or isinstance(given, Augment | Views):
+    if given is None or isinstance(given, Augment | AnyViews):
         return given, given
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise UsageError("augment must be one Augment for both sides, or a pair (source, target): either may be None.")

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Examples, ExampleSet, Views, generator, seed_for
+from soseleto.data import Augment, Examples, ExampleSet, generator, seed_for
 from soseleto.data.preprocess import Prepare, make_prepare
+from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError, need
 from soseleto.extensions import target_share
 from soseleto.models.trunk_and_heads import TrunkAndHeads
@@ -106,7 +107,7 @@ def fit_unlabelled(
     given = bound.arguments
     if not isinstance(given["compute"].reducer or Single(), Single):
         raise UsageError("unlabelled examples are used in one process: start one, or leave them out.")
-    if given["recipe"] != "plain" or isinstance(given["augment"], Views):
+    if given["recipe"] != "plain" or isinstance(given["augment"], AnyViews):
         raise UsageError("unlabelled examples are used by the plain recipe alone: leave recipe='strong' out.")
     data = Data.read(source, target, given["test"], mode)
     if not all(isinstance(one, Examples) and isinstance(one.inputs, Tensor) for one in (data.source, data.target)):
@@ -205,7 +206,7 @@ class _Rounds:
     def _augment(self) -> Augment | None:
         """The target's, since the unlabelled examples are like the target."""
         of_target = as_augments(self.given["augment"])[1]
-        assert not isinstance(of_target, Views)  # refused before
+        assert not isinstance(of_target, AnyViews)  # refused before
         return of_target
 
     def _guesses(self, result: Result, inputs: Tensor, number: int) -> tuple[Tensor, Tensor]:

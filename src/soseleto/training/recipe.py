@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Views
+from soseleto.data import Augment, TokenViews, Views
+from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.methods.strong import Strong
+from soseleto.methods.strong import Strong, StrongTransfer
 from soseleto.task.task import MakeOptimizer, Method
+from soseleto.training.data import Data
 from soseleto.training.defaults import STRONG_LR, STRONG_TARGET_BATCH, STRONG_WEIGHT_DECAY
 from soseleto.training.optimizers import sgd
 from soseleto.training.options import as_augments, as_optimizer
+from soseleto.training.usual import Usual
+from soseleto.training.views_for import Augments, usual_views
 
 Name = Literal["plain", "strong"]
 NAMES = ("plain", "strong")
-Augments = tuple[Augment | Views | None, Augment | Views | None]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Choice:
     """What a recipe and the arguments given beside it come to.
 
     target_batch: target examples per step where none are asked for; None for the usual number
@@ -33,6 +36,19 @@ class Recipe:
     optimizer: MakeOptimizer
     target_batch: int | None = None
 
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe and the arguments given beside it, checked; those that are None are the recipe's to choose."""
+
+    name: str
+    mode: str
+    model: nn.Module
+    method: Method | None
+    augment: Augments
+    optimizer: MakeOptimizer | None
+    lr: float | None
+
     @classmethod
     def of(
         cls,
@@ -41,46 +57,66 @@ class Recipe:
         *,
         mode: str,
         method: Method | None,
-        augment: Augment | Views | tuple[Augment | None, Augment | None] | None,
+        augment: Augment | AnyViews | tuple[Augment | None, Augment | None] | None,
         optimizer: MakeOptimizer | None,
         lr: float | None,
     ) -> Recipe:
-        """Arguments that are None are the recipe's to choose."""
-        check_recipe(name, mode)
+        check_recipe(name)
+        wanted = StrongTransfer if mode == "transfer" else Strong
         augments = as_augments(augment)
         if name == "plain":
-            method = Soseleto() if method is None else method
-            _require_views(method, augments)
-            return cls(method, augments, as_optimizer(optimizer, lr, model))
-        if method is not None and not isinstance(method, Strong):
+            _require_views(method or Soseleto(), augments)
+        elif method is not None and not isinstance(method, wanted):
             raise UsageError(
-                f"recipe='strong' is a method of its own: leave out method={method.name!r}, or the recipe."
+                f"recipe='strong' is a method of its own: leave out method={method.name!r}, or the recipe, or give "
+                f"method={wanted.__name__}(...) for {mode} mode."
             )
-        if augment is not None and not isinstance(augment, Views):
+        elif augment is not None and not isinstance(augment, AnyViews):
             raise UsageError(
                 "recipe='strong' augments by Views: write augment=soseleto.data.Views(...), or leave it out."
             )
-        rate = STRONG_LR if lr is None else lr
-        own = as_optimizer(optimizer, lr, model) if optimizer else sgd(rate, STRONG_WEIGHT_DECAY, nesterov=True)
-        views = augment or Views()
-        return cls(method or Strong(), (views, views), own, STRONG_TARGET_BATCH)
+        return cls(name, mode, model, method, augments, optimizer, lr)
+
+    def choice(self, data: Data | None = None) -> Choice:
+        """By the kind of inputs; before the data are read, as for images."""
+        if self.name == "plain":
+            return Choice(self.method or Soseleto(), self.augment, as_optimizer(self.optimizer, self.lr, self.model))
+        views = self.augment[0] or strong_views(Views() if data is None else usual_views(data.source), self.mode)
+        if self.mode == "transfer":
+            plain = as_optimizer(self.optimizer, self.lr, self.model)
+            return Choice(self.method or StrongTransfer(selection=Usual().method(self.mode)), (views, views), plain)
+        method = self.method or strong_for(views)
+        rate = STRONG_LR if self.lr is None else self.lr
+        if self.optimizer is None and isinstance(views, Views):
+            optimizer: MakeOptimizer = sgd(rate, STRONG_WEIGHT_DECAY, nesterov=True)
+        else:
+            optimizer = as_optimizer(self.optimizer, self.lr, self.model)
+        return Choice(method, (views, views), optimizer, STRONG_TARGET_BATCH)
 
 
-def check_recipe(name: str, mode: str) -> None:
-    """Raise for an unknown recipe, or one that the mode has not."""
+def strong_for(views: Augment | AnyViews | None) -> Strong:
+    """The method of the strong recipe in noisy mode; token ids are not mixed."""
+    return Strong(mixup=0.0) if isinstance(views, TokenViews) else Strong()
+
+
+def strong_views(views: AnyViews, mode: str) -> AnyViews:
+    """In transfer mode one strong view, since an example has one weight in a step."""
+    return replace(views, count=1) if mode == "transfer" else views
+
+
+def check_recipe(name: str) -> None:
+    """Raise for an unknown recipe."""
     if name not in NAMES:
         raise UsageError(f"unknown recipe {name!r}{did_you_mean(name, NAMES)}: choose 'plain' or 'strong'.")
-    if name == "strong" and mode != "noisy":
-        raise UsageError("the strong recipe is for noisy mode, where both sides have the same classes: leave it out.")
 
 
 def _require_views(method: Method, augments: Augments) -> None:
     """Raise where views are made for a method that takes plain batches, or the other way round."""
     takes_views = getattr(method, "takes_views", False)
-    if takes_views and not all(isinstance(one, Views) for one in augments):
-        recipe = "recipe='strong' or " if isinstance(method, Strong) else ""
+    if takes_views and not all(isinstance(one, AnyViews) for one in augments):
+        recipe = "recipe='strong' or " if isinstance(method, Strong | StrongTransfer) else ""
         raise UsageError(
             f"the method {type(method).__name__} needs two views of every image: say {recipe}augment=Views()."
         )
-    if not takes_views and any(isinstance(one, Views) for one in augments):
+    if not takes_views and any(isinstance(one, AnyViews) for one in augments):
         raise UsageError(f"the method {method.name!r} takes one view of an image: say augment=Augment(...).")

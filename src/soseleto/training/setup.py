@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from soseleto.data import Augment, TablePreparation, Views, seed_for, structure
+from soseleto.data import TablePreparation, seed_for, structure
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare, Standardize, make_prepare
 from soseleto.engines.shards import is_shard, reshard
@@ -31,6 +31,7 @@ from soseleto.training.optimizers import Adaptive, Momentum
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes
 from soseleto.training.settings import settings_of
 from soseleto.training.usual import Usual
+from soseleto.training.views_for import Augments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Settings:
     schedule: MakeSchedule | None
     loss: tuple[Loss, Loss | None]  # no target loss where it is the source's
     method: Method
-    augment: tuple[Augment | Views | None, Augment | Views | None]
+    augment: Augments
     heads: Heads
     probes: Probes
     compute: Compute
@@ -162,7 +163,6 @@ class Setup:
         if standardize is None and isinstance(data.preparation, TablePreparation) and data.preparation.codes:
             standardize = data.preparation  # codes of categories are no quantities
         prepare = make_prepare(data.own_source, model, standardize=standardize)
-        _require_one_tensor(settings.augment, data)
         whole, losses = assemble(model, settings.mode, data, prepare, settings.heads), settings.losses()
         if isinstance(sharing, ShardedSharing):
             split_heads(whole, (settings.heads.source, settings.heads.target))
@@ -232,21 +232,6 @@ class Setup:
             "device": str(self.device) if self.in_one_process else self.device.type,
             **({} if self.data.columns is None else {"columns": list(self.data.columns)}),
         }
-
-
-def _require_one_tensor(augment: tuple[Augment | Views | None, Augment | Views | None], data: Data) -> None:
-    """Raise for augmentation of inputs that are a structure, and for strong views of what are no images."""
-    for one, examples in zip(augment, (data.source, data.target), strict=True):
-        if one is None or one.nothing:
-            continue
-        inputs, _ = examples.take(torch.tensor([0]))
-        if not isinstance(inputs, torch.Tensor):
-            raise UsageError("augment is for inputs that are one tensor: augment in the Dataset, and leave it out.")
-        if isinstance(one, Views) and (inputs.dtype != torch.uint8 or inputs.ndim != 4):
-            raise UsageError(
-                f"strong views are made of uint8 images (C, H, W), got {inputs.dtype} of shape "
-                f"{tuple(inputs.shape[1:])}: give images as bytes, or leave recipe='strong' out."
-            )
 
 
 def _trainable(model: nn.Module, prefix: str) -> frozenset[str]:

@@ -83,6 +83,10 @@ class Number:
         """(N,) whether the value is missing, from the stored numbers."""
         return stored[:, 1] != 0 if self.gaps else torch.zeros(len(stored), dtype=torch.bool)
 
+    def missing(self) -> tuple[float, ...]:
+        """What is stored for a missing value."""
+        return (self.fill, 1.0) if self.gaps else (self.fill,)
+
     def ramps(self) -> list[list[Ramp]]:
         """For each stored number, its pieces; the first is the standardised value itself."""
         pieces = [Ramp(self.centre, 1 / self.spread, -5.0, 5.0)]
@@ -122,6 +126,9 @@ class Category:
     def gone(self, stored: Tensor) -> Tensor:
         return stored[:, 0] == GONE
 
+    def missing(self) -> tuple[float, ...]:
+        return (float(GONE),)
+
     def ramps(self) -> list[list[Ramp]]:
         return [[]]
 
@@ -156,6 +163,9 @@ class Date:
 
     def gone(self, stored: Tensor) -> Tensor:
         return self.parts[0].gone(stored)
+
+    def missing(self) -> tuple[float, ...]:
+        return tuple(value for part in self.parts for value in part.missing())
 
     def ramps(self) -> list[list[Ramp]]:
         return [pieces for part in self.parts for pieces in part.ramps()]
@@ -197,6 +207,9 @@ class Text:
 
     def gone(self, stored: Tensor) -> Tensor:
         return ~stored.any(1)
+
+    def missing(self) -> tuple[float, ...]:
+        return (0.0,) * len(self.idf)
 
     def ramps(self) -> list[list[Ramp]]:
         return [[Ramp(0.0, hashed_words.LENGTH, -np.inf, np.inf)] for _ in self.idf]

@@ -143,6 +143,17 @@ class TablePreparation:
             at += len(column.names)
         return count
 
+    def missing(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """What is stored for missing values, (D,), and which stored numbers are missing together: of a column all, of
+        texts every hashed word by itself."""
+        stored: list[float] = []
+        together: list[int] = []
+        for column in self.columns:
+            first, values = max(together, default=-1) + 1, column.missing()
+            stored += values
+            together += [first + (at if isinstance(column, Text) else 0) for at in range(len(values))]
+        return tuple(stored), tuple(together)
+
     def origins(self) -> tuple[int, ...]:
         """For each number that the model gets, the place of its column in ``columns``."""
         ramps = [place for place, column in enumerate(self.columns) for pieces in column.ramps() for _ in pieces]

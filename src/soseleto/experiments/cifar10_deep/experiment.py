@@ -28,7 +28,7 @@ from soseleto.experiments import runner
 from soseleto.experiments.cifar10_noise.experiment import detection
 from soseleto.experiments.lines import Lines, fields_of
 from soseleto.experiments.results import Row
-from soseleto.methods import DivideMix, FixMatch, Mixed, Strong
+from soseleto.methods import DivideMix, FixMatch, Mixed, ProMix, Strong
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.device import choose_device
 from soseleto.task.task import Method
@@ -45,7 +45,7 @@ ASYMMETRIC = 0.4
 PAIRS = ((9, 1), (2, 0), (4, 7), (3, 5), (5, 3))
 HELD_OUT = 5000
 METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(
-    {"strong": Strong, "fixmatch": FixMatch, "divide_mix": DivideMix, "mixed": Mixed}
+    {"strong": Strong, "fixmatch": FixMatch, "divide_mix": DivideMix, "promix": ProMix, "mixed": Mixed}
 )
 
 
@@ -115,6 +115,11 @@ LINES: Lines = MappingProxyType(
         "divide_mix": (
             "DivideMix, trusted images added",
             {"base": "divide_mix", "views": 1, "changes": 0, "cutout": 0.0, "lr": 0.05, "nesterov": False},
+        ),
+        # Published: 0.05 with 256 images a batch, cosine.
+        "promix": (
+            "ProMix, trusted images added",
+            {"base": "promix", "views": 1, "lr": 0.05, "nesterov": False, "schedule": "cosine"},
         ),
         "mixed": ("noisy and clean mixed, cropped and flipped", {"base": "mixed", "views": 0}),
     }

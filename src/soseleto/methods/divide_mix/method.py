@@ -47,7 +47,7 @@ from soseleto.errors import UsageError
 from soseleto.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
 from soseleto.methods.divide_mix.mixture import right_probability
 from soseleto.methods.divide_mix.networks import Networks
-from soseleto.methods.from_views import require_classes, view_scores, views_of
+from soseleto.methods.from_views import require_classes, two_views, view_scores
 from soseleto.methods.state import PhasedState, require_share
 from soseleto.methods.strong.judgement import one_hot
 from soseleto.methods.strong.teacher import no_steps
@@ -105,7 +105,7 @@ class DivideMix:
 
     def step(self, state: DivideMixState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One step of both networks; ``monitor`` marks the last one of an epoch, after which the source is divided."""
-        task, views, trusted = state.task, _two_views(source, self.name), _two_views(target, self.name)
+        task, views, trusted = state.task, two_views(source, self.name), two_views(target, self.name)
         p = state.judge(source, views)
         right = state.right[:, source.index]
         if state.in_first_phase:
@@ -215,12 +215,3 @@ class DivideMixState(PhasedState):
         for name in ("losses", "right", "taken"):
             getattr(self, name).copy_(state[name])
         self.key = state["key"]
-
-
-def _two_views(batch: Batch, name: str) -> tuple[Tensor, Tensor]:
-    first, others = views_of(batch, name)
-    if len(others) != 1:
-        raise UsageError(
-            f"the method {name!r} takes two views of every image, got {1 + len(others)}: say Views(count=1)."
-        )
-    return first, others[0]

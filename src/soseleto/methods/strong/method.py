@@ -20,12 +20,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from soseleto.data import structure
 from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
+from soseleto.data.structure import Inputs
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.from_views import require_classes, view_scores, views_of
+from soseleto.methods.from_views import joint_scores, require_classes, view_scores, views_of
 from soseleto.methods.mixed import share_of_target
 from soseleto.methods.state import require_share
 from soseleto.methods.strong.judgement import Judge, clean_share, one_hot, sharpened
@@ -103,12 +105,14 @@ class Strong:
         given, w = self._beliefs(state, weak, source, target)
         trusted = one_hot(target.labels, given.shape[1])
         count, n = len(views), len(source) * len(views)
-        inputs = torch.cat([*views, *trusted_views])
+        parts = [structure.concatenate(views), structure.concatenate(trusted_views)]
         classes = torch.cat([given.repeat(count, 1), trusted.repeat(count, 1)])
-        rows = torch.arange(len(inputs), device=task.device)
-        draws = Draws.of(state.key, rows, state.taken.expand(len(rows)))
-        inputs, classes = mixed(inputs, classes, draws, mixup=self.mixup, cutmix=self.cutmix)
-        losses = -(classes * view_scores(task, task.model, inputs).log_softmax(1)).sum(1)  # H(y, p)
+        if self.mixup:
+            rows = torch.arange(len(classes), device=task.device)
+            draws = Draws.of(state.key, rows, state.taken.expand(len(rows)))
+            inputs, classes = mixed(torch.cat(parts), classes, draws, mixup=self.mixup, cutmix=self.cutmix)
+            parts = [inputs]
+        losses = -(classes * joint_scores(task, task.model, parts).log_softmax(1)).sum(1)  # H(y, p)
         of_source, of_target = losses[:n].view(count, -1).mean(0), losses[n:].view(count, -1).mean(0)
         task.guard("source", of_source.detach(), source.index)
         task.guard("target", of_target.detach(), target.index)
@@ -121,7 +125,7 @@ class Strong:
         return {**numbers, "clean_share": clean_share(state.beliefs)}
 
     @torch.no_grad()
-    def _beliefs(self, state: StrongState, weak: Tensor, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
+    def _beliefs(self, state: StrongState, weak: Inputs, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
         """s (B, C) and w (B,)."""
         state.judged = view_scores(state.task, state.teacher.model, weak)
         q = state.judge.answer(state.judged, target.labels, state.beliefs)

@@ -1,0 +1,149 @@
+"""Views of texts and of tables: what is dropped, how often, and that it depends on the example alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor
+
+from soseleto.data import Examples, FeatureViews, TablePreparation, TokenViews, feed, source_batches
+from soseleto.data.draws import Draws
+from soseleto.data.structure import tensors
+from soseleto.data.table_columns.fitted import GONE
+from soseleto.data.texts.examples import TextExamples
+from soseleto.data.texts.tokenizer import NO_TOKEN
+from soseleto.errors import UsageError
+
+
+def texts(n: int, width: int = 40) -> Tensor:
+    """Tokens 10, 11, ... of texts of 1 to ``width`` tokens."""
+    lengths = torch.arange(n) % width + 1
+    places = torch.arange(width)
+    return torch.where(places < lengths[:, None], 10 + places, NO_TOKEN).to(torch.int32)
+
+
+def as_dict(tokens: Tensor) -> dict[str, Tensor]:
+    known = tokens != NO_TOKEN
+    return {"input_ids": tokens.clamp(min=0).long(), "attention_mask": known.long()}
+
+
+def test_tokens_are_dropped_inside_of_a_text() -> None:
+    tokens = texts(400)
+    weak, first, second = TokenViews(drop=0.3)(tokens, Draws.of(0, torch.arange(400)))
+    assert weak is tokens
+    assert not torch.equal(first, second)
+    lengths = (tokens != NO_TOKEN).sum(1)
+    for view in (first, second):
+        assert torch.equal(view[view != NO_TOKEN], tokens[view != NO_TOKEN])  # what is kept keeps its place
+        rows = torch.arange(400)
+        assert bool((view[rows, 0] == tokens[:, 0]).all())
+        assert bool((view[rows, lengths - 1] == tokens[rows, lengths - 1]).all())
+        inside = (tokens != NO_TOKEN).sum() - torch.minimum(lengths, torch.tensor(2)).sum()
+        assert float((tokens != view).sum() / inside) == pytest.approx(0.3, abs=0.02)
+
+
+def test_a_dict_is_masked_where_its_tokens_are_dropped() -> None:
+    tokens, more = texts(50), torch.arange(50)
+    given = {**as_dict(tokens), "token_type_ids": more}
+    views = TokenViews(drop=0.3)(given, Draws.of(0, torch.arange(50)))
+    for mine, stored in zip(views, TokenViews(drop=0.3)(tokens, Draws.of(0, torch.arange(50))), strict=True):
+        assert torch.equal(mine["input_ids"], given["input_ids"])
+        assert torch.equal(mine["attention_mask"], (stored != NO_TOKEN).long())
+        assert mine["token_type_ids"] is more
+
+
+def test_views_of_a_text_do_not_depend_on_the_batch_or_its_width() -> None:
+    tokens, views = texts(40), TokenViews(drop=0.3, count=3)
+    whole = views(tokens, Draws.of(5, torch.arange(40)))
+    for i in (4, 9, 20):
+        alone = views(tokens[i : i + 1, : i + 1], Draws.of(5, torch.tensor([i])))
+        for mine, all_ in zip(alone, whole, strict=True):
+            assert torch.equal(mine[0], all_[i, : i + 1])
+
+
+def fruit() -> pa.Table:
+    return pa.table(
+        {
+            "size": [1.0, 2.0, None, 4.0, 9.0] * 6,
+            "weight": [3.0, 1.0, 2.0, 2.0, 5.0] * 6,
+            "colour": ["red", "green", "blue", "red", None] * 6,
+            "note": [f"came by boat {i} on a rainy day of {i % 7} hours" for i in range(30)],
+        }
+    )
+
+
+def test_a_dropped_value_is_a_missing_one() -> None:
+    table = fruit()
+    prepared = TablePreparation.fit(table, given={"note": "text"})
+    missing, columns = prepared.missing()
+    empty = pa.table({name: pa.nulls(1, table[name].type) for name in table.column_names})
+    np.testing.assert_array_equal(prepared.read(empty)[0].numpy(), np.array(missing, dtype=np.float32))
+    assert prepared.names[:4] == ("size", "size is missing", "weight", "colour")
+    assert columns[:4] == (0, 0, 1, 2)
+    assert columns[4:] == tuple(range(3, 3 + len(columns) - 4))  # hashed words one by one
+    assert missing[3] == GONE
+    rows = prepared.read(table)
+    weak, *strong = FeatureViews(drop=0.4, missing=missing, columns=columns)(rows, Draws.of(1, torch.arange(30)))
+    assert weak is rows
+    for view in strong:
+        gone = view == torch.tensor(missing)
+        assert bool(((view == rows) | gone).all())
+        together = view[:, 1] == 1
+        assert bool((view[together, 0] == missing[0]).all())
+    assert not torch.equal(*strong)
+
+
+def test_values_are_dropped_with_their_probability() -> None:
+    rows = torch.randn(2000, 5, dtype=torch.float64)
+    views = FeatureViews(drop=0.25, count=1, missing=(7.0,) * 5, columns=(0, 0, 1, 2, 3))
+    _, view = views(rows, Draws.of(2, torch.arange(2000)))
+    dropped = view == 7.0
+    assert view.dtype == rows.dtype
+    assert dropped.double().mean(0).tolist() == pytest.approx([0.25] * 5, abs=0.04)
+    assert torch.equal(dropped[:, 0], dropped[:, 1])
+    assert float((dropped[:, 1] & dropped[:, 2]).double().mean()) == pytest.approx(0.0625, abs=0.02)
+    alone = views(rows[9:10], Draws.of(2, torch.tensor([9])))[1]
+    assert torch.equal(alone[0], view[9])
+
+
+@pytest.mark.parametrize("kind", ["tokens", "dict", "rows"])
+def test_a_resumed_epoch_has_the_same_views_and_others_differ(kind: str) -> None:
+    labels = torch.arange(60) % 3
+    sets: dict[str, tuple[Any, Any]] = {
+        "tokens": (TextExamples(texts(60), labels), TokenViews(drop=0.3)),
+        "dict": (Examples(as_dict(texts(60)), labels), TokenViews(drop=0.3)),
+        "rows": (Examples(torch.randn(60, 4), labels), FeatureViews(missing=(0.0,) * 4, columns=(0, 1, 2, 3))),
+    }
+    data, views = sets[kind]
+    batches = source_batches(60, 8, seed=0, epoch=2)
+
+    def fed(start: int = 0, **changes: int) -> list[Any]:
+        return list(
+            feed(
+                data, batches, augment=views, prepare=lambda one: one, start=start, **{"seed": 0, "epoch": 2, **changes}
+            )
+        )
+
+    whole = fed()
+    for batch, expected in zip(fed(5), whole[5:], strict=True):
+        assert len(batch.inputs) == 3
+        for mine, its in zip(tensors(batch.inputs), tensors(expected.inputs), strict=True):
+            assert torch.equal(mine, its)
+    for other in (fed(seed=1), fed(epoch=3)):
+        pairs = zip(tensors(other[0].inputs[1]), tensors(whole[0].inputs[1]), strict=True)
+        assert not all(torch.equal(*pair) for pair in pairs)
+
+
+def test_bad_settings_are_one_sentence() -> None:
+    for make, said in (
+        (lambda: TokenViews(drop=1.0), "drop of TokenViews must be a probability below 1, got 1.0: say 0.1"),
+        (lambda: FeatureViews(drop=-0.1), "drop of FeatureViews must be a probability below 1, got -0.1"),
+        (lambda: TokenViews(count=0), "count of TokenViews must be at least 1, got 0"),
+        (lambda: FeatureViews(count=0), "count of FeatureViews must be at least 1, got 0"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            make()

@@ -1,0 +1,218 @@
+"""ProMix: each equation and whole steps against slow loops in float64, and a training with wrong labels."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soseleto.data import Views
+from soseleto.data.draws import Draws
+from soseleto.errors import UsageError
+from soseleto.methods import ProMix
+from soseleto.methods.divide_mix.mix_match import mixed_alike, partners
+from soseleto.methods.promix.debiasing import learn_shares, margin_loss, pseudo_labels
+from soseleto.methods.promix.heads import NetworksWithHeads, classifier
+from soseleto.methods.promix.selection import agreed, selected
+from soseleto.methods.strong.mixing import quantiles
+from soseleto.training.fit import fit
+from tiny_pictures import pictures, small_net, wrong
+from two_views import EYE, WIDTH, B, C, T, batch, close, entropy, net, task
+
+
+@pytest.mark.parametrize("share", [0.1, 0.55, 1.0])
+def test_small_losses_of_every_class_and_confident_labels_are_selected(share: float) -> None:
+    seeded = torch.Generator().manual_seed(0)
+    labels = torch.cat([torch.zeros(2, dtype=torch.int64), torch.randint(1, C, (38,), generator=seeded)])
+    losses = 3 * torch.rand(40, generator=seeded, dtype=torch.float64)
+    losses[5] = losses[9]  # a tie
+    found = selected(losses, labels, classes=C, share=share, confidence=0.6)
+    expected = [math.exp(-float(loss)) >= 0.6 for loss in losses]
+    for c in range(C):
+        rows = sorted((row for row in range(40) if labels[row] == c), key=lambda row: float(losses[row]))
+        for row in rows[: math.ceil(share * 40 / C)]:
+            expected[row] = True
+    assert found.tolist() == expected
+    assert share == 1.0 or not all(expected)
+
+
+def test_networks_agree_on_a_class_that_both_are_sure_of() -> None:
+    p = torch.tensor(
+        [
+            [[0.95, 0.05], [0.95, 0.05], [0.95, 0.05], [0.1, 0.9]],
+            [[0.92, 0.08], [0.02, 0.98], [0.60, 0.40], [0.1, 0.9]],
+        ],
+        dtype=torch.float64,
+    )
+    same, predicted = agreed(p, 0.9)
+    assert same.tolist() == [True, False, False, True]
+    assert predicted[same].tolist() == [0, 1]
+
+
+def test_debiasing_against_a_loop() -> None:
+    seeded = torch.Generator().manual_seed(1)
+    scores = torch.randn(B, C, generator=seeded, dtype=torch.float64)
+    y = torch.rand(B, C, generator=seeded, dtype=torch.float64)
+    shares = torch.tensor([0.7, 0.1, 0.15, 0.05], dtype=torch.float64)
+    given, losses = pseudo_labels(scores, shares, 0.8), margin_loss(scores, y, shares, 0.8)
+    for i in range(B):
+        lowered = [math.exp(float(scores[i, c])) / float(shares[c]) ** 0.8 for c in range(C)]
+        assert given[i].tolist() == pytest.approx([value / sum(lowered) for value in lowered], rel=1e-12)
+        raised = [math.exp(float(scores[i, c])) * float(shares[c]) ** 0.8 for c in range(C)]
+        loss = -sum(float(y[i, c]) * math.log(raised[c] / sum(raised)) for c in range(C))
+        assert float(losses[i]) == pytest.approx(loss, rel=1e-12)
+
+
+def test_shares_are_running_means_over_the_rows_of_a_side() -> None:
+    p = torch.rand(B, C, dtype=torch.float64)
+    rows = torch.tensor([True, False, True, True, False, False])
+    found = torch.full((C,), 0.25, dtype=torch.float64)
+    learn_shares(found, p, rows, 0.9)
+    torch.testing.assert_close(found, 0.9 * 0.25 + 0.1 * p[[0, 2, 3]].mean(0), rtol=1e-12, atol=0)
+    before = found.clone()
+    learn_shares(found, p, torch.zeros(B, dtype=torch.bool), 0.9)
+    assert torch.equal(found, before)
+
+
+def test_rows_are_mixed_with_rows_of_their_side() -> None:
+    x, y = torch.randn(8, 3, dtype=torch.float64), torch.rand(8, C, dtype=torch.float64)
+    side = torch.tensor([True, False, False, True, True, False, True, True])
+    seen = set()
+    for key in range(20):
+        order, u = Draws.of(key, torch.arange(8)).uniform(2)
+        partner = partners(order, side)
+        assert sorted(partner.tolist()) == list(range(8))
+        assert torch.equal(side[partner], side)
+        seen.add(tuple(partner.tolist()))
+        found, classes = mixed_alike(x, y, Draws.of(key, torch.arange(8)), 0.5, side)
+        b = float(quantiles(u[0], 0.5))
+        for made, given in ((found, x), (classes, y)):
+            expected = max(b, 1 - b) * given + (1 - max(b, 1 - b)) * given[partner]
+            torch.testing.assert_close(made, expected, rtol=1e-6, atol=1e-6)
+    assert len(seen) > 10
+    order = Draws.of(0, torch.arange(8)).uniform(1)[0]
+    assert torch.equal(partners(order, torch.ones(8, dtype=torch.bool)), order.argsort())
+
+
+def test_the_auxiliary_head_takes_the_features_of_the_classifier() -> None:
+    model = net().eval()
+    networks = NetworksWithHeads(model, C).eval()
+    x = torch.randn(B, WIDTH, dtype=torch.float64)
+    for k, network in enumerate(networks.both):
+        scores, of_head = networks.with_head(k, x)
+        torch.testing.assert_close(scores, network(x))
+        torch.testing.assert_close(of_head, networks.heads[k](network[:3](x)))
+        assert not torch.equal(networks.heads[k].weight, network[3].weight)
+    torch.testing.assert_close(networks(x), (networks.first(x) + networks.second(x)) / 2)
+    assert list(model.state_dict()) == list(net().state_dict())  # nothing is left on the model
+    with pytest.raises(UsageError, match="the model has no linear layer of 7 outputs: let one end the model"):
+        classifier(model, 7)
+
+
+def slow_networks(state: object) -> list[list[nn.Module]]:
+    networks = copy.deepcopy(state.networks)
+    return [[network, head] for network, head in zip(networks.both, networks.heads, strict=True)]
+
+
+def slow_scores(network: nn.Module, head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    features = network[:3](x)
+    return network[3](features), head(features)
+
+
+def test_steps_against_a_loop() -> None:
+    method = ProMix(warm_up=0.1, ramp=0.4, share=0.4, confidence=0.51, agreement=0.2, agree_after=0.35, memory=0.9)
+    state = method.init(task(net()))
+    slow = slow_networks(state)
+    shares = torch.full((2, 2, C), 1 / C, dtype=torch.float64)
+    kept = torch.ones(2, B, dtype=torch.bool)
+    added = others = 0
+    for step in range(6):
+        source, target = batch(B, step), batch(T, 100 + step)
+        method.step(state, source, target, monitor=step % 2 == 0)
+
+        z = []
+        for network, _ in slow:
+            network.eval()
+            with torch.no_grad():
+                z.append(network(source.inputs[0]))
+            network.train()
+        p = torch.stack(z).softmax(2)
+        labelled, labels = [], []
+        for k in range(2):
+            labelled.append([]), labels.append([])
+            for i in range(B):
+                first, second = int(p[0, i].argmax()), int(p[1, i].argmax())
+                both = first == second and min(float(p[0, i].max()), float(p[1, i].max())) >= 0.2 and step >= 3.5
+                labelled[k].append(bool(kept[1 - k, i]) or both)
+                labels[k].append(int(source.labels[i]) if kept[1 - k, i] else first)
+                added += not kept[1 - k, i] and both
+                others += not labelled[k][-1]
+            for side in (0, 1) if step >= 1 else ():
+                rows = [i for i in range(B) if labelled[k][i] == (side == 0)]
+                if rows:
+                    shares[k, side] = 0.9 * shares[k, side] + 0.1 * p[k, rows].mean(0)
+        for k in range(2):
+            weak = torch.cat([source.inputs[0], target.inputs[0]])
+            if step < 1:
+                given = torch.cat([source.labels, target.labels])
+                loss = sum(F.cross_entropy(scores, given) for scores in slow_scores(*slow[k], weak))
+            else:
+                y = []
+                for i in range(B):
+                    d = sum((z[j][i] - 0.8 * shares[j, 1].log()).softmax(0) / 2 for j in range(2))
+                    y.append(EYE[labels[k][i]] if labelled[k][i] else d**2 / (d**2).sum())
+                y = torch.stack([*y, *EYE[target.labels]])
+                sides = torch.tensor([*labelled[k], *[True] * T])
+                rows = torch.arange(B + T)
+                draws = Draws.of(state.key, rows, torch.full_like(rows, step), torch.full_like(rows, k))
+                mixed, mixed_y = mixed_alike(weak, y, draws, 0.5, sides)
+                views = torch.cat([weak, source.inputs[1], target.inputs[1], mixed])
+                loss = torch.zeros((), dtype=torch.float64)
+                rise = 0.1 * min(1.0, (step - 1) / 4)
+                for a, scores in enumerate(slow_scores(*slow[k], views)):
+                    for i in range(3 * (B + T)):
+                        row = i % (B + T)
+                        of_side = shares[k, int(not sides[row])]
+                        one = entropy(
+                            (mixed_y if i >= 2 * (B + T) else y)[row], (scores[i] + 0.8 * of_side.log()).softmax(0)
+                        )
+                        if sides[row]:
+                            loss = loss + one / int(sides.sum())
+                        elif a:
+                            loss = loss + rise * one / int((~sides).sum())
+            parameters = [*slow[k][0].parameters(), *slow[k][1].parameters()]
+            with torch.no_grad():
+                for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                    parameter -= 0.1 * slope
+        assert state.weights is not None
+        torch.testing.assert_close(state.weights.values, p.mean(0).gather(1, source.labels[:, None]).squeeze(1).float())
+        if step % 2 == 0:
+            of_label = p.gather(2, source.labels.expand(2, -1)[..., None]).squeeze(2)
+            chosen = [selected(-q.log(), source.labels, classes=C, share=0.4, confidence=0.51) for q in of_label]
+            kept = torch.stack(chosen)
+    assert added
+    assert others
+    for k in range(2):
+        close(state.networks.both[k], slow[k][0])
+        close(state.networks.heads[k], slow[k][1])
+    torch.testing.assert_close(state.shares, shares)
+
+
+def test_wrong_labels_are_found_and_both_networks_answer() -> None:
+    model, test = small_net(), pictures(200, 2)
+    x, y = pictures(120, 0)
+    labels, flip = wrong(y)
+    result = fit(
+        model, (x, labels), pictures(24, 1), method=ProMix(warm_up=0.3), epochs=6, batch_size=32, target_batch_size=8,
+        device="cpu", augment=Views(flip=False, count=1), lr=0.05, test=test,
+    )  # fmt: skip
+    assert isinstance(result.model, NetworksWithHeads)
+    assert result.model.first is model
+    assert result.history[-1]["test_accuracy"] > 95
+    assert result.evaluate(test)["accuracy"] == result.history[-1]["test_accuracy"]
+    assert float(result.weights[flip].mean()) + 0.4 < float(result.weights[~flip].mean())
+    assert 0.4 < result.history[-1]["clean_share"] < 0.8

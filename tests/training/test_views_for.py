@@ -1,0 +1,160 @@
+"""The strong recipe on texts and tables: it learns, resumes with its views, and refuses what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import soseleto
+from soseleto.data import FeatureViews, TokenViews, Views
+from soseleto.data.batch import Batch
+from soseleto.data.draws import Draws
+from soseleto.errors import UsageError
+from soseleto.methods import FixMatch, ProMix, Strong
+from soseleto.training.fit import fit
+from soseleto.training.options import Checkpoints
+from tiny_pictures import Stop, stopping
+from two_views import close, task
+
+WORDS, LONGEST = 12, 9
+
+
+class Words(nn.Module):
+    """The mean embedding of the words that are not masked, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.dropout, self.last = nn.Embedding(WORDS, 8), nn.Dropout(0.2), nn.Linear(8, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        mask = attention_mask[..., None].to(self.last.weight.dtype)
+        mean = (mask * self.embedding(input_ids)).sum(1) / mask.sum(1).clamp(min=1)
+        out: Tensor = self.last(self.dropout(mean))
+        return out
+
+
+def made(kind: type[nn.Module]) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return kind() if kind is Words else nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
+
+
+def texts(n: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Words 2 to 4 are of class 0, words 5 to 7 of class 1, the others of both."""
+    seeded = torch.Generator().manual_seed(seed)
+    labels = torch.randint(2, (n,), generator=seeded)
+    ids = torch.randint(8, WORDS, (n, LONGEST), generator=seeded)
+    ids[:, 1:5] = 2 + 3 * labels[:, None] + torch.randint(3, (n, 4), generator=seeded)
+    mask = (torch.arange(LONGEST) < torch.randint(5, LONGEST + 1, (n, 1), generator=seeded)).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}, labels
+
+
+def rows(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    seeded = torch.Generator().manual_seed(seed)
+    labels = torch.randint(2, (n,), generator=seeded)
+    return torch.randn(n, 6, generator=seeded) + 2.0 * (2 * labels[:, None] - 1) * (torch.arange(6) < 3), labels
+
+
+def flipped(labels: Tensor) -> tuple[Tensor, Tensor]:
+    flip = torch.rand(len(labels), generator=torch.Generator().manual_seed(5)) < 0.3
+    return torch.where(flip, 1 - labels, labels), flip
+
+
+KINDS = {"texts": (texts, Words), "rows": (rows, nn.Sequential)}
+
+
+def trained(kind: str, epochs: int = 8, **options: Any) -> soseleto.Result:
+    draw, model = KINDS[kind]
+    inputs, labels = draw(120, 0)
+    sizes = {"batch_size": 24, "target_batch_size": 12, "device": "cpu", "recipe": "strong"}
+    return fit(made(model), (inputs, flipped(labels)[0]), draw(24, 1), epochs=epochs, **{**sizes, **options})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_labels_are_doubted(kind: str) -> None:
+    rate = {"texts": {"optimizer": soseleto.adamw(0.05)}, "rows": {}}[kind]
+    result = trained(kind, method=None, test=KINDS[kind][0](100, 2), **rate)
+    flip = flipped(KINDS[kind][0](120, 0)[1])[1]
+    assert result.history[-1]["test_accuracy"] > 90
+    assert float(result.weights[flip].mean()) + 0.4 < float(result.weights[~flip].mean())
+    views = {"texts": TokenViews(), "rows": FeatureViews()}[kind]
+    assert result.config["augment_source"] == result.config["augment_target"] == repr(views)
+    assert (result.config["settings"]["mixup"] == 0.0) == (kind == "texts")
+    assert kind == "texts" or (result.config["lr"], result.config["weight_decay"]) == (0.03, 0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_resumes_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    whole = trained(kind, 3, optimizer=stopping(0), out=tmp_path / "whole")
+    kept = {"out": tmp_path / "run", "checkpoints": Checkpoints(steps=4, seconds=None)}
+    with pytest.raises(Stop):
+        trained(kind, 3, optimizer=stopping(10), **kept)
+    found = trained(kind, 3, optimizer=stopping(0), **kept)
+    assert "resumed after step 8" in found.messages
+    for name, value in found.model.state_dict().items():
+        assert torch.equal(value, whole.model.state_dict()[name]), name
+    assert torch.equal(found.scores, whole.scores)
+
+
+@pytest.mark.parametrize("method", [FixMatch(threshold=0.5), Strong(mixup=0.0)], ids=lambda one: one.name)
+def test_texts_padded_to_another_width_take_a_pass_of_their_own(method: FixMatch | Strong) -> None:
+    (source, labels), (target, trusted) = texts(24, 0), texts(8, 1)
+    wider = {name: nn.functional.pad(value, (0, 3)) for name, value in target.items()}
+    models = made(Words).eval(), made(Words).eval()
+    for model, side in zip(models, (target, wider), strict=True):
+        torch.manual_seed(0)
+        state = method.init(task(model, n_source=24, classes=2))
+        for _ in range(2):
+            method.step(state, _with_views(source, labels), _with_views(side, trusted))
+    close(*models)
+    assert not torch.equal(models[0].last.weight, made(Words).last.weight)
+
+
+def _with_views(inputs: dict[str, Tensor], labels: Tensor) -> Batch:
+    index = torch.arange(len(labels))
+    return Batch(index, TokenViews(drop=0.3)(inputs, Draws.of(0, index)), labels)
+
+
+def test_values_are_missing_by_the_means_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[FeatureViews] = []
+    plain = FeatureViews.__call__
+
+    def noted(self: FeatureViews, inputs: Tensor, draws: Any) -> tuple[Tensor, ...]:
+        seen.append(self)
+        return plain(self, inputs, draws)
+
+    monkeypatch.setattr(FeatureViews, "__call__", noted)
+    trained("rows", 1)
+    assert seen[0].missing == pytest.approx(rows(120, 0)[0].double().mean(0).tolist(), abs=1e-6)
+    assert seen[0].columns == tuple(range(6))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (
+            "texts",
+            {"method": Strong()},
+            r"'strong' mixes inputs, and token ids cannot be mixed: say Strong\(mixup=0.0\)",
+        ),
+        ("texts", {"recipe": "plain", "method": ProMix(), "augment": TokenViews()}, "'promix' mixes inputs"),
+        ("texts", {"augment": Views()}, r"views of images are made of uint8 tensors \(C, H, W\), got dict"),
+        ("rows", {"augment": TokenViews()}, "views of texts are made of dicts with input_ids and attention_mask"),
+        ("texts", {"augment": FeatureViews()}, r"views of tables are made of rows of numbers \(D,\), got dict"),
+        ("rows", {"method": Strong(cutmix=0.5)}, "cutmix pastes a part of another image, and these are no images"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(kind: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        trained(kind, 1, **options)
+
+
+def test_tokens_without_a_mask_are_refused() -> None:
+    inputs, labels = texts(24, 0)
+    for given in ({"input_ids": inputs["input_ids"]}, inputs["input_ids"]):
+        with pytest.raises(UsageError, match=r"takes uint8 images .* dicts with input_ids and"):
+            fit(made(Words), (given, labels), (given, labels), recipe="strong", epochs=1)
