@@ -91,7 +91,8 @@ class Job:
         The main training finds the suspects: a part of its target is planted in the source, half of it with wrong
         labels. Where models are compared, that would count against SOSELETO's.
         """
-        return self.options.baselines and bool(self.trainings.probes(self.main))
+        compared = self.options.baselines and (self.pair.test is not None or self.trainings.folds > 0)
+        return compared and bool(self.trainings.probes(self.main))
 
     def plan(self) -> list[str]:
         """The plan, as lines to print."""
@@ -205,11 +206,16 @@ class Job:
         if held_out:
             outputs, labels = comparison.pooled(held_out)
             folder.write_temperature(fit_temperature(outputs, labels), examples=len(labels))
-        how = {"judged_on": "target" if self.pair.test is None else "test", "folds": self.trainings.folds}
+        how: dict[str, Any] = {
+            "judged_on": "target" if self.pair.test is None else "test",
+            "folds": self.trainings.folds,
+        }
         rows = comparison.rows(self._judged)
         for row in rows:
             if difference := comparison.differences(self._judged).get(row["method"]):
                 row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
+        if self._apart and kept == METHOD:
+            how["apart"] = True
         folder.write_comparison({**how, "rows": rows, "kept": kept})
         if self.options.final is not None:
             data = FinalData.of(self.pair.source, self.pair.target, self.trainings.weights(self.main))

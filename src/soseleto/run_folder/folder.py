@@ -44,7 +44,7 @@ REVIEW, AUDIT = "review.jsonl", "audit.json"
 SOURCE, COMPARISON, CALIBRATION = "source.json", "comparison.json", "calibration.json"
 FINAL = "final.safetensors"  # what a final scikit-learn model is trained on, and its recipe
 PRETRAINED = "pretrained.json"  # architecture and tokenizer of a pretrained text model
-KEPT = "kept.safetensors"  # the model of a rival that was better, in place of model.safetensors
+KEPT = "kept.safetensors"  # the model of another training, in place of model.safetensors
 ROWS = "rows.parquet"  # of a source table, see source_rows.py
 PARTS = "parts"  # a folder of runs: baselines, and the folds of the target
 CHECKPOINT = "checkpoint"  # a folder, see checkpoint.py
@@ -355,6 +355,11 @@ class RunFolder:
         """The method whose model the run keeps."""
         return str((self.comparison() or {}).get("kept", "soseleto"))
 
+    @property
+    def _keeps_another(self) -> bool:
+        """Whether the model that the run keeps is that of another training than the one that made the weights."""
+        return self.kept != "soseleto" or bool((self.comparison() or {}).get("apart"))
+
     def model_state(self) -> dict[str, Tensor]:
         """The state dict of the model that the run keeps, on the CPU."""
         return self.model_and_metadata()[0]
@@ -364,7 +369,7 @@ class RunFolder:
         return self.model_and_metadata()[1]
 
     def model_and_metadata(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        path = self._existing(MODEL if self.kept == "soseleto" else KEPT)
+        path = self._existing(KEPT if self._keeps_another else MODEL)
         state, metadata = tensors_of(path)
         with readable(self.path):
             if _NOTES in metadata:
