@@ -27,7 +27,6 @@ from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.final import weighted
 from soseleto.prediction.predictor import Predictor
 from soseleto.suspects.suspects import Calibrated, Suspects
-from soseleto.training.defaults import WEIGHT_STEP
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import default_optimizer
 from soseleto.training.options import as_probes
@@ -60,7 +59,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     epochs, batch_size, target_batch_size, lr : as in ``soseleto.fit``, except that a batch larger than the data is
         the whole data.
     weight_decay : of the model's parameters, as in ``soseleto.sgd``.
-    weight_step : how far a source weight moves per visit, as in ``soseleto.Soseleto``.
+    weight_step : how far a source weight moves per visit; None is 0.1, and 0.3 where many labels seem wrong.
     probes : the share of the target that calibrates ``suspects``, ``"auto"``, a ``soseleto.Probes``, or None for none.
     standardize : centre and scale the inputs by the statistics of X; sparse matrices are only scaled, by one factor
         for all columns, and the columns of data frames with words or missing values are prepared by
@@ -93,7 +92,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         target_batch_size: int | None = None,
         lr: float | None = None,
         weight_decay: float = 0.0,
-        weight_step: float = WEIGHT_STEP,
+        weight_step: float | None = None,
         probes: Any = None,
         standardize: bool = True,
         final_estimator: Any = None,

@@ -11,27 +11,28 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto import Soseleto, squared_error
+from soseleto.data.preprocess import make_prepare
 from soseleto.errors import UsageError
-from soseleto.extensions import (
-    beyond_noise,
-    chain,
-    hold_when_vanished,
-    label_doubt,
-    normalized,
-    scale_by_rms,
-    target_share,
-)
+from soseleto.extensions import beyond_noise, chain, label_doubt, normalized, target_share
 from soseleto.run_folder.folder import RunFolder
+from soseleto.training import usual
 from soseleto.training.settings import method_of
-from soseleto.training.usual import LAST_LAYER, Usual
+from soseleto.training.usual import LAST_LAYER, MANY, SIZED, Usual
 
-SIZED = (scale_by_rms(), hold_when_vanished())
+FEW = chain(LAST_LAYER, *SIZED, beyond_noise(2.0))
 
 
-def used(tmp_path: Path, model: nn.Module, mode: str = "noisy", **arguments: Any) -> Soseleto:
-    x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
-    given = {"source": (x, y), "target": (x[:10], y[:10]), "epochs": 1, "out": tmp_path / "run", **arguments}
-    soseleto.fit(model, mode=mode, **given)  # type: ignore[arg-type]
+def classes(n: int, wrong: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Two separated clouds, with a share of wrong labels."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 2
+    x = torch.randn(n, 3, generator=draw) + 4.0 * (y[:, None] - 0.5)
+    return x, torch.where(torch.rand(n, generator=draw) < wrong, 1 - y, y)
+
+
+def used(tmp_path: Path, model: nn.Module, mode: str = "noisy", *, wrong: float = 0.0, **arguments: Any) -> Soseleto:
+    given = {"source": classes(300, wrong), "target": classes(40, 0.0, 1), "epochs": 1, "out": tmp_path / "run"}
+    soseleto.fit(model, mode=mode, **{**given, **arguments})  # type: ignore[arg-type]
     method = method_of(RunFolder.open(tmp_path / "run").config()["settings"])
     assert isinstance(method, Soseleto)
     return method
@@ -48,37 +49,69 @@ class Scaled(nn.Module):
         return self.scale * self.layer(x)
 
 
-def test_wrong_labels_are_doubted_and_weights_move_by_the_last_layer(tmp_path: Path) -> None:
+def test_where_few_labels_are_wrong_weights_move_on_evidence_of_the_last_layer(tmp_path: Path) -> None:
     method = used(tmp_path, nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)))
-    assert method == Usual().method("noisy")
-    assert method.alignment == chain(LAST_LAYER, *SIZED, beyond_noise(2.0))
+    assert (method.weight_step, method.alignment, method.scores) == (0.1, FEW, None)
     assert (method.source_loss, method.gradients) == (label_doubt(), target_share(0.1))
+
+
+def test_where_many_are_wrong_they_move_fast_by_all_layers(tmp_path: Path) -> None:
+    method = used(tmp_path, nn.Linear(3, 2), wrong=0.4)
+    assert (method.weight_step, method.alignment, method.scores) == (0.3, chain(*SIZED), LAST_LAYER)
+    assert (method.source_loss, method.gradients) == (label_doubt(), target_share(0.3))
+
+
+def test_the_share_of_wrong_labels_is_estimated_before_the_training() -> None:
+    def found(wrong: float, n_target: int = 40) -> float:
+        source, target = soseleto.Examples(*classes(300, wrong)), soseleto.Examples(*classes(n_target, 0.0, 1))
+        model = nn.Linear(3, 2)
+        prepare = make_prepare(source, model, standardize=None)
+        return usual.wrong_at_least(model, prepare, source, target, seed=0)
+
+    assert found(0.0) < 0.05
+    assert MANY < found(0.4) < 0.5
+    assert found(0.4, n_target=10) == 0.0  # too few to estimate anything
 
 
 def test_all_layers_of_a_model_that_does_not_end_in_a_linear_one(tmp_path: Path) -> None:
     method = used(tmp_path, Scaled())
-    assert method.alignment == chain(*SIZED, beyond_noise(2.0))
+    assert (method.alignment, method.scores) == (chain(*SIZED, beyond_noise(2.0)), None)
     assert method.source_loss == label_doubt()
 
 
-@pytest.mark.parametrize("mode", ["noisy", "transfer"])
-def test_other_tasks_keep_the_papers_losses(tmp_path: Path, mode: str) -> None:
-    trunk = nn.Linear(3, 4)
+def test_other_tasks_keep_the_papers_losses(tmp_path: Path) -> None:
     y = torch.randn(40, 1)
-    regression: dict[str, Any] = {"source": (torch.randn(40, 3), y), "target": (torch.randn(10, 3), y[:10])}
-    if mode == "noisy":
-        method = used(tmp_path, nn.Linear(3, 1), loss=squared_error, **regression)
-        assert method == Soseleto()
-    else:
-        method = used(tmp_path, trunk, mode)
-        assert method == Soseleto(gradients=target_share(0.5))
+    numbers: dict[str, Any] = {"source": (torch.randn(40, 3), y), "target": (torch.randn(10, 3), y[:10])}
+    assert used(tmp_path / "a", nn.Linear(3, 1), loss=squared_error, **numbers) == Soseleto()
+    assert used(tmp_path / "b", nn.Linear(3, 4), "transfer") == Soseleto(gradients=target_share(0.5))
 
 
-def test_what_is_asked_for_is_done() -> None:
-    asked = Usual(weight_step=0.2, target_share=0.0, doubt=False, all_layers=True, engine="loop").method("noisy")
-    assert (asked.weight_step, asked.engine) == (0.2, "loop")
-    assert (asked.gradients, asked.source_loss) == (chain(), normalized())
-    assert asked.alignment == chain(*SIZED, beyond_noise(2.0))
-    assert not Usual(engine="layerwise").method("noisy").alignment.replaces_engine  # an engine is for all layers
+@pytest.mark.parametrize("many_wrong", [False, True])
+def test_what_is_asked_for_is_done(many_wrong: bool) -> None:
+    asked = Usual(weight_step=0.2, target_share=0.0, doubt=False, all_layers=True, engine="loop")
+    method = asked.method_for_classes(many_wrong=many_wrong)
+    assert (method.weight_step, method.engine) == (0.2, "loop")
+    assert (method.gradients, method.source_loss) == (chain(), normalized())
+    assert method.alignment == (chain(*SIZED) if many_wrong else chain(*SIZED, beyond_noise(2.0)))
+    named = Usual(engine="layerwise").method_for_classes(many_wrong=many_wrong)
+    assert not named.alignment.replaces_engine  # an engine is for all layers
+    last = Usual(all_layers=False).method_for_classes(many_wrong=many_wrong)
+    assert last.alignment.replaces_engine
     with pytest.raises(UsageError, match="without direction and engine"):
-        Usual(engine="layerwise", all_layers=False).method("noisy")
+        Usual(engine="layerwise", all_layers=False).method_for_classes(many_wrong=many_wrong)
+
+
+def test_a_run_is_continued_with_the_method_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the estimate comes out a little different, as on another machine."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(event: str, record: dict[str, Any]) -> None:
+        if event == "epoch":
+            raise Stop
+
+    with pytest.raises(Stop):
+        used(tmp_path, nn.Linear(3, 2), epochs=3, progress=stop)
+    monkeypatch.setattr(usual, "wrong_at_least", lambda *given, **named: 0.4)
+    assert used(tmp_path, nn.Linear(3, 2), epochs=3).alignment == FEW

@@ -15,6 +15,8 @@ from soseleto.training.defaults import (
     CHECKPOINT_SECONDS,
     EPOCHS,
     LR,
+    MANY_SHARE,
+    MANY_WEIGHT_STEP,
     PRETRAINED_EPOCHS,
     PRETRAINED_IMAGE_EPOCHS,
     PRETRAINED_LR,
@@ -139,12 +141,19 @@ def fit(
     weight_decay: Annotated[
         float | None, typer.Option(help=f"Of the model's parameters. [default: 0; {STRONG_WEIGHT_DECAY} if strong]")
     ] = None,
-    weight_step: Annotated[float, typer.Option(help="How far a weight moves per visit.")] = WEIGHT_STEP,
+    weight_step: Annotated[
+        float | None,
+        typer.Option(
+            help=f"How far a weight moves per visit. [default: {WEIGHT_STEP}; {MANY_WEIGHT_STEP} if many labels are "
+            "wrong]"
+        ),
+    ] = None,
     target_share: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help=f"Of the target's gradient in the step. [default: {TARGET_SHARE}; {TRANSFER_SHARE} in transfer]",
+            help=f"Of the target's gradient in the step. [default: {TARGET_SHARE}; {MANY_SHARE} if many labels are "
+            f"wrong; {TRANSFER_SHARE} in transfer]",
         ),
     ] = None,
     augment: Annotated[
@@ -200,7 +209,10 @@ def fit(
     ] = None,
     alignments: Annotated[
         str | None,
-        typer.Option(metavar="last|all", help="Of the last layer, or of all. [default: last; all in transfer]"),
+        typer.Option(
+            metavar="last|all",
+            help="Of the last layer, or of all. [default: last; all in transfer or if many labels are wrong]",
+        ),
     ] = None,
     dtype: Annotated[
         str | None,

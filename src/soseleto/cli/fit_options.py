@@ -37,7 +37,7 @@ class FitOptions:
     target_batch_size: int | None
     lr: float | None
     weight_decay: float | None
-    weight_step: float
+    weight_step: float | None
     target_share: float | None
     engine: str
     augment: str | None

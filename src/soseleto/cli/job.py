@@ -111,6 +111,8 @@ class Job:
             lines.append(recipe_in_words(self.trainings.views, options.mode))
         if pair.source.inputs.ndim == 4:
             lines.append(augment_in_words(self.trainings.augment(self.main), chosen=options.augment is None))
+        if options.mode == "noisy" and options.recipe == "plain":
+            lines.append(self.trainings.method_in_words)
         if options.mode == "noisy" and not self.trainings.probes(self.main):
             lines.append("suspects will be found by their weights alone, without a known precision")
         elif options.mode == "noisy" and self.trainings.before is None:

@@ -20,13 +20,12 @@ from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_befo
 from soseleto.cli.home import Home
 from soseleto.cli.pretrained import pretrained_options
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views
-from soseleto.data.batch import Batch
 from soseleto.data.preprocess import make_prepare
 from soseleto.data.texts.preparation import TextPreparation
 from soseleto.data.views import AnyViews
-from soseleto.errors import UsageError
+from soseleto.errors import SoseletoError, UsageError
 from soseleto.methods.strong import StrongTransfer
-from soseleto.models.by_name import is_file, make_model
+from soseleto.models.by_name import make_model
 from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer
@@ -37,11 +36,11 @@ from soseleto.task.losses import cross_entropy
 from soseleto.task.task import MakeSchedule, Method
 from soseleto.training.data import found_before
 from soseleto.training.defaults import (
+    MANY_WEIGHT_STEP,
     STRONG_LR,
     STRONG_TARGET_BATCH,
     STRONG_WEIGHT_DECAY,
     TARGET_BATCH,
-    WEIGHT_STEP,
     batch_size_for,
 )
 from soseleto.training.fit import fit
@@ -52,7 +51,7 @@ from soseleto.training.recipe import check_recipe, strong_for
 from soseleto.training.result import Result
 from soseleto.training.resume import comparable, differences, model_fingerprint
 from soseleto.training.setup import Settings
-from soseleto.training.usual import Usual, ends_in_linear
+from soseleto.training.usual import Usual
 
 
 @dataclass(frozen=True)
@@ -155,18 +154,30 @@ class Trainings:
             all_layers=None if options.alignments is None else options.alignments == "all",
             engine=options.engine,
         )
-        return usual.method(options.mode, ends_in_linear=not is_file(self.model) or self._ends_in_linear)
+        if options.mode != "noisy":
+            return usual.method(options.mode)
+        return self.reducer.first(lambda: self._by_data(usual))
 
     @property
-    def _ends_in_linear(self) -> bool:
-        """Whether a model of the user's ends in a linear layer; one that fails is left to ``fit``, which says why."""
+    def method_in_words(self) -> str:
+        """The line of the plan about what moves the weights."""
+        layers = "the last layer" if self._usual.alignment.replaces_engine else "all layers"
+        seem = "many" if self._usual.weight_step == MANY_WEIGHT_STEP else "few"
+        chosen = "" if self.options.weight_step is not None else f", since {seem} labels of the source seem wrong"
+        return f"weights move by the alignments of {layers}, {self._usual.weight_step:g} in a usual visit{chosen}"
+
+    def _by_data(self, usual: Usual) -> Soseleto:
+        folder = RunFolder(self.home.path)
+        before = folder.config().get("settings") if folder.is_run() else None
         try:
-            model = self.module()
+            model = self.module().to(self.reducer.device or choose_device(self.options.device))
             prepare = make_prepare(self.pair.source, model, standardize=self._standardize)
-            inputs, labels = self.pair.source.take(torch.tensor([0]))
-            return ends_in_linear(model, Batch(torch.tensor([0]), prepare(inputs), labels))
-        except Exception:
-            return True
+            sides = self.pair.source, self.pair.target
+            return usual.method_for_data(model, prepare, *sides, seed=self.options.seed, before=before)
+        except SoseletoError:
+            raise
+        except Exception:  # of a model of the user's: ``fit`` says what is wrong with it
+            return usual.method_for_classes(many_wrong=False)
 
     def _compute(self, part: Part) -> Compute:
         """The strong recipe runs images, whose networks are large, in bfloat16 on a GPU unless asked for another."""
@@ -344,7 +355,7 @@ def _check_recipe(options: FitOptions) -> None:
     """Raise for an unknown recipe, and for options that the strong one has not."""
     check_recipe(options.recipe)
     changed = {
-        "--weight-step": options.weight_step != WEIGHT_STEP,
+        "--weight-step": options.weight_step is not None,
         "--engine": options.engine != "auto",
         "--alignments": options.alignments is not None,
         "--doubt-labels": options.doubt_labels is not None,

@@ -9,6 +9,7 @@ PRETRAINED_LR = 1e-4  # of AdamW, for models of transformers, timm and peft
 WEIGHT_STEP = 0.1  # Soseleto's own; 0.2 costs accuracy where few labels are wrong
 TARGET_BATCH = 32
 TARGET_SHARE, TRANSFER_SHARE = 0.1, 0.5  # of the target's gradient, for classes with wrong labels and in transfer mode
+MANY_WEIGHT_STEP, MANY_SHARE = 0.3, 0.3  # in place of WEIGHT_STEP and TARGET_SHARE where many labels are wrong
 STRONG_LR, STRONG_WEIGHT_DECAY, STRONG_TARGET_BATCH = 0.1, 5e-4, 64  # of recipe="strong", noisy mode
 LARGEST_BATCH, SMALLEST_BATCH = 256, 16
 STEPS = 48  # steps per epoch to aim at, where the source is large enough

@@ -168,7 +168,7 @@ def fit(
     sizes = BatchSizes.of(data, batch_size, target_batch_size)
     with seeded(seed, where):
         setup = Setup.of(model, settings, data, sizes=sizes, sharing=sharing, device=where, standardize=standardize)
-        setup = setup if usual is None else setup.with_usual(usual)
+        setup = setup if usual is None else _with_usual(setup, usual, out)
         data = planted(setup, planted_before(out, resume=checkpoints.resume))
         setup = replace(setup, data=data, sizes=BatchSizes.of(data, batch_size, target_batch_size))
         folder = _folder(out, checkpoints.resume, team)
@@ -194,6 +194,20 @@ def _by_inputs(
     check_augment(chosen.augment, data, chosen.method)
     views = completed(chosen.augment, data, standardize)
     return replace(settings, method=chosen.method, augment=views, optimizer=chosen.optimizer)
+
+
+def _with_usual(setup: Setup, usual: Usual, out: str | Path | None) -> Setup:
+    """With the usual method for this task, which depends on the losses, the labels and the model."""
+    settings, data = setup.settings, setup.data
+    if settings.mode == "noisy" and setup.kind == "classification" and settings.loss[0] is cross_entropy:
+        before = None
+        if out is not None and settings.checkpoints.resume and (folder := RunFolder(out)).is_run():
+            before = folder.config().get("settings")
+        sides = data.source, data.target
+        method = usual.method_for_data(setup.model, setup.prepare, *sides, seed=settings.seed, before=before)
+    else:
+        method = usual.method(settings.mode)
+    return replace(setup, settings=replace(settings, method=method))
 
 
 def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None]:

@@ -6,18 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from soseleto.data import ExampleSet, generator, seed_for, structure
-from soseleto.data.example_set import in_pieces
-from soseleto.models.evaluation import evaluation_mode
 from soseleto.run_folder.folder import RunFolder
 from soseleto.suspects import mistakes, probes
-from soseleto.suspects.signals import features_of, last_inputs
 from soseleto.training.data import Data
-from soseleto.training.setup import Setup, seeded
+from soseleto.training.estimated_mistakes import estimate_mistakes
+from soseleto.training.setup import Setup
 
 PLANTED = "planted"  # entry of config.json
 
@@ -42,7 +35,7 @@ def planted(setup: Setup, before: Mapping[str, Any] | None = None) -> Data:
     found = None
     labels = data.labels_before if wanted.labels_before is None else wanted.labels_before
     if labels is None and setup.kind == "classification" and mistakes.can_estimate(len(data.target), classes):
-        found = _estimate(setup, classes)
+        found = estimate_mistakes(setup.model, setup.prepare, data.source, data.target, classes, seed=seed)
     return data.with_probes(
         probes.plant(
             data.source,
@@ -53,41 +46,3 @@ def planted(setup: Setup, before: Mapping[str, Any] | None = None) -> Data:
             mistakes=found,
         )
     )
-
-
-def _estimate(setup: Setup, classes: int) -> mistakes.Mistakes:
-    source, target, seed = setup.data.source, setup.data.target, setup.settings.seed
-    some = torch.randperm(len(source), generator=generator(seed, "probes/some"))[: mistakes.MOST_SOURCE]
-    source = source.subset(some)
-    return mistakes.estimate(
-        _blocks(setup, source),
-        source.labels.cpu().numpy(),
-        _blocks(setup, target),
-        target.labels.cpu().numpy(),
-        classes,
-        np.random.default_rng(seed_for(seed, "probes/estimate")),
-    )
-
-
-def _blocks(setup: Setup, examples: ExampleSet) -> list[np.ndarray]:
-    """Features of the examples: their inputs, where these are numbers, and those of the network before training."""
-    inputs, features = [], []
-    device, model = setup.device, setup.model
-
-    def outputs(prepared: structure.Inputs) -> Tensor:
-        return structure.scores_of(structure.call(model, prepared))
-
-    with seeded(setup.settings.seed, device), evaluation_mode(model), torch.no_grad(), last_inputs(model) as seen:
-        for piece, _ in examples.read(in_pieces(len(examples), setup.prepare.evaluation_batch)):
-            prepared = setup.prepare(structure.to_device(piece, device))
-            if isinstance(prepared, Tensor) and prepared.is_floating_point():
-                inputs.append(prepared)
-            features.append(features_of(prepared, outputs, seen)[0])
-    blocks = [torch.cat(features)]
-    if inputs and len({piece.shape[1:] for piece in inputs}) == 1:
-        blocks.append(torch.cat(inputs))
-    return [_array(block) for block in blocks]
-
-
-def _array(block: Tensor) -> np.ndarray:
-    return block.flatten(1).double().nan_to_num(0.0, 0.0, 0.0).cpu().numpy()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from soseleto.data import TablePreparation, seed_for, structure
-from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare, Standardize, make_prepare
 from soseleto.engines.shards import is_shard, reshard
 from soseleto.errors import UsageError
@@ -30,7 +29,6 @@ from soseleto.training.data import BatchSizes, Data, class_count, classes_of
 from soseleto.training.optimizers import Adaptive, Momentum
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes
 from soseleto.training.settings import settings_of
-from soseleto.training.usual import Usual
 from soseleto.training.views_for import Augments
 
 
@@ -182,15 +180,6 @@ class Setup:
             kind=kind,
             outputs=outputs,
         )
-
-    def with_usual(self, usual: Usual) -> Setup:
-        """With the usual method for this task, which depends on the model, the losses and the labels."""
-        inputs, labels = structure.to_device(self.data.source.take(torch.tensor([0])), self.device)
-        one = Batch(torch.zeros(1, dtype=torch.int64, device=self.device), self.prepare(inputs), labels)
-        is_classifier = self.kind == "classification"
-        mode = self.settings.mode
-        method = usual.method_for(mode, self.model, self.losses, one, is_classifier=is_classifier)
-        return replace(self, settings=replace(self.settings, method=method))
 
     @property
     def in_one_process(self) -> bool:

@@ -1,19 +1,31 @@
 """What ``fit`` and the command line use where no method is given, by the kind of task.
 
-For classes with wrong labels: labels are doubted, the target has a share in the network's step, and weights move by the
-last layer's alignments, in coordinates in which they tell wrong labels best, as far as they exceed their own noise. A
-model that does not end in a linear layer gets the alignments of all its layers instead, by an engine. What other
-choices came to is in ``docs/explanation/alignments.md``.
+For classes with wrong labels, labels are doubted and the target has a share in the network's step. What moves the
+weights depends on how many labels are wrong, which is estimated from the data before the training:
+
+- *few*: the last layer's alignments, in coordinates in which they tell wrong labels best, as far as they exceed their
+  own noise. A right but hard example must not lose its weight.
+- *many*: the alignments of all layers as they are, with a larger step and a larger share of the target. Weights must
+  fall fast, before the network has learned the wrong labels.
+
+A model that does not end in a linear layer has the alignments of all layers in both cases. What other choices came to
+is in ``docs/explanation/alignments.md``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import nn
 
 from soseleto.algorithm import Soseleto
+from soseleto.data import ExampleSet, Stream, structure
 from soseleto.data.batch import Batch
+from soseleto.data.preprocess import Prepare
+from soseleto.engines.shards import sharded_modules
 from soseleto.extensions import (
     at_temperature,
     beyond_noise,
@@ -29,14 +41,25 @@ from soseleto.extensions import (
     without_own_error,
 )
 from soseleto.models.evaluation import evaluation_mode
+from soseleto.suspects.mistakes import can_estimate
+from soseleto.suspects.probes import class_count_of_both
 from soseleto.task.last_layer import no_last_layer
-from soseleto.task.losses import NoisyLosses, cross_entropy
+from soseleto.task.losses import NoisyLosses
 from soseleto.task.piece import Piece
-from soseleto.training.checks import TaskLosses
-from soseleto.training.defaults import TARGET_SHARE, TRANSFER_SHARE, WEIGHT_STEP
+from soseleto.training.defaults import (
+    MANY_SHARE,
+    MANY_WEIGHT_STEP,
+    TARGET_SHARE,
+    TRANSFER_SHARE,
+    WEIGHT_STEP,
+)
+from soseleto.training.estimated_mistakes import estimate_mistakes
+from soseleto.training.settings import settings_of
 
+MANY = 0.125  # the share of wrong labels from which they are many, by the lower end of its interval
 STANDARD_ERRORS = 2.0  # of an example's mean alignment, before its weight moves
 LAST_LAYER = last_layer(whitened(shrink=1.0), unit_length(), at_temperature(4.0), without_own_error())
+SIZED: tuple[Piece, ...] = (scale_by_rms(), hold_when_vanished())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,50 +68,92 @@ class Usual:
 
     target_share: of the target's gradient in the network's step.
     doubt: whether labels are doubted.
-    all_layers: whether alignments are those of all layers, by ``engine``.
+    all_layers: whether weights move by the alignments of all layers, which ``engine`` computes.
     """
 
-    weight_step: float = WEIGHT_STEP
+    weight_step: float | None = None
     target_share: float | None = None
     doubt: bool | None = None
     all_layers: bool | None = None
     engine: str = "auto"
 
-    def method(self, mode: str, *, classes: bool = True, ends_in_linear: bool = True) -> Soseleto:
-        """For a task with class indices and cross-entropy or another, and a model that ends in a linear layer or not.
+    def method(self, mode: str) -> Soseleto:
+        """For transfer mode, and for losses that are no cross-entropy of classes.
 
         Example:
-            >>> Usual(weight_step=0.2).method("noisy").source_loss
-            label_doubt(normalize=True)
+            >>> Usual(weight_step=0.2).method("transfer").gradients
+            target_share(share=0.5)
         """
-        noisy = mode == "noisy" and classes
-        of_mode = TARGET_SHARE if noisy else TRANSFER_SHARE if mode == "transfer" else 0.0
-        share = of_mode if self.target_share is None else self.target_share
-        doubt = noisy if self.doubt is None else self.doubt
-        last = noisy and ends_in_linear and self.engine == "auto" if self.all_layers is None else not self.all_layers
-        pieces: tuple[Piece, ...] = (scale_by_rms(), hold_when_vanished())
-        if noisy:
-            pieces += (beyond_noise(STANDARD_ERRORS),)
+        share = TRANSFER_SHARE if mode == "transfer" else 0.0
+        return self._made(SIZED, WEIGHT_STEP, share, doubt=False, all_layers=True)
+
+    def method_for_classes(self, *, many_wrong: bool, ends_in_linear: bool = True) -> Soseleto:
+        """For classes with wrong labels, many or few, and a model that ends in a linear layer or not.
+
+        Example:
+            >>> Usual().method_for_classes(many_wrong=True).weight_step
+            0.3
+        """
+        all_layers = many_wrong or not ends_in_linear or self.engine != "auto"
+        if many_wrong:
+            made = self._made(SIZED, MANY_WEIGHT_STEP, MANY_SHARE, doubt=True, all_layers=all_layers)
+        else:
+            pieces = (*SIZED, beyond_noise(STANDARD_ERRORS))
+            made = self._made(pieces, WEIGHT_STEP, TARGET_SHARE, doubt=True, all_layers=all_layers)
+        return replace(made, scores=LAST_LAYER) if ends_in_linear and not made.alignment.replaces_engine else made
+
+    def _made(
+        self, pieces: tuple[Piece, ...], weight_step: float, share: float, *, doubt: bool, all_layers: bool
+    ) -> Soseleto:
+        """With these settings, unless others were asked for."""
+        share = share if self.target_share is None else self.target_share
+        doubt = doubt if self.doubt is None else self.doubt
+        all_layers = all_layers if self.all_layers is None else self.all_layers
         return Soseleto(
-            weight_step=self.weight_step,
-            alignment=chain(LAST_LAYER, *pieces) if last else chain(*pieces),
+            weight_step=weight_step if self.weight_step is None else self.weight_step,
+            alignment=chain(*pieces) if all_layers else chain(LAST_LAYER, *pieces),
             source_loss=label_doubt() if doubt else normalized(),
             gradients=target_share(share) if share else chain(),
             engine=self.engine,
         )
 
-    def method_for(
-        self, mode: str, model: nn.Module, losses: TaskLosses, one: Batch, *, is_classifier: bool
+    def method_for_data(
+        self,
+        model: nn.Module,
+        prepare: Prepare,
+        source: ExampleSet,
+        target: ExampleSet,
+        *,
+        seed: int,
+        before: Any = None,
     ) -> Soseleto:
-        """For a model and its losses, tried on a batch of one example."""
-        if mode != "noisy":
-            return self.method(mode)
-        assert isinstance(losses, NoisyLosses)
-        classes = is_classifier and losses.loss is cross_entropy
-        return self.method(mode, classes=classes, ends_in_linear=classes and ends_in_linear(model, one))
+        """For these classes and this model.
+
+        before: the settings of an unfinished run that is to be continued, see ``settings_of``. An estimate that differs
+            a little on another machine must not make it another run.
+        """
+        linear = ends_in_linear(model, prepare, source)
+        few, many = (self.method_for_classes(many_wrong=many, ends_in_linear=linear) for many in (False, True))
+        for method in (few, many):
+            if before is not None and before == json.loads(json.dumps(settings_of(method))):
+                return method
+        return many if wrong_at_least(model, prepare, source, target, seed=seed) >= MANY else few
 
 
-def ends_in_linear(model: nn.Module, one: Batch) -> bool:
+def ends_in_linear(model: nn.Module, prepare: Prepare, source: ExampleSet) -> bool:
     """Whether a classifier has last-layer alignments, found by one pass in evaluation mode."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    inputs, labels = structure.to_device(source.take(torch.tensor([0])), device)
+    one = Batch(torch.zeros(1, dtype=torch.int64, device=device), prepare(inputs), labels)
     with evaluation_mode(model):
         return no_last_layer(NoisyLosses(), model, one) is None
+
+
+def wrong_at_least(model: nn.Module, prepare: Prepare, source: ExampleSet, target: ExampleSet, *, seed: int) -> float:
+    """The lower end of the estimated share of wrong labels in the source; 0 where nothing can be estimated."""
+    if isinstance(source, Stream) or isinstance(target, Stream) or sharded_modules(model):
+        return 0.0
+    classes = class_count_of_both(source, target)
+    if not can_estimate(len(target), classes):
+        return 0.0
+    return estimate_mistakes(model, prepare, source, target, classes, seed=seed).share[0]
