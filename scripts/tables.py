@@ -314,6 +314,36 @@ def coverage() -> str:
     )
 
 
+def usual() -> str:
+    """What moves the weights where few and where many labels are wrong: mean accuracies over the draws to choose on."""
+    rows, lines = load("choose-usual.json")["rows"], []
+    cells = list(dict.fromkeys((row["data"], row["noise"], row["rate"]) for row in rows))
+    cells.sort(key=lambda cell: (cell[2] > 0.1, cell))
+    for line in benchmark("choose_usual").LINES:
+        shown = []
+        for cell in cells:
+            same = [row for row in rows if (row["data"], row["noise"], row["rate"]) == cell and row["line"] == line]
+            own = [row["accuracy"] for row in same]
+            shown.append(f"{statistics.fmean(own):.1f}{'¹' if len(own) == 1 else ''}" if own else "")
+        lines.append([line.replace("_", " "), *shown])
+    names = [f"{data} {'next class ' if noise == 'pairs' else ''}{100 * rate:g} %" for data, noise, rate in cells]
+    return table(["weights move by", *names], lines)
+
+
+def never_worse() -> str:
+    """The command line's model against the best of its rivals."""
+    if not (ROOT / "results" / "never_worse.json").exists():
+        return "Not run yet."
+    lines = []
+    for row in benchmark("never_worse").summary(load("never_worse.json")["rows"]):
+        kind = "next class, " if row["mistakes"] == "pairs" else ""
+        mistakes = "" if row["rate"] is None else f"{kind}{row['rate']:.0%}"
+        points = [f"{row[name]:+.1f}" for name in ("SOSELETO − ordinary", "SOSELETO − best", "kept − best")]
+        lines.append([row["data"], mistakes, str(row["draws"]), *points, str(row["kept SOSELETO"])])
+    columns = ["data", "wrong labels", "draws", "SOSELETO − ordinary", "SOSELETO − best rival", "kept − best rival"]
+    return table([*columns, "SOSELETO kept"], lines)
+
+
 def data_safety() -> str:
     """The campaigns against a run's files, one line each."""
     if not (ROOT / "results" / "data-safety.json").exists():
@@ -446,6 +476,7 @@ def pages() -> dict[Path, str]:
             filled("docs/how-to/scale.md", {"measured": scale()}),
             filled("docs/how-to/suspects.md", {"intervals": intervals(), "coverage": coverage()}),
             filled("docs/how-to/damaged.md", {"campaigns": data_safety()}),
+            filled("docs/explanation/alignments.md", {"usual": usual(), "never worse": never_worse()}),
         ]
     )
     for name, (page, tables) in EXPERIMENTS.items():

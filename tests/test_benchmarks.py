@@ -409,6 +409,23 @@ def test_never_worse_runs_the_command_line(tmp_path: Path, monkeypatch: pytest.M
     assert row["kept"] in row["accuracy"]
 
 
+def test_choose_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:
+    monkeypatch.setitem(sys.modules, "coverage", coverage)
+    choose = importlib.import_module("choose_usual")
+    draw = np.random.default_rng(0)
+    truth = draw.integers(0, 2, 400)
+    points = (3.0 * truth[:, None] + draw.normal(size=(400, 2))).astype(np.float32)
+    np.savez(tmp_path / coverage.FILE, **{"table/x": points, "table/y": truth})
+    last = choose.named("last layer, half whitened hot", 2.0, 0.1, 0.1)
+    words = ["--data", tmp_path, "--out", tmp_path / "rows.json", "--only", "table", "--seeds", 1, "--epochs", 1]
+    words += ["--device", "cpu", "--sizes", 200, 20, 100, "--lines", "ordinary", last]
+    rows = choose.main([str(word) for word in words])
+    assert [row["line"] for row in rows] == ["ordinary", last] * 4  # rates of the table
+    assert all(row["accuracy"] > 90 for row in rows if row["rate"] < 0.1)
+    assert ["AUROC score" in row for row in rows] == [False, False] + 3 * [False, True]
+    assert choose.main([str(word) for word in words]) == rows  # nothing is repeated
+
+
 def test_never_worse_compares_with_the_best_of_the_rivals(monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:
     monkeypatch.setitem(sys.modules, "coverage", coverage)
     never_worse = importlib.import_module("never_worse")
