@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import structure
+from soseleto.data import on_disk, structure
 from soseleto.data.batches import source_batches
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError
@@ -104,7 +104,9 @@ class Examples:
                 raise DataError(f"the mask has {len(at)} entries for {len(self)} examples: give one for each.")
             at = at.nonzero().flatten()
         at = at.to("cpu", torch.int64)
-        inputs, labels = self._gathered(at)
+        inputs, labels = structure.change(
+            lambda tensor: on_disk.select(tensor, at.to(tensor.device)), (self.inputs, self.labels)
+        )
         places = [range(len(self))[i] for i in at.tolist()]
         return replace(
             self,
@@ -123,9 +125,17 @@ class Examples:
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             for piece in _pieces(tensor):
                 digest.update(piece)
-        ids = self.ids if self.ids is not None else [str(i) for i in range(len(self))]
-        digest.update(json.dumps(ids).encode())
+        for piece in self._ids_as_json():
+            digest.update(piece)
         return digest.hexdigest()
+
+    def _ids_as_json(self) -> Iterator[bytes]:
+        """The ids as one JSON list, some of them at a time."""
+        size = on_disk.PIECE
+        for first in range(0, len(self), size):
+            part = json.dumps([self.id_of(at) for at in range(first, min(first + size, len(self)))])
+            yield ("[" if first == 0 else ", ").encode() + part[1:-1].encode()
+        yield b"]"
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -71,7 +71,7 @@ def _by_content(root: Path, files: Sequence[str], shape: Shape, pool: Workers) -
 
 
 def _make(root: Path, files: Sequence[str], shape: Shape, pool: Workers, progress: Progress | None) -> tuple[Path, Bad]:
-    _sweep(root)
+    sweep(root)
     _check_room(root, len(files) * int(np.prod(shape)))
     aside = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
     try:
@@ -125,11 +125,15 @@ def _key(digests: Iterable[str], shape: Shape) -> str:
     return f"{_prefix(len(content), shape)}-{digest}"
 
 
-def _sweep(root: Path) -> None:
-    """Remove entries that killed processes left unfinished more than a day ago."""
+def sweep(root: Path) -> None:
+    """Remove what killed processes left unfinished more than a day ago."""
     for aside in root.glob("unfinished-*"):
-        if time.time() - aside.stat().st_mtime > _STALE:
+        if time.time() - aside.stat().st_mtime <= _STALE:
+            continue
+        if aside.is_dir():
             shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.unlink(missing_ok=True)
 
 
 def _check_room(root: Path, needed: int) -> None:
