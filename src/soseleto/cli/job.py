@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from soseleto.cli import comparison, texts
 from soseleto.cli.choices import augment_in_words, recipe_in_words
@@ -25,6 +26,8 @@ from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source_rows import Rows
 from soseleto.training.progress import LiveLine
 from soseleto.training.result import Result
+
+MOST_BOOSTED = 1_000_000  # source rows, which scikit-learn holds in memory
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ class Job:
                 "the source's mistakes will be estimated; if you know the target's labels from before they were "
                 "checked, give them with --labels-before COLUMN or FILE"
             )
+        if self._boosts and len(pair.source) > MOST_BOOSTED:
+            lines.append(f"gradient boosting is trained on {MOST_BOOSTED:,} of the source rows, evenly spaced")
         if self.parts:
             lines.append(comparison.describe_plan(self.parts, pair.test, self.trainings.folds))
         return lines
@@ -197,7 +202,7 @@ class Job:
                 row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
         folder.write_comparison({**how, "rows": rows, "kept": kept})
         if self.options.final is not None:
-            data = FinalData.of(self.pair.source, self.pair.target, self.trainings.weights(self.main))
+            data = self._final_data(self.main, self.trainings.weights(self.main))
             folder.write_final(data.tensors(), self._recipe)
 
     @cached_property
@@ -219,22 +224,35 @@ class Job:
         return self.trainings.judge(part)
 
     @property
+    def _boosts(self) -> bool:
+        """Whether the comparison has boosted models: that of a table has."""
+        wanted = self.options.mode == "noisy" and (self.options.baselines or self.options.final is not None)
+        return isinstance(self.pair.preparation, TablePreparation) and wanted
+
+    @property
     def _boosted(self) -> list[Judged]:
         """Of tables: gradient boosting on source and target, and the final model, on the same examples."""
         table = self.pair.preparation
-        wanted = self.options.mode == "noisy" and (self.options.baselines or self.options.final is not None)
-        if not isinstance(table, TablePreparation) or not wanted:
+        if not isinstance(table, TablePreparation) or not self._boosts:
             return []
         trained = [self.main] if self.pair.test is not None else [part for part in self.parts if part.method == METHOD]
         found: list[Judged] = []
         for part in trained:
             if self.options.final is not None:
-                data = FinalData.of(self.pair.source, part.target, self.trainings.weights(part))
+                data = self._final_data(part, self.trainings.weights(part))
                 found.append(_judge_final(FINAL, by_recipe(self._recipe), data, part))
             if self.options.baselines and importlib.util.find_spec("sklearn") is not None:
-                data = FinalData.of(self.pair.source, part.target, None)
+                data = self._final_data(part, None)
                 found.append(_judge_final(BOOSTING, gradient_boosting(table.codes, self.options.seed), data, part))
         return found
+
+    def _final_data(self, part: Part, weights: Tensor | None) -> FinalData:
+        """What a boosted model is trained on, with evenly spaced source rows where there are too many for memory."""
+        source, n = self.pair.source, len(self.pair.source)
+        if n > MOST_BOOSTED:
+            places = torch.linspace(0, n - 1, MOST_BOOSTED, dtype=torch.float64).round().long()
+            source, weights = source.subset(places), None if weights is None else weights[places]
+        return FinalData.of(source, part.target, weights)
 
     @property
     def _recipe(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from soseleto.data.image_decoding.cache import cache_root, sweep
 from soseleto.errors import DataError
 
 LARGE = 1 << 28  # bytes, above which a table is read in pieces and kept on disk
-PIECE = 1 << 16  # rows that are copied at a time
+PIECE = 1 << 13  # rows that are read or copied at a time
 
 
 def is_large(size: int) -> bool:

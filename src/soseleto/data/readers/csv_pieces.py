@@ -37,13 +37,16 @@ def csv_pieces(path: Path, encoding: str | None, delimiter: str) -> Iterator[Pie
             tail = content[cut:]
             above = Before(before.rows, before.lines + rest.count("\n"), before.header)
             text = rest + decoded(content[:cut], path, encoding, delimiter=delimiter, before=above)
-            if not header and text.strip():
-                end = _end_of_rows(text, delimiter, first=True)
+            if not header:
+                end = len(text) if at_end else _end_of_rows(text, delimiter, first=True)
                 header, text = text[:end], text[end:]
+                if not header and not at_end:
+                    rest = text
+                    continue
                 before = Before(header=header.rstrip("\r\n").encode())
             end = len(text) if at_end else _end_of_rows(text, delimiter)
             text, rest = text[:end], text[end:]
-            if text or (at_end and not given):
+            if text or (at_end and not given):  # a file without rows is its header
                 yield Piece(header + text, before)
                 given = True
                 before = Before(before.rows + _count(text, delimiter), before.lines + text.count("\n"), before.header)
@@ -69,8 +72,8 @@ def _end_of_rows(text: str, delimiter: str, *, first: bool = False) -> int:
             if first and row:
                 return whole
     except csv.Error as error:  # the piece ends inside a quoted field, or has a stray quote, which check_rows finds
-        return whole if "unexpected end" in str(error) and not first else len(text)
-    return whole
+        return whole if "unexpected end" in str(error) else len(text)
+    return 0 if first else whole
 
 
 def _count(text: str, delimiter: str) -> int:
