@@ -43,6 +43,7 @@ class Job:
     # Of parts that have ended, where there is a rescue folder:
     remembered: dict[str, Judged] = field(default_factory=dict)
     models: dict[str, bytes] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)  # for a final model
 
     @classmethod
     def of(cls, options: FitOptions, pair: Pair, reducer: Reducer, rows: Rows | None = None) -> Job:
@@ -159,6 +160,8 @@ class Job:
         if part.name:
             outputs = result.outputs(part.judged.inputs)
             self.remembered[part.name] = Judged(part.method, outputs, part.judged.labels.cpu(), part.places)
+            if self.options.final is not None and part.method == METHOD:
+                self.weights[part.name] = result.weights
         if part.name == part.method and result.out is not None:  # trained on the whole target, so it may be kept
             self.models[part.name] = RunFolder(result.out).model_bytes()
         self.home.follow(result.out)
@@ -202,7 +205,7 @@ class Job:
                 row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
         folder.write_comparison({**how, "rows": rows, "kept": kept})
         if self.options.final is not None:
-            data = self._final_data(self.main, self.trainings.weights(self.main))
+            data = self._final_data(self.main, self._weights(self.main))
             folder.write_final(data.tensors(), self._recipe)
 
     @cached_property
@@ -223,6 +226,12 @@ class Job:
             return self.remembered[part.name]
         return self.trainings.judge(part)
 
+    def _weights(self, part: Part) -> Tensor:
+        """The learned weights of a part's training, from its folder or from memory."""
+        if part.name in self.weights and not RunFolder(self.trainings.place(part)).is_run():
+            return self.weights[part.name]
+        return self.trainings.weights(part)
+
     @property
     def _boosts(self) -> bool:
         """Whether the comparison has boosted models: that of a table has."""
@@ -239,7 +248,7 @@ class Job:
         found: list[Judged] = []
         for part in trained:
             if self.options.final is not None:
-                data = self._final_data(part, self.trainings.weights(part))
+                data = self._final_data(part, self._weights(part))
                 found.append(_judge_final(FINAL, by_recipe(self._recipe), data, part))
             if self.options.baselines and importlib.util.find_spec("sklearn") is not None:
                 data = self._final_data(part, None)
@@ -283,6 +292,4 @@ def _check_final(options: FitOptions, pair: Pair) -> None:
         raise UsageError(f"unknown final model {options.final!r}{did_you_mean(options.final, FINALS)}: write {known}.")
     if not isinstance(pair.preparation, TablePreparation) or options.mode != "noisy":
         raise UsageError("--final is for tables in noisy mode: leave it out.")
-    if options.rescue is not None:
-        raise UsageError("--final and --rescue cannot be used together: leave one out.")
     boosting()  # raises without scikit-learn

@@ -13,6 +13,8 @@ from torch import Tensor
 from soseleto.data import structure
 from soseleto.data.batches import source_batches
 from soseleto.data.example_set import ExampleSet
+from soseleto.data.randomness import generator
+from soseleto.data.stream import Stream
 from soseleto.data.structure import Inputs
 
 
@@ -70,7 +72,16 @@ class Joined:
             yield _rows((one, labels), (structure.to_device(other, labels.device), planted), back)
 
     def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
+        if isinstance(self.first, Stream):
+            return self._along_stream(self.first, size, seed, epoch)
         return source_batches(len(self), size, seed=seed, epoch=epoch)
+
+    def _along_stream(self, stream: Stream, size: int, seed: int, epoch: int) -> list[Tensor]:
+        """The stream's batches in their order, with the examples of the second set spread evenly over them."""
+        n, m = len(stream), len(self.second)
+        batches = stream.batches(max(1, size * n // (n + m)), seed=seed, epoch=epoch)
+        others = n + torch.randperm(m, generator=generator(seed, "stream/joined", epoch))
+        return [torch.cat(both) for both in zip(batches, others.tensor_split(len(batches)), strict=True)]
 
     def sample(self) -> Inputs:
         return self.first.sample()
