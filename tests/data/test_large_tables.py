@@ -198,14 +198,15 @@ print(grown(source, target, 1 << 20), grown(source, target, 1 << 40))
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_does_not_grow_with_the_table(tmp_path: Path):
+    rows = int(os.environ.get("SOSELETO_LONG_TABLE", "20000"))
     draw = np.random.default_rng(0)
-    rows = int(os.environ.get("SOSELETO_LONG_TABLE", "15000"))
-    made = pd.DataFrame(draw.normal(size=(rows + 50, 60)).round(5), columns=[f"c{at}" for at in range(60)])
-    made["label"] = draw.choice(["a", "b"], rows + 50)
+    long = [f"{at} {'abcdefghij' * 30}" for at in range(9)]  # so that the file is large and quickly read
+    made = pd.DataFrame({f"c{at}": draw.choice(long, rows + 50) for at in range(4)})
+    made["size"], made["label"] = draw.normal(size=rows + 50), draw.choice(["a", "b"], rows + 50)
     made[:rows].to_csv(tmp_path / "s.csv", index=False)
     made[rows:].to_csv(tmp_path / "t.csv", index=False)
     command = [sys.executable, "-c", MEASURED, str(tmp_path / "s.csv"), str(tmp_path / "t.csv")]
     environment = {**os.environ, "SOSELETO_CACHE": str(tmp_path / "copies")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     in_pieces, whole = map(float, done.stdout.split())
-    assert in_pieces < min(25, whole / 2), done.stdout  # MB
+    assert in_pieces < 35 < 50 < whole, (done.stdout, done.stderr)  # MB
