@@ -13,6 +13,7 @@ from torch import Tensor
 
 from soseleto.data import on_disk, structure
 from soseleto.data.batches import source_batches
+from soseleto.data.content import key_of
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError
 
@@ -119,15 +120,23 @@ class Examples:
         )
 
     def fingerprint(self) -> str:
-        """sha256 over the shapes, the bytes of inputs and labels, and the ids."""
+        """sha256 over the shapes, the bytes of inputs and labels, and the ids.
+
+        Of many images from the cache the digests of their files stand for the bytes, and the text says so.
+        """
+        by_files = False
         digest = hashlib.sha256()
         for tensor in structure.tensors((self.inputs, self.labels)):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            if (key := key_of(tensor)) is not None:
+                digest.update(key.encode())
+                by_files = True
+                continue
             for piece in _pieces(tensor):
                 digest.update(piece)
         for piece in self._ids_as_json():
             digest.update(piece)
-        return digest.hexdigest()
+        return f"by the content of the image files: {digest.hexdigest()}" if by_files else digest.hexdigest()
 
     def _ids_as_json(self) -> Iterator[bytes]:
         """The ids as one JSON list, some of them at a time."""
