@@ -134,8 +134,8 @@ class Examples:
                 continue
             for piece in _pieces(tensor):
                 digest.update(piece)
-        for piece in self._ids_as_json():
-            digest.update(piece)
+        for part in self._ids_as_json():
+            digest.update(part)
         return f"by the content of the image files: {digest.hexdigest()}" if by_files else digest.hexdigest()
 
     def _ids_as_json(self) -> Iterator[bytes]:

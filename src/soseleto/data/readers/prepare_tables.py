@@ -142,7 +142,8 @@ def _words_for_numbers(raw: Raw, preparation: TablePreparation) -> list[Problem]
     for column in preparation.columns:
         if not isinstance(column, Number):
             continue
-        count, known, words = 0, 0, []
+        count, known = 0, 0
+        words: list[str] = []
         for piece in in_pieces(raw.table.select([column.name])):
             found = values.numbers(piece[column.name])
             count += int(found.others.sum())
