@@ -38,7 +38,7 @@ def frame(n: int, seed: int = 0) -> pd.DataFrame:
     draw = np.random.default_rng(seed)
     size = draw.normal(size=n).round(4)
     columns = {
-        "row": np.arange(n),
+        "number": np.arange(n),
         "size": np.where(draw.random(n) < 0.1, np.nan, size),
         "town": draw.choice(["Ulm", 'Aix "les" Bains', "Rio,\nbeach"], n),
         "day": [f"2024-{month:02d}-01" for month in draw.integers(1, 13, n)],
@@ -81,7 +81,7 @@ def test_a_large_table_is_read_as_a_small_one(tmp_path: Path, small: Path, suffi
         patch.setattr(on_disk, "LARGE", 1 << 30)
         whole = read_pair(source, target, mode="noisy")
     assert large.preparation == whole.preparation
-    assert {one.name: one.kind for one in whole.preparation.seen}["row"] == "left out"
+    assert {one.name: one.kind for one in whole.preparation.seen}["number"] == "left out"
     assert torch.equal(large.source.inputs, whole.source.inputs)
     assert torch.equal(large.source.labels, whole.source.labels)
     assert large.source.fingerprint() == whole.source.fingerprint()
@@ -98,7 +98,7 @@ def test_the_columns_are_fitted_on_a_sample_which_is_said(tmp_path: Path, small:
     pair = read_pair(tmp_path / "s.csv", tmp_path / "t.csv", mode="noisy")
     assert "200 of its 600 rows, evenly spaced" in " ".join(map(str, pair.problems))
     seen = {one.name: one for one in pair.preparation.seen}
-    assert seen["row"].why == "it numbers the rows"  # although the numbers of the sample have gaps
+    assert seen["number"].why == "it numbers the rows"  # although the numbers of the sample have gaps
     rows = np.linspace(0, 599, 200).round().astype(int)
     assert seen["size"].missing == whole["size"].isna()[rows].sum()
     assert len(pair.source) == 600
@@ -112,7 +112,7 @@ def test_the_columns_are_fitted_on_a_sample_which_is_said(tmp_path: Path, small:
         (150, '7,"0.5,Ulm,2024-01-01,0.1,big', r"row 148 \(line 150\) .* stray quote"),
         (150, b"7,0.5,\xff,2024-01-01,0.1,big", r"byte 0xff in row 148 \(line 150\), column 'town' .* not UTF-8"),
         (150, "7,0.5,Ulm", "Expected 6 columns, got 3.*counted from row"),
-        (150, "row,size,town,day,other,label", "row 148 .* repeats the header"),
+        (150, "number,size,town,day,other,label", "row 148 .* repeats the header"),
     ],
 )
 def test_errors_name_the_row_of_the_file(tmp_path: Path, small: Path, line: int, text: str | bytes, message: str):
