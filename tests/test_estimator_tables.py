@@ -151,3 +151,16 @@ def test_final_estimators_get_frames_and_sparse_matrices_as_they_are() -> None:
     assert sparse.final_.coef_.shape == (1, 10)
     with pytest.raises(soseleto.UsageError, match="KNeighborsClassifier does not take sample_weight"):
         quick(final_estimator=KNeighborsClassifier()).fit(rows, labels, X_target=rows[:10], y_target=labels[:10])
+
+
+def test_a_final_estimator_that_cannot_read_words_gets_prepared_numbers() -> None:
+    draw = np.random.default_rng(0)
+    X = pd.DataFrame({"town": draw.choice(["Ulm", "Aix", "Rio"], 120), "size": draw.normal(size=120)})
+    X.loc[::7, "size"] = None
+    y = np.where(X["town"] == "Ulm", "yes", "no")
+    for final in (HistGradientBoostingClassifier(max_iter=20, min_samples_leaf=3), LogisticRegression()):
+        made = quick(final_estimator=final).fit(X, y, X_target=X[:40], y_target=y[:40])
+        assert made.score(X, y) > 0.6
+    boosted = quick(final_estimator=HistGradientBoostingClassifier(max_iter=20, min_samples_leaf=3)).fit(X, y)
+    assert boosted.final_.is_categorical_.tolist() == [True, False, False]
+    assert boosted.score(X, y) == 1.0

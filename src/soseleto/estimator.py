@@ -66,7 +66,8 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         ``soseleto.data.TablePreparation``.
     final_estimator : a scikit-learn classifier that takes ``sample_weight``, such as
         ``HistGradientBoostingClassifier()``; a copy is trained on X and the target with the learned weights, and
-        predicts in place of the network.
+        predicts in place of the network. If it cannot read the words or gaps of a data frame, it gets the numbers of
+        ``preparation_`` instead, and is told which of them are codes of categories where it has an option for that.
     final_weights : ``"mean"`` weights every row of X by the mean of all learned weights, ``"each"`` by its own.
     device : ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : an int makes two fits identical, to the last bit on a CPU.
@@ -158,7 +159,8 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.source_weights_ = result.weights.numpy()
         self.source_scores_ = result.scores.numpy()
         self._evidence, self._seed = result.evidence, seed
-        self.final_ = self._final(X, y, trusted)
+        self._final_reads_rows = False
+        self.final_ = self._final(X, y, trusted, torch.cat([rows, rows_target]) if trusted is not None else rows)
         return self
 
     def _inputs_of(self, X: Any, y: Any) -> _Inputs:
@@ -167,8 +169,9 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             return _Inputs(TablePreparation.fit(table, np.unique(_array(y), return_inverse=True)[1]), sparse=False)
         return _Inputs(None, sparse=bool(issparse(X)))
 
-    def _final(self, X: Any, y: np.ndarray, trusted: tuple[Any, Any] | None) -> Any:
-        """The final estimator, fitted on X and the target as they were given."""
+    def _final(self, X: Any, y: np.ndarray, trusted: tuple[Any, Any] | None, rows: Tensor) -> Any:
+        """The final estimator, fitted on X and the target: as they were given, or where it cannot read a data frame on
+        its prepared ``rows``."""
         if self.final_estimator is None:
             return None
         if self.mode == "transfer":
@@ -185,7 +188,12 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             return made.fit(X, labels, sample_weight=weights)
         except (TypeError, ValueError) as error:
             if "sample_weight" not in str(error):
-                raise
+                if self.preparation_ is None:
+                    raise
+                self._final_reads_rows = True
+                return _with_codes(self.final_estimator, self.preparation_).fit(
+                    rows.numpy(), labels, sample_weight=weights
+                )
             name = type(made).__name__
             raise UsageError(
                 f"final_estimator={name} does not take sample_weight ({error}): choose another."
@@ -220,7 +228,8 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         check_is_fitted(self)
         rows, _ = self._fitted_inputs.rows(self, X, None, reset=False)
         if self.final_ is not None:
-            return np.asarray(self.final_.predict_proba(_array(X)), dtype=np.float64)
+            given = rows.numpy() if self._final_reads_rows else _array(X)
+            return np.asarray(self.final_.predict_proba(given), dtype=np.float64)
         device = next(self.model_.parameters()).device
         made = Predictor(model=self.model_, prepare=self._prepare, device=device)
         return made.predict_proba(rows).double().numpy()
@@ -280,6 +289,14 @@ class _Inputs:
         if self.preparation is not None:
             return "linear" if self.preparation.is_text else "table"
         return "linear" if self.sparse else default_name(shape)
+
+
+def _with_codes(estimator: Any, table: TablePreparation) -> Any:
+    """A copy for prepared rows; ``categorical_features`` is set unless the user has."""
+    made = clone(estimator)
+    if made.get_params().get("categorical_features", "none") in (None, "from_dtype", "warn"):
+        made.set_params(categorical_features=list(table.codes) or None)
+    return made
 
 
 def _is_plain(frame: Any) -> bool:

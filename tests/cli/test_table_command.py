@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import soseleto
 from soseleto.cli.commands import app
+from soseleto.cli.job import Job
 from soseleto.data import TablePreparation
 from soseleto.errors import DataError
 from soseleto.prediction import final
@@ -139,6 +141,25 @@ def test_the_final_model_is_fitted_again_from_the_run(boosted: tuple[Path, str],
     assert loaded.evaluate(desk / "test.csv")["accuracy"] == pytest.approx(accuracy)
     with pytest.raises(soseleto.UsageError, match="not a network"):
         export_onnx(loaded, desk / "final.onnx")
+
+
+def test_a_final_model_is_rescued_when_the_folder_is_deleted(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of the folds, whose folders are gone, were kept in memory."""
+    monkeypatch.setattr(final, "MEMBERS", 1)
+    sets = ("--source", desk / "source.csv", "--target", desk / "target.csv", "--drop-column", "note")
+    options = ("--epochs", 1, "--device", "cpu", "--probes", 0, "--final", "boosting", "--folds", 2, "--no-baselines")
+    best = Job._best
+
+    def deleted(job: Job) -> str:
+        shutil.rmtree(desk / "lost")
+        return best(job)
+
+    monkeypatch.setattr(Job, "_best", deleted)
+    command("fit", *sets, "--out", desk / "lost", "--rescue", desk / "rescued", *options)
+    rescued = RunFolder(desk / "rescued")
+    assert {row["method"]: row["examples"] for row in rescued.comparison()["rows"]}["final"] == 40
+    weights = rescued.final()[0]["weights"].tolist()
+    assert weights == pytest.approx([rescued.ranking()["weight"].mean()] * 120 + [1.0] * 40, abs=1e-5)
 
 
 def test_an_unknown_recipe_is_refused() -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -16,8 +17,9 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
+import soseleto
 from soseleto.data import Reading, as_examples
-from soseleto.data.image_decoding import cache, rules, workers
+from soseleto.data.image_decoding import cache, known_files, rules, workers
 from soseleto.errors import DataError, UsageError
 
 
@@ -118,7 +120,7 @@ def test_each_file_is_decoded_once(image_folder, own_cache, monkeypatch):
     assert len(calls) == 1
     (root / "b" / "0003.png").write_bytes((root / "a" / "0001.png").read_bytes())
     changed = as_examples(root, name="source")
-    assert len(calls) == 2
+    assert len(calls) == 1  # an image of that content is known
     assert torch.equal(changed.inputs[2], changed.inputs[0])
     first.inputs[0] = 0  # writing to what was handed out leaves the cache as it is
     assert not torch.equal(as_examples(root, name="source").inputs[0], first.inputs[0])
@@ -278,3 +280,90 @@ def test_truncated_images_raise_whatever_pillow_is_set_to(image_folder, monkeypa
     with pytest.raises(OSError, match="truncated"):
         rules.decode(whole[: len(whole) // 2], (3, 32, 32))
     assert ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def read_by(monkeypatch, name):
+    """The files that ``rules.fill`` decodes, or ``rules.digests`` hashes, from now on."""
+    real, seen = getattr(rules, name), []
+
+    def spied(*args):
+        seen.extend(os.path.basename(path) for path in args[2 if name == "fill" else 0])
+        return real(*args)
+
+    monkeypatch.setattr(rules, name, spied)
+    return seen
+
+
+def test_a_set_that_grew_by_one_file_costs_one_file(image_folder, own_cache, monkeypatch):
+    root = image_folder("source", {"a": [1, 2, 3], "b": [4]})
+    (root / "a" / "0009.png").write_bytes(b"not an image")
+    with pytest.raises(soseleto.data.ProblemsError):
+        as_examples(root, name="source")
+    shutil.copy(image_folder("more", {"a": [5]}) / "a" / "0005.png", root / "a")
+    decoded = read_by(monkeypatch, "fill")
+    with pytest.raises(soseleto.data.ProblemsError):
+        as_examples(root, name="source")
+    assert decoded == ["0005.png", "0009.png"]  # an error is not remembered
+    (root / "a" / "0009.png").unlink()
+    grown = as_examples(root, name="source")
+    assert decoded == ["0005.png", "0009.png"]
+    monkeypatch.setattr(rules, "VERSION", rules.VERSION + 1)  # what other rules have decoded is of no use
+    assert torch.equal(as_examples(root, name="source").inputs, grown.inputs)
+    assert len(decoded) == 2 + 5
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Every set counts as too large to be read at every start, and files need not settle."""
+    monkeypatch.setattr(known_files, "CHEAP", 0)
+    monkeypatch.setattr(known_files, "SETTLED", 0.0)
+    monkeypatch.setattr(known_files, "SAMPLE", 2)
+
+
+def test_of_a_large_set_only_changed_files_are_read(image_folder, own_cache, monkeypatch, large):
+    root = image_folder("source", {"a": [1, 2, 3, 4, 5, 6]}, suffix=".bmp")
+    first = as_examples(root, name="source")
+    hashed = read_by(monkeypatch, "digests")
+    again = as_examples(root, name="source")
+    assert hashed == ["0001.bmp", "0004.bmp"]  # the sample
+    assert again.fingerprint() == first.fingerprint()
+    path, other = root / "a" / "0002.bmp", root / "a" / "0004.bmp"
+    before = path.stat()
+    path.write_bytes(other.read_bytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # same size and time
+    hashed.clear()
+    changed = as_examples(root, name="source")
+    assert "0002.bmp" in hashed
+    assert "0003.bmp" not in hashed
+    assert torch.equal(changed.inputs[1], changed.inputs[3])
+    assert changed.fingerprint() != first.fingerprint()
+
+
+def test_where_a_sampled_file_has_changed_unnoticed_all_are_read(image_folder, own_cache, monkeypatch, large):
+    root = image_folder("source", {"a": [1, 2, 3, 4]})
+    monkeypatch.setattr(known_files, "_stamp", lambda file: (1, 1, 1, 1))  # a file system that shows no change
+    as_examples(root, name="source")
+    (root / "a" / "0001.png").write_bytes((root / "a" / "0004.png").read_bytes())
+    (root / "a" / "0002.png").write_bytes((root / "a" / "0004.png").read_bytes())
+    made = as_examples(root, name="source")
+    assert torch.equal(made.inputs[0], made.inputs[3])
+    assert torch.equal(made.inputs[1], made.inputs[3])
+
+
+def test_files_that_were_changed_just_now_are_not_remembered(image_folder, own_cache, monkeypatch, large):
+    monkeypatch.setattr(known_files, "SETTLED", 100.0)
+    root = image_folder("source", {"a": [1, 2, 3, 4]})
+    as_examples(root, name="source")
+    hashed = read_by(monkeypatch, "digests")
+    as_examples(root, name="source")
+    assert len(hashed) == 4
+    (own_cache / "known-files.sqlite").write_bytes(b"damaged" * 1000)
+    assert len(as_examples(root, name="source")) == 4
+
+
+def test_the_fingerprint_of_many_images_is_by_their_files(image_folder, own_cache, large):
+    made = as_examples(image_folder("source", {"a": [1, 2]}), name="source")
+    assert made.fingerprint().startswith("by the content of the image files: ")
+    made.inputs[0] = 0
+    assert len(made.fingerprint()) == 64  # what was written to is read
+    assert len(made.subset([0]).fingerprint()) == 64

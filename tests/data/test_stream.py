@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset
 import soseleto
 from soseleto.data import Stream
 from soseleto.data.items import Request
+from soseleto.data.joined import Joined
 from soseleto.errors import DataError, UsageError
 
 
@@ -156,5 +157,79 @@ def test_what_is_refused():
     epoch_of(moved, 1)
     with pytest.raises(DataError, match="the same order in every pass"):
         epoch_of(moved, 2)
-    with pytest.raises(UsageError, match="not a stream"):
-        fitted(stream(), probes="auto")
+
+
+class Points(IterableDataset):
+    """Points with the sign of their first number as label, every fifth label wrong; counts its passes."""
+
+    def __init__(self, first, n):
+        self.first, self.n, self.made = first, n, 0
+
+    def __iter__(self):
+        x = torch.randn(self.n, 4, generator=torch.Generator().manual_seed(self.first))
+        for at in range(self.n):
+            self.made += 1
+            label = int(x[at, 0] > 0)
+            yield {"x": x[at], "labels": 1 - label if at % 5 == 0 else label, "name": f"{self.first + at}"}
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def test_probes_are_spread_over_the_batches_of_a_stream(tmp_path, stop_after):
+    given = [Points(0, 300), Points(300, 200)]
+    source = Stream(given, length=[300, 200], key="name", window=16, workers=0)
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(9))
+    target = soseleto.data.Examples({"x": x}, (x[:, 0] > 0).long())
+
+    def fitted(**options):
+        torch.manual_seed(0)
+        probes = soseleto.Probes(share=0.4)
+        settings = {"epochs": 4, "batch_size": 20, "lr": 0.3, "probes": probes, "device": "cpu", **options}
+        return soseleto.fit(Named(), source, target, **settings)
+
+    result = fitted()
+    every = soseleto.Checkpoints(steps=10)
+    with stop_after(45):
+        fitted(out=tmp_path / "run", checkpoints=every)
+    again = fitted(out=tmp_path / "run", checkpoints=every)
+    assert "resumed after step 40" in again.messages
+    assert torch.equal(again.weights, result.weights)
+    assert torch.equal(again.suspects(0.8).probability, result.suspects(0.8).probability)
+    suspects = result.suspects(0.8)
+    wrong = torch.tensor([at % 5 == 0 for at in [*range(300), *range(200)]])
+    assert len(suspects) > 40
+    assert wrong[suspects.is_suspect].float().mean() > 0.7
+    assert set(result.ranking()["id"]) == {str(at) for at in range(500)}
+    joined = Joined(source, target, torch.zeros(200, dtype=torch.int64))
+    batches = joined.batches(20, seed=0, epoch=3)
+    assert torch.cat(list(batches)).sort().values.tolist() == list(range(700))
+    assert len(batches) == 35  # as many as of any source, by which steps are counted
+    assert max(len(batch) for batch in batches) <= 21
+    assert all(5 <= (batch >= 500).sum() <= 6 for batch in batches)
+    for size in (1, 3, 499, 700):
+        batches = joined.batches(size, seed=0, epoch=1)
+        assert len(batches) == -(-700 // size)
+        assert torch.cat(list(batches)).sort().values.tolist() == list(range(700))
+    batches = joined.batches(20, seed=0, epoch=3)
+    for shard in given:
+        shard.made = 0
+    for _ in joined.read(batches, seed=0, purpose="epoch 3"):
+        pass
+    assert [shard.made for shard in given] == [300, 200]  # one pass: probes do not disturb the order of the stream
+
+
+def test_a_part_of_a_stream_is_read_into_memory_in_one_pass():
+    given = [Points(0, 30), Points(30, 20)]
+    source = Stream(given, length=[30, 20], key="name", workers=0)
+    part = source.subset([40, 3, 17])
+    assert part.ids == ("40", "3", "17")
+    whole = source.in_memory()
+    assert part.inputs["x"].equal(whole.inputs["x"][[40, 3, 17]])
+    assert part.labels.equal(whole.labels[[40, 3, 17]])

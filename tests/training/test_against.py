@@ -29,7 +29,7 @@ def test_contributions_of_a_linear_model_are_those_by_hand():
     def prepare(rows: torch.Tensor) -> torch.Tensor:
         return table(rows).double()
 
-    found = contributions(model, prepare, table, inputs, labels)
+    found = contributions(model, prepare, table, inputs, labels, torch.arange(200))
     x = prepare(inputs)
     for row in (0, 5, 131):
         label = int(labels[row])

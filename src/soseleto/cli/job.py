@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from soseleto.cli import comparison, texts
 from soseleto.cli.choices import augment_in_words, recipe_in_words
@@ -27,6 +28,8 @@ from soseleto.training.defaults import EPOCHS
 from soseleto.training.progress import LiveLine
 from soseleto.training.result import Result
 
+MOST_BOOSTED = 1_000_000  # source rows, which scikit-learn holds in memory
+
 
 @dataclass(frozen=True)
 class Job:
@@ -41,6 +44,7 @@ class Job:
     # Of parts that have ended, where there is a rescue folder:
     remembered: dict[str, Judged] = field(default_factory=dict)
     models: dict[str, bytes] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)  # for a final model
 
     @classmethod
     def of(cls, options: FitOptions, pair: Pair, reducer: Reducer, rows: Rows | None = None) -> Job:
@@ -120,6 +124,8 @@ class Job:
                 "the source's mistakes will be estimated; if you know the target's labels from before they were "
                 "checked, give them with --labels-before COLUMN or FILE"
             )
+        if self._boosts and len(pair.source) > MOST_BOOSTED:
+            lines.append(f"gradient boosting is trained on {MOST_BOOSTED:,} of the source rows, evenly spaced")
         if self.parts:
             lines.append(comparison.describe_plan(self.parts, pair.test, self.trainings.folds))
         return lines
@@ -172,6 +178,8 @@ class Job:
         if part.name:
             outputs = result.outputs(part.judged.inputs)
             self.remembered[part.name] = Judged(part.method, outputs, part.judged.labels.cpu(), part.places)
+            if self.options.final is not None and part.method == METHOD:
+                self.weights[part.name] = result.weights
         if part.name == part.method and result.out is not None:  # trained on the whole target, so it may be kept
             self.models[part.name] = RunFolder(result.out).model_bytes()
         self.home.follow(result.out)
@@ -220,7 +228,7 @@ class Job:
             how["apart"] = True
         folder.write_comparison({**how, "rows": rows, "kept": kept})
         if self.options.final is not None:
-            data = FinalData.of(self.pair.source, self.pair.target, self.trainings.weights(self.main))
+            data = self._final_data(self.main, self._weights(self.main))
             folder.write_final(data.tensors(), self._recipe)
 
     def _evaluated(self, parts: list[Part]) -> list[Judged]:
@@ -248,23 +256,42 @@ class Job:
             return self.remembered[part.name]
         return self.trainings.judge(part)
 
+    def _weights(self, part: Part) -> Tensor:
+        """The learned weights of a part's training, from its folder or from memory."""
+        if part.name in self.weights and not RunFolder(self.trainings.place(part)).is_run():
+            return self.weights[part.name]
+        return self.trainings.weights(part)
+
+    @property
+    def _boosts(self) -> bool:
+        """Whether the comparison has boosted models: that of a table has."""
+        wanted = self.options.mode == "noisy" and (self.options.baselines or self.options.final is not None)
+        return isinstance(self.pair.preparation, TablePreparation) and wanted
+
     @property
     def _boosted(self) -> list[Judged]:
         """Of tables: gradient boosting on source and target, and the final model, on the same examples."""
         table = self.pair.preparation
-        wanted = self.options.mode == "noisy" and (self.options.baselines or self.options.final is not None)
-        if not isinstance(table, TablePreparation) or not wanted:
+        if not isinstance(table, TablePreparation) or not self._boosts:
             return []
         trained = [self.main] if self.pair.test is not None else [part for part in self.parts if part.method == METHOD]
         found: list[Judged] = []
         for part in trained:
             if self.options.final is not None:
-                data = FinalData.of(self.pair.source, part.target, self.trainings.weights(part))
+                data = self._final_data(part, self._weights(part))
                 found.append(_judge_final(FINAL, by_recipe(self._recipe), data, part))
             if self.options.baselines and importlib.util.find_spec("sklearn") is not None:
-                data = FinalData.of(self.pair.source, part.target, None)
+                data = self._final_data(part, None)
                 found.append(_judge_final(BOOSTING, gradient_boosting(table.codes, self.options.seed), data, part))
         return found
+
+    def _final_data(self, part: Part, weights: Tensor | None) -> FinalData:
+        """What a boosted model is trained on, with evenly spaced source rows where there are too many for memory."""
+        source, n = self.pair.source, len(self.pair.source)
+        if n > MOST_BOOSTED:
+            places = torch.linspace(0, n - 1, MOST_BOOSTED, dtype=torch.float64).round().long()
+            source, weights = source.subset(places), None if weights is None else weights[places]
+        return FinalData.of(source, part.target, weights)
 
     @property
     def _recipe(self) -> dict[str, Any]:
@@ -295,6 +322,4 @@ def _check_final(options: FitOptions, pair: Pair) -> None:
         raise UsageError(f"unknown final model {options.final!r}{did_you_mean(options.final, FINALS)}: write {known}.")
     if not isinstance(pair.preparation, TablePreparation) or options.mode != "noisy":
         raise UsageError("--final is for tables in noisy mode: leave it out.")
-    if options.rescue is not None:
-        raise UsageError("--final and --rescue cannot be used together: leave one out.")
     boosting()  # raises without scikit-learn

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import structure
+from soseleto.data import on_disk, structure
 from soseleto.data.batches import source_batches
+from soseleto.data.content import key_of
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError
 
@@ -104,7 +105,9 @@ class Examples:
                 raise DataError(f"the mask has {len(at)} entries for {len(self)} examples: give one for each.")
             at = at.nonzero().flatten()
         at = at.to("cpu", torch.int64)
-        inputs, labels = self._gathered(at)
+        inputs, labels = structure.change(
+            lambda tensor: on_disk.select(tensor, at.to(tensor.device)), (self.inputs, self.labels)
+        )
         places = [range(len(self))[i] for i in at.tolist()]
         return replace(
             self,
@@ -117,15 +120,31 @@ class Examples:
         )
 
     def fingerprint(self) -> str:
-        """sha256 over the shapes, the bytes of inputs and labels, and the ids."""
+        """sha256 over the shapes, the bytes of inputs and labels, and the ids.
+
+        Of many images from the cache the digests of their files stand for the bytes, and the text says so.
+        """
+        by_files = False
         digest = hashlib.sha256()
         for tensor in structure.tensors((self.inputs, self.labels)):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            if (key := key_of(tensor)) is not None:
+                digest.update(key.encode())
+                by_files = True
+                continue
             for piece in _pieces(tensor):
                 digest.update(piece)
-        ids = self.ids if self.ids is not None else [str(i) for i in range(len(self))]
-        digest.update(json.dumps(ids).encode())
-        return digest.hexdigest()
+        for part in self._ids_as_json():
+            digest.update(part)
+        return f"by the content of the image files: {digest.hexdigest()}" if by_files else digest.hexdigest()
+
+    def _ids_as_json(self) -> Iterator[bytes]:
+        """The ids as one JSON list, some of them at a time."""
+        size = on_disk.PIECE
+        for first in range(0, len(self), size):
+            part = json.dumps([self.id_of(at) for at in range(first, min(first + size, len(self)))])
+            yield ("[" if first == 0 else ", ").encode() + part[1:-1].encode()
+        yield b"]"
 
     def close(self) -> None:
         """Nothing is held open."""

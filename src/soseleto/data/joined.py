@@ -13,6 +13,8 @@ from torch import Tensor
 from soseleto.data import structure
 from soseleto.data.batches import source_batches
 from soseleto.data.example_set import ExampleSet
+from soseleto.data.randomness import generator
+from soseleto.data.stream import Stream
 from soseleto.data.structure import Inputs
 
 
@@ -61,16 +63,44 @@ class Joined:
     ) -> Iterator[tuple[Inputs, Tensor]]:
         n = len(self.first)
         own, ahead, behind = tee(batches, 3)
-        of_first = self.first.read((b[b < n] for b in ahead), seed=seed, purpose=purpose)
-        of_second = self.second.read((b[b >= n] - n for b in behind), seed=seed, purpose=f"{purpose}/joined")
-        for batch, (one, labels), (other, _) in zip(own, of_first, of_second, strict=True):
+        # A part without examples is not asked for: a stream would have to go back to its first one.
+        firsts = (part for batch in ahead if len(part := batch[batch < n]))
+        seconds = (part for batch in behind if len(part := batch[batch >= n] - n))
+        of_first = self.first.read(firsts, seed=seed, purpose=purpose)
+        of_second = self.second.read(seconds, seed=seed, purpose=f"{purpose}/joined")
+        for batch in own:
             index = batch.cpu()
-            planted = self.second_labels[index[index >= n] - n].to(labels.device)
+            if not len(index):
+                yield self.first.take(index)
+                continue
+            parts = [next(of_first)] if bool((index < n).any()) else []
+            if bool((index >= n).any()):
+                other, _ = next(of_second)
+                planted = self.second_labels[index[index >= n] - n].to(self.device)
+                parts.append((structure.to_device(other, self.device), planted))
             back = (index >= n).long().argsort(stable=True).argsort()  # undoes the order: first's rows, then second's
-            yield _rows((one, labels), (structure.to_device(other, labels.device), planted), back)
+            yield _rows(parts, back)
 
     def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
+        if isinstance(self.first, Stream):
+            return self._along_stream(self.first, size, seed, epoch)
         return source_batches(len(self), size, seed=seed, epoch=epoch)
+
+    def _along_stream(self, stream: Stream, size: int, seed: int, epoch: int) -> list[Tensor]:
+        """The stream's batches in their order, with the examples of the second set spread evenly over them.
+
+        As many as a set in any order has; where the stream has fewer, its last ones are divided.
+        """
+        n, m = len(stream), len(self.second)
+        count = -(-(n + m) // size)
+        batches = list(stream.batches(-(-n // count), seed=seed, epoch=epoch))
+        missing = count - len(batches)
+        if missing:
+            halves = [half for batch in batches[-missing:] for half in batch.tensor_split(2)]
+            batches = [*batches[:-missing], *halves]
+            batches += [torch.empty(0, dtype=torch.int64)] * (count - len(batches))  # of the second set alone
+        others = n + torch.randperm(m, generator=generator(seed, "stream/joined", epoch))
+        return [torch.cat(both) for both in zip(batches, others.tensor_split(count), strict=True)]
 
     def sample(self) -> Inputs:
         return self.first.sample()
@@ -92,10 +122,9 @@ class Joined:
         self.second.close()
 
 
-def _rows(one: tuple[Inputs, Tensor], other: tuple[Inputs, Tensor], back: Tensor) -> tuple[Inputs, Tensor]:
-    """The rows of both, in the order ``back``; an empty one is left out, since its other sizes may differ."""
-    full = [part for part in (one, other) if len(part[1])]
-    if len(full) < 2:
-        return full[0] if full else one
-    inputs, labels = structure.change(lambda tensor: tensor[back.to(tensor.device)], structure.concatenate(full))
+def _rows(parts: list[tuple[Inputs, Tensor]], back: Tensor) -> tuple[Inputs, Tensor]:
+    """The rows of both parts, in the order ``back``."""
+    if len(parts) < 2:
+        return parts[0]
+    inputs, labels = structure.change(lambda tensor: tensor[back.to(tensor.device)], structure.concatenate(parts))
     return inputs, labels

@@ -216,7 +216,8 @@ def _existing(paths: str | Path | Sequence[str | Path]) -> list[str]:
 def _index_of(path: str, label: str) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and sizes (n, 2, 2) of input and label, and the input's names; from the cache if the file is the same."""
     found = os.stat(path)
-    name = f"{os.path.abspath(path)}\n{found.st_size}\n{found.st_mtime_ns}\n{label}"
+    times = f"{found.st_mtime_ns}\n{found.st_ctime_ns}"  # the second also shows a file that got its old time back
+    name = f"{os.path.abspath(path)}\n{found.st_size}\n{times}\n{label}"
     entry = cache_root() / "tar-index" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()}.npz"
     if entry.is_file():
         with np.load(entry, allow_pickle=False) as kept:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, tee
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,8 +110,15 @@ class Stream(ReadAhead):
         """The labels of the first examples."""
         return self.take(torch.arange(min(FEW, len(self))))[1]
 
-    def subset(self, index: Tensor | Sequence[int]) -> NoReturn:
-        raise UsageError(f"the {self.name} is a stream, of which no part can be taken: write probes=None.")
+    def subset(self, index: Tensor | Sequence[int]) -> Any:
+        """The selected examples in this order as ``Examples``: they are read into memory, in one pass."""
+        at = torch.as_tensor(index)
+        at = at.nonzero().flatten() if at.dtype == torch.bool else at
+        forward = at.sort()
+        inputs, labels = structure.concatenate(list(self.read(forward.values.split(PIECE))))
+        back = forward.indices.argsort().to(labels.device)
+        inputs, labels = structure.change(lambda tensor: tensor[back], (inputs, labels))
+        return Examples(inputs, labels, tuple(self.id_of(i) for i in at.tolist()), self.classes)
 
     def in_memory(self) -> Examples:
         """All examples, read once."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soseleto.data.readers.table_files import values_of
 from soseleto.errors import DataError, UsageError, did_you_mean, need
 from soseleto.run_folder import checksums, json_lines
 from soseleto.run_folder.checksums import CHECKSUMS, logger
@@ -298,7 +299,7 @@ class RunFolder:
         path = self._existing(RANKING)
         table = table_of(path)
         with readable(self.path):
-            columns = {name: table.column(name).to_numpy() for name in table.column_names}
+            columns = {name: _as_numpy(name, table.column(name)) for name in table.column_names}
             n_source = self.config().get("n_source") if (self.path / CONFIG).exists() else None
             check_ranking(path, columns, n_source)
         return columns
@@ -425,3 +426,11 @@ def _siblings(path: Path) -> list[Path]:
 def _as_array(values: Any) -> Any:
     """A tensor as a NumPy array; anything else as it is."""
     return values.detach().cpu().numpy() if hasattr(values, "detach") else values
+
+
+def _as_numpy(name: str, column: Any) -> np.ndarray:
+    """A column of a ranking; equal words are one object, which matters for rankings of many examples."""
+    types = need("pyarrow", to="reading a ranking").types
+    if name == "id" or not types.is_string(column.type):
+        return np.asarray(column.to_numpy())
+    return np.array(values_of(column), dtype=object)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soseleto.data.on_disk import is_large
 from soseleto.data.readers import table_files
 from soseleto.data.readers.file_names import escaped, existing
 from soseleto.data.readers.image_folder import outside
@@ -25,7 +26,7 @@ from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.outputs import require_writable
 from soseleto.run_folder.plausible import readable
-from soseleto.run_folder.ranking import feature_columns, suspect_rows
+from soseleto.run_folder.ranking import feature_columns, shown_rows, suspect_rows
 from soseleto.run_folder.source_rows import Rows, is_npz, is_table, match
 
 SUFFIXES = (".csv", ".parquet")
@@ -61,13 +62,16 @@ def remember(
 def _with_texts(
     run: RunFolder, path: Path, reading: Reading, rows: Rows, features: Sequence[str], texts: Sequence[str]
 ) -> list[str]:
-    """Add the texts to the ranking; the names of its features afterwards."""
+    """Add the texts to the ranking, of a large table only in the rows that are shown; the names of its features
+    afterwards."""
     table, ranking = table_files.load(path, "source", reading, all_text=True), run.ranking()
     shown = list(features[: len(feature_columns(ranking, {}))])
     if table.num_rows != len(rows.ids):  # the file has changed since it was read
         return shown
+    wanted = set(ranking["id"][shown_rows(ranking)].tolist()) if is_large(table.nbytes) else None
     for place, name in enumerate(texts, start=len(shown)):
-        by_id = dict(zip(rows.ids, table.column(name).to_pylist(), strict=True))
+        cells = (cell for chunk in table.column(name).chunks for cell in chunk.to_pylist())
+        by_id = {one: cell for one, cell in zip(rows.ids, cells, strict=True) if wanted is None or one in wanted}
         ranking[f"x{place}"] = np.array([by_id.get(str(one)) or "" for one in ranking["id"]], dtype=object)
     run.write_ranking(ranking)
     return [*shown, *texts]

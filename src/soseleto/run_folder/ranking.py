@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 LOW_WEIGHT = np.float32(0.1)  # suspects without probes: examples of lower weight
 PER_CLASS = 12
 MOST_CLASSES = 60
+MOST_SUSPECTS = 4000  # that are shown
 
 Ranking = Mapping[str, np.ndarray]  # the columns of ranking.parquet, best example first
 
@@ -99,6 +100,15 @@ def by_class(ranking: Ranking, *, each: int = PER_CLASS, most: int = MOST_CLASSE
         )
         for which in sorted(largest, key=lambda which: _natural(str(names[which])))
     ]
+
+
+def shown_rows(ranking: Ranking, also: Sequence[int] = ()) -> np.ndarray:
+    """The best, the worst, the suspects and the rows ``also``: what is shown of a run; in ranking order."""
+    order = most_suspicious_first(ranking)
+    count = min(int(is_suspect(ranking).sum()), MOST_SUSPECTS)
+    ends = [rows for one in by_class(ranking) for rows in (one.best, one.worst, one.least_suspicious)]
+    shown = [order[: max(count, PER_CLASS)], np.arange(min(len(order), PER_CLASS)), np.array(also, dtype=int)]
+    return np.unique(np.concatenate([*shown, *ends]))
 
 
 def _half(count: int, each: int) -> int:

@@ -29,13 +29,59 @@ _BATCH = 1 << 14  # rows at a time, whose cells are in memory as text
 _need = partial(need, to="recording the rows of a table")
 
 
+class Digests(Sequence[bytes]):
+    """The digests of many rows, one after the other."""
+
+    SIZE = 16
+
+    def __init__(self, joined: bytes) -> None:
+        self._joined = joined
+
+    @classmethod
+    def of(cls, digests: Sequence[bytes]) -> Digests:
+        if any(len(digest) != cls.SIZE for digest in digests):
+            raise ValueError(f"a digest has not {cls.SIZE} bytes")
+        return cls(b"".join(digests))
+
+    def __len__(self) -> int:
+        return len(self._joined) // self.SIZE
+
+    def __getitem__(self, at: Any) -> Any:
+        first = range(len(self))[at] * self.SIZE
+        return self._joined[first : first + self.SIZE]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Digests) and self._joined == other._joined
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def column(self) -> Any:
+        """As a pyarrow array."""
+        pyarrow = _need("pyarrow")
+        buffers = [None, pyarrow.py_buffer(self._joined)]
+        return pyarrow.Array.from_buffers(pyarrow.binary(self.SIZE), len(self), buffers).cast(pyarrow.binary())
+
+
+class RowNumbers(Sequence[str]):
+    """The ids of rows that have none of their own: "0", "1", ..."""
+
+    def __init__(self, count: int) -> None:
+        self._range = range(count)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __getitem__(self, at: Any) -> Any:
+        return str(self._range[at])
+
+
 @dataclass(frozen=True)
 class Rows:
     """The rows of a table: their ids, and digests of their cells in ``columns``."""
 
     columns: tuple[str, ...]
-    ids: tuple[str, ...]
-    digests: tuple[bytes, ...]
+    ids: Sequence[str]
+    digests: Digests
 
     @classmethod
     def of(cls, source: Path, reading: Reading) -> Rows | None:
@@ -52,11 +98,11 @@ class Rows:
         else:
             return None
         columns = tuple(table.column_names)
-        return cls(columns, tuple(ids_of(table, identity)), digests_of(table, columns))
+        return cls(columns, ids_of(table, identity), digests_of(table, columns))
 
     def save(self, run: RunFolder) -> None:
         pyarrow, parquet = _need("pyarrow"), _need("pyarrow.parquet")
-        columns = {"id": list(self.ids), "digest": pyarrow.array(self.digests, pyarrow.binary())}
+        columns = {"id": pyarrow.array(iter(self.ids), pyarrow.string()), "digest": self.digests.column()}
         with checksums.replacing(run.path / ROWS) as part:
             parquet.write_table(pyarrow.table(columns), part, compression="zstd")
 
@@ -69,7 +115,8 @@ class Rows:
             return None
         table = table_of(path)
         with readable(run.path):
-            return cls(tuple(columns), *(tuple(table.column(name).to_pylist()) for name in ("id", "digest")))
+            digests = Digests.of(table.column("digest").to_pylist())
+            return cls(tuple(columns), tuple(table.column("id").to_pylist()), digests)
 
 
 def is_table(source: Path) -> bool:
@@ -97,23 +144,25 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
     return None if path.is_dir() else (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def ids_of(table: Any, identity: str | None) -> list[str]:
+def ids_of(table: Any, identity: str | None) -> Sequence[str]:
     """The ids as the reader gives them: the id column, else the row number."""
-    values = range(table.num_rows) if identity is None else table.column(identity).to_pylist()
-    return [str(value) for value in values]
+    if identity is None:
+        return RowNumbers(table.num_rows)
+    return [str(value) for value in table.column(identity).to_pylist()]
 
 
-def digests_of(table: Any, columns: Sequence[str]) -> tuple[bytes, ...]:
+def digests_of(table: Any, columns: Sequence[str]) -> Digests:
     """A digest of each row's cells in these columns; equal for equal values, in whatever format they were written."""
     pyarrow, compute = _need("pyarrow"), _need("pyarrow.compute")
-    found: list[bytes] = []
+    found = bytearray()
     for batch in table.select(list(columns)).to_batches(max_chunksize=_BATCH):
         cells = [_as_text(column) for column in batch.columns]
         # The lengths make cells such as "a,b" and "a", "b" different, and empty from missing.
         lengths = [compute.cast(compute.binary_length(cell), pyarrow.string()).fill_null("-") for cell in cells]
         rows = compute.binary_join_element_wise(*lengths, *(cell.fill_null("") for cell in cells), ",")
-        found += [hashlib.blake2b(row.encode(), digest_size=16).digest() for row in rows.to_pylist()]
-    return tuple(found)
+        for row in rows.to_pylist():
+            found += hashlib.blake2b(row.encode(), digest_size=Digests.SIZE).digest()
+    return Digests(bytes(found))
 
 
 def _as_text(column: Any) -> Any:

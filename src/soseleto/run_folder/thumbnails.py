@@ -15,7 +15,7 @@ from soseleto.errors import need
 from soseleto.run_folder import checksums
 from soseleto.run_folder.folder import PICTURES, RunFolder
 from soseleto.run_folder.plausible import readable
-from soseleto.run_folder.ranking import PER_CLASS, Ranking, by_class, is_suspect, most_suspicious_first
+from soseleto.run_folder.ranking import shown_rows
 from soseleto.run_folder.reading import table_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 LARGEST = 96  # longer side, in pixels
 LOSSLESS = 64  # images up to this side are stored as PNG
-MOST_SUSPECTS = 4000
 BATCH = 64
 _STARTS = (b"\x89PNG", b"\xff\xd8")
 
@@ -36,7 +35,7 @@ def save(folder: RunFolder, source: ExampleSet, also: Sequence[int] = ()) -> Non
         return
     pyarrow, parquet = (need(name, to="writing thumbnails") for name in ("pyarrow", "pyarrow.parquet"))
     ranking = folder.ranking()
-    names = ranking["id"][_rows(ranking, also)].tolist()
+    names = ranking["id"][shown_rows(ranking, also)].tolist()
     place = {source.id_of(at): at for at in range(len(source))}
     pictures = [_encode(pixels) for pixels in _pixels(source, [place[name] for name in names])]
     with checksums.replacing(folder.path / PICTURES) as part:
@@ -95,15 +94,6 @@ def shrink(image: Any, largest: int = LARGEST) -> bytes:
         image.thumbnail((largest, largest))
         image.save(stream, "JPEG", quality=85)
     return stream.getvalue()
-
-
-def _rows(ranking: Ranking, also: Sequence[int]) -> np.ndarray:
-    """The rows to store, without repetition, in ranking order."""
-    order = most_suspicious_first(ranking)
-    count = min(int(is_suspect(ranking).sum()), MOST_SUSPECTS)
-    ends = [rows for one in by_class(ranking) for rows in (one.best, one.worst, one.least_suspicious)]
-    shown = [order[: max(count, PER_CLASS)], np.arange(min(len(order), PER_CLASS)), np.array(also, dtype=int)]
-    return np.unique(np.concatenate([*shown, *ends]))
 
 
 def _pixels(source: ExampleSet, places: list[int]) -> Iterator[np.ndarray]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from soseleto.data import Examples, ExampleSet, generator, seed_for
 from soseleto.data.joined import Joined
+from soseleto.data.on_disk import is_large
 from soseleto.data.structure import change, concatenate, to_device
 from soseleto.errors import UsageError
 from soseleto.suspects.mistakes import Mistakes
@@ -255,7 +256,7 @@ def _in_proportion(labels: Tensor, m: int, classes: int, seed: int) -> Tensor:
 
 def _behind(source: ExampleSet, taken: ExampleSet, probes: PlantedProbes) -> ExampleSet:
     """One data set: the source examples, then the probes."""
-    if not isinstance(source, Examples) or not isinstance(taken, Examples):
+    if not isinstance(source, Examples) or not isinstance(taken, Examples) or is_large(source.nbytes):
         return Joined(source, taken, probes.labels)
     device = source.device
     ids = None

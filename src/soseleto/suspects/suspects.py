@@ -92,7 +92,9 @@ class Suspects:
 
         Without suspects, ``best`` has the best list there is.
         """
-        curve = [self.at(threshold) for threshold in CURVE]
+        # One at a time: each point of the curve holds a number for every source example.
+        points = (self.at(threshold) for threshold in CURVE)
+        counts, precisions, recalls = zip(*((len(p), p.precision, p.recall) for p in points), strict=True)
         return {
             "basis": self.basis,
             "probability_basis": self.basis,
@@ -104,10 +106,10 @@ class Suspects:
             "best": None if len(self) else {"count": len(self.best), **self.best._figures("precision", "recall")},
             "curve": {
                 "threshold": list(CURVE),
-                "count": [len(point) for point in curve],
-                "precision": [point.precision.value for point in curve],
-                "precision_low": [point.precision.low for point in curve],
-                "recall": [point.recall.value for point in curve],
+                "count": list(counts),
+                "precision": [one.value for one in precisions],
+                "precision_low": [one.low for one in precisions],
+                "recall": [one.value for one in recalls],
             },
         }
 

@@ -23,16 +23,22 @@ BATCH = 1000
 
 
 def contributions(
-    model: nn.Module, prepare: Callable[[Tensor], Tensor], table: TablePreparation, inputs: Tensor, labels: Tensor
+    model: nn.Module,
+    prepare: Callable[[Tensor], Tensor],
+    table: TablePreparation,
+    inputs: Tensor,
+    labels: Tensor,
+    places: Tensor,
 ) -> Tensor:
-    """c of every example and column, (N, columns)."""
+    """c of the examples at these places, for every column, (places, columns)."""
     device = next(model.parameters()).device
     origins = torch.tensor(table.origins(), device=device)
     means = _class_means(prepare, inputs, labels, device)
     found = []
     with evaluation_mode(model):
-        for rows, own in zip(inputs.split(BATCH), labels.split(BATCH), strict=True):
-            encoded, own = prepare(rows.to(device)).detach().requires_grad_(), own.to(device)
+        for some in places.split(BATCH):
+            rows, own = inputs[some], labels[some].to(device)
+            encoded = prepare(rows.to(device)).detach().requires_grad_()
             outputs = model(encoded)
             given = outputs.gather(1, own[:, None])[:, 0]
             other = outputs.scatter(1, own[:, None], -torch.inf).amax(1)
@@ -59,9 +65,10 @@ def named(contributed: Tensor, table: TablePreparation) -> np.ndarray:
     """(N,) the names of the columns that speak most against the label, strongest first; empty where none does."""
     strongest = (-contributed).topk(min(MOST, contributed.shape[1]), dim=1)
     enough = (strongest.values > 0) & (strongest.values >= LEAST * strongest.values[:, :1])
+    used = table.used
     return np.array(
         [
-            ", ".join(table.used[at] for at, one in zip(places, counts, strict=True) if one)
+            ", ".join(used[at] for at, one in zip(places, counts, strict=True) if one)
             for places, counts in zip(strongest.indices.tolist(), enough.tolist(), strict=True)
         ],
         dtype=object,

@@ -90,10 +90,6 @@ class Data:
             raise UsageError("probes need source and target of the same classes: write mode='noisy', or probes=None.")
         if probes.share and not sharing.nothing:
             raise UsageError("probes need one process and whole batches: write probes=None, or leave those out.")
-        if probes.share and isinstance(self.source, Stream):
-            raise UsageError(
-                "probes need a source whose examples can be read in any order, not a stream: write probes=None."
-            )
         if probes.share:
             class_count_of_both(self.source, self.target)
             number_of_probes(probes.share, len(self.source), len(self.target))

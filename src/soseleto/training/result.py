@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from soseleto.data import Examples, ExampleSet, TablePreparation
+from soseleto.data.on_disk import is_large
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.folder import REPORT, RunFolder
 from soseleto.run_folder.outputs import require_writable
+from soseleto.run_folder.ranking import Ranking, is_suspect, shown_rows
 from soseleto.run_folder.table import Table
+from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import Evidence
 from soseleto.training.against import contributions, named
 from soseleto.weights import Weights
 
 if TYPE_CHECKING:
     from soseleto.suspects.suspects import Calibrated, Suspects
+
+Against = Callable[[Tensor], np.ndarray]  # places of source examples -> the columns against their labels
 
 MOST_FEATURE_COLUMNS = 16
 MOST_TABLE_COLUMNS = 64  # of a table with a preparation, whose report scrolls
@@ -127,9 +134,9 @@ class Result(Predictor):
             against=self._against,
         )
 
-    @cached_property
-    def _against(self) -> np.ndarray | None:
-        """The columns of a table that speak most against each source label, (n,)."""
+    @property
+    def _against(self) -> Against | None:
+        """Names the columns of a table that speak most against the labels of some source examples."""
         if (
             not isinstance(self.preparation, TablePreparation)
             or self.task != "classification"
@@ -138,8 +145,8 @@ class Result(Predictor):
             return None
         source = self.source
         assert isinstance(source, Examples)
-        found = contributions(self.model, self.prepare, self.preparation, source.inputs.cpu(), source.labels.cpu())
-        return named(found, self.preparation)
+        table, given = self.preparation, (source.inputs.cpu(), source.labels.cpu())
+        return lambda places: named(contributions(self.model, self.prepare, table, *given, places), table)
 
     @cached_property
     def _predicted(self) -> Tensor | None:
@@ -185,7 +192,7 @@ def ranking_table(
     predicted: Tensor | None = None,
     suspects: Suspects | None = None,
     table: Preparation | None = None,
-    against: np.ndarray | None = None,
+    against: Against | None = None,
 ) -> Table:
     order = learned.order().cpu()
     at = order.numpy()
@@ -207,14 +214,35 @@ def ranking_table(
         truth = source.truth.cpu()
         columns["true_label"] = _labels(source, truth)[at]
         columns["wrong"] = (truth != source.labels.cpu()).numpy()[at]
-    if against is not None:
-        columns["against"] = against[at]
     if isinstance(table, TablePreparation) and isinstance(source, Examples):
-        shown = list(table.values_of(source.inputs).values())[:MOST_TABLE_COLUMNS]
-        columns |= {f"x{i}": values[at] for i, values in enumerate(shown)}
+        columns |= _of_table(table, source, order, columns, against)
     elif (features := _features(source)) is not None:
         columns |= {f"x{i}": features[at, i] for i in range(features.shape[1])}
     return Table(columns)
+
+
+def _of_table(
+    table: TablePreparation, source: Examples, order: Tensor, ranking: Ranking, against: Against | None
+) -> dict[str, np.ndarray]:
+    """The columns against the label and the values of a table; of a large one only in the rows that are shown."""
+    shown = torch.arange(len(order))
+    if is_large(source.nbytes):
+        audited = default_rows(ranking.get("mislabelled_probability"), is_suspect(ranking))
+        shown = torch.from_numpy(shown_rows(ranking, also=audited))
+    rows = order[shown]
+    found = {} if against is None else {"against": against(rows)}
+    values = list(table.values_of(source.inputs[rows]).values())[:MOST_TABLE_COLUMNS]
+    found |= {f"x{at}": column for at, column in enumerate(values)}
+    return {name: _spread(column, shown.numpy(), len(order)) for name, column in found.items()}
+
+
+def _spread(column: np.ndarray, places: np.ndarray, n: int) -> np.ndarray:
+    """(n,) with the values at these places, and empty ones at the others."""
+    if len(places) == n:
+        return column
+    made = np.full(n, "" if column.dtype == object else np.nan, dtype=column.dtype)
+    made[places] = column
+    return made
 
 
 def _features(source: ExampleSet) -> np.ndarray | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from soseleto.data import on_disk
 from soseleto.data.examples import Examples
 from soseleto.data.readers.duplicates import Duplicate, duplicates, twin_share
 from soseleto.data.readers.prepare_tables import Preparation
@@ -59,11 +60,17 @@ def _non_finite(name: str, examples: Examples, columns: Sequence[str] | None) ->
     inputs = examples.inputs
     if not inputs.dtype.is_floating_point:
         return []
-    bad = ~inputs.reshape(len(inputs), -1).isfinite()
-    if not bool(bad.any()):
+    flat = inputs.reshape(len(inputs), -1)
+    columns_bad = torch.zeros(flat.shape[1], dtype=torch.bool, device=flat.device)
+    rows_bad = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
+    for piece, rows_of_piece in zip(flat.split(on_disk.PIECE), rows_bad.split(on_disk.PIECE), strict=True):
+        bad = ~piece.isfinite()
+        columns_bad |= bad.any(0)
+        rows_of_piece.copy_(bad.any(1))
+    if not bool(rows_bad.any()):
         return []
-    rows = bad.any(1).nonzero().flatten()
-    positions = bad.any(0).nonzero().flatten().tolist()
+    rows = rows_bad.nonzero().flatten()
+    positions = columns_bad.nonzero().flatten().tolist()
     names = some([_column(position, columns) for position in positions])
     ids = _ids(examples, rows)
     text = f"{counted(len(ids), 'example has', 'examples have')} NaN or infinite values in {names} (id {some(ids)})."
@@ -89,8 +96,9 @@ def _constant_columns(source: Examples, columns: Sequence[str] | None) -> list[P
     inputs = source.inputs
     if inputs.ndim != 2 or not inputs.dtype.is_floating_point or len(inputs) < 2:
         return []
-    low = torch.where(inputs.isfinite(), inputs, torch.inf).amin(0)
-    high = torch.where(inputs.isfinite(), inputs, -torch.inf).amax(0)
+    pieces = inputs.split(on_disk.PIECE)
+    low = torch.stack([torch.where(piece.isfinite(), piece, torch.inf).amin(0) for piece in pieces]).amin(0)
+    high = torch.stack([torch.where(piece.isfinite(), piece, -torch.inf).amax(0) for piece in pieces]).amax(0)
     names = [_column(position, columns) for position in (low >= high).nonzero().flatten().tolist()]
     if not names:
         return []

@@ -14,6 +14,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,28 @@ _POINT_ZERO = re.compile(r"-?(0|[1-9][0-9]*)\.0")  # how pandas writes integers 
 _SAVE = "or save it as UTF-8"
 
 
+@dataclass(frozen=True)
+class Before:
+    """The rows and lines of a file that come before a piece of it, without the header, and the header's content."""
+
+    rows: int = 0
+    lines: int = 0
+    header: bytes = b""
+
+
 def read_text(path: Path, encoding: str | None, *, delimiter: str | None = None) -> str:
     """The whole file; bytes that are not text raise an error with their place and the likely encoding."""
-    content = path.read_bytes()
+    return decoded(path.read_bytes(), path, encoding, delimiter=delimiter)
+
+
+def decoded(
+    content: bytes, path: Path, encoding: str | None, *, delimiter: str | None = None, before: Before | None = None
+) -> str:
+    """The text of a file or of a piece of it."""
     try:
         return content.decode(encoding or "utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        place = _place(content, error.start, delimiter)
+        place = _place(content, error.start, delimiter, before or Before())
         byte = f"byte 0x{content[error.start]:02x} in {place} of {path}"
         if encoding is not None:
             raise DataError(f"{byte} is not {encoding}: give another encoding, {_SAVE}.") from error
@@ -56,18 +72,19 @@ def _decodes(content: bytes, encoding: str) -> bool:
     return True
 
 
-def _place(content: bytes, at: int, delimiter: str | None) -> str:
+def _place(content: bytes, at: int, delimiter: str | None, before: Before) -> str:
     """Row and column of a byte, as far as the file can be split without knowing its encoding."""
-    before = content[:at].decode("latin-1").splitlines()
+    above = content[:at].decode("latin-1").splitlines()
     if not content[:at] or content[at - 1 : at] in b"\r\n":
-        before.append("")
-    line = len(before)
+        above.append("")
+    line = before.lines + len(above) + bool(before.header)
     if delimiter is None:
         return f"line {line}"
     if line == 1:
         return "the header"
-    header = _fields(content[: content.index(b"\n") if b"\n" in content else at].decode("latin-1"), delimiter)
-    column = len(_fields(before[-1], delimiter)) - 1
+    first = before.header or content[: content.index(b"\n") if b"\n" in content else at]
+    header = _fields(first.decode("latin-1"), delimiter)
+    column = len(_fields(above[-1], delimiter)) - 1
     name = f"column {header[column]!r}" if 0 <= column < len(header) else f"column {column}"
     return f"row {line - 2} (line {line}), {name}"
 
@@ -84,8 +101,12 @@ def header_of(text: str, delimiter: str) -> list[str]:
         return next((row for row in csv.reader(lines, delimiter=delimiter) if row), [])
 
 
-def check_rows(text: str, delimiter: str, what: str) -> int | None:
-    """Refuse rows that a stray quote has merged; the number of rows, or None if there are no quotes to check."""
+def check_rows(text: str, delimiter: str, what: str, before: Before | None = None) -> int | None:
+    """Refuse rows that a stray quote has merged; the number of rows, or None if there are no quotes to check.
+
+    before: what the file has between its header and this text, which begins with the header
+    """
+    before = before or Before()
     if '"' not in text:
         return None
     rows, line, width = -1, 0, 0
@@ -98,7 +119,7 @@ def check_rows(text: str, delimiter: str, what: str) -> int | None:
                     raise csv.Error("the quoted field spans lines that are rows of their own")
                 rows, line = rows + bool(row), reader.line_num
         except csv.Error as error:
-            where = "the header" if rows < 0 else f"row {rows} (line {line + 1})"
+            where = "the header" if rows < 0 else f"row {before.rows + rows} (line {before.lines + line + 1})"
             raise DataError(
                 f"{where} of {what} has a stray quote or a field that does not end ({error}): close the quote, write "
                 'it twice inside a quoted field (""), or remove it.'

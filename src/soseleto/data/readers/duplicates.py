@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,8 +40,9 @@ def duplicates(first: Tensor, second: Tensor, *, exact: bool = False) -> list[Du
 
 def twin_share(rows: Tensor) -> float:
     """The share of rows that equal another row of the same set: how often two examples coincide by chance."""
-    counts = Counter(_digests(rows))
-    return sum(count for count in counts.values() if count > 1) / len(rows)
+    short = np.fromiter((int.from_bytes(digest[:8]) for digest in _digests(rows)), np.uint64, len(rows))
+    counts = np.unique(short, return_counts=True)[1]
+    return int(counts[counts > 1].sum()) / len(rows)
 
 
 def _exact(first: Tensor, second: Tensor) -> list[Duplicate]:
@@ -50,12 +52,11 @@ def _exact(first: Tensor, second: Tensor) -> list[Duplicate]:
     return [Duplicate(at, row, True) for row, digest in enumerate(_digests(second)) for at in places.get(digest, ())]
 
 
-def _digests(rows: Tensor) -> list[bytes]:
-    found = []
+def _digests(rows: Tensor) -> Iterator[bytes]:
     for piece in torch.split(rows, 4096):
         content = piece.cpu().contiguous().view(len(piece), -1).view(torch.uint8).numpy()
-        found += [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in content]
-    return found
+        for row in content:
+            yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
 
 
 def _near(first: Tensor, second: Tensor) -> list[Duplicate]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
+from soseleto.data.readers.large_tables import in_pieces, sampled, sampled_rows
 from soseleto.data.readers.prepare_texts import prepare_texts
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
@@ -20,6 +21,7 @@ from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean
 
 Preparation = TablePreparation | TextPreparation
+_WORDS = 1000  # words in place of numbers, of which some are shown
 _OTHER_KIND = 0.5  # share of words among the present values, from which a column of numbers is of another kind
 
 
@@ -62,7 +64,8 @@ def _fit(source: Raw, reading: Reading, unreadable: Sequence[str]) -> TablePrepa
         raise UsageError(f"the {source.name} table has no feature column {some(unknown)}{hint}.")
     labels = source.labels if isinstance(source.labels, Tensor) and source.labels.ndim == 1 else None
     classes = None if labels is None or labels.is_floating_point() else labels.cpu().numpy()
-    made = TablePreparation.fit(source.table.drop_columns(list(unreadable)), classes, given)
+    table, rows = sampled(source.table.drop_columns(list(unreadable)))
+    made = TablePreparation.fit(table, None if classes is None else classes[rows], given, rows)
     if not made.columns:
         reasons = some([f"{one.name} ({one.why})" for one in made.seen])
         raise DataError(
@@ -94,6 +97,7 @@ def _prepared(raw: Raw, preparation: TablePreparation, unreadable: Sequence[str]
     if raw.name == "source":
         problems += [_unreadable(raw, name) for name in unreadable]
         problems += _left_out(raw, preparation)
+        problems += _from_a_sample(raw)
     problems += _words_for_numbers(raw, preparation)
     return replace(
         raw,
@@ -121,19 +125,35 @@ def _left_out(raw: Raw, preparation: TablePreparation) -> list[Problem]:
     return [Problem(raw.name, "left out", text, stops=False)]
 
 
+def _from_a_sample(raw: Raw) -> list[Problem]:
+    count = len(sampled_rows(raw.table))
+    if count == raw.table.num_rows:
+        return []
+    text = (
+        f"the table is large, so that the kinds of its columns, their values in place of missing ones and their "
+        f"categories are those of {count:,} of its {raw.table.num_rows:,} rows, evenly spaced."
+    )
+    return [Problem(raw.name, "sample", text, stops=False)]
+
+
 def _words_for_numbers(raw: Raw, preparation: TablePreparation) -> list[Problem]:
     """Words in a column of numbers: read as missing, and a problem where they are most of the values."""
     problems = []
     for column in preparation.columns:
         if not isinstance(column, Number):
             continue
-        found = values.numbers(raw.table[column.name])
-        count = int(found.others.sum())
+        count, known = 0, 0
+        words: list[str] = []
+        for piece in in_pieces(raw.table.select([column.name])):
+            found = values.numbers(piece[column.name])
+            count += int(found.others.sum())
+            known += int(np.isfinite(found.values).sum())
+            if found.others.any() and len(words) < _WORDS:
+                words += values.words(piece[column.name]).take(np.flatnonzero(found.others)[:_WORDS]).to_pylist()
         if not count:
             continue
-        words = values.words(raw.table[column.name]).take(np.flatnonzero(found.others)[:1000]).to_pylist()
-        shown = some([repr(word) for word in dict.fromkeys(words)])
-        stops = raw.name != "source" and count > _OTHER_KIND * (count + np.isfinite(found.values).sum())
+        shown = some([repr(word) for word in dict.fromkeys(words[:_WORDS])])
+        stops = raw.name != "source" and count > _OTHER_KIND * (count + known)
         fix = "give it the numbers of the source's column" if stops else "they are read as missing"
         text = f"column {column.name!r} has {counted(count, 'value')} that are not numbers ({shown}): {fix}."
         problems.append(Problem(raw.name, "not numbers", text, stops=stops))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from soseleto.data.limits import check_size
+from soseleto.data.on_disk import is_large
 from soseleto.data.readers import csv_text
 from soseleto.data.readers.labels import names_of
+from soseleto.data.readers.large_tables import copied_csv, copied_parquet, is_large_text
 from soseleto.data.readers.problems import some
 from soseleto.data.readers.reading import Reading
 from soseleto.errors import DataError, need
@@ -31,10 +34,7 @@ def load(path: Path, name: str, reading: Reading | None = None, *, all_text: boo
     """
     need("pyarrow", to=f"reading the table {path}")
     try:
-        table = _parsed(path, reading or Reading(), all_text)
-        table.validate(full=True)  # text that is not UTF-8, offsets out of range
-        str(table.column_names)
-        return table
+        return _parsed(path, reading or Reading(), all_text)
     except DataError:
         raise
     except FileNotFoundError as error:
@@ -47,18 +47,36 @@ def load(path: Path, name: str, reading: Reading | None = None, *, all_text: boo
 def _parsed(path: Path, reading: Reading, all_text: bool) -> Any:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        return _load_parquet(path)
+        return _load_parquet(path, reading)
     if suffix not in (".csv", ".tsv"):
-        return _load_json(path, reading, all_text)
+        return _valid(_load_json(path, reading, all_text))
     delimiter = "\t" if suffix == ".tsv" else ","
-    text = csv_text.read_text(path, reading.encoding, delimiter=delimiter)
-    return parse_csv(text, delimiter, reading, all_text=all_text, what=str(path))
+    if all_text and _is_large(path, reading, delimiter):
+        table = copied_csv(path, delimiter, reading, partial(_parse_text, delimiter, reading, True, str(path)))
+    else:
+        text = csv_text.read_text(path, reading.encoding, delimiter=delimiter)
+        table = _parse_text(delimiter, reading, all_text, str(path), text, csv_text.Before())
+    return _with_labels(table, reading)
+
+
+def _is_large(path: Path, reading: Reading, delimiter: str) -> bool:
+    """Whether a CSV file of features is read in pieces; a list of images, whose columns are not all text, is not."""
+    if not is_large_text(path, reading.encoding) or reading.path_column is not None:
+        return False
+    with open(path, "rb") as file:
+        header = csv_text.header_of(file.read(1 << 20).decode(reading.encoding or "utf-8", "replace"), delimiter)
+    return not any(column.lower() in PATHS for column in header)
 
 
 def parse_csv(text: str, delimiter: str, reading: Reading, *, all_text: bool = False, what: str) -> Any:
     """The text of a CSV file as a table."""
+    return _with_labels(_parse_text(delimiter, reading, all_text, what, text, csv_text.Before()), reading)
+
+
+def _parse_text(delimiter: str, reading: Reading, all_text: bool, what: str, text: str, before: csv_text.Before) -> Any:
+    """A text file or a piece of it, which begins with the header; labels are text."""
     csv, pyarrow = (need(module, to="reading CSV") for module in ("pyarrow.csv", "pyarrow"))
-    rows = csv_text.check_rows(text, delimiter, what)
+    rows = csv_text.check_rows(text, delimiter, what, before)
     header = csv_text.header_of(text, delimiter)
     exact = _exact_columns(header, reading, all_text)
     convert = csv.ConvertOptions(column_types=dict.fromkeys(exact, pyarrow.string()))
@@ -69,11 +87,17 @@ def parse_csv(text: str, delimiter: str, reading: Reading, *, all_text: bool = F
     )
     if rows is not None and table.num_rows != rows:
         raise DataError(f"{what} has {rows} rows but {table.num_rows} were read: remove its quotes, or save it again.")
-    _check_header_once(table, what)
-    return _with_labels(table, reading, convert.null_values)
+    _check_header_once(table, what, before)
+    return _valid(table)
 
 
-def _check_header_once(table: Any, what: str) -> None:
+def _valid(table: Any) -> Any:
+    table.validate(full=True)  # text that is not UTF-8, offsets out of range
+    str(table.column_names)
+    return table
+
+
+def _check_header_once(table: Any, what: str, before: csv_text.Before) -> None:
     """Refuse a header among the rows, as joined files have: it would make words of every column of numbers."""
     pyarrow, compute = (need(module, to="reading CSV") for module in ("pyarrow", "pyarrow.compute"))
     if table.num_columns < 2 or not all(pyarrow.types.is_string(kind) for kind in table.schema.types):
@@ -83,7 +107,7 @@ def _check_header_once(table: Any, what: str) -> None:
         rows = rows.filter(compute.equal(column.take(rows), name).combine_chunks())
         if not len(rows):
             return
-    found = some([str(row) for row in rows.to_pylist()])
+    found = some([str(before.rows + row) for row in rows.to_pylist()])
     raise DataError(f"row {found} of {what} repeats the header: delete that line.")
 
 
@@ -100,14 +124,31 @@ def _label_columns(header: Sequence[str], reading: Reading) -> tuple[str | None,
     return reading.label_column or usual(header, LABELS), reading.truth_column
 
 
-def _with_labels(table: Any, reading: Reading, missing: Sequence[str]) -> Any:
+def _with_labels(table: Any, reading: Reading) -> Any:
     """The table with its text labels converted: class names, or numbers for a regression."""
-    array = need("pyarrow", to="reading CSV").array
+    csv, pyarrow = (need(module, to="reading CSV") for module in ("pyarrow.csv", "pyarrow"))
+    missing = csv.ConvertOptions().null_values
     for column in _label_columns(table.column_names, reading):
         if column is not None and table.column_names.count(column) == 1:
-            labels = csv_text.label_values(table[column].to_pylist(), missing)
-            table = table.set_column(table.column_names.index(column), column, array(labels))
+            found, codes = distinct(table[column])
+            labels = pyarrow.array(csv_text.label_values(found, missing)).take(codes)
+            table = table.set_column(table.column_names.index(column), column, labels)
     return table
+
+
+def distinct(column: Any) -> tuple[list[Any], Any]:
+    """The different values of a column, and the place of each row's value among them (null for a missing one)."""
+    codes = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    return codes.dictionary.to_pylist(), codes.indices
+
+
+def values_of(column: Any) -> list[Any]:
+    """As ``to_pylist``, but equal values are one object, so that a row takes the memory of a reference."""
+    try:
+        found, codes = distinct(column)
+    except need("pyarrow", to="reading tables").ArrowNotImplementedError:  # lists and structures
+        return list(column.to_pylist())
+    return [None if code is None else found[code] for code in codes.to_pylist()]
 
 
 def _load_json(path: Path, reading: Reading, all_text: bool) -> Any:
@@ -138,12 +179,20 @@ def _check_objects(text: str, path: Path) -> None:
             raise DataError(f"line {number} of {path} {fault}: write one object with the same keys per line.")
 
 
-def _load_parquet(path: Path) -> Any:
+def _load_parquet(path: Path, reading: Reading) -> Any:
     parquet = need("pyarrow.parquet", to="reading Parquet")
     with parquet.ParquetFile(str(path)) as file:
         # A few bytes of run lengths can encode billions of rows: check the size before reading.
-        check_size(8 * file.metadata.num_rows * max(1, file.metadata.num_columns), what=str(path))
-        return file.read()
+        size = 8 * file.metadata.num_rows * max(1, file.metadata.num_columns)
+        check_size(size, what=str(path))
+        if is_large(max(size, _content(file.metadata))):
+            return copied_parquet(file, path, reading)
+        return _valid(file.read())
+
+
+def _content(metadata: Any) -> int:
+    """Bytes of a Parquet file before compression."""
+    return sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
 
 
 def usual(columns: Sequence[str], names: tuple[str, ...]) -> str | None:

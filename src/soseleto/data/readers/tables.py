@@ -23,7 +23,7 @@ from soseleto.data.readers.pandas_index import index_columns, index_problem
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
-from soseleto.data.readers.table_files import IDS, LABELS, PATHS, load, usual
+from soseleto.data.readers.table_files import IDS, LABELS, PATHS, load, usual, values_of
 from soseleto.data.table_columns import values
 from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.data.texts.preparation import TextPreparation
@@ -128,9 +128,9 @@ def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, 
     used = [c for c in (label, path, identity, truth, reading.before_column) if c is not None]
     made = Raw(
         name,
-        labels_from(table[label].to_pylist(), name=name, encoding=reading.encoding),
+        labels_from(values_of(table[label]), name=name, encoding=reading.encoding),
         ids=None if identity is None else _ids(table[identity].to_pylist(), identity, what, reading.encoding),
-        truth=None if truth is None else names_of(table[truth].to_pylist(), encoding=reading.encoding),
+        truth=None if truth is None else names_of(values_of(table[truth]), encoding=reading.encoding),
         files=(),
     )
     if path is not None:

@@ -196,7 +196,7 @@ class Text:
 
     @classmethod
     def fit(cls, name: str, text: Any, buckets: int = hashed_words.BUCKETS) -> Self:
-        return cls(name, hashed_words.inverse_frequencies(hashed_words.counts(text.to_pylist(), buckets)))
+        return cls(name, hashed_words.inverse_frequencies(text.to_pylist(), buckets))
 
     @property
     def names(self) -> tuple[str, ...]:

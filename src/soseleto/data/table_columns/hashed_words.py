@@ -16,6 +16,7 @@ import numpy as np
 
 BUCKETS = 2048
 LENGTH = 6.0  # of a text as the model gets it: at the default learning rate of 0.03 a linear model then learns in time
+_PIECE = 4096  # texts whose counts are in memory together
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 
 
@@ -40,10 +41,12 @@ def counts(texts: Iterable[str | None], buckets: int) -> np.ndarray:
     return found
 
 
-def inverse_frequencies(found: np.ndarray) -> tuple[float, ...]:
+def inverse_frequencies(texts: Sequence[str | None], buckets: int) -> tuple[float, ...]:
     """idf_b = log((1 + N) / (1 + n_b)) + 1, where n_b texts have a token in bucket b."""
-    present = (found != 0).sum(axis=0)
-    return tuple(round(float(value), 6) for value in np.log((1 + len(found)) / (1 + present)) + 1)
+    present = np.zeros(buckets)
+    for first in range(0, len(texts), _PIECE):
+        present += (counts(texts[first : first + _PIECE], buckets) != 0).sum(axis=0)
+    return tuple(round(float(value), 6) for value in np.log((1 + len(texts)) / (1 + present)) + 1)
 
 
 def vectors(texts: Iterable[str | None], idf: Sequence[float]) -> np.ndarray:

@@ -34,11 +34,14 @@ class Kind:
     format: str | None = None  # of dates that are words
 
 
-def kind_of(name: str, column: Any, labels: np.ndarray | None, given: Mapping[str, str]) -> Kind:
+def kind_of(
+    name: str, column: Any, labels: np.ndarray | None, given: Mapping[str, str], rows: np.ndarray | None = None
+) -> Kind:
     """The kind of a column of the source.
 
     labels: (N,) class indices, to recognise a copy of them
     given: the kinds that the user has set, by column
+    rows: (N,) the numbers of the rows, where they are a sample of a larger table
     """
     text = values.words(column)
     present = len(text) - text.null_count
@@ -60,7 +63,7 @@ def kind_of(name: str, column: Any, labels: np.ndarray | None, given: Mapping[st
         return Kind("date")
     found = values.numbers(column)
     if not found.others.sum() > (1 - NUMBERS) * present:
-        return Kind(LEFT_OUT, "it numbers the rows") if _numbers_rows(name, found.values) else Kind("number")
+        return Kind(LEFT_OUT, "it numbers the rows") if _numbers_rows(name, found.values, rows) else Kind("number")
     format, parsed = values.time_format(text)
     if parsed >= TIMES * present:
         return Kind("date", format=format)
@@ -80,14 +83,14 @@ def _of_words(text: Any, present: int, distinct: int) -> Kind:
     return Kind(LEFT_OUT, f"it has {distinct:,} different words in {counted(present, 'row')}")
 
 
-def _numbers_rows(name: str, numbers: np.ndarray) -> bool:
+def _numbers_rows(name: str, numbers: np.ndarray, rows: np.ndarray | None) -> bool:
     """Different whole numbers that are in order, dense, or named like an id."""
     if len(numbers) < ENOUGH or not np.isfinite(numbers).all() or (numbers != np.floor(numbers)).any():
         return False
     if _distinct(numbers) < len(numbers):
         return False
     named = bool(_ID_NAME.search(name) or _ID_ENDING.search(name))
-    return named or bool((np.diff(numbers) == 1).all())
+    return named or bool((np.diff(numbers) == (1 if rows is None else np.diff(rows))).all())
 
 
 def _is_copy(text: Any, labels: np.ndarray, distinct: int) -> bool:

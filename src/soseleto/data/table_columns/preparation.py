@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from soseleto.data import on_disk
 from soseleto.data.limits import check_size
 from soseleto.data.table_columns import fitted, values
 from soseleto.data.table_columns.fitted import Category, Date, Fitted, Number, Text
@@ -51,17 +52,24 @@ class TablePreparation:
         self._tensors["cpu"] = self._made()  # now, since a tracing exporter would leave its own tensors here
 
     @classmethod
-    def fit(cls, table: Any, labels: np.ndarray | None = None, given: Mapping[str, str] | None = None) -> Self:
+    def fit(
+        cls,
+        table: Any,
+        labels: np.ndarray | None = None,
+        given: Mapping[str, str] | None = None,
+        rows: np.ndarray | None = None,
+    ) -> Self:
         """Fit every column of a pyarrow table.
 
         labels: (N,) class indices; a column that repeats them is left out
         given: kinds by column ("number", "category", "text" or "left out"); the others are inferred
+        rows: (N,) the numbers of the rows, where they are a sample of a larger table
         """
         columns: list[Fitted] = []
         seen: list[Seen] = []
         for name in table.column_names:
             column = table[name]
-            kind = kind_of(name, column, labels, given or {})
+            kind = kind_of(name, column, labels, given or {}, rows)
             seen.append(seen_in(name, column, kind))
             if kind.name != LEFT_OUT:
                 columns.append(_fit(name, column, kind))
@@ -110,14 +118,19 @@ class TablePreparation:
         )
 
     def read(self, table: Any) -> Tensor:
-        """The stored numbers of a pyarrow table, (N, D) float32; other columns are ignored."""
+        """The stored numbers of a pyarrow table, (N, D) float32; other columns are ignored.
+
+        Those of a large table are on disk, where they are written some rows at a time.
+        """
         check_size(4 * table.num_rows * len(self.names), what="the table")
-        inputs = torch.empty(table.num_rows, len(self.names))
-        at = 0
-        for column in self.columns:
-            piece = torch.from_numpy(column.read(table[column.name]))
-            inputs[:, at : at + piece.shape[1]] = piece
-            at += piece.shape[1]
+        inputs = on_disk.empty(table.num_rows, len(self.names), what="the table")
+        for first in range(0, table.num_rows, on_disk.PIECE):
+            rows = table.slice(first, on_disk.PIECE)
+            at = 0
+            for column in self.columns:
+                piece = torch.from_numpy(column.read(rows[column.name]))
+                inputs[first : first + len(piece), at : at + piece.shape[1]] = piece
+                at += piece.shape[1]
         return inputs
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -252,5 +265,5 @@ def _values(column: Number | Category | Date, stored: Tensor) -> np.ndarray:
     day = f"{column.name} day"
     if day not in column.names:
         return np.full(len(stored), "", dtype=object)
-    days = stored[:, column.names.index(day)].round().long().numpy().astype("datetime64[D]")
-    return np.where(gone, "", days.astype(str)).astype(object)
+    days, at = np.unique(stored[:, column.names.index(day)].round().long().numpy(), return_inverse=True)
+    return np.where(gone, "", days.astype("datetime64[D]").astype(str).astype(object)[at])
