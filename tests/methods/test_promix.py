@@ -17,27 +17,26 @@ from soseleto.methods import ProMix
 from soseleto.methods.divide_mix.mix_match import mixed_alike, partners
 from soseleto.methods.promix.debiasing import learn_shares, margin_loss, pseudo_labels
 from soseleto.methods.promix.heads import NetworksWithHeads, classifier
-from soseleto.methods.promix.selection import agreed, selected
+from soseleto.methods.promix.selection import agreed, small_losses
 from soseleto.methods.strong.mixing import quantiles
 from soseleto.training.fit import fit
 from tiny_pictures import pictures, small_net, wrong
 from two_views import EYE, WIDTH, B, C, T, batch, close, entropy, net, task
 
 
-@pytest.mark.parametrize("share", [0.1, 0.55, 1.0])
-def test_small_losses_of_every_class_and_confident_labels_are_selected(share: float) -> None:
+@pytest.mark.parametrize("most", [1, 6, 40])
+def test_small_losses_of_every_class_are_selected(most: int) -> None:
     seeded = torch.Generator().manual_seed(0)
     labels = torch.cat([torch.zeros(2, dtype=torch.int64), torch.randint(1, C, (38,), generator=seeded)])
     losses = 3 * torch.rand(40, generator=seeded, dtype=torch.float64)
     losses[5] = losses[9]  # a tie
-    found = selected(losses, labels, classes=C, share=share, confidence=0.6)
-    expected = [math.exp(-float(loss)) >= 0.6 for loss in losses]
+    expected = [False] * 40
     for c in range(C):
         rows = sorted((row for row in range(40) if labels[row] == c), key=lambda row: float(losses[row]))
-        for row in rows[: math.ceil(share * 40 / C)]:
+        for row in rows[:most]:
             expected[row] = True
-    assert found.tolist() == expected
-    assert share == 1.0 or not all(expected)
+    assert small_losses(losses, labels, C, most).tolist() == expected
+    assert most == 40 or not all(expected)
 
 
 def test_networks_agree_on_a_class_that_both_are_sure_of() -> None:
@@ -48,9 +47,12 @@ def test_networks_agree_on_a_class_that_both_are_sure_of() -> None:
         ],
         dtype=torch.float64,
     )
-    same, predicted = agreed(p, 0.9)
-    assert same.tolist() == [True, False, False, True]
-    assert predicted[same].tolist() == [0, 1]
+    nothing = torch.zeros(4, dtype=torch.bool)
+    assert agreed(p, nothing, 0.89, 4).tolist() == [True, False, False, True]
+    assert agreed(p, nothing, 0.89, 1).tolist() == [True, False, False, False]  # the surest
+    kept = torch.tensor([True, True, False, False])
+    assert agreed(p, kept, 0.89, 3).tolist() == [False, False, False, True]
+    assert not agreed(p, kept, 0.89, 2).any()
 
 
 def test_debiasing_against_a_loop() -> None:
@@ -124,12 +126,12 @@ def slow_scores(network: nn.Module, head: nn.Module, x: Tensor) -> tuple[Tensor,
 
 
 def test_steps_against_a_loop() -> None:
-    method = ProMix(warm_up=0.1, ramp=0.4, share=0.4, confidence=0.51, agreement=0.2, agree_after=0.35, memory=0.9)
+    method = ProMix(warm_up=0.1, ramp=0.2, share=0.4, confidence=0.3, agree_after=0.35, labelled=0.8, memory=0.9)
     state = method.init(task(net()))
     slow = slow_networks(state)
     shares = torch.full((2, 2, C), 1 / C, dtype=torch.float64)
     kept = torch.ones(2, B, dtype=torch.bool)
-    added = others = 0
+    added = cut = others = 0
     for step in range(6):
         source, target = batch(B, step), batch(T, 100 + step)
         method.step(state, source, target, monitor=step % 2 == 0)
@@ -141,16 +143,21 @@ def test_steps_against_a_loop() -> None:
                 z.append(network(source.inputs[0]))
             network.train()
         p = torch.stack(z).softmax(2)
-        labelled, labels = [], []
+        labelled, labels, before = [], [], shares.clone()
         for k in range(2):
-            labelled.append([]), labels.append([])
+            own = [bool(kept[k, i]) or float(p[k, i, source.labels[i]]) > 0.3 for i in range(B)]
+            sure = []
             for i in range(B):
-                first, second = int(p[0, i].argmax()), int(p[1, i].argmax())
-                both = first == second and min(float(p[0, i].max()), float(p[1, i].max())) >= 0.2 and step >= 3.5
-                labelled[k].append(bool(kept[1 - k, i]) or both)
-                labels[k].append(int(source.labels[i]) if kept[1 - k, i] else first)
-                added += not kept[1 - k, i] and both
-                others += not labelled[k][-1]
+                surest = [float(p[j, i].max()) for j in range(2)]
+                same = int(p[0, i].argmax()) == int(p[1, i].argmax())
+                if not own[i] and same and min(surest) > 0.3 and step >= 3.5:
+                    sure.append((-sum(surest), i))
+            new = [i for _, i in sorted(sure)][: max(0, math.floor(0.8 * B) - sum(own))]
+            labelled.append([own[i] or i in new for i in range(B)])
+            guesses = [int((z[k][i] - 0.8 * before[k, 0].log()).argmax()) for i in range(B)]
+            labels.append([int(source.labels[i]) if own[i] else guesses[i] for i in range(B)])
+            if step >= 1:
+                added, cut, others = added + len(new), cut + len(sure) - len(new), others + B - sum(labelled[k])
             for side in (0, 1) if step >= 1 else ():
                 rows = [i for i in range(B) if labelled[k][i] == (side == 0)]
                 if rows:
@@ -159,42 +166,43 @@ def test_steps_against_a_loop() -> None:
             weak = torch.cat([source.inputs[0], target.inputs[0]])
             if step < 1:
                 given = torch.cat([source.labels, target.labels])
-                loss = sum(F.cross_entropy(scores, given) for scores in slow_scores(*slow[k], weak))
+                loss = F.cross_entropy(slow_scores(*slow[k], weak)[0], given)
             else:
                 y = []
                 for i in range(B):
-                    d = sum((z[j][i] - 0.8 * shares[j, 1].log()).softmax(0) / 2 for j in range(2))
+                    d = (z[k][i] - 0.8 * before[k, 1].log()).softmax(0)
                     y.append(EYE[labels[k][i]] if labelled[k][i] else d**2 / (d**2).sum())
                 y = torch.stack([*y, *EYE[target.labels]])
                 sides = torch.tensor([*labelled[k], *[True] * T])
                 rows = torch.arange(B + T)
                 draws = Draws.of(state.key, rows, torch.full_like(rows, step), torch.full_like(rows, k))
-                mixed, mixed_y = mixed_alike(weak, y, draws, 0.5, sides)
+                mixed, mixed_y = mixed_alike(weak, y, draws, 4.0, sides)
                 views = torch.cat([weak, source.inputs[1], target.inputs[1], mixed])
                 loss = torch.zeros((), dtype=torch.float64)
-                rise = 0.1 * min(1.0, (step - 1) / 4)
+                gamma, beta = min(1.0, step / 2), 0.1 * step / 4 if step < 4 else 0.0
                 for a, scores in enumerate(slow_scores(*slow[k], views)):
                     for i in range(3 * (B + T)):
-                        row = i % (B + T)
-                        of_side = shares[k, int(not sides[row])]
-                        one = entropy(
-                            (mixed_y if i >= 2 * (B + T) else y)[row], (scores[i] + 0.8 * of_side.log()).softmax(0)
-                        )
+                        view, row = divmod(i, B + T)
+                        of_side = before[k, int(not sides[row])]
+                        one = entropy((mixed_y if view == 2 else y)[row], (scores[i] + 0.8 * of_side.log()).softmax(0))
+                        one = one if view == 0 else gamma * one
                         if sides[row]:
                             loss = loss + one / int(sides.sum())
-                        elif a:
-                            loss = loss + rise * one / int((~sides).sum())
+                        elif a and view < 2:
+                            loss = loss + beta * one / int((~sides).sum())
             parameters = [*slow[k][0].parameters(), *slow[k][1].parameters()]
             with torch.no_grad():
-                for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                for parameter, slope in zip(
+                    parameters, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True
+                ):
                     parameter -= 0.1 * slope
         assert state.weights is not None
         torch.testing.assert_close(state.weights.values, p.mean(0).gather(1, source.labels[:, None]).squeeze(1).float())
         if step % 2 == 0:
             of_label = p.gather(2, source.labels.expand(2, -1)[..., None]).squeeze(2)
-            chosen = [selected(-q.log(), source.labels, classes=C, share=0.4, confidence=0.51) for q in of_label]
-            kept = torch.stack(chosen)
+            kept = torch.stack([small_losses(-q.log(), source.labels, C, math.ceil(0.4 * B / C)) for q in of_label])
     assert added
+    assert cut
     assert others
     for k in range(2):
         close(state.networks.both[k], slow[k][0])

@@ -1,44 +1,37 @@
 """ProMix (Xiao et al., 2023), with the trusted images added to the labelled side.
 
-Two networks are trained; k is one of them and o the other. Each has its classifier, with scores z, and an auxiliary
-head on the same features, with scores a. After every epoch network o selects for network k (``selection.py``):
+Two networks are trained; k is one of them. Each has its classifier, with scores z, and an auxiliary head on the same
+features, with scores a. Selected for network k are (``selection.py``)
 
-    small losses:  of every class c the ⌈R·N/C⌉ images labelled c with the smallest loss −log p^o_y
-    matched:       images whose label o predicts with p^o_y ≥ τ
+    small losses:  of every class c the ⌈R·N/C⌉ images labelled c with its smallest losses −log p^k_y, after every epoch
+    matched:       images whose label it predicts with p^k_y > τ, in every batch
 
-Labelled are these and the trusted images, with their labels, and in the later part of the training also the images for
-which both networks predict the same class with p ≥ τ_a, with that class. The others have the pseudo-label
+Labelled are these and the trusted images, with their labels, and in the last part of the training also images for which
+both networks predict the same class with p > τ, the surest first and at most so many that 90 % of a batch are labelled,
+with the class of its debiased prediction. The others have the pseudo-label
 
-    s = sharpened((d¹ + d²)/2),   d^k = softmax(z^k(weak) − α log p̃^k)                            (``debiasing.py``)
+    s = sharpened(softmax(z(weak) − α log p̃))                                                   (``debiasing.py``)
 
-Every image is trained on in its weak view, its strong view, and its weak view mixed with another image of its side,
-λ = max(b, 1 − b), b ~ Beta(½, ½), one a batch. With the debiased margin loss ℓ, summed over these three,
+With the debiased margin loss ℓ, the weak view w, the strong view v, and x = the weak view of a labelled image mixed
+with that of another, λ = max(b, 1 − b), b ~ Beta(4, 4), one a batch,
 
-    L = mean_labelled [ℓ(y, z) + ℓ(y, a)] + λ_u mean_others ℓ(s, a)
+    L = mean_labelled Σ_{h = z, a} [ℓ(y, h(w)) + γ ℓ(y, h(v)) + γ ℓ(y', h(x))]
+        + β mean_others [ℓ(s, a(w)) + γ ℓ(s, a(v))]
 
-so that a wrong pseudo-label reaches the classifier, which makes them, through the features alone. λ_u rises linearly
-after a warm-up with cross-entropy of both heads on the labels as they are. The strong view is a strong one:
-``Views(count=1)``.
+so that a wrong pseudo-label reaches the classifier, which makes them, through the features alone. γ rises linearly to
+1. β rises to λ_u in twice the time, and is 0 from then on. A warm-up trains the classifiers on the labels as they are.
 
-As published: the two criteria of selection, the auxiliary head, both debiasings, agreement of both networks, and the
-mean of their scores to evaluate; R = 0.5, τ = 0.99 and α = 0.8, which the paper has for CIFAR-10 with human labels.
+Settings and equations are those of the authors' program for CIFAR-10 (R = 0.5 there for human labels and from 40 %
+flipped ones on, 0.7 at 20 %). By compute: its 600 epochs have 10 of warm-up, 50 in which γ rises, and 250 of agreement
+at the end; here these are shares of the training, but for the warm-up, 10 of 100. m = 0.9994 remembers the same share
+of the steps as 0.9999 in 600 epochs.
 
-By compute: the warm-up is published as 10 epochs of 600, and is 10 of 100 here; agreement begins and λ_u has risen
-after the same share of the training as with 250 and 50 epochs of 600; m = 0.9994 remembers the same share of the steps
-as 0.9999 in 600 epochs.
-
-Not checked against the authors' program, so that each may be a deviation: λ_u = 0.1, sharpening with T = 0.5, τ_a =
-0.9, Beta(½, ½), the epochs of agreement and of the rise of λ_u, which views are mixed, that every loss counts once,
-that p̃ is kept for labelled images and others apart, and that pseudo-labels are the mean of both networks'. R does not
-depend on the noise here; it must not be much above the share of right labels: ``share=0.2`` at 80 % flipped labels.
-
-Other deviations:
-- Selection is by the other network, as in DivideMix; losses are those of the last visit, not of a pass over all images
-  after the epoch. Agreement is found in the batch.
-- Predictions for selection and pseudo-labels are those of the networks in evaluation mode.
+Deviations:
+- FMix, a third mixture, is left out; so is the confidence penalty in the warm-up, for asymmetric mistakes.
+- Losses for the selection are those of the last visit, not of a pass over all images after the epoch, and predictions
+  are those of the networks in evaluation mode.
 - Labelled images of a batch are those that the selection finds in it, counted by masks.
-- Strong views are those of this package, in the manner of RandAugment and cutout, not of AutoAugment.
-- The confidence penalty in the warm-up, for asymmetric mistakes, is left out.
+- Strong views are those of this package, in the manner of RandAugment and cutout: ``Views(count=1)``.
 - Optimizer, schedule and batch sizes are those of the training; one optimizer has the parameters of both networks.
 - The second network is a copy of the model whose layers draw their initial values again; pretrained values are lost.
 - A run folder keeps the first network alone. ``Result.model`` is both, whose mean is evaluated.
@@ -49,6 +42,7 @@ They are reported for the ranking of labels and not used in training.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,7 +61,7 @@ from soseleto.methods.divide_mix.mix_match import mean_over, mixed_alike
 from soseleto.methods.from_views import require_classes, two_views, view_scores
 from soseleto.methods.promix.debiasing import learn_shares, margin_loss, pseudo_labels
 from soseleto.methods.promix.heads import NetworksWithHeads
-from soseleto.methods.promix.selection import agreed, selected
+from soseleto.methods.promix.selection import agreed, small_losses
 from soseleto.methods.state import PhasedState, require_share
 from soseleto.methods.strong.judgement import one_hot, sharpened
 from soseleto.methods.strong.teacher import no_steps
@@ -79,15 +73,15 @@ from soseleto.weights import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class ProMix:
-    """ProMix (Xiao et al., 2023): two networks select clean images for each other; target images are always labelled.
+    """ProMix (Xiao et al., 2023): two networks that select clean images; target images are always labelled.
 
     warm_up: share of all steps that train on the labels as they are
-    ramp: share of all steps over which λ_u rises after the warm-up
-    unlabelled: λ_u, the factor of the loss on images that are not selected
+    ramp: share of all steps in which γ rises, from the first step on
+    unlabelled: λ_u, the highest factor of the loss on images that are not selected
     share: R, of the source images that are selected by small losses
-    confidence: τ, the probability from which on a predicted label is selected
-    agreement: τ_a, the probability from which on the class that both networks predict replaces a label
-    agree_after: share of all steps after which it does
+    confidence: τ, the probability above which a predicted label is selected, and a class that both networks predict
+    agree_after: share of all steps after which such a class replaces a label
+    labelled: the share of a batch up to which it does
     debias: α, of the margin loss and of pseudo-labels
     memory: m, of the running means p̃
     temperature: of sharpening
@@ -95,25 +89,23 @@ class ProMix:
     """
 
     warm_up: float = 0.1
-    ramp: float = 0.08
+    ramp: float = 50 / 600
     unlabelled: float = 0.1
     share: float = 0.5
     confidence: float = 0.99
-    agreement: float = 0.9
-    agree_after: float = 0.42
+    agree_after: float = 350 / 600
+    labelled: float = 0.9
     debias: float = 0.8
     memory: float = 0.9994
     temperature: float = 0.5
-    mixup: float = 0.5
+    mixup: float = 4.0
 
     name = "promix"
     takes_views = True
 
     def __post_init__(self) -> None:
-        for field in ("warm_up", "ramp", "share", "agreement", "agree_after", "memory"):
+        for field in ("warm_up", "ramp", "share", "confidence", "agree_after", "labelled", "memory"):
             require_share(field, getattr(self, field))
-        if not 0.5 < self.confidence <= 1.0:
-            raise UsageError(f"confidence must lie above 0.5 and be at most 1, got {self.confidence}: say 0.99.")
         for field in ("temperature", "mixup"):
             if not getattr(self, field) > 0:
                 raise UsageError(f"{field} must be above 0, got {getattr(self, field)}.")
@@ -149,6 +141,7 @@ class ProMix:
         else:
             classes, labelled = self._given(state, scores, source, target)
             found = [self._on_given(state, k, (weak, strong), classes[k], labelled[k]) for k in range(2)]
+            state.learn_shares(scores.softmax(2), labelled[:, :n], self.memory)
         losses, rows = (torch.stack(each) for each in zip(*found, strict=True))
         of_source, of_target = rows.detach().mean(0).split([n, len(target)])
         task.guard("source", of_source, source.index)
@@ -156,14 +149,14 @@ class ProMix:
         state.take(gradient(losses.sum(), trainable(task.model)))
         state.taken += 1
         if monitor:
-            state.select(self.share, self.confidence)
+            state.select(self.share)
         numbers = {"source_loss": of_source.mean(), "target_loss": of_target.mean()}
         return {**numbers, "clean_share": state.selected[:, source.index].double().mean()}
 
     def _on_labels(self, state: ProMixState, k: int, weak: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Warm-up of network k: its loss, and the auxiliary head's of every row (R,)."""
-        z, a = (F.cross_entropy(scores, labels, reduction="none") for scores in state.with_head(k, weak))
-        return (z + a).mean(), a
+        """Warm-up of network k: its loss, and that of every row (R,)."""
+        z = F.cross_entropy(state.with_head(k, weak)[0], labels, reduction="none")
+        return z.mean(), z
 
     @torch.no_grad()
     def _given(self, state: ProMixState, scores: Tensor, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
@@ -171,14 +164,17 @@ class ProMix:
 
         scores: of both networks for the source (2, B, C)
         """
-        kept = state.selected.flip(0)[:, source.index]  # each by the other
-        same, predicted = agreed(scores.softmax(2), self.agreement)
-        labelled = kept | (same & (state.taken >= self.agree_after * state.task.steps))
-        labels = torch.where(kept, source.labels, predicted)
-        state.learn_shares(scores.softmax(2), labelled, self.memory)
-        guessed = pseudo_labels(scores, state.shares[:, 1:], self.debias).mean(0)
-        hard = torch.stack([one_hot(one, scores.shape[2]) for one in labels]).to(scores.dtype)
-        of_source = torch.where(labelled[..., None], hard, sharpened(guessed, self.temperature))
+        p, classes = scores.softmax(2), scores.shape[2]
+        of_label = p.gather(2, source.labels.expand(2, -1)[..., None]).squeeze(2)
+        kept = state.selected[:, source.index] | (of_label > self.confidence)
+        late = state.taken >= self.agree_after * state.task.steps
+        most = math.floor(self.labelled * len(source))
+        labelled = torch.stack([one | (late & agreed(p, one, self.confidence, most)) for one in kept])
+        of_labelled, of_others = (pseudo_labels(scores, state.shares[:, side, None], self.debias) for side in (0, 1))
+        labels = torch.where(kept, source.labels, of_labelled.argmax(2))
+        hard = torch.stack([one_hot(one, classes) for one in labels]).to(scores.dtype)
+        guessed = torch.stack([sharpened(one, self.temperature) for one in of_others])
+        of_source = torch.where(labelled[..., None], hard, guessed)
         of_target = one_hot(target.labels, scores.shape[2]).to(scores.dtype).expand(2, -1, -1)
         trusted = torch.ones(2, len(target), dtype=torch.bool, device=labelled.device)
         return torch.cat([of_source, of_target], 1), torch.cat([labelled, trusted], 1)
@@ -194,16 +190,18 @@ class ProMix:
         of_labelled, of_others = state.shares[k]
         shares = torch.where(labelled[:, None], of_labelled, of_others)
         z, a = (
-            margin_loss(scores.view(y.shape), y, shares, self.debias).sum(0)
+            margin_loss(scores.view(y.shape), y, shares, self.debias)
             for scores in state.with_head(k, torch.cat([*views, mixed]))
         )
-        loss = mean_over(z + a, labelled) + self._unlabelled(state) * mean_over(a, ~labelled)
-        return loss, a / len(y)
+        gamma, beta = self._factors(state)
+        of_rows = (z + a)[0] + gamma * ((z + a)[1] + (z + a)[2])
+        loss = mean_over(of_rows, labelled) + beta * mean_over(a[0] + gamma * a[1], ~labelled)
+        return loss, z[0]
 
-    def _unlabelled(self, state: ProMixState) -> Tensor:
-        """λ_u of this step."""
-        risen = (state.taken - state.first_phase) / max(1.0, self.ramp * state.task.steps)
-        return self.unlabelled * risen.clamp(0.0, 1.0)
+    def _factors(self, state: ProMixState) -> tuple[Tensor, Tensor]:
+        """γ and β of this step."""
+        risen = state.taken / max(1.0, self.ramp * state.task.steps)
+        return risen.clamp(max=1.0), self.unlabelled * risen / 2 * (risen < 2)
 
 
 @dataclass(kw_only=True)
@@ -212,7 +210,7 @@ class ProMixState(PhasedState):
 
     losses: (2, N) float64, −log p_y of each network at the last visit
     labels: (N,) of the source, as seen in the batches
-    selected: (2, N) bool, by each network, for the other
+    selected: (2, N) bool, by small losses of each network
     shares: (2, 2, C) float64, p̃ of each network for labelled images and for the others
     judged: mean of both networks' scores of the last source batch, weak view
     """
@@ -255,11 +253,12 @@ class ProMixState(PhasedState):
             learn_shares(self.shares[k, 0], p[k], labelled[k], memory)
             learn_shares(self.shares[k, 1], p[k], ~labelled[k], memory)
 
-    def select(self, share: float, confidence: float) -> None:
+    def select(self, share: float) -> None:
         """Select by the losses of each network."""
         classes = self.shares.shape[2]
+        most = math.ceil(share * len(self.labels) / classes)
         for chosen, losses in zip(self.selected, self.losses, strict=True):
-            chosen.copy_(selected(losses, self.labels, classes=classes, share=share, confidence=confidence))
+            chosen.copy_(small_losses(losses, self.labels, classes, most))
 
     def state(self) -> dict[str, Any]:
         of_networks = {

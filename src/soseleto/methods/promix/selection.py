@@ -1,22 +1,9 @@
-"""Which labels ProMix trains on as they are, and which classes both networks agree on."""
+"""Which labels ProMix trains on as they are, and which examples both networks agree on."""
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
-
-
-def selected(losses: Tensor, labels: Tensor, *, classes: int, share: float, confidence: float) -> Tensor:
-    """(N,) bool: the small losses of every class, and labels that the network predicts confidently.
-
-    losses: −log p_y of all examples (N,); labels: (N,)
-    share: of all N examples, divided evenly over the classes
-    confidence: above 1/2, so that a label of this probability is the prediction
-    """
-    most = math.ceil(share * len(losses) / classes)
-    return small_losses(losses, labels, classes, most) | ((-losses).exp() >= confidence)
 
 
 def small_losses(losses: Tensor, labels: Tensor, classes: int, most: int) -> Tensor:
@@ -32,8 +19,14 @@ def small_losses(losses: Tensor, labels: Tensor, classes: int, most: int) -> Ten
     return found
 
 
-def agreed(p: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
-    """(B,) bool: both networks predict the same class confidently; and that class. p: (2, B, C)."""
+def agreed(p: Tensor, kept: Tensor, confidence: float, most: int) -> Tensor:
+    """(B,) bool: not ``kept``, but both networks predict the same class with more than this confidence.
+
+    The surest ones, so that at most ``most`` examples are labelled with those that are kept. p: (2, B, C)
+    """
     highest, predictions = p.max(2)
-    sure = (highest >= confidence).all(0)
-    return sure & (predictions[0] == predictions[1]), predictions[0]
+    sure = (highest > confidence).all(0) & (predictions[0] == predictions[1]) & ~kept
+    order = torch.where(sure, -highest.mean(0), torch.inf).argsort(stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device)
+    return sure & (rank < most - kept.sum())
