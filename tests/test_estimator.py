@@ -58,7 +58,7 @@ def test_a_table_with_flipped_labels(flipped: tuple[Arrays, Arrays, Arrays, np.n
     (X, y), target, test, wrong = flipped
     made = SoseletoClassifier(epochs=10, batch_size=64, lr=0.1, random_state=0, device="cpu").fit(X, y, target=target)
     assert made.score(*test) > 0.9
-    assert made.source_weights_[wrong].mean() < 0.5 < made.source_weights_[~wrong].mean()
+    assert made.source_weights_[wrong].mean() + 0.2 < made.source_weights_[~wrong].mean()
     assert made.source_scores_[wrong].mean() < made.source_scores_[~wrong].mean()
     assert made.source_weights_.shape == made.source_scores_.shape == (369,)
     assert made.predict_proba(test[0]).sum(1) == pytest.approx(1, abs=1e-6)

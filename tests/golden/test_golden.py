@@ -112,7 +112,7 @@ def train(model: nn.Module, method: Soseleto | None = None, *, double: bool = Fa
     given: dict[str, Any] = {"epochs": 6, "batch_size": 16, "target_batch_size": 6, "lr": 0.1, "device": "cpu"}
     given = {name: value for name, value in {**given, **changes}.items() if value is not None}
     source, target = data(44, 1, noisy=True, double=double), data(12, 5, noisy=False, double=double)
-    return fit(model, source, target, method=method, **given)
+    return fit(model, source, target, method=method or Soseleto(), **given)
 
 
 def transfer(method: Soseleto) -> Result:

@@ -64,6 +64,7 @@ def test_micro_batches_are_evaluated_one_by_one(engine: str, first: bool) -> Non
 def train(reducer: Reducer | None, **changes: Any) -> Any:
     compute = soseleto.Compute(reducer=reducer, micro_batch_size=changes.pop("micro_batch_size", None))
     given = {"epochs": 1, "batch_size": 8, "target_batch_size": 4, "device": "cpu", "compute": compute}
+    given["method"] = soseleto.Soseleto()
     given |= {} if "optimizer" in changes else {"optimizer": soseleto.sgd(0.1, momentum=0.0)}
     return soseleto.fit(net(), points(changes.pop("n", 8), 0), points(4, 1), **{**given, **changes})
 

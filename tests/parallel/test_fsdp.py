@@ -51,7 +51,8 @@ def train_sharded(reducer: Reducer | None, precise: bool = True, **changes: Any)
     fewer = (
         {} if LONG else {"epochs": 1, "source": points(25, 0)}
     )  # the last of 4 batches has one example: a rank has none
-    found = train(reducer, **{"model": model, "epochs": 5, **fewer, **changes})
+    given = {"model": model, "epochs": 5, "method": soseleto.Soseleto()}
+    found = train(reducer, **{**given, **fewer, **changes})
     return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in found.items()}
 
 

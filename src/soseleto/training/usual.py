@@ -42,7 +42,6 @@ from soseleto.extensions import (
 )
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.suspects.mistakes import can_estimate
-from soseleto.suspects.probes import class_count_of_both
 from soseleto.task.last_layer import no_last_layer
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.piece import Piece
@@ -54,6 +53,7 @@ from soseleto.training.defaults import (
     WEIGHT_STEP,
 )
 from soseleto.training.estimated_mistakes import estimate_mistakes
+from soseleto.training.out_of_memory import is_out_of_memory
 from soseleto.training.settings import settings_of
 
 MANY = 0.125  # the share of wrong labels from which they are many, by the lower end of its interval
@@ -132,12 +132,17 @@ class Usual:
         before: the settings of an unfinished run that is to be continued, see ``settings_of``. An estimate that differs
             a little on another machine must not make it another run.
         """
-        linear = ends_in_linear(model, prepare, source)
-        few, many = (self.method_for_classes(many_wrong=many, ends_in_linear=linear) for many in (False, True))
-        for method in (few, many):
-            if before is not None and before == json.loads(json.dumps(settings_of(method))):
-                return method
-        return many if wrong_at_least(model, prepare, source, target, seed=seed) >= MANY else few
+        try:
+            linear = ends_in_linear(model, prepare, source)
+            few, many = (self.method_for_classes(many_wrong=many, ends_in_linear=linear) for many in (False, True))
+            for method in (few, many):
+                if before is not None and before == json.loads(json.dumps(settings_of(method))):
+                    return method
+            return many if wrong_at_least(model, prepare, source, target, seed=seed) >= MANY else few
+        except Exception as error:
+            if is_out_of_memory(error):  # the training does not fit either, and says what would
+                return self.method_for_classes(many_wrong=False)
+            raise
 
 
 def ends_in_linear(model: nn.Module, prepare: Prepare, source: ExampleSet) -> bool:
@@ -153,7 +158,7 @@ def wrong_at_least(model: nn.Module, prepare: Prepare, source: ExampleSet, targe
     """The lower end of the estimated share of wrong labels in the source; 0 where nothing can be estimated."""
     if isinstance(source, Stream) or isinstance(target, Stream) or sharded_modules(model):
         return 0.0
-    classes = class_count_of_both(source, target)
-    if not can_estimate(len(target), classes):
+    classes = max(len(side.classes or ()) or int(side.sample_labels().max()) + 1 for side in (source, target))
+    if classes < 2 or not can_estimate(len(target), classes):
         return 0.0
     return estimate_mistakes(model, prepare, source, target, classes, seed=seed).share[0]
