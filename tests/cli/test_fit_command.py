@@ -128,7 +128,7 @@ OTHER_SETTINGS = [
     (["--suspect-precision", "0.8"], "suspect_precision was 0.95 and is 0.8"),
     (["--guarantee"], "guarantee was false and is true"),
     (["--no-doubt-labels"], "settings.source_loss"),
-    (["--alignments", "all"], "settings.alignment"),
+    (["--alignments", "last"], "settings.alignment"),
     (["--dtype", "bfloat16"], 'precision was null and is "torch.bfloat16"'),
     (["--non-finite", "skip"], 'non_finite was "stop" and is "skip"'),
     (["--seed", "1"], "seed was 0 and is 1"),
