@@ -212,7 +212,7 @@ STRONG = {
     "cutmix": Strong(by_class=True, cutmix=0.5),
     "fixmatch": FixMatch(threshold=0.12),
     "divide_mix": DivideMix(),  # its warm-up has four steps
-    "promix": ProMix(agree_after=0.2, agreement=0.12),
+    "promix": ProMix(agree_after=0.2, confidence=0.12),
 }
 
 

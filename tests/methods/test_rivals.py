@@ -294,7 +294,7 @@ def test_divide_mix_finds_wrong_labels_and_both_networks_answer() -> None:
     assert result.history[-1]["clean_share"] == pytest.approx(1 - float(flip.float().mean()), abs=0.2)
 
 
-RESUMED = [FixMatch(threshold=0.5), DivideMix(warm_up=0.3), ProMix(warm_up=0.3, agree_after=0.5, agreement=0.4)]
+RESUMED = [FixMatch(threshold=0.5), DivideMix(warm_up=0.3), ProMix(warm_up=0.3, agree_after=0.5, confidence=0.4)]
 
 
 @pytest.mark.parametrize("method", RESUMED, ids=lambda one: one.name)
@@ -403,7 +403,7 @@ def test_what_does_not_fit_is_one_sentence(method: Method, options: dict[str, An
         (lambda: DivideMix(warm_up=2.0), r"warm_up must lie in \[0, 1\]"),
         (lambda: DivideMix(unlabelled=-1.0), "unlabelled must be 0 or more"),
         (lambda: DivideMix(mixup=0.0), "mixup must be above 0"),
-        (lambda: ProMix(confidence=0.5), "confidence must lie above 0.5 and be at most 1, got 0.5"),
+        (lambda: ProMix(confidence=1.5), r"confidence must lie in \[0, 1\]"),
         (lambda: ProMix(share=1.5), r"share must lie in \[0, 1\]"),
         (lambda: ProMix(debias=-1.0), "debias must be 0 or more"),
         (lambda: ProMix(temperature=0.0), "temperature must be above 0"),
