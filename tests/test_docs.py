@@ -24,6 +24,7 @@ from PIL import Image
 
 import soseleto
 from soseleto.cli.main import main
+from soseleto.training import optimizers
 from tiny_text_model import make_folder, write_reviews
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,7 +79,7 @@ def write_images(folder: Path, classes: Sequence[str], each: int, seed: int) -> 
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the files that the pages name."""
     root = tmp_path_factory.mktemp("desk")
-    for seed, (name, each) in enumerate({"scraped": 26, "checked": 18, "test": 3, "new": 2}.items()):
+    for seed, (name, each) in enumerate({"scraped": 30, "checked": 18, "test": 3, "new": 2}.items()):
         write_images(root / "photos" / name, ("cat", "dog"), each, seed)
     write_images(root / "animals" / "many", ("cat", "dog", "owl"), 12, 10)
     write_images(root / "animals" / "few", ("ant", "bee"), 5, 11)
@@ -92,6 +93,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.copytree(root / "photos/checked", root / "T")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOSELETO_CACHE", str(root / "cache"))
+        patch.setattr(optimizers, "EPOCHS", 8)  # of every training that names none
         patch.chdir(root)
         yield root
 
