@@ -20,6 +20,8 @@ from soseleto.extensions import (
     scale_by_rms,
     target_share,
 )
+from soseleto.task.piece import Piece
+from soseleto.training.usual import LAST_LAYER
 
 
 def soseleto(method: type[Soseleto] = Soseleto, **settings: Any) -> Soseleto:
@@ -44,6 +46,11 @@ def soseleto(method: type[Soseleto] = Soseleto, **settings: Any) -> Soseleto:
         alignment=chain(*alignment),
         source_loss=label_doubt(normalize) if doubt else normalized() if normalize else mean(),
         gradients=chain(*gradients),
-        scores=pooled_by_class() if given.pop("pool_classes", False) else None,
+        scores=pooled_by_class() if given.pop("pool_classes", False) else _last_layer(given.pop("last_layer", False)),
         **given,
     )
+
+
+def _last_layer(wanted: bool) -> Piece | None:
+    """The score of the usual method."""
+    return LAST_LAYER if wanted else None

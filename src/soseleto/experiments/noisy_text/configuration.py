@@ -9,6 +9,7 @@ from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments.lines import Lines, fields_of
+from soseleto.training.defaults import MANY_SHARE, MANY_WEIGHT_STEP
 
 TRUSTED: Mapping[str, tuple[int, ...]] = MappingProxyType({"ag_news": (100, 200, 500), "hausa": (200,)})
 HELD_OUT: Mapping[str, int] = MappingProxyType({"ag_news": 2000, "hausa": 500})
@@ -66,6 +67,13 @@ ENCODERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )  # fmt: skip
 SHARED: tuple[tuple[str, Any], ...] = (("target_share", 0.3),)
 DOUBTING: tuple[tuple[str, Any], ...] = (("target_share", 0.2), ("doubt_labels", True))
+# What ``fit`` chooses where it estimates that many labels are wrong.
+USUAL: tuple[tuple[str, Any], ...] = (
+    ("target_share", MANY_SHARE),
+    ("doubt_labels", True),
+    ("weight_step", MANY_WEIGHT_STEP),
+    ("last_layer", True),
+)
 # The lines: title, and what makes each differ from the common configuration.
 LINES: Lines = MappingProxyType(
     {
@@ -96,6 +104,13 @@ LINES: Lines = MappingProxyType(
             {"base": "soseleto", "settings": (*DOUBTING, ("weight_step", None), ("initial_weight", 0.7))},
         ),
         "soseleto_doubting_probes": ("… with probes", {"base": "soseleto", "settings": DOUBTING, "probes": "auto"}),
+        "soseleto_usual": ("**SOSELETO, default for many wrong labels**", {"base": "soseleto", "settings": USUAL}),
+        "soseleto_usual_frozen": (
+            "… weights frozen at 0.7",
+            {"base": "soseleto", "settings": (*USUAL, ("weight_step", None), ("initial_weight", 0.7))},
+        ),
+        "soseleto_usual_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": USUAL}),
+        "soseleto_usual_probes": ("… with probes", {"base": "soseleto", "settings": USUAL, "probes": "auto"}),
     }
 )  # fmt: skip
 SMALL: Mapping[str, Any] = MappingProxyType({"n_source": 1500, "n_test": 500, "epochs": 3, "batch_size": 64})

@@ -29,16 +29,21 @@ SIGNALS = (
     ("soseleto_doubting", "weight", "SOSELETO, labels doubted, weight"),
     ("soseleto_doubting", "score", "SOSELETO, labels doubted, score"),
     ("soseleto_doubting", "loss", "SOSELETO, labels doubted, running mean loss"),
+    ("soseleto_usual", "weight", "SOSELETO, default for many wrong labels, weight"),
+    ("soseleto_usual", "score", "SOSELETO, default for many wrong labels, score"),
+    ("soseleto_usual", "loss", "SOSELETO, default for many wrong labels, running mean loss"),
     ("soseleto_probes", "probability", "**SOSELETO, calibrated probability**"),
     ("soseleto_probes_alone", "probability", "… earlier labels unknown"),
     ("soseleto_shared_probes", "probability", "**SOSELETO, target gradient in θ's step, calibrated probability**"),
     ("soseleto_doubting_probes", "probability", "**SOSELETO, labels doubted, calibrated probability**"),
+    ("soseleto_usual_probes", "probability", "**SOSELETO, default for many wrong labels, calibrated probability**"),
 )
 PROBES = {
     "soseleto_probes": "SOSELETO",
     "soseleto_probes_alone": "SOSELETO, earlier labels unknown",
     "soseleto_shared_probes": "SOSELETO, target gradient in θ's step",
     "soseleto_doubting_probes": "SOSELETO, labels doubted",
+    "soseleto_usual_probes": "SOSELETO, default for many wrong labels",
 }
 LISTS = {"claimed": "precision, claimed", "truth": "precision, true", "recall": "recall, true"}
 
