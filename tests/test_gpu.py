@@ -255,6 +255,43 @@ def test_captured_steps_are_proved_at_intervals(method: Any) -> None:
     assert step._recorded
 
 
+class Reading(nn.Module):
+    """Attention over tokens; its biases of keys have no gradient, and stay unproved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(50, 16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.classifier = nn.Linear(16, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        states = self.tokens(input_ids)
+        outputs: Tensor = self.classifier(self.attention(states, states, states, need_weights=False)[0].mean(1))
+        return outputs
+
+
+@pytest.mark.parametrize("scores", [None, RANKING], ids=["", "with scores of the last layer"])
+def test_texts_of_several_lengths_are_captured(scores: Any) -> None:
+    """Every pair of lengths is a graph of its own, and proofs fall due while some of them are recorded."""
+    torch.manual_seed(0)
+    method, told = Soseleto(scores=scores), []
+    state = method.init(quick_task(Reading().to(CUDA)))
+    step = CapturedStep(method, state, told.append)
+    draw = torch.Generator().manual_seed(0)
+
+    def batch(n: int) -> Batch:
+        width = 4 * int(torch.randint(1, 4, (), generator=draw))
+        ids, labels = torch.randint(50, (n, width), generator=draw), torch.randint(4, (n,), generator=draw)
+        return Batch(torch.arange(n, device=CUDA), {"input_ids": ids.to(CUDA)}, labels.to(CUDA))
+
+    for _ in range(120):
+        step(batch(32), batch(8))
+    assert not told
+    assert len(step._recorded) == 9
+    assert state.engine.name == "layerwise"
+    assert state.engine.schedule.calls == 120
+
+
 def test_an_optimizer_that_cannot_be_captured_is_told_and_trains_on() -> None:
     told: list[str] = []
     model = quick().to(CUDA)

@@ -177,6 +177,9 @@ class Soseleto:
     ) -> Evaluated:
         """All that a step needs, at the same θ; with ``look`` the target is evaluated too."""
         task, rows = state.task, state.weights.rows(source.index)  # α_b, with scores and visits
+        watching: Any = state.plain_losses
+        if watches := self.weight_step is not None and bool(self._watched or self.direction.inputs_of):
+            watching.forget()
         moved: list[Moved] = []
 
         def after_moving(q: Tensor) -> Tensor:
@@ -193,9 +196,8 @@ class Soseleto:
         if look:
             task.guard("target", passes.target_losses, target.index)
             numbers["target_loss"] = task.sharing.mean(passes.target_losses, target)
-        watching: Any = state.plain_losses
-        seen = watching.take() if self._watched and self.weight_step is not None else {}
-        if self.direction.inputs_of and self.weight_step is not None:
+        seen = watching.take() if watches and self._watched else {}
+        if watches and self.direction.inputs_of:
             self.direction.learn(watching.take_inputs(task.sharing.sum), state.pieces["direction"], task)
         step = Step(task, source, target, passes, numbers.get("target_loss"), seen)
         if look:

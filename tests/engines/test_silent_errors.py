@@ -19,7 +19,7 @@ from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import SourceStep, Step
 from soseleto.engines.layerwise.engine import LayerwiseEngine
-from soseleto.engines.proof import Kinds, Schedule
+from soseleto.engines.proof import Kinds, ProofDue, Schedule
 from soseleto.errors import EngineError, UsageError
 from soseleto.task.losses import NoisyLosses
 from zoo import BY_NAME, CLASSES, Recurrent, cross_entropy
@@ -549,6 +549,26 @@ def test_between_the_calls_that_hold_a_proof_there_is_none(engine: str, monkeypa
         step = SourceStep(model, cross_entropy, (vectors(), torch.arange(8) % CLASSES), direction, torch.ones(8))
         made.source_pass(step)
     assert held == [*range(1, 9), 16, 32]
+
+
+@pytest.mark.parametrize("engine", ["layerwise", "forward"])
+def test_a_step_that_is_recorded_holds_no_proof(engine: str) -> None:
+    torch.manual_seed(0)
+    model, made = mlp(), make_engine(engine)
+    direction = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    step = SourceStep(model, cross_entropy, (vectors(), torch.arange(8) % CLASSES), direction, torch.ones(8))
+    for _ in range(5):
+        made.source_pass(step)
+    schedule = made.schedule  # type: ignore[attr-defined]
+    schedule.recording = True
+    made.source_pass(step)  # proved before
+    model[1] = nn.Sigmoid()  # another graph
+    with pytest.raises(ProofDue):
+        made.source_pass(step)
+    schedule.recording = False
+    made.source_pass(step)
+    schedule.recording = True
+    made.source_pass(step)
 
 
 def test_a_hook_registered_later_is_noticed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -207,6 +208,26 @@ def test_nothing_is_left_on_the_model() -> None:
     assert [set(vars(module)) for module in model.modules()] == attributes
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("method", [Soseleto(alignment=last_layer()), Soseleto(scores=last_layer())])
+def test_a_step_after_one_that_was_interrupted(method: Soseleto) -> None:
+    """As when a CUDA graph cannot be recorded: what its passes had seen is no part of the next step."""
+    whole, broken = (method.init(task(network())) for _ in range(2))
+
+    def interrupt(side: str, losses: Tensor, index: Tensor) -> None:
+        if side == "target":
+            raise KeyboardInterrupt
+
+    kept = broken.task
+    broken.task = replace(kept, guard=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        method.step(broken, *batches(0))
+    broken.task = kept
+    broken.pieces = {name: copy.deepcopy(piece) for name, piece in whole.pieces.items()}
+    for state in (whole, broken):
+        method.step(state, *batches(1))
+    assert torch.equal(broken.weights.scores, whole.weights.scores)
 
 
 def test_a_monitored_step_and_a_share_of_the_target_use_its_gradient() -> None:

@@ -45,6 +45,10 @@ EARLY = 8  # calls that each hold one while a parameter is unproved
 Align = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
 
 
+class ProofDue(Exception):
+    """A step that is being recorded as a CUDA graph needs a proof, which a recording cannot hold."""
+
+
 @dataclass
 class Schedule:
     """When proofs are due, counted in an engine's calls; steps replayed by a CUDA graph count too."""
@@ -52,6 +56,12 @@ class Schedule:
     calls: int = 0
     at: int = 1  # the call that holds the next proof
     unproved: frozenset[str] = frozenset()
+    recording: bool = False  # a CUDA graph
+
+    def begin(self) -> None:
+        """Before a proof: raises where none can be held."""
+        if self.recording:
+            raise ProofDue
 
     @property
     def is_due(self) -> bool:

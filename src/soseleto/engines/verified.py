@@ -121,6 +121,7 @@ class VerifiedEngine:
     def _prove(self, case: _Case, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
         """Drop ways until one is proved; raises where there is none."""
         assert self.schedule is not None
+        self.schedule.begin()
         seed, first = self._calls, not case.is_proved
         while True:
             kinds: list[tuple[list[Hashable], bool]] = []

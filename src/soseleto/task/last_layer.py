@@ -99,6 +99,10 @@ class WatchedLosses:
             parts.clear()
         return found
 
+    def forget(self) -> None:
+        """What a step that was interrupted has recorded."""
+        self.take()
+
     def _keep(self, side: str, batch: Batch, found: LastLayer) -> None:
         """A pass that is repeated, as for a proof, replaces the one before."""
         self._parts[side][batch.index.data_ptr()] = found

@@ -60,6 +60,12 @@ class InputsWatched:
     def joint(self, model: nn.Module, source: Any, target: Any) -> Tensor:
         raise AssertionError("source and target take separate passes")
 
+    def forget(self) -> None:
+        """What a step that was interrupted has recorded."""
+        self._parts.clear()
+        if hasattr(self._plain, "forget"):
+            self._plain.forget()
+
     def take_inputs(self, total: Callable[[Tensor], Tensor]) -> Mapping[str, Moments]:
         """The moments of all passes since the last call; ``total`` sums over ranks."""
         parts, self._parts = list(self._parts.values()), {}

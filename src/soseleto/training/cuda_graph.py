@@ -3,9 +3,10 @@
 Methods need not know about it. The state of a method with several kinds of step has an attribute ``kind``, that of the
 next step, and ``capturable``, False before a step that must not be recorded. Batches of another shape, such as texts
 padded to another length, have a graph of their own; beyond ``MOST`` graphs their steps run without one. So does a
-monitored step, and one in which the state's engine is to be proved. When the state has replaced its engine, its steps
-are recorded again. Steps before the recording run as if it had begun, since some models then take
-another path (those of transformers make every mask): it is the path that the engine is proved on.
+monitored step, and one in which the state's engine is to be proved: a recording that comes to a proof is given up, and
+the next step of its kind is recorded. When the state has replaced its engine, its steps are recorded again. Steps
+before the recording run as if it had begun, since some models then take another path (those of transformers make every
+mask): it is the path that the engine is proved on.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from soseleto.data import structure
 from soseleto.data.batch import Batch
 from soseleto.data.structure import Inputs
-from soseleto.engines.proof import Schedule
+from soseleto.engines.proof import ProofDue, Schedule
 from soseleto.errors import first_line
 from soseleto.task.task import Method, MethodState
 
@@ -102,8 +103,12 @@ class CapturedStep:
     def _capture(self, kind: Hashable, source: Batch, target: Batch) -> bool:
         source, target, graph = _clone(source), _clone(target), torch.cuda.CUDAGraph()
         try:
-            with _rates_on_device(self._optimizer, source.index.device) as rates, recording(graph, self._pool):
+            rates_on_device = _rates_on_device(self._optimizer, source.index.device)
+            with self._no_proofs(), rates_on_device as rates, recording(graph, self._pool):
                 numbers = self._eager(source, target)
+        except ProofDue:
+            torch.cuda.synchronize()
+            return False
         except RuntimeError as error:  # the model or the optimizer synchronises with the device
             torch.cuda.synchronize()
             self._possible = False
@@ -120,6 +125,19 @@ class CapturedStep:
             self._state.advance(steps)
         if (schedule := self._proofs) is not None and schedule.calls > 0:
             schedule.calls += steps
+
+    @contextlib.contextmanager
+    def _no_proofs(self) -> Iterator[None]:
+        """Inside, a proof that is due raises ``ProofDue``, and the call that came to it is not counted."""
+        schedule = self._proofs or Schedule()
+        calls, schedule.recording = schedule.calls, True
+        try:
+            yield
+        except ProofDue:
+            schedule.calls = calls
+            raise
+        finally:
+            schedule.recording = False
 
     @property
     def _engine_name(self) -> str | None:

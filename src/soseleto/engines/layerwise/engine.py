@@ -169,6 +169,7 @@ class LayerwiseEngine:
         kind, now = (tape.functions, flags, several), self.schedule.calls
         if not is_due and not kinds.is_new(*kind, now=now) and not layouts.is_new(tape):
             return
+        self.schedule.begin()
         try:
             layouts.settle(tape, losses, unclear, _tolerance(tape, losses))
             unproved = _prove(tape, trainable(model), losses, seed=now)
