@@ -2,6 +2,7 @@
 
     python benchmarks/coverage.py --prepare FOLDER        # the same data
     python benchmarks/choose_usual.py --data FOLDER --out results/choose-usual.json [--lines NAME ...] [--only DATA ...]
+    python benchmarks/choose_usual.py --data FOLDER --out results/choose-usual-steps.json --steps
 
 A draw has a source of 3,000 examples with mistakes, 200 trusted ones and 2,000 to compare on. Networks, augmentation
 and training are those of the command line, without probes. Finished rows are skipped; ``--part 1/4`` trains every
@@ -11,6 +12,7 @@ fourth row, for four processes with a file each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from soseleto.training.usual import LAST_LAYER
 
 SIZES = (3000, 200, 2000)
 FIRST_SEED, SEEDS = 200, 3
+STEP_SEEDS = 14  # of the second comparison
 CELLS = (
     *(("digits", "uniform", rate) for rate in (0.0, 0.02, 0.3, 0.5)),
     ("digits", "pairs", 0.3),
@@ -50,6 +53,12 @@ CELLS = (
     ("text", "pairs", 0.3),
     *(("photos", "uniform", rate) for rate in (0.02, 0.3)),
     ("photos", "pairs", 0.3),
+)
+# A second comparison, of the steps: more rates and draws, and fewer lines.
+STEP_CELLS = (
+    *((data, "uniform", rate) for data in ("digits", "photos", "table", "text") for rate in (0.0, 0.05)),
+    *((data, "uniform", 0.2) for data in ("digits", "table", "text")),
+    *(("photos", noise, rate) for noise, rate in (("uniform", 0.3), ("pairs", 0.3), ("uniform", 0.5))),
 )
 HOT = (at_temperature(4.0), without_own_error())
 FORMS: dict[str, tuple[Form, ...] | None] = {
@@ -72,8 +81,14 @@ def method(form: str, z: float, step: float, share: float, doubt: bool = True) -
     )
 
 
-def named(form: str, z: float, step: float, share: float) -> str:
-    return f"{form}, {f'beyond {z:g} standard errors' if z else 'as they are'}, step {step:g}, share {share:g}"
+def named(form: str, z: float, step: float, share: float, doubt: bool = True) -> str:
+    how = f"{form}, {f'beyond {z:g} standard errors' if z else 'as they are'}, step {step:g}, share {share:g}"
+    return how if doubt else f"{how}, labels not doubted"
+
+
+def frozen(share: float, doubt: bool) -> Soseleto:
+    """Weights of 1."""
+    return replace(method("all layers", 0.0, 0.1, share, doubt), weight_step=None)
 
 
 GRID: tuple[tuple[str, float, float, float], ...] = (
@@ -89,11 +104,31 @@ GRID: tuple[tuple[str, float, float, float], ...] = (
     ("all layers", 0.0, 0.3, 0.1),
     ("all layers", 0.0, 0.3, 0.3),
 )
+STEP_GRID: tuple[tuple[str, float, float, float, bool], ...] = (
+    *(("last layer, half whitened hot", z, step, 0.1, True) for z in (2.0, 3.0) for step in (0.1, 0.03)),
+    *(("last layer, half whitened hot", 2.0, 0.03, share, True) for share in (0.2, 0.3)),
+    ("last layer, half whitened hot", 2.0, 0.1, 0.0, True),
+    ("last layer, half whitened hot", 2.0, 0.1, 0.1, False),
+    *(("all layers", 0.0, 0.3, share, True) for share in (0.1, 0.3, 0.5)),
+    *(("all layers", 0.0, step, 0.3, True) for step in (0.1, 1.0)),
+    ("all layers", 0.0, 0.3, 0.3, False),
+)
+FROZEN = {
+    f"weights of 1, share {share:g}{'' if doubt else ', labels not doubted'}": (share, doubt)
+    for share, doubt in ((0.1, True), (0.3, True), (0.05, False), (0.1, False), (0.3, False))
+}
+STEP_LINES: dict[str, Callable[[], Any]] = {
+    **{name: lambda name=name: methods.by_name(name) for name in ("ordinary", "mixed")},  # type: ignore[misc]
+    **{name: lambda given=given: frozen(*given) for name, given in FROZEN.items()},  # type: ignore[misc]
+    **{named(*given): lambda given=given: method(*given) for given in STEP_GRID},  # type: ignore[misc]
+}
 LINES: dict[str, Callable[[], Any]] = {
     **{name: lambda name=name: methods.by_name(name) for name in ("ordinary", "mixed", "target_only")},  # type: ignore[misc]
     "Soseleto()": Soseleto,
     **{named(*given): lambda given=given: method(*given) for given in GRID},  # type: ignore[misc]
 }
+
+ALL_LINES = {**STEP_LINES, **LINES}
 
 
 def row_of(cell: Cell, line: str, data: Path, device: str, sizes: tuple[int, int, int], **more: Any) -> dict[str, Any]:
@@ -104,7 +139,7 @@ def row_of(cell: Cell, line: str, data: Path, device: str, sizes: tuple[int, int
         make_model(default_name(shape), "noisy", classes=len(names), shape=shape, seed=cell.seed),
         draw.source,
         draw.target.subset(range(m)),
-        method=LINES[line](),
+        method=ALL_LINES[line](),
         augment=augment_for(None, shape),
         standardize=True,
         seed=cell.seed,
@@ -115,7 +150,7 @@ def row_of(cell: Cell, line: str, data: Path, device: str, sizes: tuple[int, int
     found = {"data": cell.data, "noise": cell.noise, "rate": cell.rate, "seed": cell.seed, "line": line}
     found["accuracy"] = round(accuracy, 2)
     wrong = torch.from_numpy(draw.wrong)
-    if isinstance(LINES[line](), Soseleto) and bool(wrong.any()):
+    if isinstance(ALL_LINES[line](), Soseleto) and bool(wrong.any()):
         found["AUROC weight"] = round(auroc(result.weights, wrong), 4)
         found["AUROC score"] = round(auroc(result.scores, wrong), 4)
     return found
@@ -125,8 +160,9 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser = arguments(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help=f"with {FILE}")
     parser.add_argument("--only", nargs="+", metavar="DATA", default=("digits", "table", "text", "photos"))
-    parser.add_argument("--lines", nargs="+", metavar="NAME", default=list(LINES), choices=list(LINES))
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--steps", action="store_true", help="the second comparison, of steps and shares")
+    parser.add_argument("--lines", nargs="+", metavar="NAME", choices=list(ALL_LINES), help="those of the comparison")
+    parser.add_argument("--seeds", type=int)
     parser.add_argument("--sizes", type=int, nargs=3, default=SIZES, metavar="N")
     parser.add_argument("--epochs", type=int, help="as the command line's by default")
     parser.add_argument("--part", default="0/1", help="every n-th row from the k-th on, as k/n")
@@ -134,8 +170,9 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     k, n = (int(number) for number in options.part.split("/"))
     rows = read_rows(options.out)
     done = {(row["data"], row["noise"], row["rate"], row["seed"], row["line"]) for row in rows}
-    seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
-    jobs = [(Cell(*cell, seed), line) for seed in seeds for cell in CELLS for line in options.lines]
+    seeds = range(FIRST_SEED, FIRST_SEED + (options.seeds or (STEP_SEEDS if options.steps else SEEDS)))
+    lines, cells = options.lines or list(STEP_LINES if options.steps else LINES), STEP_CELLS if options.steps else CELLS
+    jobs = [(Cell(*cell, seed), line) for seed in seeds for cell in cells for line in lines]
     more = {} if options.epochs is None else {"epochs": options.epochs}
     for cell, line in [job for job in jobs if job[0].data in options.only][k::n]:
         if (*cell.key, line) not in done:

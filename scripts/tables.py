@@ -326,8 +326,30 @@ def usual() -> str:
             own = [row["accuracy"] for row in same]
             shown.append(f"{statistics.fmean(own):.1f}{'¹' if len(own) == 1 else ''}" if own else "")
         lines.append([line.replace("_", " "), *shown])
-    names = [f"{data} {'next class ' if noise == 'pairs' else ''}{100 * rate:g} %" for data, noise, rate in cells]
-    return table(["weights move by", *names], lines)
+    return table(["weights move by", *map(_cell, cells)], lines)
+
+
+def usual_steps() -> str:
+    """Of the second comparison: points above mixed training on the same draws."""
+    rows, lines = load("choose-usual-steps.json")["rows"], []
+    choose = benchmark("choose_usual")
+    found = {(row["line"], row["data"], row["noise"], row["rate"], row["seed"]): row["accuracy"] for row in rows}
+    for line in choose.STEP_LINES:
+        shown = []
+        for cell in choose.STEP_CELLS:
+            own = [
+                accuracy - found["mixed", *cell, key[-1]]
+                for key, accuracy in found.items()
+                if key[:-1] == (line, *cell) and ("mixed", *cell, key[-1]) in found
+            ]
+            shown.append(f"{statistics.fmean(own):+.1f}" if own else "")
+        lines.append([line, *shown])
+    return table(["weights move by", *map(_cell, choose.STEP_CELLS)], [row for row in lines if row[0] != "mixed"])
+
+
+def _cell(cell: tuple[str, str, float]) -> str:
+    data, noise, rate = cell
+    return f"{data} {'next class ' if noise == 'pairs' else ''}{100 * rate:g} %"
 
 
 def never_worse() -> str:
@@ -476,7 +498,10 @@ def pages() -> dict[Path, str]:
             filled("docs/how-to/scale.md", {"measured": scale()}),
             filled("docs/how-to/suspects.md", {"intervals": intervals(), "coverage": coverage()}),
             filled("docs/how-to/damaged.md", {"campaigns": data_safety()}),
-            filled("docs/explanation/alignments.md", {"usual": usual(), "never worse": never_worse()}),
+            filled(
+                "docs/explanation/alignments.md",
+                {"usual": usual(), "usual steps": usual_steps(), "never worse": never_worse()},
+            ),
         ]
     )
     for name, (page, tables) in EXPERIMENTS.items():

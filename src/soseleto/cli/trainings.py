@@ -24,6 +24,7 @@ from soseleto.data.preprocess import make_prepare
 from soseleto.data.texts.preparation import TextPreparation
 from soseleto.data.views import AnyViews
 from soseleto.errors import SoseletoError, UsageError
+from soseleto.extensions import target_share
 from soseleto.methods.strong import StrongTransfer
 from soseleto.models.by_name import make_model
 from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
@@ -36,6 +37,7 @@ from soseleto.task.losses import cross_entropy
 from soseleto.task.task import MakeSchedule, Method
 from soseleto.training.data import found_before
 from soseleto.training.defaults import (
+    MANY_SHARE,
     MANY_WEIGHT_STEP,
     STRONG_LR,
     STRONG_TARGET_BATCH,
@@ -162,8 +164,9 @@ class Trainings:
     def method_in_words(self) -> str:
         """The line of the plan about what moves the weights."""
         layers = "the last layer" if self._usual.alignment.replaces_engine else "all layers"
-        seem = "many" if self._usual.weight_step == MANY_WEIGHT_STEP else "few"
-        chosen = "" if self.options.weight_step is not None else f", since {seem} labels of the source seem wrong"
+        many = self._usual.weight_step == MANY_WEIGHT_STEP or self._usual.gradients == target_share(MANY_SHARE)
+        seem = f", since {'many' if many else 'few'} labels of the source seem wrong"
+        chosen = seem if self.options.weight_step is None and self.options.target_share is None else ""
         return f"weights move by the alignments of {layers}, {self._usual.weight_step:g} in a usual visit{chosen}"
 
     def _by_data(self, usual: Usual) -> Soseleto:

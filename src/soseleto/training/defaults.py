@@ -6,10 +6,11 @@ EPOCHS = 30
 PRETRAINED_EPOCHS, PRETRAINED_IMAGE_EPOCHS = 5, 10  # for models of transformers, timm and peft
 LR = 0.03  # of SGD
 PRETRAINED_LR = 1e-4  # of AdamW, for models of transformers, timm and peft
-WEIGHT_STEP = 0.1  # Soseleto's own; 0.2 costs accuracy where few labels are wrong
+WEIGHT_STEP = 0.1  # Soseleto's own
 TARGET_BATCH = 32
 TARGET_SHARE, TRANSFER_SHARE = 0.1, 0.5  # of the target's gradient, for classes with wrong labels and in transfer mode
-MANY_WEIGHT_STEP, MANY_SHARE = 0.3, 0.3  # in place of WEIGHT_STEP and TARGET_SHARE where many labels are wrong
+FEW_WEIGHT_STEP = 0.03  # for classes with wrong labels; 0.1 costs accuracy where few are wrong
+MANY_WEIGHT_STEP, MANY_SHARE = 0.3, 0.3  # in place of FEW_WEIGHT_STEP and TARGET_SHARE where many labels are wrong
 STRONG_LR, STRONG_WEIGHT_DECAY, STRONG_TARGET_BATCH = 0.1, 5e-4, 64  # of recipe="strong", noisy mode
 LARGEST_BATCH, SMALLEST_BATCH = 256, 16
 STEPS = 48  # steps per epoch to aim at, where the source is large enough

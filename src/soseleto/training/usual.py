@@ -6,7 +6,8 @@ weights depends on how many labels are wrong, which is estimated from the data b
 - *few*: the last layer's alignments, in coordinates in which they tell wrong labels best, as far as they exceed their
   own noise. A right but hard example must not lose its weight.
 - *many*: the alignments of all layers as they are, with a larger step and a larger share of the target. Weights must
-  fall fast, before the network has learned the wrong labels.
+  fall fast, before the network has learned the wrong labels. In a network with convolutions, which learns them later,
+  the larger share is all that changes.
 
 A model that does not end in a linear layer has the alignments of all layers in both cases. What other choices came to
 is in ``docs/explanation/alignments.md``.
@@ -46,6 +47,7 @@ from soseleto.task.last_layer import no_last_layer
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.piece import Piece
 from soseleto.training.defaults import (
+    FEW_WEIGHT_STEP,
     MANY_SHARE,
     MANY_WEIGHT_STEP,
     TARGET_SHARE,
@@ -87,19 +89,20 @@ class Usual:
         share = TRANSFER_SHARE if mode == "transfer" else 0.0
         return self._made(SIZED, WEIGHT_STEP, share, doubt=False, all_layers=True)
 
-    def method_for_classes(self, *, many_wrong: bool, ends_in_linear: bool = True) -> Soseleto:
+    def method_for_classes(
+        self, *, many_wrong: bool, ends_in_linear: bool = True, convolutional: bool = False
+    ) -> Soseleto:
         """For classes with wrong labels, many or few, and a model that ends in a linear layer or not.
 
         Example:
             >>> Usual().method_for_classes(many_wrong=True).weight_step
             0.3
         """
-        all_layers = many_wrong or not ends_in_linear or self.engine != "auto"
-        if many_wrong:
-            made = self._made(SIZED, MANY_WEIGHT_STEP, MANY_SHARE, doubt=True, all_layers=all_layers)
-        else:
-            pieces = (*SIZED, beyond_noise(STANDARD_ERRORS))
-            made = self._made(pieces, WEIGHT_STEP, TARGET_SHARE, doubt=True, all_layers=all_layers)
+        fast = many_wrong and not convolutional
+        all_layers = fast or not ends_in_linear or self.engine != "auto"
+        pieces = SIZED if fast else (*SIZED, beyond_noise(STANDARD_ERRORS))
+        step, share = MANY_WEIGHT_STEP if fast else FEW_WEIGHT_STEP, MANY_SHARE if many_wrong else TARGET_SHARE
+        made = self._made(pieces, step, share, doubt=True, all_layers=all_layers)
         return replace(made, scores=LAST_LAYER) if ends_in_linear and not made.alignment.replaces_engine else made
 
     def _made(
@@ -133,8 +136,8 @@ class Usual:
             a little on another machine must not make it another run.
         """
         try:
-            linear = ends_in_linear(model, prepare, source)
-            few, many = (self.method_for_classes(many_wrong=many, ends_in_linear=linear) for many in (False, True))
+            kind = {"ends_in_linear": ends_in_linear(model, prepare, source), "convolutional": convolutional(model)}
+            few, many = (self.method_for_classes(many_wrong=many, **kind) for many in (False, True))
             for method in (few, many):
                 if before is not None and before == json.loads(json.dumps(settings_of(method))):
                     return method
@@ -152,6 +155,10 @@ def ends_in_linear(model: nn.Module, prepare: Prepare, source: ExampleSet) -> bo
     one = Batch(torch.zeros(1, dtype=torch.int64, device=device), prepare(inputs), labels)
     with evaluation_mode(model):
         return no_last_layer(NoisyLosses(), model, one) is None
+
+
+def convolutional(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in model.modules())
 
 
 def wrong_at_least(model: nn.Module, prepare: Prepare, source: ExampleSet, target: ExampleSet, *, seed: int) -> float:
