@@ -366,6 +366,26 @@ def never_worse() -> str:
     return table([*columns, "SOSELETO kept"], lines)
 
 
+def large_data() -> str:
+    """Every figure of the benchmark, with its limit where it has one."""
+    rows = load("large_data-cpu.json")["rows"]
+    return table(
+        ["measured", "", "at most"],
+        [
+            [
+                row["what"],
+                ("yes" if row["value"] else "no")
+                if row["unit"] == "yes or no"
+                else f"{row['value']:,.0f} {row['unit']}"
+                if row["value"] >= 1000
+                else f"{row['value']:.3g} {row['unit']}",
+                f"{row['at_most']:,g}" if "at_most" in row else "",
+            ]
+            for row in rows
+        ],
+    )
+
+
 def data_safety() -> str:
     """The campaigns against a run's files, one line each."""
     if not (ROOT / "results" / "data-safety.json").exists():
@@ -497,6 +517,7 @@ def pages() -> dict[Path, str]:
             filled("docs/explanation/engines.md", {"engines": engines(), "held": held(), "similar": similar()}),
             filled("docs/how-to/scale.md", {"measured": scale()}),
             filled("docs/how-to/suspects.md", {"intervals": intervals(), "coverage": coverage()}),
+            filled("docs/how-to/data.md", {"large data": large_data()}),
             filled("docs/how-to/damaged.md", {"campaigns": data_safety()}),
             filled(
                 "docs/explanation/alignments.md",
