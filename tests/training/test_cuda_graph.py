@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from soseleto.data.batch import Batch
 from soseleto.engines.proof import Schedule
@@ -109,3 +112,54 @@ def test_batches_of_each_shape_have_their_own_recording(batch: Batch, monkeypatc
     assert len(step.recordings) == 2
     assert step.replays == 2 * (6 - WARM_UP)
     assert sorted(eager) == [16] * WARM_UP + [24] * WARM_UP + [32] * 6
+
+
+class Dropping(nn.Module):
+    """A model that decides on the host what it does."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.steps, self.layer = how, 0, nn.Linear(1, 1)
+
+    def forward(self) -> None:
+        if self.how == "torch":
+            torch.rand(())
+        elif self.how == "numpy":
+            np.random.rand()  # noqa: NPY002
+        elif self.how == "random":
+            random.random()
+        elif self.how == "counts":
+            self.steps += 1
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("torch", "random numbers"), ("numpy", "random numbers"), ("random", "random numbers"), ("counts", "attributes")],
+)
+def test_a_model_that_decides_on_the_host_is_not_recorded(batch: Batch, how: str, words: str) -> None:
+    model, told = Dropping(how), list[str]()
+    step = recording(model, told.append)
+    for _ in range(8):
+        step(batch, batch)
+    assert not step.recordings
+    assert len(told) == 1
+    assert words in told[0]
+
+
+def test_a_model_whose_attributes_were_changed_is_recorded_again(batch: Batch) -> None:
+    model = Dropping("not at all")
+    step = recording(model, pytest.fail)
+    for change in (lambda: None, lambda: model.train(False), lambda: model.layer.bias.requires_grad_(False)):
+        change()  # type: ignore[no-untyped-call]
+        for _ in range(WARM_UP + 3):
+            step(batch, batch)
+    assert len(step.recordings) == 3
+    assert step.replays == 9
+
+
+def recording(model: nn.Module, log: Any) -> Recording:
+    method = SimpleNamespace(step=lambda *args, **kwargs: model() or {})
+    task, optimizer = SimpleNamespace(model=model), SimpleNamespace(param_groups=[])
+    made = Recording(method, SimpleNamespace(engine=None, task=task, optimizer=optimizer), log)  # type: ignore[arg-type]
+    made.recordings = []
+    return made

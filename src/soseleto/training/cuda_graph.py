@@ -7,18 +7,24 @@ monitored step, and one in which the state's engine is to be proved: a recording
 the next step of its kind is recorded. When the state has replaced its engine, its steps are recorded again. Steps
 before the recording run as if it had begun, since some models then take another path (those of transformers make every
 mask): it is the path that the engine is proved on.
+
+A recording repeats what the host has decided once. So a model that draws random numbers on the host, as for dropped
+layers, or that counts its steps is not recorded, and one whose flags or attributes were changed is recorded again. What
+a model reads elsewhere, such as a clock, is not seen: give ``Compute(cuda_graph=False)``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from soseleto.data import structure
 from soseleto.data.batch import Batch
@@ -76,13 +82,13 @@ class CapturedStep:
         self._calls: Counter[Hashable] = Counter()  # by kind and shapes
         self._recorded: dict[Hashable, _Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()  # shared, since two recordings never run at once
-        self._possible = all(group.get("capturable", True) for group in self._optimizer.param_groups)
-        if not self._possible:
-            why = "a CUDA graph needs an optimizer made with capturable=True"
-            log(f"steps run one kernel at a time, since {why}")
+        self._possible = True
+        self._changes = 0  # steps in which the model has changed its attributes
+        if not all(group.get("capturable", True) for group in self._optimizer.param_groups):
+            self._give_up("a CUDA graph needs an optimizer made with capturable=True")
 
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        kind = getattr(self._state, "kind", None), _shapes(source), _shapes(target)
+        kind = getattr(self._state, "kind", None), _shapes(source), _shapes(target), attributes(self._model)
         self._calls[kind] += 1
         if not getattr(self._state, "capturable", True):
             self._calls.clear()  # the steps after it need a new warm-up
@@ -97,8 +103,22 @@ class CapturedStep:
         return numbers
 
     def _run(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        with as_if_recording() if self._possible else contextlib.nullcontext():
+        """Without a recording; while one is possible, it is watched what the host decides."""
+        if not self._possible:
             return self._eager(source, target, monitor=monitor)
+        drawn, before = _drawn_on_host(), attributes(self._model)
+        with as_if_recording():
+            found = self._eager(source, target, monitor=monitor)
+        self._changes += attributes(self._model) != before  # a few may be for values that are computed once
+        if _drawn_on_host() != drawn:
+            self._give_up("the model draws random numbers on the CPU, which a CUDA graph would not draw again")
+        elif self._changes > WARM_UP:
+            self._give_up("the model changes attributes of its own in every step, which a CUDA graph would not do")
+        return found
+
+    def _give_up(self, why: str) -> None:
+        self._possible = False
+        self._log(f"steps run one kernel at a time, since {why}")
 
     def _capture(self, kind: Hashable, source: Batch, target: Batch) -> bool:
         source, target, graph = _clone(source), _clone(target), torch.cuda.CUDAGraph()
@@ -111,9 +131,7 @@ class CapturedStep:
             return False
         except RuntimeError as error:  # the model or the optimizer synchronises with the device
             torch.cuda.synchronize()
-            self._possible = False
-            why = first_line(error)
-            self._log(f"steps run one kernel at a time, since they cannot be captured as a CUDA graph ({why})")
+            self._give_up(f"they cannot be captured as a CUDA graph ({first_line(error)})")
             return False
         self._advance(-1)  # recording takes no step
         self._recorded[kind] = _Recorded(graph, source, target, rates, numbers, self._engine_name)
@@ -140,6 +158,11 @@ class CapturedStep:
             schedule.recording = False
 
     @property
+    def _model(self) -> nn.Module | None:
+        model: nn.Module | None = getattr(getattr(self._state, "task", None), "model", None)
+        return model
+
+    @property
     def _engine_name(self) -> str | None:
         name: str | None = getattr(getattr(self._state, "engine", None), "name", None)
         return name
@@ -153,6 +176,25 @@ class CapturedStep:
     def _needs_proof(self) -> bool:
         schedule = self._proofs
         return schedule is not None and schedule.calls > 0 and schedule.is_due
+
+
+def attributes(model: nn.Module | None) -> Hashable:
+    """The numbers, words and flags of every module, and which of its parameters are trained."""
+    if model is None:
+        return None
+    return tuple(
+        (
+            tuple(value for value in vars(module).values() if type(value) in (bool, int, float, str)),
+            tuple(p.requires_grad for p in module._parameters.values() if p is not None),
+        )
+        for module in model.modules()
+    )
+
+
+def _drawn_on_host() -> Hashable:
+    """Where the random numbers of the host are, without those of data loaders' own generators."""
+    state: Any = np.random.get_state()  # noqa: NPY002  # what the user's code draws from
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), state[1].tobytes(), state[2:]
 
 
 @contextlib.contextmanager
