@@ -19,6 +19,7 @@ from soseleto.training import usual
 from soseleto.training.settings import method_of
 from soseleto.training.usual import LAST_LAYER, MANY, SIZED, Usual
 
+STEP = 0.3  # in one epoch
 FEW = chain(LAST_LAYER, *SIZED, beyond_noise(2.0))
 
 
@@ -51,8 +52,10 @@ class Scaled(nn.Module):
 
 def test_where_few_labels_are_wrong_weights_move_on_evidence_of_the_last_layer(tmp_path: Path) -> None:
     method = used(tmp_path, nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)))
-    assert (method.weight_step, method.alignment, method.scores) == (0.03, FEW, None)
+    assert (method.weight_step, method.alignment, method.scores) == (STEP, FEW, None)
     assert (method.source_loss, method.gradients) == (label_doubt(), target_share(0.1))
+    longer = used(tmp_path / "longer", nn.Linear(3, 2), epochs=10)
+    assert (longer.weight_step, longer.alignment) == (0.09, FEW)
 
 
 def test_where_many_are_wrong_they_move_fast_by_all_layers(tmp_path: Path) -> None:
@@ -64,7 +67,7 @@ def test_where_many_are_wrong_they_move_fast_by_all_layers(tmp_path: Path) -> No
 def test_many_wrong_labels_and_a_network_with_convolutions(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.ReLU(), nn.Linear(4, 2))
     method = used(tmp_path, model, wrong=0.4)
-    assert (method.weight_step, method.alignment, method.scores) == (0.03, FEW, None)
+    assert (method.weight_step, method.alignment, method.scores) == (STEP, FEW, None)
     assert (method.source_loss, method.gradients) == (label_doubt(), target_share(0.3))
 
 

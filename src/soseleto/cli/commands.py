@@ -14,7 +14,7 @@ from soseleto.errors import Interrupted, UsageError, counted
 from soseleto.training.defaults import (
     CHECKPOINT_SECONDS,
     EPOCHS,
-    FEW_WEIGHT_STEP,
+    FEW_WAY,
     LR,
     MANY_SHARE,
     MANY_WEIGHT_STEP,
@@ -145,7 +145,7 @@ def fit(
     weight_step: Annotated[
         float | None,
         typer.Option(
-            help=f"How far a weight moves per visit. [default: {FEW_WEIGHT_STEP}; {MANY_WEIGHT_STEP} if many labels "
+            help=f"How far a weight moves per visit. [default: {FEW_WAY}/epochs; {MANY_WEIGHT_STEP} if many labels "
             f"are wrong; {WEIGHT_STEP} in transfer]"
         ),
     ] = None,

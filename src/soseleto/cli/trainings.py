@@ -37,8 +37,8 @@ from soseleto.task.losses import cross_entropy
 from soseleto.task.task import MakeSchedule, Method
 from soseleto.training.data import found_before
 from soseleto.training.defaults import (
+    EPOCHS,
     MANY_SHARE,
-    MANY_WEIGHT_STEP,
     STRONG_LR,
     STRONG_TARGET_BATCH,
     STRONG_WEIGHT_DECAY,
@@ -164,7 +164,7 @@ class Trainings:
     def method_in_words(self) -> str:
         """The line of the plan about what moves the weights."""
         layers = "the last layer" if self._usual.alignment.replaces_engine else "all layers"
-        many = self._usual.weight_step == MANY_WEIGHT_STEP or self._usual.gradients == target_share(MANY_SHARE)
+        many = self._usual.gradients == target_share(MANY_SHARE)
         seem = f", since {'many' if many else 'few'} labels of the source seem wrong"
         chosen = seem if self.options.weight_step is None and self.options.target_share is None else ""
         return f"weights move by the alignments of {layers}, {self._usual.weight_step:g} in a usual visit{chosen}"
@@ -175,12 +175,12 @@ class Trainings:
         try:
             model = self.module().to(self.reducer.device or choose_device(self.options.device))
             prepare = make_prepare(self.pair.source, model, standardize=self._standardize)
-            sides = self.pair.source, self.pair.target
-            return usual.method_for_data(model, prepare, *sides, seed=self.options.seed, before=before)
+            given: dict[str, Any] = {"seed": self.options.seed, "epochs": self.epochs, "before": before}
+            return usual.method_for_data(model, prepare, self.pair.source, self.pair.target, **given)
         except SoseletoError:
             raise
         except Exception:  # of a model of the user's: ``fit`` says what is wrong with it
-            return usual.method_for_classes(many_wrong=False)
+            return usual.method_for_classes(many_wrong=False, epochs=self.options.epochs or EPOCHS)
 
     def _compute(self, part: Part) -> Compute:
         """The strong recipe runs images, whose networks are large, in bfloat16 on a GPU unless asked for another."""

@@ -9,13 +9,22 @@ PRETRAINED_LR = 1e-4  # of AdamW, for models of transformers, timm and peft
 WEIGHT_STEP = 0.1  # Soseleto's own
 TARGET_BATCH = 32
 TARGET_SHARE, TRANSFER_SHARE = 0.1, 0.5  # of the target's gradient, for classes with wrong labels and in transfer mode
-FEW_WEIGHT_STEP = 0.03  # for classes with wrong labels; 0.1 costs accuracy where few are wrong
-MANY_WEIGHT_STEP, MANY_SHARE = 0.3, 0.3  # in place of FEW_WEIGHT_STEP and TARGET_SHARE where many labels are wrong
+FEW_WAY = 0.9  # of a weight over all epochs, for classes with wrong labels; 3 costs accuracy where few are wrong
+MANY_WEIGHT_STEP, MANY_SHARE = 0.3, 0.3  # of a visit, and in place of TARGET_SHARE, where many labels are wrong
 STRONG_LR, STRONG_WEIGHT_DECAY, STRONG_TARGET_BATCH = 0.1, 5e-4, 64  # of recipe="strong", noisy mode
 LARGEST_BATCH, SMALLEST_BATCH = 256, 16
 STEPS = 48  # steps per epoch to aim at, where the source is large enough
 CHECKPOINT_SECONDS = 60.0
 SUSPECT_PRECISION = 0.95
+
+
+def few_weight_step(epochs: int = EPOCHS) -> float:
+    """The step in which a weight goes its way over the epochs.
+
+    >>> few_weight_step(), few_weight_step(5), few_weight_step(1)
+    (0.03, 0.18, 0.3)
+    """
+    return min(FEW_WAY / max(epochs, 1), MANY_WEIGHT_STEP)
 
 
 def batch_size_for(n: int) -> int:

@@ -203,8 +203,8 @@ def _with_usual(setup: Setup, usual: Usual, out: str | Path | None) -> Setup:
         before = None
         if out is not None and settings.checkpoints.resume and (folder := RunFolder(out)).is_run():
             before = folder.config().get("settings")
-        sides = data.source, data.target
-        method = usual.method_for_data(setup.model, setup.prepare, *sides, seed=settings.seed, before=before)
+        given: dict[str, Any] = {"seed": settings.seed, "epochs": settings.epochs, "before": before}
+        method = usual.method_for_data(setup.model, setup.prepare, data.source, data.target, **given)
     else:
         method = usual.method(settings.mode)
     return replace(setup, settings=replace(settings, method=method))

@@ -47,12 +47,13 @@ from soseleto.task.last_layer import no_last_layer
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.piece import Piece
 from soseleto.training.defaults import (
-    FEW_WEIGHT_STEP,
+    EPOCHS,
     MANY_SHARE,
     MANY_WEIGHT_STEP,
     TARGET_SHARE,
     TRANSFER_SHARE,
     WEIGHT_STEP,
+    few_weight_step,
 )
 from soseleto.training.estimated_mistakes import estimate_mistakes
 from soseleto.training.out_of_memory import is_out_of_memory
@@ -90,7 +91,12 @@ class Usual:
         return self._made(SIZED, WEIGHT_STEP, share, doubt=False, all_layers=True)
 
     def method_for_classes(
-        self, *, many_wrong: bool, ends_in_linear: bool = True, convolutional: bool = False
+        self,
+        *,
+        many_wrong: bool,
+        ends_in_linear: bool = True,
+        convolutional: bool = False,
+        epochs: int = EPOCHS,
     ) -> Soseleto:
         """For classes with wrong labels, many or few, and a model that ends in a linear layer or not.
 
@@ -101,7 +107,7 @@ class Usual:
         fast = many_wrong and not convolutional
         all_layers = fast or not ends_in_linear or self.engine != "auto"
         pieces = SIZED if fast else (*SIZED, beyond_noise(STANDARD_ERRORS))
-        step, share = MANY_WEIGHT_STEP if fast else FEW_WEIGHT_STEP, MANY_SHARE if many_wrong else TARGET_SHARE
+        step, share = MANY_WEIGHT_STEP if fast else few_weight_step(epochs), MANY_SHARE if many_wrong else TARGET_SHARE
         made = self._made(pieces, step, share, doubt=True, all_layers=all_layers)
         return replace(made, scores=LAST_LAYER) if ends_in_linear and not made.alignment.replaces_engine else made
 
@@ -128,6 +134,7 @@ class Usual:
         target: ExampleSet,
         *,
         seed: int,
+        epochs: int = EPOCHS,
         before: Any = None,
     ) -> Soseleto:
         """For these classes and this model.
@@ -137,14 +144,14 @@ class Usual:
         """
         try:
             kind = {"ends_in_linear": ends_in_linear(model, prepare, source), "convolutional": convolutional(model)}
-            few, many = (self.method_for_classes(many_wrong=many, **kind) for many in (False, True))
+            few, many = (self.method_for_classes(many_wrong=many, epochs=epochs, **kind) for many in (False, True))
             for method in (few, many):
                 if before is not None and before == json.loads(json.dumps(settings_of(method))):
                     return method
             return many if wrong_at_least(model, prepare, source, target, seed=seed) >= MANY else few
         except Exception as error:
             if is_out_of_memory(error):  # the training does not fit either, and says what would
-                return self.method_for_classes(many_wrong=False)
+                return self.method_for_classes(many_wrong=False, epochs=epochs)
             raise
 
 
