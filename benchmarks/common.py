@@ -32,9 +32,9 @@ from soseleto.extensions import (
     without_own_error,
 )
 from soseleto.models.architectures import group_norm, quick, resnet18
+from soseleto.task.cuda_graph import as_if_recording
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task
-from soseleto.training.cuda_graph import as_if_recording
 from soseleto.training.optimizers import sgd
 
 

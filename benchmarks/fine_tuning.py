@@ -39,9 +39,9 @@ from soseleto.engines import trainable
 from soseleto.engines.peak_memory import peak_bytes
 from soseleto.integrations.huggingface import SoseletoTrainer
 from soseleto.models.pretrained_text import PretrainedText, make_text_model
+from soseleto.task.cuda_graph import as_if_recording
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task
-from soseleto.training.cuda_graph import as_if_recording
 from soseleto.training.defaults import PRETRAINED_LR
 from soseleto.training.optimizers import adamw
 
@@ -248,14 +248,14 @@ def trained(case: Case, kind: Callable[..., Any], folder: str, **more: Any) -> T
     return Trained(window.seconds, peak, trainer.selection.engine if kind is SoseletoTrainer else None)
 
 
-def trainer_row(case: Case) -> dict[str, Any]:
+def trainer_row(case: Case, *, graph: bool) -> dict[str, Any]:
     """SoseletoTrainer against Trainer, in turns."""
     trusted = Items(case, case.target * 8)
     plain, ours = [], []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(case.rounds):
             plain.append(trained(case, transformers.Trainer, folder))
-            more = {"target_dataset": trusted, "target_batch_size": case.target}
+            more = {"target_dataset": trusted, "target_batch_size": case.target, "cuda_graph": graph}
             ours.append(trained(case, SoseletoTrainer, folder, **more))
     of_plain, of_ours = (statistics.median(one.seconds for one in those) for those in (plain, ours))
     peaks = plain[0].peak, ours[0].peak
@@ -265,12 +265,12 @@ def trainer_row(case: Case) -> dict[str, Any]:
         "T": case.target,
         "tokens": case.tokens,
         "precision": _name(case.precision),
-        "graph": False,
+        "graph": graph,
         "engine": ours[0].engine,
         "plain ms": of_plain * 1e3,
         "ours ms": of_ours * 1e3,
         "times": of_ours / of_plain,
-        "at most": AT_MOST["trainer"],
+        "at most": AT_MOST["trainer"] if graph or case.device.type == "cpu" else None,
         "whole memory": None if peaks[0] is None or peaks[1] is None else peaks[1] / peaks[0],
     }
 
@@ -328,7 +328,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     case, rows = case_of(options), list[dict[str, Any]]()
     graphs = (True, False) if case.device.type == "cuda" else (False,)
-    jobs = {"fit": [partial(fit_row, case, graph=graph) for graph in graphs], "trainer": [partial(trainer_row, case)]}
+    jobs = {
+        "fit": [partial(fit_row, case, graph=graph) for graph in graphs],
+        "trainer": [partial(trainer_row, case, graph=graph) for graph in graphs],
+    }
     for job in [job for part in options.only for job in jobs[part]]:
         rows.append(job())
         _clean(case.device)

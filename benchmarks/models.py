@@ -31,8 +31,8 @@ from soseleto.engines import trainable
 from soseleto.engines.peak_memory import peak_bytes
 from soseleto.errors import SoseletoError
 from soseleto.models.architectures import quick, resnet18
+from soseleto.task.cuda_graph import as_if_recording
 from soseleto.task.task import Task
-from soseleto.training.cuda_graph import as_if_recording
 from soseleto.training.optimizers import sgd
 
 CLASSES = 10

@@ -59,7 +59,7 @@ UNITS = {
     "prediction": unit("a trained model applied to new inputs", "run_folder models task parallel data"),
     "training": unit("`fit` and its loop", TRAINING, in_functions="report"),
     "estimator": unit("`fit` as a scikit-learn estimator", "training suspects algorithm prediction models data"),
-    "integrations": unit("trainers of other libraries", "selection algorithm parallel task"),
+    "integrations": unit("trainers of other libraries", "selection algorithm parallel task data"),
     "report": unit("the report page of a run folder", "run_folder"),
     "review": unit("the page on which suspects are reviewed and audited", "run_folder report suspects"),
     "experiments": unit("the paper's tables and figures", f"training report {TRAINING}"),

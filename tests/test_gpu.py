@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rows
@@ -41,10 +42,10 @@ from soseleto.extensions import (
 )
 from soseleto.methods import METHODS, DivideMix, FineTuning, FixMatch, ProMix, Strong
 from soseleto.models.architectures import group_norm, quick, resnet18
+from soseleto.task.cuda_graph import CapturedStep, EagerStep
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
-from soseleto.training.cuda_graph import CapturedStep
 from soseleto.training.optimizers import adamw, linear, sgd
 from zoo import PROBLEMS, Problem
 
@@ -136,7 +137,9 @@ def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
         method = Soseleto(**{"engine": "layerwise", **settings})
         state = method.init(following(method, quick_task(copy.deepcopy(start))))
         step: Any = (
-            CapturedStep(method, state, told.append) if captured else lambda s, t, m=method, st=state: m.step(st, s, t)
+            CapturedStep(EagerStep(method, state), state, told.append)
+            if captured
+            else lambda s, t, m=method, st=state: m.step(st, s, t)
         )
         for m in range(12):
             source, target = random_batch(32 if m != 8 else 20, m), random_batch(8, 100 + m)
@@ -175,7 +178,7 @@ def apart(one: nn.Module, other: nn.Module, start: nn.Module) -> float:
 def test_a_step_never_waits_for_the_gpu(norm: Any, method: Soseleto) -> None:
     model = resnet18(width=8, norm=norm).to(CUDA).train()
     state = method.init(following(method, replace(quick_task(model), guard=DeferredGuard(CUDA))))
-    step = CapturedStep(method, state, lambda text: pytest.fail(text))
+    step = CapturedStep(EagerStep(method, state), state, lambda text: pytest.fail(text))
     for m in range(6):  # the engine is chosen and proved, and proved again at steps 2, 4 and 8 where it is due
         step(random_batch(32, m), random_batch(8, 100 + m))
     batches = [(random_batch(32, m), random_batch(8, 100 + m)) for m in range(6)]
@@ -226,7 +229,7 @@ def test_steps_on_views_are_captured_and_never_wait(method: Any) -> None:
         slow = replace(quick_task(copy.deepcopy(start)), guard=DeferredGuard(CUDA), make_optimizer=sgd(1e-3))
         state = method.init(slow)  # at larger rates the order of a GPU's sums shows
         before = copy.deepcopy(state.answering)
-        step: Any = CapturedStep(method, state, lambda text: pytest.fail(text))
+        step: Any = CapturedStep(EagerStep(method, state), state, lambda text: pytest.fail(text))
         for m in range(12):
             pair = two_views(32, m), two_views(8, 100 + m)
             if m == 8:
@@ -246,7 +249,7 @@ def test_steps_on_views_are_captured_and_never_wait(method: Any) -> None:
 def test_captured_steps_are_proved_at_intervals(method: Any) -> None:
     told: list[str] = []
     state = method.init(quick_task(quick().to(CUDA)))
-    step = CapturedStep(method, state, told.append)
+    step = CapturedStep(EagerStep(method, state), state, told.append)
     for m in range(20):
         step(random_batch(32, m), random_batch(8, 100 + m))
     assert not told
@@ -276,7 +279,7 @@ def test_texts_of_several_lengths_are_captured(scores: Any) -> None:
     torch.manual_seed(0)
     method, told = Soseleto(scores=scores), []
     state = method.init(quick_task(Reading().to(CUDA)))
-    step = CapturedStep(method, state, told.append)
+    step = CapturedStep(EagerStep(method, state), state, told.append)
     draw = torch.Generator().manual_seed(0)
 
     def batch(n: int) -> Batch:
@@ -292,13 +295,40 @@ def test_texts_of_several_lengths_are_captured(scores: Any) -> None:
     assert state.engine.schedule.calls == 120
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_loop_of_the_users_own_as_a_cuda_graph(dtype: torch.dtype | None, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    start, loss = quick().to(CUDA), lambda m, b: F.cross_entropy(m(b["x"]).float(), b["y"], reduction="none")
+    runs = []
+    for cuda_graph in (False, True):
+        model = copy.deepcopy(start)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        selection = soseleto.Selection(model, n_source=64, loss=loss, optimizer=optimizer, cuda_graph=cuda_graph)
+        losses = []
+        for m in range(20):
+            pair = [random_batch(32, m), random_batch(8, 100 + m)]
+            given = [{"x": one.inputs, "y": one.labels} for one in pair]
+            with torch.autocast("cuda", dtype, enabled=dtype is not None), caplog.at_level("INFO"):
+                losses.append(selection.backward(*given, index=pair[0].index, scale=0.5)["source_loss"])
+            if m % 2:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=m % 4 == 1)
+        runs.append((model, selection, torch.stack(losses)))
+    assert not [record for record in caplog.messages if "one kernel at a time" in record]
+    (plain, one, eager), (recorded, other, replayed) = runs
+    assert all(step._recorded for step in other._recorded.values())
+    torch.testing.assert_close(replayed, eager, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(other.weights, one.weights, rtol=2e-2, atol=2e-2)
+    assert apart(plain, recorded, start) < 0.3
+
+
 def test_an_optimizer_that_cannot_be_captured_is_told_and_trains_on() -> None:
     told: list[str] = []
     model = quick().to(CUDA)
     task = quick_task(model)
     method = Soseleto()
     state = method.init(Task(**{**vars(task), "make_optimizer": lambda p: torch.optim.Adam(p, lr=1e-3)}))
-    step = CapturedStep(method, state, told.append)
+    step = CapturedStep(EagerStep(method, state), state, told.append)
     before = [p.detach().clone() for p in model.parameters()]
     for m in range(6):
         step(random_batch(32, m), random_batch(8, m + 50))

@@ -508,3 +508,44 @@ def test_a_sharded_model_is_refused() -> None:
         assert kind == "UsageError"
         assert "fully_shard" in sentence
         assert "use fit" in sentence
+
+
+class Overwriting:
+    """As a CUDA graph: what it returns lies in tensors of its own, which the next call overwrites."""
+
+    def __init__(self, step: Callable[..., dict[str, Tensor]], state: Any, log: Any, *, with_optimizer: bool) -> None:
+        assert not with_optimizer
+        self.step, self.found, self.calls = step, dict[str, Tensor](), 0
+
+    def __call__(self, source: Batch, target: Batch) -> dict[str, Tensor]:
+        self.calls += 1
+        for name, value in self.step(source, target).items():
+            self.found.setdefault(name, torch.empty_like(value)).copy_(value)
+        return self.found
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_gradients_and_losses_of_a_recorded_step_are_not_overwritten(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("soseleto.selection.CapturedStep", Overwriting)
+    found = []
+    for recorded in (False, True):
+        model = net()
+        selection = Selection(model, n_source=N, loss=cross_entropy)
+        selection._records = recorded  # there is no GPU here
+        losses = [selection.backward(s, t, index=i, scale=scale)["source_loss"] for i, s, t in batches(4)]
+        found.append((torch.stack(losses), [p.grad for p in model.parameters()], selection.scores))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    assert selection._recorded[None].calls == 4  # type: ignore[attr-defined]
+
+
+def test_a_batch_of_other_things_than_tensors_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("soseleto.selection.CapturedStep", Overwriting)
+    selection = Selection(net(), n_source=N, loss=lambda model, b: cross_entropy(model, b[:2]))
+    selection._records = True
+    index, source, target = batches(1)[0]
+    selection.backward((*source, "a note"), (*target, "another"), index=index)
+    assert not selection._recorded
+    selection.backward((*source, index), (*target, index), index=index)
+    assert selection._recorded

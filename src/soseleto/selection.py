@@ -13,7 +13,7 @@ moves the weights of the batch's examples: the same Algorithm 1 that ``fit`` run
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from soseleto.algorithm import Soseleto
+from soseleto.data import structure
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.shards import sharded_modules
@@ -30,12 +31,14 @@ from soseleto.parallel.batch_statistics import PER_PART, average_running_statist
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.parallel.scaled_losses import Unscaled
+from soseleto.task.cuda_graph import CapturedStep
 from soseleto.task.loop_losses import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, batch_length
 from soseleto.task.settings import to_data
 from soseleto.task.state import Evaluated
 from soseleto.task.task import Task, laid_out_like
 
 logger = logging.getLogger("soseleto")
+GRADIENT = "gradient of "  # before a parameter's name, among the numbers of a step
 Part = nn.Module | str | Iterable[str] | None  # of a model: a submodule, or prefixes of parameter names
 
 
@@ -57,6 +60,9 @@ class Selection:
             the same weights.
         join: ``join(batch, target_batch)`` makes one batch of both, source first, so that they share a pass, which is
             faster; it returns None for batches that it cannot join. Used where the engine can.
+        cuda_graph: on a GPU, record a call once for every shape of its batches and replay it, which is several times
+            faster where the model is small; for batches that are tensors or dicts, tuples and lists of these. A message
+            in the log says where that is impossible.
 
     Example:
         >>> import torch.nn.functional as F
@@ -83,6 +89,7 @@ class Selection:
         optimizer: Optimizer | None = None,
         reducer: Reducer | None = None,
         join: JoinBatches | None = None,
+        cuda_graph: bool = False,
     ) -> None:
         if join is not None and target_loss is not None:
             raise UsageError("join lets source and target share a pass, which needs one loss: leave target_loss out.")
@@ -116,6 +123,8 @@ class Selection:
         self._method.direction.require(optimizer)
         if optimizer is not None:
             self._state.follow(optimizer)
+        self._records = cuda_graph and self._state.task.device.type == "cuda" and self._sharing.reducer.ranks == 1
+        self._recorded: dict[torch.dtype | None, CapturedStep] = {}  # by autocast's precision
 
     @property
     def weights(self) -> Tensor:
@@ -161,15 +170,32 @@ class Selection:
         state.task = replace(state.task, sharing=Unscaled(self._sharing, inside))  # type: ignore[arg-type]
         source = self._batch(places, batch)
         target = self._batch(torch.zeros(batch_length(target_batch), dtype=torch.int64, device=device), target_batch)
+        run = self._run_for(source, target) if factor is None else self._backward
         with self._losses.inside(device, inside):
-            found = self._method.evaluate(state, source, target, look=state.kind)
-        _add_gradients(state.task.model, found.gradients, scale if factor is None else scale * factor)
-        if found.moved is None:
-            self._method.move(state, found.step, found.rows)
-        self._exchange(found)
+            numbers, gradients = _apart(run(source, target))
+        _add_gradients(state.task.model, gradients, scale if factor is None else scale * factor, run is self._backward)
         average_running_statistics(state.task.model, self._sharing.reducer)
-        state.advance(1)
-        return found.numbers
+        return numbers
+
+    def _backward(self, source: Batch, target: Batch) -> dict[str, Tensor]:
+        """One step without that of the optimizer; the gradients are among the numbers."""
+        found = self._method.evaluate(self._state, source, target, look=self._state.kind)
+        if found.moved is None:
+            self._method.move(self._state, found.step, found.rows)
+        self._exchange(found)
+        self._state.advance(1)
+        return {**found.numbers, **{GRADIENT + name: g for name, g in found.gradients.items()}}
+
+    def _run_for(self, source: Batch, target: Batch) -> Callable[[Batch, Batch], dict[str, Tensor]]:
+        """The step, as a CUDA graph where that is asked for and every part of the batches is a tensor."""
+        if not self._records or not all(map(structure.is_of_tensors, (source.inputs, target.inputs))):
+            return self._backward
+        kind, device = None, self._state.task.device.type
+        if torch.is_autocast_enabled(device):
+            kind = torch.get_autocast_dtype(device)
+        if kind not in self._recorded:
+            self._recorded[kind] = CapturedStep(self._backward, self._state, logger.info, with_optimizer=False)
+        return self._recorded[kind]
 
     def _check_statistics(self) -> None:
         """Log once that BatchNorm's statistics are those of each rank's part."""
@@ -192,7 +218,7 @@ class Selection:
     def _batch(self, index: Tensor, data: Any) -> Batch:
         reducer = self._sharing.reducer
         whole = None if reducer.ranks == 1 else sum(reducer.every(len(index)))
-        return LoopBatch(index, data, index, whole)
+        return LoopBatch(index, structure.plain(data) if self._records else data, index, whole)
 
     def _exchange(self, found: Evaluated) -> None:
         """Every rank applies the moves of all ranks, so that all hold the same weights."""
@@ -204,16 +230,27 @@ class Selection:
             weights.put(index.to(device), rows.to(device))
 
 
-def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Tensor | float) -> None:
-    """Add to ``.grad``, as ``backward`` does."""
-    for name, p in model.named_parameters():
-        if name not in gradients:
-            continue
-        g = gradients[name] if isinstance(factor, float) and factor == 1.0 else gradients[name] * factor
+def _apart(found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Numbers, which the next step must not overwrite, and gradients."""
+    gradients = {name.removeprefix(GRADIENT): g for name, g in found.items() if name.startswith(GRADIENT)}
+    return {name: value.clone() for name, value in found.items() if not name.startswith(GRADIENT)}, gradients
+
+
+def _add_gradients(model: nn.Module, gradients: Mapping[str, Tensor], factor: Tensor | float, owned: bool) -> None:
+    """Add to ``.grad``, as ``backward`` does.
+
+    owned: whether the gradients are nobody else's; those of a CUDA graph are overwritten by its next replay.
+    """
+    given = [(p, gradients[name]) for name, p in model.named_parameters() if name in gradients]
+    values = [g for _, g in given]
+    if not owned or not isinstance(factor, float) or factor != 1.0:
+        values = list(torch._foreach_mul(values, factor)) if values else []
+    present = [(p.grad, g) for (p, _), g in zip(given, values, strict=True) if p.grad is not None]
+    if present:
+        torch._foreach_add_([old for old, _ in present], [new for _, new in present])
+    for (p, _), g in zip(given, values, strict=True):
         if p.grad is None:
             p.grad = laid_out_like(p, g)
-        else:
-            p.grad.add_(g)
 
 
 def _keeps_examples(tree: Any) -> bool:

@@ -223,6 +223,20 @@ def test_joined_batches_are_padded_by_what_each_column_means() -> None:
     assert Join(pad_token=7)(one, {**other, "more": other["labels"]}) is None
 
 
+def test_batches_are_padded_to_a_few_lengths() -> None:
+    one, other = (collate([texts(3, seed)[i] for i in range(3)]) for seed in (0, 5))
+    width = one["input_ids"].shape[1]
+    assert width < 16
+    other = {name: value[:, :4] if value.ndim == 2 else value for name, value in other.items()}
+    for side in Join(pad_token=7).evened(one, other, longest=512):
+        assert side["input_ids"].shape == side["attention_mask"].shape == (3, 16)
+        assert (side["input_ids"][:, width:] == 7).all()
+        assert (side["attention_mask"][:, width:] == 0).all()
+    assert Join(pad_token=7).evened(one, other, longest=width)[1]["input_ids"].shape == (3, width)
+    more = {**one, "more": torch.zeros(3, width)}  # nobody knows how to pad it
+    assert Join(pad_token=7).evened(more, other, longest=512) == (more, other)
+
+
 def test_adapters_and_checkpointing(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(bert(), peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS"))

@@ -22,6 +22,7 @@ from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from soseleto.algorithm import Soseleto
+from soseleto.data.texts.lengths import padded_length
 from soseleto.errors import UsageError
 from soseleto.integrations.target_batches import Numbered, TargetBatches
 from soseleto.parallel.reducer import Ranks, Single
@@ -56,6 +57,8 @@ class SelectionMixin(_AnyTrainer):
         target_batch_size: how many of them a step takes on each device; an eighth of the training batch, at least 8.
         per_example_loss: ``loss(model, inputs) -> (B,)``; by default that of the model's kind (see ``default_loss``).
         method: ``Soseleto(...)`` with settings of its own.
+        cuda_graph: on a GPU and in one process, record the passes of a step as a CUDA graph and replay it. Texts are
+            then padded to a few lengths, each of which is recorded.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class SelectionMixin(_AnyTrainer):
         target_batch_size: int | None = None,
         per_example_loss: PerExampleLoss | None = None,
         method: Soseleto | None = None,
+        cuda_graph: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -79,6 +83,8 @@ class SelectionMixin(_AnyTrainer):
         self.target_dataset = target_dataset
         self.per_example_loss = per_example_loss or default_loss(self.model)
         self.method = method
+        self._cuda_graph = cuda_graph
+        self._join = Join(getattr(self.processing_class, "pad_token_id", None))
         self._target_batch_size = target_batch_size
         self._selection: Selection | None = None
         self._targets: TargetBatches | None = None
@@ -114,11 +120,13 @@ class SelectionMixin(_AnyTrainer):
         model.train()
         inputs = self._prepare_inputs(inputs)
         index = inputs.pop(INDEX)
-        targets = self._begin(model)
+        target = self._prepare_inputs(next(self._begin(model)))
+        if self._cuda_graph:
+            inputs, target = self._join.evened(inputs, target, _longest(self.model))
         with self.compute_loss_context_manager():
             numbers = self.selection.backward(
                 inputs,
-                self._prepare_inputs(next(targets)),
+                target,
                 index=index,
                 scale=1.0 / self.current_gradient_accumulation_steps,
                 scaler=self.accelerator.scaler,
@@ -138,7 +146,8 @@ class SelectionMixin(_AnyTrainer):
                 method=self.method,
                 optimizer=self.optimizer.optimizer,
                 reducer=reducer,
-                join=Join(getattr(self.processing_class, "pad_token_id", None)),
+                join=self._join,
+                cuda_graph=self._cuda_graph,
             )
             size = self._target_batch_size or max(8, self._train_batch_size // 8)
             target = _of_columns(self, self.target_dataset)
@@ -279,10 +288,32 @@ class Join:
             if one.shape[1:] != other.shape[1:]:
                 if one.ndim != 2 or name not in self._padding or "attention_mask" not in source:
                     return None
-                length, fill = max(one.shape[1], other.shape[1]), self._padding[name]
-                one, other = (F.pad(part, (0, length - part.shape[1]), value=fill) for part in (one, other))
+                length = max(one.shape[1], other.shape[1])
+                one, other = (self._padded(name, part, length) for part in (one, other))
             joined[name] = torch.cat([one, other])
         return joined
+
+    def evened(self, source: Any, target: Any, longest: int) -> tuple[Any, Any]:
+        """Both padded to one of a few lengths, if all that the attention mask counts can be padded."""
+        sides = source, target
+        if not all(isinstance(side, Mapping) and "attention_mask" in side for side in sides):
+            return source, target
+        widths = [side["attention_mask"].shape[-1] for side in sides]
+        texts = [
+            {name for name, value in side.items() if value.ndim == 2 and value.shape[1] == width}
+            for side, width in zip(sides, widths, strict=True)
+        ]
+        if not texts[0] | texts[1] <= self._padding.keys():
+            return source, target
+        length = padded_length(max(widths), max(longest, *widths))
+        one, other = (
+            {name: self._padded(name, value, length) if name in some else value for name, value in side.items()}
+            for side, some in zip(sides, texts, strict=True)
+        )
+        return one, other
+
+    def _padded(self, name: str, part: Tensor, length: int) -> Tensor:
+        return F.pad(part, (0, length - part.shape[1]), value=self._padding[name])
 
 
 class _WithIndex:
@@ -293,6 +324,12 @@ class _WithIndex:
 
     def __call__(self, items: Sequence[tuple[int, Any]]) -> dict[str, Any]:
         return {**self._collate([item for _, item in items]), INDEX: torch.tensor([i for i, _ in items])}
+
+
+def _longest(model: Any) -> int:
+    """The number of tokens that a model can read; of one without a limit, any."""
+    found: int = getattr(getattr(model, "config", None), "max_position_embeddings", None) or 1 << 20
+    return found
 
 
 def _collator(trainer: Any, collate: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:

@@ -31,10 +31,10 @@ from soseleto.run_folder.plausible import BOUND, bound
 from soseleto.run_folder.ranking import is_suspect
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
+from soseleto.task.cuda_graph import CapturedStep, EagerStep
 from soseleto.task.finite import NonFiniteLoss, check_guard
 from soseleto.task.task import Method, Task
 from soseleto.training.agreement import optimizer_settings, require_same_settings
-from soseleto.training.cuda_graph import CapturedStep, EagerStep
 from soseleto.training.data import Data
 from soseleto.training.history import Records, group_record, weight_record
 from soseleto.training.out_of_memory import is_out_of_memory, too_large
@@ -100,7 +100,8 @@ class Loop:
 
     def _epochs(self, state: Any, keeper: Keeper, done: int) -> None:
         """Everything after the first ``done`` steps."""
-        step = CapturedStep(self.method, state, self.records.message) if self.capture else EagerStep(self.method, state)
+        eager = EagerStep(self.method, state)
+        step = CapturedStep(eager, state, self.records.message) if self.capture else eager
         epochs_done, start = divmod(done, self.task.steps // self.settings.epochs)
         emulation = announcing_emulation(self.settings.compute.dtype, self.task.device, self.records.message)
         with keeper.handling_signals(), closing(self.records), emulation:

@@ -19,7 +19,7 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,33 +58,43 @@ class _Recorded:
     numbers: dict[str, Tensor]
     engine: str | None  # that computed the alignments
 
-    def replay(self, source: Batch, target: Batch, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    def replay(self, source: Batch, target: Batch, groups: list[dict[str, Any]]) -> dict[str, Tensor]:
         _fill(self.source, source)
         _fill(self.target, target)
-        for rate, group in zip(self.rates, optimizer.param_groups, strict=True):
+        for rate, group in zip(self.rates, groups, strict=True):
             rate.fill_(group["lr"])
         self.graph.replay()
         return self.numbers
 
 
 class CapturedStep:
-    """The method's step as a CUDA graph, from the fourth call on; ``log`` gets the reason if that is impossible.
+    """A step as a CUDA graph, from the fourth call on; ``log`` gets the reason if that is impossible.
 
     Every ``kind`` of step and every shape of its batches has its own recording; a state that counts steps is notified
-    of replays by ``advance``.
+    of replays by ``advance``. What is returned is overwritten by the next call.
+
+    step: a method's (``EagerStep``), or a part of one.
+    with_optimizer: whether the optimizer's step is part of it.
     """
 
-    def __init__(self, method: Method, state: MethodState, log: Callable[[str], None]) -> None:
-        self._eager = EagerStep(method, state)
+    def __init__(
+        self,
+        step: Callable[..., dict[str, Tensor]],
+        state: MethodState,
+        log: Callable[[str], None],
+        *,
+        with_optimizer: bool = True,
+    ) -> None:
+        self._eager = step
         self._state = state
-        self._optimizer = state.optimizer
+        self._groups = [] if state.optimizer is None else state.optimizer.param_groups
         self._log = log
         self._calls: Counter[Hashable] = Counter()  # by kind and shapes
         self._recorded: dict[Hashable, _Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()  # shared, since two recordings never run at once
         self._possible = True
         self._changes = 0  # steps in which the model has changed its attributes
-        if not all(group.get("capturable", True) for group in self._optimizer.param_groups):
+        if with_optimizer and not all(group.get("capturable", True) for group in self._groups):
             self._give_up("a CUDA graph needs an optimizer made with capturable=True")
 
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
@@ -98,17 +108,17 @@ class CapturedStep:
             self._recorded.clear()  # the engine was replaced
         if kind not in self._recorded and not (len(self._recorded) < MOST and self._capture(kind, source, target)):
             return self._run(source, target)
-        numbers = self._recorded[kind].replay(source, target, self._optimizer)
+        numbers = self._recorded[kind].replay(source, target, self._groups)
         self._advance(1)
         return numbers
 
     def _run(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """Without a recording; while one is possible, it is watched what the host decides."""
         if not self._possible:
-            return self._eager(source, target, monitor=monitor)
+            return self._eager(source, target, **_asked(monitor))
         drawn, before = _drawn_on_host(), attributes(self._model)
         with as_if_recording():
-            found = self._eager(source, target, monitor=monitor)
+            found = self._eager(source, target, **_asked(monitor))
         self._changes += attributes(self._model) != before  # a few may be for values that are computed once
         if _drawn_on_host() != drawn:
             self._give_up("the model draws random numbers on the CPU, which a CUDA graph would not draw again")
@@ -123,7 +133,7 @@ class CapturedStep:
     def _capture(self, kind: Hashable, source: Batch, target: Batch) -> bool:
         source, target, graph = _clone(source), _clone(target), torch.cuda.CUDAGraph()
         try:
-            rates_on_device = _rates_on_device(self._optimizer, source.index.device)
+            rates_on_device = _rates_on_device(self._groups, source.index.device)
             with self._no_proofs(), rates_on_device as rates, recording(graph, self._pool):
                 numbers = self._eager(source, target)
         except ProofDue:
@@ -179,13 +189,13 @@ class CapturedStep:
 
 
 def attributes(model: nn.Module | None) -> Hashable:
-    """The numbers, words and flags of every module, and which of its parameters are trained."""
+    """The numbers, words and flags of every module, which of its parameters are trained, and where they lie."""
     if model is None:
         return None
     return tuple(
         (
             tuple(value for value in vars(module).values() if type(value) in (bool, int, float, str)),
-            tuple(p.requires_grad for p in module._parameters.values() if p is not None),
+            tuple((p.requires_grad, p.data_ptr()) for p in module._parameters.values() if p is not None),
         )
         for module in model.modules()
     )
@@ -209,22 +219,27 @@ def as_if_recording() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _rates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> Iterator[list[Tensor]]:
+def _rates_on_device(groups: list[dict[str, Any]], device: torch.device) -> Iterator[list[Tensor]]:
     """Inside, learning rates are tensors that a recorded step reads; outside, the numbers of the schedule."""
-    numbers = [group["lr"] for group in optimizer.param_groups]
+    numbers = [group["lr"] for group in groups]
     rates = [torch.full((), float(number), device=device) for number in numbers]
     torch.cuda.synchronize()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+    for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
     try:
         yield rates
     finally:
-        for group, number in zip(optimizer.param_groups, numbers, strict=True):
+        for group, number in zip(groups, numbers, strict=True):
             group["lr"] = number
 
 
+def _asked(monitor: bool) -> dict[str, bool]:
+    return {"monitor": True} if monitor else {}
+
+
 def _clone(batch: Batch) -> Batch:
-    return Batch(*structure.change(Tensor.clone, _tensors(batch)))
+    index, inputs, labels = structure.change(Tensor.clone, _tensors(batch))
+    return replace(batch, index=index, inputs=inputs, labels=labels)
 
 
 def _shapes(batch: Batch) -> tuple[torch.Size, ...]:

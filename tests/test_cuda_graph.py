@@ -13,7 +13,7 @@ from torch import nn
 
 from soseleto.data.batch import Batch
 from soseleto.engines.proof import Schedule
-from soseleto.training.cuda_graph import WARM_UP, CapturedStep
+from soseleto.task.cuda_graph import WARM_UP, CapturedStep, EagerStep
 
 
 class Engine:
@@ -61,16 +61,27 @@ def test_steps_before_a_recording_run_as_if_it_had_begun(batch: Batch, monkeypat
     before, told = torch.cuda.is_current_stream_capturing, list[str]()
     for capturable in (True, False):
         optimizer = SimpleNamespace(param_groups=[{"capturable": capturable}])
-        step = Recording(method, SimpleNamespace(engine=Engine(), optimizer=optimizer), told.append)  # type: ignore[arg-type]
+        step = Recording(EagerStep(method, None), SimpleNamespace(engine=Engine(), optimizer=optimizer), told.append)  # type: ignore[arg-type]
         step(batch, batch)
     assert seen == [True, False]
     assert told == ["steps run one kernel at a time, since a CUDA graph needs an optimizer made with capturable=True"]
     assert torch.cuda.is_current_stream_capturing is before
 
 
+def made(method: Any, engine: Engine | None, log: Any = pytest.fail, model: nn.Module | None = None) -> Recording:
+    state = SimpleNamespace(
+        engine=engine, task=SimpleNamespace(model=model), optimizer=SimpleNamespace(param_groups=[])
+    )
+    step = Recording(EagerStep(method, None), state, log)  # type: ignore[arg-type]
+    step.recordings = []
+    return step
+
+
 def run(engine: Engine, batch: Batch, steps: int) -> Recording:
     method = SimpleNamespace(step=lambda *args, **kwargs: engine() or {})
-    step = Recording(method, SimpleNamespace(engine=engine, optimizer=SimpleNamespace(param_groups=[])), pytest.fail)  # type: ignore[arg-type]
+    step = Recording(
+        EagerStep(method, None), SimpleNamespace(engine=engine, optimizer=SimpleNamespace(param_groups=[])), pytest.fail
+    )  # type: ignore[arg-type]
     step.recordings = []
     for _ in range(steps):
         step(batch, batch)
@@ -93,7 +104,11 @@ def test_steps_are_recorded_again_when_the_engine_was_replaced(batch: Batch) -> 
 def test_an_engine_that_is_never_called_does_not_stop_the_recording(batch: Batch) -> None:
     """As where the weights are frozen."""
     method = SimpleNamespace(step=lambda *args, **kwargs: {})
-    step = Recording(method, SimpleNamespace(engine=Engine(), optimizer=SimpleNamespace(param_groups=[])), pytest.fail)  # type: ignore[arg-type]
+    step = Recording(
+        EagerStep(method, None),
+        SimpleNamespace(engine=Engine(), optimizer=SimpleNamespace(param_groups=[])),
+        pytest.fail,
+    )  # type: ignore[arg-type]
     step.recordings = []
     for _ in range(10):
         step(batch, batch)
@@ -102,10 +117,12 @@ def test_an_engine_that_is_never_called_does_not_stop_the_recording(batch: Batch
 
 def test_batches_of_each_shape_have_their_own_recording(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """As texts padded to a few lengths; beyond the largest number of recordings steps run without one."""
-    monkeypatch.setattr("soseleto.training.cuda_graph.MOST", 2)
+    monkeypatch.setattr("soseleto.task.cuda_graph.MOST", 2)
     eager: list[int] = []
     method = SimpleNamespace(step=lambda state, source, target, **kwargs: eager.append(source.inputs.shape[1]) or {})
-    step = Recording(method, SimpleNamespace(engine=None, optimizer=SimpleNamespace(param_groups=[])), pytest.fail)  # type: ignore[arg-type]
+    step = Recording(
+        EagerStep(method, None), SimpleNamespace(engine=None, optimizer=SimpleNamespace(param_groups=[])), pytest.fail
+    )  # type: ignore[arg-type]
     step.recordings = []
     for turn in range(18):
         step(Batch(batch.index, torch.zeros(2, 16 + 8 * (turn % 3)), batch.labels), batch)
@@ -158,8 +175,4 @@ def test_a_model_whose_attributes_were_changed_is_recorded_again(batch: Batch) -
 
 
 def recording(model: nn.Module, log: Any) -> Recording:
-    method = SimpleNamespace(step=lambda *args, **kwargs: model() or {})
-    task, optimizer = SimpleNamespace(model=model), SimpleNamespace(param_groups=[])
-    made = Recording(method, SimpleNamespace(engine=None, task=task, optimizer=optimizer), log)  # type: ignore[arg-type]
-    made.recordings = []
-    return made
+    return made(SimpleNamespace(step=lambda *args, **kwargs: model() or {}), None, log, model)
