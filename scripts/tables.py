@@ -54,6 +54,8 @@ def synthetic() -> str:
         lines.append(
             f"| {title} | {statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}{unit} |"
         )
+        if key == "flipped_below":
+            lines.append(f"| … in the worst of the seeds | {min(values):.0f}{unit} |")
     return "\n".join(lines)
 
 
