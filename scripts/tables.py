@@ -418,9 +418,11 @@ def adult() -> str:
     lines = {
         "gradient_boosting": "gradient boosting on source and target",
         "soseleto": "SOSELETO, `--model table`",
-        "soseleto_then_boosting_mean": "**SOSELETO, `--final boosting`**",
-        "soseleto_then_boosting_each": "the same with each row's own weight",
-        "boosting_frozen": "the same with all weights frozen at 1",
+        "soseleto_then_boosting_doubted": "**SOSELETO, `--final boosting`**",
+        "soseleto_then_boosting_frozen_doubted": "… learned weights frozen at 1",
+        "soseleto_then_boosting_mean": "… labels not doubted",
+        "boosting_frozen": "… labels not doubted, learned weights frozen at 1",
+        "soseleto_then_boosting_each": "… labels not doubted, each row with its own learned weight",
         "gradient_boosting_clean": "gradient boosting, all labels corrected",
     }
     rows = load("tables.json")["rows"]
