@@ -86,7 +86,7 @@ def gradient_boosting(codes: Sequence[int] = (), seed: int = 0) -> Any:
     return ensemble.HistGradientBoostingClassifier(categorical_features=list(codes) or None, random_state=seed)
 
 
-def boosting(codes: Sequence[int] = (), seed: int = 0, members: int = MEMBERS) -> Any:
+def boosting(codes: Sequence[int] = (), seed: int = 0, members: int | None = None) -> Any:
     """The mean of five boosted models with small trees and half of the columns per split.
 
     Wrong labels make single boosted models differ a lot; their mean loses that variance.
@@ -105,7 +105,7 @@ def boosting(codes: Sequence[int] = (), seed: int = 0, members: int = MEMBERS) -
                 random_state=seed + number,
             ),
         )
-        for number in range(members)
+        for number in range(members or MEMBERS)
     ]
     return ensemble.VotingClassifier(made, voting="soft")
 
