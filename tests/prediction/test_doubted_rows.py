@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 
 from soseleto.prediction import doubted_rows
 from soseleto.prediction.doubted_rows import right_labels
-from soseleto.prediction.final import FinalData
+from soseleto.prediction.final import FinalData, boosting
 
 
 def clouds(classes: int, wrong: float, n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -83,6 +83,17 @@ def test_without_trusted_rows_or_classes_nothing_is_doubted() -> None:
     x, y, _ = clouds(2, 0.3)
     assert (right_labels(LogisticRegression(), x, y, np.zeros(len(y), bool), seed=0) == 1.0).all()
     assert (right_labels(LogisticRegression(), x, np.zeros_like(y), np.ones(len(y), bool), seed=0) == 1.0).all()
+
+
+def test_a_class_with_few_rows_is_not_doubted() -> None:
+    """The boosted models of ``--final boosting`` cannot be trained on folds that have one row of it."""
+    x, y, flipped = clouds(2, 0.3)
+    y = np.where(np.arange(len(y)) < 4, 2, y)
+    right = right_labels(boosting(members=1), x, y, np.arange(len(y)) >= 800, seed=0)
+    assert (right[:4] == 1.0).all()
+    assert right[4:][flipped[4:]].mean() < 0.5
+    few = right_labels(boosting(members=1), x[:12], np.arange(12) % 6, np.arange(12) >= 6, seed=0)
+    assert (few == 1.0).all()
 
 
 def test_the_weights_of_a_final_model() -> None:

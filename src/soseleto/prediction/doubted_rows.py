@@ -9,7 +9,6 @@ likeliest is tried out; then a label y is right with probability
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -17,29 +16,30 @@ import numpy as np
 from soseleto.errors import need
 
 FOLDS = 5
+FEWEST = 2 * FOLDS  # rows of a class: a model's own validation needs two of them in every fold
 STEP = 0.02  # between the shares of wrong labels that are tried
 _SMALLEST = 1e-3  # probability
 
 
 def right_labels(estimator: Any, inputs: np.ndarray, labels: np.ndarray, trusted: np.ndarray, seed: int) -> np.ndarray:
-    """(N,) the probability that each label is right; 1 for those that are trusted.
+    """(N,) the probability that each label is right; 1 for those that are trusted, or of a class with few rows.
 
     estimator: a scikit-learn classifier; copies of it are trained on four fifths of the rows
     trusted: (N,) which labels are known to be right
     """
     selection = need("sklearn.model_selection", to="a final model")
-    classes, places = np.unique(labels, return_inverse=True)
-    if len(classes) < 2 or not trusted.any():
-        return np.ones(len(labels))
+    result, counts = np.ones(len(labels)), np.bincount(labels)
+    common = counts[labels] >= FEWEST
+    classes, places = np.unique(labels[common], return_inverse=True)
+    if len(classes) < 2 or not trusted[common].any():
+        return result
     folds = selection.StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The least populated class")
-        found = selection.cross_val_predict(estimator, inputs, places, cv=folds, method="predict_proba")
-    of_label = found[np.arange(len(labels)), places]
+    found = selection.cross_val_predict(estimator, inputs[common], places, cv=folds, method="predict_proba")
+    of_label, trusted = found[np.arange(len(places)), places], trusted[common]
     share = max(_shares(len(classes)), key=lambda rho: np.log(_true(of_label[trusted], rho, len(classes))).sum())
     right = (1.0 - share) * _true(of_label, share, len(classes))
     wrong = share / (len(classes) - 1) * (1.0 - _true(of_label, share, len(classes)))
-    result: np.ndarray = np.where(trusted, 1.0, right / (right + wrong))
+    result[common] = np.where(trusted, 1.0, right / (right + wrong))
     return result
 
 
