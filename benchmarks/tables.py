@@ -26,7 +26,7 @@ from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import load
 from soseleto.experiments import results
 from soseleto.models import table_network
-from soseleto.prediction.final import FinalData, boosting, fit_final, gradient_boosting
+from soseleto.prediction.final import JUDGES, FinalData, boosting, fit_final, gradient_boosting
 from soseleto.training.fit import fit
 
 CHOOSING = 14_561  # rows that were used to choose, and are not reported
@@ -88,14 +88,17 @@ def evaluated(data: Split, seed: int, epochs: int) -> Iterator[tuple[str, float,
         epochs=epochs, optimizer=sgd(0.03), seed=seed, device="cpu",
     )  # fmt: skip
     yield "soseleto", accuracy(result.outputs(data.test.inputs)), time.perf_counter() - start
-    for how in ("mean", "each"):
-        start = time.perf_counter()
-        weighted = FinalData.of(data.source, data.target, result.weights, how)  # type: ignore[arg-type]
-        made = fit_final(boosting(codes, seed), weighted)
-        yield f"soseleto_then_boosting_{how}", accuracy(made.outputs(data.test.inputs)), time.perf_counter() - start
+    for weights, names in ((result.weights, ("mean", "each", "doubted")), (None, ("frozen_doubted",))):
+        for how in names:
+            start = time.perf_counter()
+            given = FinalData.of(data.source, data.target, weights, "each" if how == "each" else "mean")
+            if how.endswith("doubted"):
+                given = given.doubted(boosting(codes, seed, JUDGES), len(data.source), seed)
+            made = fit_final(boosting(codes, seed), given)
+            yield f"soseleto_then_boosting_{how}", accuracy(made.outputs(data.test.inputs)), time.perf_counter() - start
 
 
-METHODS = 6
+METHODS = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -185,10 +185,11 @@ def test_files_of_the_repository_that_pages_name_exist() -> None:
 
 def test_the_synthetic_results_are_what_the_paper_shows() -> None:
     rows = json.loads((ROOT / "results" / "synthetic.json").read_text("utf-8"))["rows"]
-    assert len({row["seed"] for row in rows}) >= 20
+    assert len({row["seed"] for row in rows}) >= 100
     means = {key: statistics.fmean(row[key] for row in rows) for key in rows[0] if isinstance(rows[0][key], float)}
-    assert means["clean_above"] >= 0.99
-    assert means["flipped_below"] >= 0.85
+    assert means["clean_above"] >= 0.98
+    assert means["flipped_below"] >= 0.93
+    assert min(row["flipped_below"] for row in rows) >= 0.75
     assert means["missed_distance"] <= 0.15
     assert means["accuracy"] >= 98
 

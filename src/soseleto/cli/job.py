@@ -19,7 +19,7 @@ from soseleto.cli.trainings import Trainings
 from soseleto.data import Pair, TablePreparation
 from soseleto.errors import DiskError, TrainingError, UsageError, counted, did_you_mean, first_line
 from soseleto.parallel.reducer import Reducer
-from soseleto.prediction.final import FINALS, FinalData, boosting, by_recipe, fit_final, gradient_boosting
+from soseleto.prediction.final import FINALS, JUDGES, FinalData, boosting, by_recipe, fit_final, gradient_boosting
 from soseleto.prediction.temperature import fit_temperature
 from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import RunFolder
@@ -291,7 +291,11 @@ class Job:
         if n > MOST_BOOSTED:
             places = torch.linspace(0, n - 1, MOST_BOOSTED, dtype=torch.float64).round().long()
             source, weights = source.subset(places), None if weights is None else weights[places]
-        return FinalData.of(source, part.target, weights)
+        made = FinalData.of(source, part.target, weights)
+        if weights is None:
+            return made
+        recipe = self._recipe
+        return made.doubted(boosting(recipe["codes"], recipe["seed"], JUDGES), len(source), recipe["seed"])
 
     @property
     def _recipe(self) -> dict[str, Any]:

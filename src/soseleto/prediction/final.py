@@ -9,7 +9,7 @@ data and the recipe (``boosting`` and its seed), and ``load`` fits the model aga
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,11 +18,12 @@ from torch import Tensor
 
 from soseleto.data import Examples
 from soseleto.errors import DataError, UsageError, did_you_mean, need
+from soseleto.prediction.doubted_rows import right_labels
 
 Weighting = Literal["mean", "each"]
 WEIGHTINGS = ("mean", "each")
 FINALS = ("boosting",)
-MEMBERS = 5
+MEMBERS, JUDGES = 5, 2
 _SMALLEST = 1e-7  # probability, before its logarithm
 
 
@@ -55,6 +56,15 @@ class FinalData:
             torch.cat([own, torch.ones(len(target))]).float(),
         )
 
+    def doubted(self, estimator: Any, n_source: int, seed: int) -> FinalData:
+        """The same with each of the first ``n_source`` weights times the probability that its label is right.
+
+        estimator: a classifier by whose predictions for rows that it has not seen labels are judged
+        """
+        trusted = np.arange(len(self.labels)) >= n_source
+        right = right_labels(estimator, self.inputs.numpy(), self.labels.numpy(), trusted, seed)
+        return replace(self, weights=self.weights * torch.from_numpy(right).float())
+
     def tensors(self) -> dict[str, Tensor]:
         return {"inputs": self.inputs, "labels": self.labels, "weights": self.weights}
 
@@ -76,13 +86,13 @@ def gradient_boosting(codes: Sequence[int] = (), seed: int = 0) -> Any:
     return ensemble.HistGradientBoostingClassifier(categorical_features=list(codes) or None, random_state=seed)
 
 
-def boosting(codes: Sequence[int] = (), seed: int = 0) -> Any:
+def boosting(codes: Sequence[int] = (), seed: int = 0, members: int | None = None) -> Any:
     """The mean of five boosted models with small trees and half of the columns per split.
 
     Wrong labels make single boosted models differ a lot; their mean loses that variance.
     """
     ensemble = need("sklearn.ensemble", to="--final boosting")
-    members = [
+    made = [
         (
             str(number),
             ensemble.HistGradientBoostingClassifier(
@@ -95,9 +105,9 @@ def boosting(codes: Sequence[int] = (), seed: int = 0) -> Any:
                 random_state=seed + number,
             ),
         )
-        for number in range(MEMBERS)
+        for number in range(members or MEMBERS)
     ]
-    return ensemble.VotingClassifier(members, voting="soft")
+    return ensemble.VotingClassifier(made, voting="soft")
 
 
 def by_recipe(recipe: Mapping[str, Any]) -> Any:

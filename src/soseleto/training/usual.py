@@ -6,8 +6,8 @@ weights depends on how many labels are wrong, which is estimated from the data b
 - *few*: the last layer's alignments, in coordinates in which they tell wrong labels best, as far as they exceed their
   own noise. A right but hard example must not lose its weight.
 - *many*: the alignments of all layers as they are, with a larger step and a larger share of the target. Weights must
-  fall fast, before the network has learned the wrong labels. In a network with convolutions, which learns them later,
-  the larger share is all that changes.
+  fall fast, before the network has learned the wrong labels. In a network with convolutions that was worse than mixed
+  training, and the larger share is all that changes.
 
 A model that does not end in a linear layer has the alignments of all layers in both cases. What other choices came to
 is in ``docs/explanation/alignments.md``.
