@@ -358,6 +358,7 @@ def test_fit_on_the_gpu_separates_the_labels(precision: torch.dtype | None) -> N
         epochs=6,
         batch_size=256,
         lr=0.01,
+        method=soseleto.Soseleto(),
         device="cuda",
         compute=soseleto.Compute(dtype=precision),
         augment=(Augment(crop=2, flip=True), None),

@@ -92,10 +92,10 @@ def test_the_default_number_of_epochs_is_in_the_plan(desk: Path, monkeypatch: py
         return CliRunner().invoke(app, [str(word) for word in (*words, *more)]).output
 
     monkeypatch.setattr(Job, "run", stop)
-    said = "a pretrained model is trained for 5 epochs by default (--epochs N)"
+    said = "a pretrained model is trained for 3 epochs by default (--epochs N)"
     printed = plan()
     assert said in printed
-    assert "noisy mode, 5 epochs in batches of" in printed
+    assert "noisy mode, 3 epochs in batches of" in printed
     assert said not in plan("--epochs", "5")
     assert "noisy mode, 30 epochs in batches of" in plan(model=False)
 

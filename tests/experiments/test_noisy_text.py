@@ -15,7 +15,7 @@ from soseleto.errors import DataError, UsageError
 from soseleto.experiments.noisy_text import data as texts
 from soseleto.experiments.noisy_text import encoding, experiment, measures, tables
 from soseleto.experiments.noisy_text.command import configs, main, parser
-from soseleto.experiments.noisy_text.configuration import LINES, TRUSTED, Config, configuration, lines_of
+from soseleto.experiments.noisy_text.configuration import TRUSTED, Config, configuration, lines_of
 from soseleto.experiments.noisy_text.experiment import heading, make_method, prepare_data, run_all, run_one
 from soseleto.experiments.results import Row, started
 from tiny_text_model import BAD, GOOD, make_folder
@@ -85,10 +85,17 @@ def test_every_line_gets_the_same_data_and_is_a_method(tiny: dict[str, Any]) -> 
             if config.base != "logistic":
                 assert make_method(config).name == config.base
             steps = (config.epochs, config.batch_size, config.lr, config.optimizer, config.schedule)
-            assert steps == tuple(getattr(configuration("ordinary", encoder=encoder, **tiny), n) for n in STEPS)
+            same = steps == tuple(getattr(configuration("ordinary", encoder=encoder, **tiny), n) for n in STEPS)
+            assert same != (line == "target_only_longer")
 
 
 STEPS = ("epochs", "batch_size", "lr", "optimizer", "schedule")
+
+
+def test_the_weight_step_follows_the_epochs() -> None:
+    steps = [dict(configuration("soseleto_usual", encoder=e).settings)["weight_step"] for e in ("trained", "frozen")]
+    assert steps == [2.0, 0.3]
+    assert dict(configuration("soseleto_usual_frozen").settings)["weight_step"] is None
 
 
 def test_more_trusted_texts_contain_the_fewer() -> None:
@@ -264,7 +271,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(config.seed == 3 and config.epochs == 7 and config.select for config in found)
     assert found[1].method == "soseleto[weight_step=0.2]"
     every = configs(parser().parse_args(["--seeds", "0", "--out", "rows.json"]))
-    assert len(every) == 4 * (len(lines_of("trained")) + len(LINES))
+    assert len(every) == 4 * (len(lines_of("trained")) + len(lines_of("frozen")))
     for words in ("--noise english", "--methods logistic_noisy --encoder trained", "--methods sosoleto"):
         with pytest.raises(SystemExit):
             main([*words.split(), "--out", str(tmp_path / "rows.json")])
@@ -293,7 +300,9 @@ def test_reproduce_runs_every_line_of_every_setting(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(experiment, "run_all", note)
     experiment.reproduce(tmp_path, seeds=2, report=print)
     assert (
-        len({str(heading(config)) for config in asked}) == len(asked) == 2 * 4 * (len(lines_of("trained")) + len(LINES))
+        len({str(heading(config)) for config in asked})
+        == len(asked)
+        == 2 * 4 * (len(lines_of("trained")) + len(lines_of("frozen")))
     )
 
 

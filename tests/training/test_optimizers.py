@@ -12,7 +12,14 @@ from torch import nn
 
 import soseleto
 from soseleto.errors import UsageError
-from soseleto.training.optimizers import default_epochs, default_optimizer, default_schedule, linear, warmup_cosine
+from soseleto.training.optimizers import (
+    default_batch_size,
+    default_epochs,
+    default_optimizer,
+    default_schedule,
+    linear,
+    warmup_cosine,
+)
 
 
 def pretrained() -> nn.Module:
@@ -45,7 +52,8 @@ def test_weight_decay_acts_on_matrices_alone() -> None:
 def test_models_of_libraries_get_adamw() -> None:
     own, library = nn.Linear(3, 2), pretrained()
     assert default_optimizer(own, None) == soseleto.sgd(0.03)
-    assert default_optimizer(library, None) == soseleto.adamw(1e-4)
+    assert default_optimizer(library, None) == soseleto.adamw(3e-5)
+    assert default_optimizer(pretrained_on_images("timm"), None) == soseleto.adamw(1e-4)
     assert default_optimizer(library, 0.5, 0.1) == soseleto.adamw(0.5, 0.1)
     assert (default_schedule(own), default_schedule(library)) == (linear, warmup_cosine)
 
@@ -60,15 +68,26 @@ def pretrained_on_images(library: str) -> nn.Module:
 
 def test_pretrained_models_are_trained_for_fewer_epochs() -> None:
     assert default_epochs(nn.Linear(3, 2)) == 30
-    assert default_epochs(pretrained()) == 5
+    assert default_epochs(pretrained()) == 3
     assert [default_epochs(pretrained_on_images(library)) for library in ("timm", "transformers")] == [10, 10]
     x, y = torch.randn(12, 3), torch.arange(12) % 2
     given: Any = {"device": "cpu", "batch_size": 12}
-    for model, epochs in ((nn.Linear(3, 2), 30), (pretrained(), 5), (pretrained_on_images("timm"), 10)):
+    for model, epochs in ((nn.Linear(3, 2), 30), (pretrained(), 3), (pretrained_on_images("timm"), 10)):
         assert soseleto.fit(copy.deepcopy(model), (x, y), (x, y), **given).config["epochs"] == epochs
     assert soseleto.fit(pretrained(), (x, y), (x, y), epochs=2, **given).config["epochs"] == 2
     estimator = pytest.importorskip("soseleto.estimator").SoseletoClassifier(model=pretrained(), device="cpu")
-    assert len(estimator.fit(x.numpy(), y.numpy()).history_) == 5
+    assert len(estimator.fit(x.numpy(), y.numpy()).history_) == 3
+
+
+def test_adapters_are_trained_faster() -> None:
+    adapter = type("Adapter", (nn.Linear,), {"__module__": "peft.tuners.lora"})(3, 2)
+    assert default_optimizer(nn.Sequential(pretrained(), adapter), None) == soseleto.adamw(1e-4)
+
+
+def test_batches_of_a_pretrained_model_of_texts_are_small() -> None:
+    models = nn.Linear(3, 2), pretrained(), pretrained_on_images("timm")
+    assert [default_batch_size(model, 50_000) for model in models] == [256, 64, 256]
+    assert [default_batch_size(model, 500) for model in models] == [16, 16, 16]
 
 
 def test_fit_takes_the_default_of_the_model(tmp_path: Any) -> None:
@@ -76,7 +95,7 @@ def test_fit_takes_the_default_of_the_model(tmp_path: Any) -> None:
     given: Any = {"epochs": 1, "device": "cpu", "batch_size": 4}
     result = soseleto.fit(pretrained(), (x, y), (x, y), **given)
     assert result.config["optimizer"] == "AdamW, betas 0.9 and 0.999"
-    assert (result.config["lr"], result.config["schedule"]) == (1e-4, "warmup_cosine")
+    assert (result.config["lr"], result.config["schedule"]) == (3e-5, "warmup_cosine")
     other = soseleto.fit(pretrained(), (x, y), (x, y), optimizer=soseleto.sgd(0.1), schedule=None, **given)
     assert (other.config["optimizer"], other.config["schedule"]) == ("SGD, momentum 0.9", None)
     own = soseleto.fit(nn.Linear(3, 2), (x, y), (x, y), **given)

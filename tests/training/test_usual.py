@@ -58,9 +58,20 @@ def test_where_few_labels_are_wrong_weights_move_on_evidence_of_the_last_layer(t
     assert (longer.weight_step, longer.alignment) == (0.09, FEW)
 
 
+def test_no_engine_is_named_where_none_was_used() -> None:
+    given: Any = {"source": classes(60, 0.0), "target": classes(40, 0.0, 1), "epochs": 1}
+    last_layer, all_layers = (
+        soseleto.fit(nn.Linear(3, 2), **given),
+        soseleto.fit(nn.Linear(3, 2), method=Soseleto(), **given),
+    )
+    assert (last_layer.engine, all_layers.engine) == ("", "layerwise")
+    assert not any("engine" in message for message in last_layer.messages)
+    assert "alignments by the layerwise engine" in all_layers.messages
+
+
 def test_where_many_are_wrong_they_move_fast_by_all_layers(tmp_path: Path) -> None:
     method = used(tmp_path, nn.Linear(3, 2), wrong=0.4)
-    assert (method.weight_step, method.alignment, method.scores) == (0.3, chain(*SIZED), LAST_LAYER)
+    assert (method.weight_step, method.alignment, method.scores) == (2.0, chain(*SIZED), LAST_LAYER)  # in one epoch
     assert (method.source_loss, method.gradients) == (label_doubt(), target_share(0.3))
 
 
@@ -81,6 +92,13 @@ def test_the_share_of_wrong_labels_is_estimated_before_the_training() -> None:
     assert found(0.0) < 0.05
     assert MANY < found(0.4) < 0.5
     assert found(0.4, n_target=10) == 0.0  # too few to estimate anything
+
+
+def test_a_pretrained_network_sees_half_of_the_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usual, "wrong_at_least", lambda *_, **__: 0.08)
+    assert used(tmp_path / "own", nn.Linear(3, 2)).gradients == target_share(0.1)
+    part = type("Block", (nn.Linear,), {"__module__": "transformers.models.block"})(3, 4)
+    assert used(tmp_path / "library", nn.Sequential(part, nn.Linear(4, 2))).gradients == target_share(0.3)
 
 
 def test_all_layers_of_a_model_that_does_not_end_in_a_linear_one(tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ from soseleto.training.defaults import (
     FEW_WAY,
     LR,
     MANY_SHARE,
+    MANY_WAY,
     MANY_WEIGHT_STEP,
     PRETRAINED_EPOCHS,
     PRETRAINED_IMAGE_EPOCHS,
+    PRETRAINED_IMAGE_LR,
     PRETRAINED_LR,
     STRONG_LR,
     STRONG_WEIGHT_DECAY,
@@ -136,7 +138,8 @@ def fit(
     lr: Annotated[
         float | None,
         typer.Option(
-            help=f"Learning rate, falls to 0. [default: {LR}; {STRONG_LR} if strong; {PRETRAINED_LR} if pretrained]"
+            help=f"Learning rate, falls to 0. [default: {LR}; {STRONG_LR} if strong; {PRETRAINED_LR} if pretrained, "
+            f"{PRETRAINED_IMAGE_LR} for images and adapters]"
         ),
     ] = None,
     weight_decay: Annotated[
@@ -146,7 +149,7 @@ def fit(
         float | None,
         typer.Option(
             help=f"How far a weight moves per visit. [default: {FEW_WAY}/epochs; {MANY_WEIGHT_STEP} if many labels "
-            f"are wrong; {WEIGHT_STEP} in transfer]"
+            f"are wrong, at least {MANY_WAY:g}/epochs; {WEIGHT_STEP} in transfer]"
         ),
     ] = None,
     target_share: Annotated[

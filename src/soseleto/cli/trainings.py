@@ -43,10 +43,17 @@ from soseleto.training.defaults import (
     STRONG_TARGET_BATCH,
     STRONG_WEIGHT_DECAY,
     TARGET_BATCH,
-    batch_size_for,
 )
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import Adaptive, Momentum, default_epochs, default_optimizer, default_schedule, sgd
+from soseleto.training.optimizers import (
+    Adaptive,
+    Momentum,
+    default_batch_size,
+    default_epochs,
+    default_optimizer,
+    default_schedule,
+    sgd,
+)
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
 from soseleto.training.progress import LiveLine
 from soseleto.training.recipe import check_recipe, strong_for
@@ -64,7 +71,6 @@ class Trainings:
     pair: Pair
     model: str
     classes: int
-    batch_size: int
     plain_augment: Augment | None
     views: AnyViews | None  # of the strong recipe
     folds: int
@@ -85,7 +91,6 @@ class Trainings:
             pair=pair,
             model=model,
             classes=len(pair.target.classes or ()) or int(pair.target.labels.max()) + 1,
-            batch_size=options.batch_size or batch_size_for(len(pair.source)),
             plain_augment=augment_for(options.augment, shape, _class_names(pair)),
             views=views_for(options.augment, pair.source, _class_names(pair), options.mode) if strong else None,
             folds=folds_of(options, len(pair.target)),
@@ -251,6 +256,10 @@ class Trainings:
     def epochs(self) -> int:
         """As given, or by the kind of model."""
         return default_epochs(self.module()) if self.options.epochs is None else self.options.epochs
+
+    @cached_property
+    def batch_size(self) -> int:
+        return self.options.batch_size or default_batch_size(self.module(), len(self.pair.source))
 
     @cached_property
     def _plain_optimizer(self) -> Momentum | Adaptive:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 EPOCHS = 30
-PRETRAINED_EPOCHS, PRETRAINED_IMAGE_EPOCHS = 5, 10  # for models of transformers, timm and peft
+PRETRAINED_EPOCHS, PRETRAINED_IMAGE_EPOCHS = 3, 10  # for models of transformers, timm and peft
 LR = 0.03  # of SGD
-PRETRAINED_LR = 1e-4  # of AdamW, for models of transformers, timm and peft
+PRETRAINED_LR, PRETRAINED_IMAGE_LR = 3e-5, 1e-4  # of AdamW, for models of transformers, timm and peft
+ADAPTER_LR = 1e-4  # of AdamW, where peft's adapters are all that is trained of a pretrained model
 WEIGHT_STEP = 0.1  # Soseleto's own
 TARGET_BATCH = 32
 TARGET_SHARE, TRANSFER_SHARE = 0.1, 0.5  # of the target's gradient, for classes with wrong labels and in transfer mode
 FEW_WAY = 0.9  # of a weight over all epochs, for classes with wrong labels; 3 costs accuracy where few are wrong
 MANY_WEIGHT_STEP, MANY_SHARE = 0.3, 0.3  # of a visit, and in place of TARGET_SHARE, where many labels are wrong
+MANY_WAY, MOST_STEP = 6.0, 2.0  # of a weight over all epochs where these are few, and of a visit
 STRONG_LR, STRONG_WEIGHT_DECAY, STRONG_TARGET_BATCH = 0.1, 5e-4, 64  # of recipe="strong", noisy mode
 LARGEST_BATCH, SMALLEST_BATCH = 256, 16
+PRETRAINED_BATCH = 64  # at most, for texts
 STEPS = 48  # steps per epoch to aim at, where the source is large enough
 CHECKPOINT_SECONDS = 60.0
 SUSPECT_PRECISION = 0.95
@@ -25,6 +28,15 @@ def few_weight_step(epochs: int = EPOCHS) -> float:
     (0.03, 0.18, 0.3)
     """
     return min(FEW_WAY / max(epochs, 1), MANY_WEIGHT_STEP)
+
+
+def many_weight_step(epochs: int = EPOCHS) -> float:
+    """The step where many labels are wrong; larger where there are few visits to move by.
+
+    >>> many_weight_step(), many_weight_step(5), many_weight_step(1)
+    (0.3, 1.2, 2.0)
+    """
+    return min(max(MANY_WAY / max(epochs, 1), MANY_WEIGHT_STEP), MOST_STEP)
 
 
 def batch_size_for(n: int) -> int:

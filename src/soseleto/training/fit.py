@@ -30,7 +30,7 @@ from soseleto.training.agreement import require_reducer, require_same_settings
 from soseleto.training.data import BatchSizes, Data
 from soseleto.training.history import Records
 from soseleto.training.loop import Loop
-from soseleto.training.optimizers import default_epochs, default_schedule
+from soseleto.training.optimizers import default_batch_size, default_epochs, default_schedule
 from soseleto.training.options import (
     Balanced,
     Checkpoints,
@@ -94,11 +94,13 @@ def fit(
             GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``; it takes several times as
             many epochs. It takes uint8 images, rows of numbers, and dicts of tokens; ``StrongTransfer`` is its form
             for transfer mode.
-        epochs: passes over the source; by default 30, and for a model with parts from transformers, timm or peft 5, or
+        epochs: passes over the source; by default 30, and for a model with parts from transformers, timm or peft 3, or
             10 if it reads images.
-        batch_size: source examples per step; by default 16 to 256, by the size of the source.
+        batch_size: source examples per step; by default 16 to 256, by the size of the source, and for a pretrained
+            model of texts at most 64.
         target_batch_size: target examples per step, 32 by default; ``Balanced(32)`` makes the batches class-balanced.
-        lr: learning rate of the default optimizer: 0.03 of SGD, 0.1 with ``recipe="strong"``, 1e-4 of AdamW.
+        lr: learning rate of the default optimizer: 0.03 of SGD, 0.1 with ``recipe="strong"``, 3e-5 of AdamW, 1e-4 for
+            images and adapters.
         optimizer: ``soseleto.sgd(lr, weight_decay)``, ``soseleto.adamw(lr, weight_decay)``, or a function from
             parameters to any torch optimizer. By default SGD with momentum 0.9, and AdamW for a model with parts from
             transformers, timm or peft.
@@ -165,6 +167,8 @@ def fit(
     settings = _by_inputs(settings, asked.choice(data), data, standardize)
     if target_batch_size is None and chosen.target_batch is not None:
         target_batch_size = min(chosen.target_batch, len(data.target))
+    if batch_size is None:
+        batch_size = default_batch_size(model, len(data.own_source))
     sizes = BatchSizes.of(data, batch_size, target_batch_size)
     with seeded(seed, where):
         setup = Setup.of(model, settings, data, sizes=sizes, sharing=sharing, device=where, standardize=standardize)

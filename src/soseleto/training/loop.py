@@ -33,7 +33,7 @@ from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
 from soseleto.task.cuda_graph import CapturedStep, EagerStep
 from soseleto.task.finite import NonFiniteLoss, check_guard
-from soseleto.task.task import Method, Task
+from soseleto.task.task import Method, MethodState, Task
 from soseleto.training.agreement import optimizer_settings, require_same_settings
 from soseleto.training.data import Data
 from soseleto.training.history import Records, group_record, weight_record
@@ -163,8 +163,7 @@ class Loop:
         if epoch < self.settings.epochs:  # cached for the next epoch while a GPU still works: check_guard waits for it
             source.batches(size, seed=seed, epoch=epoch + 1)
         check_guard(self.task.guard)
-        engine = getattr(getattr(state, "engine", None), "name", None)
-        if engine is not None:
+        if engine := engine_used(state):
             self.records.message(f"alignments by the {engine} engine")
         self.records.epoch(self.epoch_record(state, epoch, before + len(batches)))
         keeper.after(before + len(batches))
@@ -250,7 +249,7 @@ class Loop:
             task=self.setup.kind,
             classes=self.data.target.classes,
             out=None if self.records.folder is None else self.records.folder.path,
-            engine=getattr(getattr(state, "engine", None), "name", ""),
+            engine=engine_used(state),
             config=config,
             suspect_precision=self.settings.probes.precision,
             guarantee=self.settings.probes.guarantee,
@@ -305,6 +304,12 @@ class Loop:
         self.records.end({"seconds": round(self.records.seconds, 3), **end}, write)
         if self.records.folder is not None:
             self.records.folder.drop_checkpoints()
+
+
+def engine_used(state: MethodState) -> str:
+    """Its name; nothing where the last layer made the alignments, and ``auto`` had nothing to choose."""
+    name: str = getattr(getattr(state, "engine", None), "name", "")
+    return "" if name == "auto" else name
 
 
 def _train_mode(model: nn.Module) -> None:

@@ -15,7 +15,17 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from soseleto.errors import UsageError
 from soseleto.task.task import MakeSchedule
-from soseleto.training.defaults import EPOCHS, LR, PRETRAINED_EPOCHS, PRETRAINED_IMAGE_EPOCHS, PRETRAINED_LR
+from soseleto.training.defaults import (
+    ADAPTER_LR,
+    EPOCHS,
+    LR,
+    PRETRAINED_BATCH,
+    PRETRAINED_EPOCHS,
+    PRETRAINED_IMAGE_EPOCHS,
+    PRETRAINED_IMAGE_LR,
+    PRETRAINED_LR,
+    batch_size_for,
+)
 
 WARM_UP = 0.1  # the share of the steps in which ``warmup_cosine`` rises
 LIBRARIES = ("transformers", "timm", "peft")
@@ -123,8 +133,15 @@ def warmup_cosine(optimizer: Optimizer, steps: int) -> LRScheduler:
 def default_optimizer(model: nn.Module, lr: float | None, weight_decay: float = 0.0) -> Momentum | Adaptive:
     """AdamW for a model with parts from transformers, timm or peft, which were pretrained with it; SGD for others."""
     if is_from_library(model):
-        return adamw(PRETRAINED_LR if lr is None else lr, weight_decay)
+        return adamw(_pretrained_rate(model) if lr is None else lr, weight_decay)
     return sgd(LR if lr is None else lr, weight_decay)
+
+
+def _pretrained_rate(model: nn.Module) -> float:
+    """Small for texts, since larger ones learn wrong labels by heart; larger for images and for adapters."""
+    if any(_library(part) == "peft" for part in model.modules()):
+        return ADAPTER_LR
+    return PRETRAINED_IMAGE_LR if _reads_images(model) else PRETRAINED_LR
 
 
 def default_schedule(model: nn.Module) -> MakeSchedule:
@@ -137,6 +154,12 @@ def default_epochs(model: nn.Module) -> int:
     if not is_from_library(model):
         return EPOCHS
     return PRETRAINED_IMAGE_EPOCHS if _reads_images(model) else PRETRAINED_EPOCHS
+
+
+def default_batch_size(model: nn.Module, n: int) -> int:
+    """By the size of the source; small for a pretrained model of texts, whose few epochs must have enough steps."""
+    size = batch_size_for(n)
+    return size if not is_from_library(model) or _reads_images(model) else min(size, PRETRAINED_BATCH)
 
 
 def is_from_library(model: nn.Module) -> bool:

@@ -49,17 +49,19 @@ from soseleto.task.piece import Piece
 from soseleto.training.defaults import (
     EPOCHS,
     MANY_SHARE,
-    MANY_WEIGHT_STEP,
     TARGET_SHARE,
     TRANSFER_SHARE,
     WEIGHT_STEP,
     few_weight_step,
+    many_weight_step,
 )
 from soseleto.training.estimated_mistakes import estimate_mistakes
+from soseleto.training.optimizers import is_from_library
 from soseleto.training.out_of_memory import is_out_of_memory
 from soseleto.training.settings import settings_of
 
 MANY = 0.125  # the share of wrong labels from which they are many, by the lower end of its interval
+MANY_PRETRAINED = 0.04  # the same of a pretrained network, which sees half of people's mistakes beforehand
 STANDARD_ERRORS = 2.0  # of an example's mean alignment, before its weight moves
 LAST_LAYER = last_layer(whitened(shrink=1.0), unit_length(), at_temperature(4.0), without_own_error())
 SIZED: tuple[Piece, ...] = (scale_by_rms(), hold_when_vanished())
@@ -107,7 +109,8 @@ class Usual:
         fast = many_wrong and not convolutional
         all_layers = fast or not ends_in_linear or self.engine != "auto"
         pieces = SIZED if fast else (*SIZED, beyond_noise(STANDARD_ERRORS))
-        step, share = MANY_WEIGHT_STEP if fast else few_weight_step(epochs), MANY_SHARE if many_wrong else TARGET_SHARE
+        step = many_weight_step(epochs) if fast else few_weight_step(epochs)
+        share = MANY_SHARE if many_wrong else TARGET_SHARE
         made = self._made(pieces, step, share, doubt=True, all_layers=all_layers)
         return replace(made, scores=LAST_LAYER) if ends_in_linear and not made.alignment.replaces_engine else made
 
@@ -148,7 +151,8 @@ class Usual:
             for method in (few, many):
                 if before is not None and before == json.loads(json.dumps(settings_of(method))):
                     return method
-            return many if wrong_at_least(model, prepare, source, target, seed=seed) >= MANY else few
+            wrong = wrong_at_least(model, prepare, source, target, seed=seed)
+            return many if wrong >= (MANY_PRETRAINED if is_from_library(model) else MANY) else few
         except Exception as error:
             if is_out_of_memory(error):  # the training does not fit either, and says what would
                 return self.method_for_classes(many_wrong=False, epochs=epochs)
