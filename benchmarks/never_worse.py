@@ -38,12 +38,9 @@ SEEDS = 5
 FIRST_SEED = 50  # none of the draws that settings were chosen on
 
 
-def cells(seeds: int) -> Iterator[Cell]:
+def cells(seeds: int, first: int = FIRST_SEED) -> Iterator[Cell]:
     return (
-        Cell(data, noise, rate, seed)
-        for seed in range(FIRST_SEED, FIRST_SEED + seeds)
-        for data in DATA
-        for noise, rate in NOISES
+        Cell(data, noise, rate, seed) for seed in range(first, first + seeds) for data in DATA for noise, rate in NOISES
     )
 
 
@@ -111,14 +108,17 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser = arguments(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help=f"with {FILE}")
     parser.add_argument("--only", nargs="+", metavar="DATA", default=DATA, choices=DATA)
+    parser.add_argument("--rates", nargs="+", type=float, help="shares of wrong labels, by default all")
     parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--sizes", type=int, nargs=3, default=(SOURCE, TARGET, TEST), metavar="N")
     parser.add_argument("--fit", nargs="+", default=[], metavar="WORD", help="more options of `fit`, without their --")
     options = parser.parse_args(argv)
     rows = read_rows(options.out)
     done = {(row["data"], row["noise"], row["rate"], row["seed"]) for row in rows}
-    wanted = [cell for cell in cells(options.seeds) if cell.data in options.only and cell.key not in done]
+    asked = [cell for cell in cells(options.seeds, options.first_seed) if cell.data in options.only]
+    wanted = [c for c in asked if c.key not in done and (options.rates is None or c.rate in options.rates)]
     more = [word if at % 2 else f"--{word}" for at, word in enumerate(options.fit)]
     device, context = torch.device(options.device), multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.processes, mp_context=context) as pool:

@@ -109,6 +109,29 @@ def test_a_rival_is_kept_only_if_it_is_better_beyond_chance() -> None:
     assert comparison.winner({"ordinary": difference(1.5, 1.2), "mixed": difference(2.0, 1.0)}) == "mixed"
 
 
+def test_where_the_source_does_harm_the_target_alone_need_only_be_better() -> None:
+    def difference(value: float, error: float = 3.0) -> comparison.Difference:
+        return comparison.Difference(value, value - 2 * error, value + 2 * error, error)
+
+    found = {"target_only": difference(1.0), "mixed": difference(2.0)}
+    assert comparison.winner(found) == "soseleto"
+    assert comparison.winner(found, source_harms=True) == "target_only"  # the same does not go for mixed training
+    assert comparison.winner({"target_only": difference(-0.5)}, source_harms=True) == "soseleto"
+    assert comparison.winner({"mixed": difference(2.0)}, source_harms=True) == "soseleto"
+
+
+def test_the_source_does_harm_where_it_is_better_left_out() -> None:
+    places = list(range(60))
+    alone, ours = judged("target_only", [1] * 50 + [0] * 10, places), judged("soseleto", [1] * 60, places)
+
+    def mixed(right: int) -> comparison.Judged:
+        return judged("mixed", [0] * (60 - right) + [1] * right, places)
+
+    assert comparison.source_harms([ours, alone, mixed(20)])
+    assert not comparison.source_harms([ours, alone, mixed(49)])  # within chance
+    assert not comparison.source_harms([ours, alone])  # as with classes of its own
+
+
 def test_the_temperature_is_the_one_the_labels_were_drawn_with() -> None:
     draw = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(20_000, 5, generator=draw)

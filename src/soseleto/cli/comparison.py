@@ -3,7 +3,8 @@
 With a test set every method is evaluated on that. Without one the target is cut into folds, and each example is
 evaluated by a model that was trained without it. Ordinary training does not use the target, so that one training serves
 all folds. The model that is kept is SOSELETO's, unless a rival is better by more than one standard error of the paired
-difference.
+difference. The target alone need only be better where the source does harm: where it beats mixed training too, beyond
+the 95 % interval of their difference.
 """
 
 from __future__ import annotations
@@ -172,13 +173,24 @@ def _by_place(judged: Sequence[Judged], method: str) -> Tensor:
     return torch.cat([one.right for one in mine])[torch.cat([one.places for one in mine]).argsort()]
 
 
-def winner(found: Mapping[str, Difference]) -> str:
+def source_harms(judged: Sequence[Judged]) -> bool:
+    """Whether the target alone is better than with the source mixed in, beyond the 95 % interval."""
+    if not {"mixed", "target_only"} <= {one.method for one in judged}:
+        return False
+    return Difference.of(_by_place(judged, "target_only"), _by_place(judged, "mixed")).low > 0.0
+
+
+def winner(found: Mapping[str, Difference], *, source_harms: bool = False) -> str:
     """The rival with the largest difference, if that exceeds EVIDENCE standard errors; else SOSELETO.
 
+    Where the source does harm, little speaks for SOSELETO beforehand, and the target alone needs no standard error.
     Gradient boosting is shown beside the networks and is not kept: ``--final boosting`` keeps a boosted model.
     """
     networks = {rival: one for rival, one in found.items() if rival not in (BOOSTING, FINAL)}
-    better = {rival: one.value for rival, one in networks.items() if one.value > EVIDENCE * one.error}
+    needed = {rival: EVIDENCE * one.error for rival, one in networks.items()}
+    if source_harms:
+        needed["target_only"] = 0.0
+    better = {rival: one.value for rival, one in networks.items() if one.value > needed[rival]}
     return max(better, key=lambda rival: better[rival]) if better else METHOD
 
 

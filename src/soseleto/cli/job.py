@@ -188,7 +188,8 @@ class Job:
         """The method whose model is kept."""
         if self.options.keep == METHOD:
             return METHOD
-        return comparison.winner(comparison.differences(self._judged))
+        found, harms = comparison.differences(self._judged), comparison.source_harms(self._judged)
+        return comparison.winner(found, source_harms=harms)
 
     def _close(self, kept: Part | None) -> None:
         try:
