@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from soseleto.algorithm import Soseleto
 from soseleto.data import Examples
 from soseleto.errors import DataError, TrainingError, UsageError
 from soseleto.experiments import figures, runner
@@ -41,7 +42,9 @@ from soseleto.experiments.cifar10_noise.tables import (
     suspects_table,
 )
 from soseleto.experiments.results import Results, Row, key, load, merge_files, put_between, save, started, table
+from soseleto.extensions import chain
 from soseleto.methods import EarlyStopping, Signals
+from soseleto.training.usual import Usual
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,6 +65,19 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(experiment, "_split", made_up)
     sizes = {"n_clean": 100, "n_test": 50, "size": 16, "batch_size": 64, "target_batch_size": 32}
     return {**sizes, "epochs": 2, "model": "mlp"}
+
+
+def test_the_usual_line_is_what_fit_chooses(tiny: dict[str, Any]) -> None:
+    config = configuration("soseleto_usual")
+    method, usual = (
+        make_method(config, None),
+        Usual().method_for_classes(  # type: ignore[arg-type]
+            many_wrong=True, convolutional=True, epochs=config.epochs
+        ),
+    )
+    assert isinstance(method, Soseleto)
+    assert dataclasses.replace(method, gradients=usual.gradients) == usual
+    assert method.gradients == chain(usual.gradients)
 
 
 @pytest.mark.parametrize("noise", NOISE)

@@ -6,6 +6,7 @@ from typing import Any
 
 from soseleto.algorithm import Soseleto
 from soseleto.extensions import (
+    beyond_noise,
     chain,
     clip_norm,
     domain_loss,
@@ -34,9 +35,11 @@ def soseleto(method: type[Soseleto] = Soseleto, **settings: Any) -> Soseleto:
     given = dict(settings)
     average, layers = given.pop("target_average", 0.99), given.pop("aligned", None)
     alignment = [
+        *([LAST_LAYER] if given.pop("by_last_layer", False) else []),
         *([per_error()] if given.pop("per_error", False) else []),
         *([scale_by_rms()] if given.pop("scale_free", True) else []),
         hold_when_vanished(given.pop("vanished", 1e-3)),
+        *([beyond_noise(errors)] if (errors := given.pop("beyond_noise", 0.0)) else []),
     ]
     pieces = {"target_share": target_share, "domain_loss": domain_loss, "max_norm": clip_norm}
     gradients = [make(value) for name, make in pieces.items() if (value := given.pop(name, None))]

@@ -36,9 +36,11 @@ from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.device import choose_device
 from soseleto.task.task import Method
+from soseleto.training.defaults import MANY_SHARE, few_weight_step
 from soseleto.training.optimizers import SCHEDULES, sgd
 from soseleto.training.options import Compute, Probes
 from soseleto.training.result import Result
+from soseleto.training.usual import STANDARD_ERRORS
 
 NAME = "cifar10-noise"
 ASKED = (0.8, 0.9, 0.95)  # precisions that suspects are requested at
@@ -101,6 +103,14 @@ class Config:
 # SOSELETO's one setting that is not the default: 5,000 clean images are too many to be memorised, so θ may train on
 # them too. Chosen on held-out target images at 40 % noise and used at every noise.
 SHARED: tuple[tuple[str, Any], ...] = (("target_share", 0.3),)
+# What ``fit`` chooses for a network with convolutions where it estimates that many labels are wrong.
+USUAL: tuple[tuple[str, Any], ...] = (
+    ("target_share", MANY_SHARE),
+    ("doubt_labels", True),
+    ("by_last_layer", True),
+    ("beyond_noise", STANDARD_ERRORS),
+    ("weight_step", few_weight_step(60)),
+)
 # The lines of the table: title, and what makes each differ from the common configuration.
 LINES: Lines = MappingProxyType(
     {
@@ -151,6 +161,19 @@ LINES: Lines = MappingProxyType(
                     ("initial_weight", 0.7),
                 ),
             },
+        ),
+        "soseleto_usual": ("**SOSELETO, what `fit` uses**", {"base": "soseleto", "settings": USUAL}),
+        "soseleto_usual_frozen": (
+            "SOSELETO, what `fit` uses, weights frozen at 0.7",
+            {"base": "soseleto", "settings": (*USUAL, ("weight_step", None), ("initial_weight", 0.7))},
+        ),
+        "soseleto_usual_probes": (
+            "… what `fit` uses, with probes",
+            {"base": "soseleto", "settings": USUAL, "probes": "auto"},
+        ),
+        "soseleto_last_layer": (
+            "SOSELETO, weights moved by the last layer, target not trained on",
+            {"base": "soseleto", "settings": (("by_last_layer", True),)},
         ),
         "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (*SHARED, ("weight_step", None))}),
         "soseleto_paper": ("… no target gradient in θ", {"base": "soseleto"}),

@@ -42,6 +42,7 @@ NUMBERS = {
     "precision": str,
     "micro_batch_size": int,
     "folds": int,
+    "model": str,
 }
 
 
