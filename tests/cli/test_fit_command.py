@@ -119,7 +119,7 @@ OTHER_SETTINGS = [
     (["--epochs", "2"], "epochs was 1 and is 2"),
     (["--lr", "0.2"], "lr was 0.1 and is 0.2"),
     (["--weight-decay", "0.01"], "weight_decay was 0.0 and is 0.01"),
-    (["--weight-step", "0.2"], "settings.weight_step was 2.0 and is 0.2"),
+    (["--weight-step", "0.2"], "settings.weight_step was 0.3 and is 0.2"),
     (["--target-share", "0.2"], "settings.gradients"),
     (["--engine", "forward"], 'settings.engine was "auto" and is "forward"'),
     (["--batch-size", "32"], "batch_size was 64 and is 32"),

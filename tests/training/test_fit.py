@@ -206,7 +206,7 @@ def test_progress_hears_events_in_order() -> None:
     heard: list[tuple[str, dict[str, Any]]] = []
     fit(progress=lambda event, record: heard.append((event, record)), test=points(50, 9))
     names = [name for name, _ in heard if name != "step"]
-    assert names == ["start", "message", "epoch", "epoch", "epoch", "epoch", "end"]
+    assert names == ["start", "epoch", "epoch", "epoch", "epoch", "end"]
     step = next(record for name, record in heard if name == "step")
     assert {"epoch", "step", "steps", "source_loss", "target_loss"} <= set(step)
 

@@ -149,7 +149,7 @@ def fit(
         float | None,
         typer.Option(
             help=f"How far a weight moves per visit. [default: {FEW_WAY}/epochs; {MANY_WEIGHT_STEP} if many labels "
-            f"are wrong, at least {MANY_WAY:g}/epochs; {WEIGHT_STEP} in transfer]"
+            f"are wrong, {MANY_WAY:g}/epochs if pretrained; {WEIGHT_STEP} in transfer]"
         ),
     ] = None,
     target_share: Annotated[

@@ -12,7 +12,7 @@ TARGET_BATCH = 32
 TARGET_SHARE, TRANSFER_SHARE = 0.1, 0.5  # of the target's gradient, for classes with wrong labels and in transfer mode
 FEW_WAY = 0.9  # of a weight over all epochs, for classes with wrong labels; 3 costs accuracy where few are wrong
 MANY_WEIGHT_STEP, MANY_SHARE = 0.3, 0.3  # of a visit, and in place of TARGET_SHARE, where many labels are wrong
-MANY_WAY, MOST_STEP = 6.0, 2.0  # of a weight over all epochs where these are few, and of a visit
+MANY_WAY, MOST_STEP = 6.0, 2.0  # of a weight over all epochs of a pretrained network, and of a visit
 STRONG_LR, STRONG_WEIGHT_DECAY, STRONG_TARGET_BATCH = 0.1, 5e-4, 64  # of recipe="strong", noisy mode
 LARGEST_BATCH, SMALLEST_BATCH = 256, 16
 PRETRAINED_BATCH = 64  # at most, for texts
@@ -31,7 +31,7 @@ def few_weight_step(epochs: int = EPOCHS) -> float:
 
 
 def many_weight_step(epochs: int = EPOCHS) -> float:
-    """The step where many labels are wrong; larger where there are few visits to move by.
+    """The step of a pretrained network where many labels are wrong; larger where there are few visits to move by.
 
     >>> many_weight_step(), many_weight_step(5), many_weight_step(1)
     (0.3, 1.2, 2.0)

@@ -49,6 +49,7 @@ from soseleto.task.piece import Piece
 from soseleto.training.defaults import (
     EPOCHS,
     MANY_SHARE,
+    MANY_WEIGHT_STEP,
     TARGET_SHARE,
     TRANSFER_SHARE,
     WEIGHT_STEP,
@@ -98,9 +99,12 @@ class Usual:
         many_wrong: bool,
         ends_in_linear: bool = True,
         convolutional: bool = False,
+        pretrained: bool = False,
         epochs: int = EPOCHS,
     ) -> Soseleto:
         """For classes with wrong labels, many or few, and a model that ends in a linear layer or not.
+
+        A pretrained one is trained for few epochs, in which its weights must move.
 
         Example:
             >>> Usual().method_for_classes(many_wrong=True).weight_step
@@ -109,7 +113,8 @@ class Usual:
         fast = many_wrong and not convolutional
         all_layers = fast or not ends_in_linear or self.engine != "auto"
         pieces = SIZED if fast else (*SIZED, beyond_noise(STANDARD_ERRORS))
-        step = many_weight_step(epochs) if fast else few_weight_step(epochs)
+        many = many_weight_step(epochs) if pretrained else MANY_WEIGHT_STEP
+        step = many if fast else few_weight_step(epochs)
         share = MANY_SHARE if many_wrong else TARGET_SHARE
         made = self._made(pieces, step, share, doubt=True, all_layers=all_layers)
         return replace(made, scores=LAST_LAYER) if ends_in_linear and not made.alignment.replaces_engine else made
@@ -147,12 +152,13 @@ class Usual:
         """
         try:
             kind = {"ends_in_linear": ends_in_linear(model, prepare, source), "convolutional": convolutional(model)}
+            kind["pretrained"] = is_from_library(model)
             few, many = (self.method_for_classes(many_wrong=many, epochs=epochs, **kind) for many in (False, True))
             for method in (few, many):
                 if before is not None and before == json.loads(json.dumps(settings_of(method))):
                     return method
             wrong = wrong_at_least(model, prepare, source, target, seed=seed)
-            return many if wrong >= (MANY_PRETRAINED if is_from_library(model) else MANY) else few
+            return many if wrong >= (MANY_PRETRAINED if kind["pretrained"] else MANY) else few
         except Exception as error:
             if is_out_of_memory(error):  # the training does not fit either, and says what would
                 return self.method_for_classes(many_wrong=False, epochs=epochs)
