@@ -10,14 +10,17 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-import torch
+THREADS = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
+os.environ["OMP_NUM_THREADS"] = THREADS  # read when a library loads; threads that wait for a core in use cost minutes
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 if TYPE_CHECKING:
     from browser import Browser
 
 sys.path.insert(0, str(Path(__file__).parent))
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+torch.set_num_threads(int(THREADS))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts pytest in the background ignores it
 # The files that take longest, by their times on two cores. Workers take whole files in this order: one of these begun
 # last would keep one worker busy while the others are idle.
