@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 THREADS = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
 os.environ["OMP_NUM_THREADS"] = THREADS  # read when a library loads; threads that wait for a core in use cost minutes
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
@@ -21,18 +22,23 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(int(THREADS))
+# The short form draws the same examples in every run, so that a change is what makes a test fail; the long ones search.
+LONG_RUN = any(os.environ.get(name) for name in ("SOSELETO_LONG", "SOSELETO_LONG_CAMPAIGN"))
+hypothesis.settings.register_profile("short", derandomize=True)
+hypothesis.settings.load_profile("default" if LONG_RUN else "short")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts pytest in the background ignores it
 # The files that take longest, by their times on two cores. Workers take whole files in this order: one of these begun
 # last would keep one worker busy while the others are idle.
 LONGEST = (
-    "test_walk",
-    "test_ranks",
-    "test_fsdp",
-    "test_benchmarks",
-    "test_cifar10_noise",
-    "test_svhn_mnist",
     "test_docs",
+    "test_ranks",
+    "test_fit_command",
+    "test_fsdp",
+    "test_data_safety",
     "test_checkpoint",
+    "test_selection",
+    "test_cifar10_noise",
+    "test_walk",
 )
 
 # Tests of ten seconds and more whose parts others test too; with SOSELETO_LONG=1 they all run.

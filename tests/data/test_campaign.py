@@ -255,7 +255,8 @@ def stray_quote(content: bytes, draw: Any) -> bytes:
 
 
 def huge_field(content: bytes, draw: Any) -> bytes:
-    at = draw(st.integers(0, len(content)))
+    """Not in the first line: a column of another name makes another table, and no reader can tell."""
+    at = draw(st.integers(content.find(b"\n") + 1, len(content)))
     return content[:at] + b"7" * draw(st.sampled_from([500, 200_000])) + content[at:]
 
 
