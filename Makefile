@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+unexport PYTHONDONTWRITEBYTECODE # packages are compiled when they are first imported, once for all processes
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types docs bench clean
 
