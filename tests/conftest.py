@@ -41,7 +41,7 @@ LONGEST = (
     "test_walk",
 )
 
-# Tests of ten seconds and more whose parts others test too; with SOSELETO_LONG=1 they all run.
+# Long tests whose parts others test too; with SOSELETO_LONG=1 they all run.
 LONG = (
     "test_algorithm.py::test_memory_does_not_grow",
     "test_benchmarks.py::test_coverage_compares_each_basis_with_the_truth",
@@ -57,13 +57,19 @@ LONG = (
     "test_benchmarks.py::test_tables",
     "test_checkpoint.py::test_killed_at_random_moments_it_ends_as_if_it_had_not_been",
     "test_cifar10_noise.py::test_an_interrupted_job_resumes",
+    "test_cifar10_noise.py::test_every_line_has_the_same_data_and_budget[0.3]",
+    "test_cifar10_noise.py::test_every_line_has_the_same_data_and_budget[0.5]",
     "test_cifar10_noise.py::test_every_line_runs[soseleto_bfloat16]",
     "test_cli.py::test_a_piped_training_prints_a_bounded_number_of_lines",
+    "test_docs.py::test_typed_lines_run[soseleto check-gradients",
     "test_docs.py::test_typed_lines_run[soseleto demo",
     "test_fit_command.py::test_a_scikit_learn_table_with_flipped_labels_through_a_csv",
+    "test_fit_command.py::test_the_best_model_is_kept[soseleto]",
     "test_fit_command.py::test_what_has_ended_is_not_repeated",
     "test_fsdp.py::test_a_sharded_run_resumes",
+    "test_fsdp.py::test_nothing_as_large_as_the_model_is_kept_whole",
     "test_hostile.py::test_hostile_folders_are_one_sentence_in_bounded_memory_and_time",
+    "test_huggingface.py::test_a_resumed_training_has_the_same_weights[0.0]",
     "test_huggingface.py::test_two_ranks_share_the_weights",
     "test_large_tables.py::test_memory_does_not_grow_with_the_table",
     "test_place.py::test_the_command_continues_in_the_rescue_folder_when_its_folder_is_deleted",
@@ -71,9 +77,14 @@ LONG = (
     "test_pseudo_labels.py::test_unlabelled_examples_help",
     "test_ranks.py::test_a_run_resumes_with_another_number_of_ranks",
     "test_ranks.py::test_no_rank_waits_for_one_that_is_lost[hangs]",
+    "test_ranks.py::test_no_rank_waits_for_one_that_is_lost[killed]",
     "test_selection.py::test_ranks_hold_the_same_weights_as_one_process[transfer]",
+    "test_selection.py::test_torchrun_runs_a_loop",
     "test_strong.py::test_probes_calibrate_suspects",
     "test_suspects.py::test_labels_before_match_real_mistakes",
+    "test_svhn_mnist.py::test_every_line_runs[soseleto_alone]",
+    "test_svhn_mnist.py::test_every_line_runs[soseleto_paper]",
+    "test_svhn_mnist.py::test_every_line_runs[soseleto_shuffled]",
     "test_svhn_mnist.py::test_small_experiment_beats_chance",
     "test_text_command.py::test_transfer_mode_trains_the_encoder_under_two_heads",
     "test_texts.py::test_weights_of_a_fit_do_not_depend_on_the_padding",

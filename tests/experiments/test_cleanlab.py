@@ -9,7 +9,7 @@ from torch import Tensor
 
 from soseleto.data import Examples
 from soseleto.errors import UsageError
-from soseleto.experiments.cifar10_noise import cleanlab as ours
+from soseleto.experiments import cleanlab as ours
 
 
 @pytest.fixture(params=[3, 10])

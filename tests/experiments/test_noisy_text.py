@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from soseleto.errors import DataError, UsageError
+from soseleto.experiments import cleanlab, measures
 from soseleto.experiments.noisy_text import data as texts
-from soseleto.experiments.noisy_text import encoding, experiment, measures, tables
+from soseleto.experiments.noisy_text import encoding, experiment, tables
 from soseleto.experiments.noisy_text.command import configs, main, parser
 from soseleto.experiments.noisy_text.configuration import TRUSTED, Config, configuration, lines_of
 from soseleto.experiments.noisy_text.experiment import heading, make_method, prepare_data, run_all, run_one
@@ -184,7 +185,7 @@ def test_the_model_is_trained_on_what_cleanlab_keeps(tiny: dict[str, Any], monke
 
     train = experiment.train
     monkeypatch.setattr(experiment, "train", note)
-    monkeypatch.setattr(experiment.cleanlab, "confident_issues", some_ones)
+    monkeypatch.setattr(cleanlab, "confident_issues", some_ones)
     row = run_one(configuration("cleanlab", encoder="frozen", **tiny), device="cpu")
     assert sizes[:-1] == [96] * 5
     assert sizes[-1] == 120 - row["issues"]["count"] < 120

@@ -21,6 +21,7 @@ from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.experiments import figures
 from soseleto.experiments.results import Row, load
+from soseleto.experiments.shuffled_weights import ShuffledWeights, _Shuffled
 from soseleto.experiments.svhn_mnist import data, experiment
 from soseleto.experiments.svhn_mnist.data import SOURCES, Digits, small_and_grey
 from soseleto.experiments.svhn_mnist.experiment import (
@@ -174,7 +175,7 @@ def test_what_a_run_knows_of_its_weights(no_files: None) -> None:
 
 
 def test_shuffled_weights_weigh_other_examples() -> None:
-    weights = experiment._Shuffled(50)
+    weights = _Shuffled(50)
     moved = torch.arange(10)
     weights.step(moved, torch.full((10,), -0.5), torch.zeros(10))
     assert weights.values[:10].eq(0.5).all()
@@ -189,7 +190,7 @@ def test_the_step_of_shuffled_weights_follows_those_of_others() -> None:
     torch.manual_seed(0)
     inputs, labels = torch.randn(50, 4), torch.randint(3, (50,))
     moved = {}
-    for method in (Soseleto(), experiment.ShuffledWeights()):
+    for method in (Soseleto(), ShuffledWeights()):
         model = nn.Linear(4, 3)
         nn.init.zeros_(model.weight)
         nn.init.zeros_(model.bias)

@@ -26,8 +26,7 @@ from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, Preprocess, generator, load, seed_for, symmetric
 from soseleto.data.batch import Batch
 from soseleto.errors import UsageError
-from soseleto.experiments import runner
-from soseleto.experiments.cifar10_noise import cleanlab
+from soseleto.experiments import cleanlab, runner
 from soseleto.experiments.detection import FRACTIONS, compare, wrong_among_kept
 from soseleto.experiments.flat_settings import soseleto
 from soseleto.experiments.lines import Lines, fields_of

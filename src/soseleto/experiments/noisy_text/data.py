@@ -18,9 +18,9 @@ from torch import Tensor
 
 from soseleto.data import data_root, generator
 from soseleto.errors import DataError, UsageError
+from soseleto.experiments.measures import UNKNOWN
 
 NAME = "noisy-text"
-UNKNOWN = -1
 AG_NEWS = ("World", "Sports", "Business", "Sci/Tech")
 HAUSA = ("Africa", "Health", "Nigeria", "Politics", "World")
 

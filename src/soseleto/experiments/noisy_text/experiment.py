@@ -27,15 +27,14 @@ from soseleto.data import Examples, seed_for
 from soseleto.data.texts.examples import TextExamples
 from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import need
-from soseleto.experiments import runner
-from soseleto.experiments.cifar10_noise import cleanlab
+from soseleto.experiments import fine_tuning, runner
 from soseleto.experiments.flat_settings import soseleto
 from soseleto.experiments.noisy_text import data as texts
-from soseleto.experiments.noisy_text import encoding, measures
+from soseleto.experiments.noisy_text import encoding
 from soseleto.experiments.noisy_text.configuration import ENCODERS, LOGISTIC, TRUSTED, Config, configuration, lines_of
 from soseleto.experiments.noisy_text.data import NAME
 from soseleto.experiments.results import Row
-from soseleto.experiments.svhn_mnist.experiment import ShuffledWeights
+from soseleto.experiments.shuffled_weights import ShuffledWeights
 from soseleto.methods import Recording, Signals, by_name
 from soseleto.models.pretrained_text import make_text_model
 from soseleto.parallel.device import choose_device
@@ -44,7 +43,6 @@ from soseleto.training.optimizers import SCHEDULES, adamw, sgd
 from soseleto.training.options import Compute, Probes
 from soseleto.training.result import Result
 
-ASKED = 0.9  # the precision that suspects are requested at
 OPTIMIZERS: Mapping[str, Callable[[float, float], MakeOptimizer]] = MappingProxyType({"adamw": adamw, "sgd": sgd})
 
 
@@ -153,42 +151,18 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
 
 
 def _trained(config: Config, data: Data, root: str | Path | None, device: str) -> Row:
-    """One training; every signal that ranks labels is recorded, and probes give suspects."""
-    signals = None if config.probes else Signals(len(data.source))
-    result = train(config, data, root, device, signals)
-    trust = {} if result.learned is None else {"weight": result.weights, "score": result.scores}
-    if signals is not None:
-        trust |= {"loss": -signals.loss.cpu(), "margin": signals.margin.cpu()}
-    row: Row = {"accuracy": result.evaluate(data.evaluated)["accuracy"]}
-    labels = data.source.labels
-    if config.probes:
-        found = result.suspects(ASKED)
-        trust["probability"] = -found.probability
-        row["suspects"] = [measures.suspects(found, labels, data.truth, ASKED)]
-    return {**row, **measures.detection(labels, data.truth, trust), "messages": list(result.messages)}
+    def once(signals: Signals | None) -> Result:
+        return train(config, data, root, device, signals)
+
+    return fine_tuning.trained(once, data.source, data.truth, data.evaluated, probes=bool(config.probes))
 
 
 def _cleaned(config: Config, data: Data, root: str | Path | None, device: str) -> Row:
-    """cleanlab's rankings and issues by cross-validation, and a training on the texts without issues.
+    def on_part(source: Examples, **changes: Any) -> Result:
+        return train(replace(config, **changes), replace(data, source=source), root, device)
 
-    The folds together take about as many steps as one training, and the training on what is kept comes after them.
-    """
-    of_fold = replace(config, epochs=cleanlab.fold_epochs(config.epochs, config.folds))
-
-    def predict(training: Examples, inputs: Tensor, fold: int) -> Tensor:
-        seeded = replace(of_fold, seed=seed_for(config.seed, f"{NAME}/fold", fold))
-        return train(seeded, replace(data, source=training), root, device).outputs(inputs).softmax(1)
-
-    labels = data.source.labels
-    probabilities = cleanlab.out_of_sample(data.source, config.folds, config.seed, predict)
-    issues = cleanlab.flagged(probabilities, labels)
-    result = train(config, replace(data, source=data.source.subset(~issues)), root, device)
-    return {
-        "accuracy": result.evaluate(data.evaluated)["accuracy"],
-        "issues": measures.issues(issues, labels, data.truth),
-        **measures.detection(labels, data.truth, cleanlab.trusts(probabilities, labels)),
-        "messages": list(result.messages),
-    }
+    of_run = {"epochs": config.epochs, "folds": config.folds, "seed": config.seed}
+    return fine_tuning.cleaned(on_part, data.source, data.truth, data.evaluated, **of_run, name=NAME)
 
 
 def _logistic(config: Config, data: Data) -> Row:

@@ -26,16 +26,14 @@ from torch import Tensor, nn
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, Preprocess, seed_for
 from soseleto.errors import UsageError
-from soseleto.experiments import runner
+from soseleto.experiments import fine_tuning, runner
 from soseleto.experiments.cifar10_deep import experiment as deep
 from soseleto.experiments.cifar10_deep.experiment import Data
-from soseleto.experiments.cifar10_noise import cleanlab
 from soseleto.experiments.flat_settings import soseleto
 from soseleto.experiments.lines import Lines, fields_of
-from soseleto.experiments.noisy_text import measures
 from soseleto.experiments.pretrained_images.network import pretrained_network, weights_file
 from soseleto.experiments.results import Row
-from soseleto.experiments.svhn_mnist.experiment import ShuffledWeights
+from soseleto.experiments.shuffled_weights import ShuffledWeights
 from soseleto.methods import Recording, Signals, by_name
 from soseleto.models.pretrained_images import BATCH_NORM
 from soseleto.parallel.device import choose_device
@@ -48,7 +46,6 @@ NAME = "pretrained-images"
 NOISE = "worse_label"
 CLASSES = 10
 HELD_OUT = 5000
-ASKED = 0.9  # the precision that suspects are requested at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,48 +174,23 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
 
 
 def _trained(config: Config, data: Data, root: str | Path | None, device: str) -> Row:
-    """One training; every signal that ranks labels is recorded, and probes give suspects."""
-    signals = None if config.probes else Signals(len(data.source))
-    result = train(config, data, root, device, signals)
-    trust = {} if result.learned is None else {"weight": result.weights, "score": result.scores}
-    if signals is not None:
-        trust |= {"loss": -signals.loss.cpu(), "margin": signals.margin.cpu()}
-    row: Row = {"accuracy": result.evaluate(data.evaluated)["accuracy"]}
-    labels, truth = _labels(data.source)
-    if config.probes:
-        found = result.suspects(ASKED)
-        trust["probability"] = -found.probability
-        row["suspects"] = [measures.suspects(found, labels, truth, ASKED)]
-    return {**row, **measures.detection(labels, truth, trust), "messages": list(result.messages)}
+    def once(signals: Signals | None) -> Result:
+        return train(config, data, root, device, signals)
+
+    return fine_tuning.trained(once, data.source, _truth(data), data.evaluated, probes=bool(config.probes))
 
 
 def _cleaned(config: Config, data: Data, root: str | Path | None, device: str) -> Row:
-    """cleanlab's rankings and issues by cross-validation, and a training on the images without issues.
+    def on_part(source: Examples, **changes: Any) -> Result:
+        return train(replace(config, **changes), replace(data, source=source), root, device)
 
-    The folds together take about as many steps as one training, and the training on what is kept comes after them.
-    """
-    of_fold = replace(config, epochs=cleanlab.fold_epochs(config.epochs, config.folds))
-
-    def predict(training: Examples, inputs: Tensor, fold: int) -> Tensor:
-        seeded = replace(of_fold, seed=seed_for(config.seed, f"{NAME}/fold", fold))
-        return train(seeded, replace(data, source=training), root, device).outputs(inputs).softmax(1)
-
-    labels, truth = _labels(data.source)
-    probabilities = cleanlab.out_of_sample(data.source, config.folds, config.seed, predict)
-    issues = cleanlab.flagged(probabilities, labels)
-    result = train(config, replace(data, source=data.source.subset(~issues)), root, device)
-    return {
-        "accuracy": result.evaluate(data.evaluated)["accuracy"],
-        "issues": measures.issues(issues, labels, truth),
-        **measures.detection(labels, truth, cleanlab.trusts(probabilities, labels)),
-        "messages": list(result.messages),
-    }
+    of_run = {"epochs": config.epochs, "folds": config.folds, "seed": config.seed}
+    return fine_tuning.cleaned(on_part, data.source, _truth(data), data.evaluated, **of_run, name=NAME)
 
 
-def _labels(source: Examples) -> tuple[Tensor, Tensor]:
-    """As given, and the right ones."""
-    assert source.truth is not None
-    return source.labels, source.truth
+def _truth(data: Data) -> Tensor:
+    assert data.source.truth is not None
+    return data.source.truth
 
 
 def train(config: Config, data: Data, root: str | Path | None, device: str, signals: Signals | None = None) -> Result:

@@ -18,26 +18,26 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Examples, generator, seed_for
+from soseleto.data import Augment, Examples, seed_for
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments import runner
 from soseleto.experiments.detection import compare
 from soseleto.experiments.flat_settings import soseleto
 from soseleto.experiments.lines import Lines, fields_of
 from soseleto.experiments.results import Row
+from soseleto.experiments.shuffled_weights import ShuffledWeights
 from soseleto.experiments.svhn_mnist.data import NAME, SIDE, SOURCES, TARGET_CLASSES, Digits, prepare
 from soseleto.methods import Attention, Luo, by_name
 from soseleto.models.architectures import lenet_trunk
 from soseleto.run_folder.folder import REPORT
-from soseleto.task.task import Method, Task
+from soseleto.task.task import Method
 from soseleto.training.optimizers import SCHEDULES, sgd
 from soseleto.training.options import Balanced, Heads
 from soseleto.training.pseudo_labels import Unlabelled
 from soseleto.training.result import Result
-from soseleto.weights import Weights
 
 CLASSIFIERS = ("last", "connected")
 ALIGNED = ("all", "convolutions", "first")
@@ -173,32 +173,6 @@ def configuration(
     if source not in SOURCES:
         raise UsageError(f"unknown source {source!r}{did_you_mean(source, SOURCES)}: choose from {', '.join(SOURCES)}.")
     return Config(n_target=n_target, source=source, seed=seed, **fields)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShuffledWeights(Soseleto):
-    """A control: SOSELETO learns its weights as usual, but each is applied to another, random example."""
-
-    name = "shuffled_weights"
-
-    def init(self, task: Task) -> Any:
-        state = super().init(task)
-        state.weights = _Shuffled(len(state.weights), initial=self.initial_weight, device=task.device)
-        return state
-
-
-class _Shuffled(Weights):
-    """Weights that are read through a fixed permutation, but updated under their own index."""
-
-    def __init__(self, n: int, *, initial: float = 1.0, device: torch.device | str = "cpu") -> None:
-        super().__init__(n, initial=initial, device=device)
-        self._other = torch.randperm(n, generator=generator(0, f"{NAME}/shuffled weights")).to(device)
-
-    def rows(self, index: Tensor) -> Tensor:
-        return super().rows(self._other[index])
-
-    def step(self, index: Tensor, change: Tensor, alignment: Tensor, rows: Tensor | None = None) -> Tensor:
-        return super().step(index, change, alignment, super().rows(index))
 
 
 def make_method(config: Config, data: Digits) -> Method:

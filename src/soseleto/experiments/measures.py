@@ -1,4 +1,4 @@
-"""How well a run found the wrong labels, counted on the source texts whose right label is known."""
+"""How well a run found the wrong labels, counted on the source examples whose right label is known."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from soseleto.experiments.detection import average_precision, compare
-from soseleto.experiments.noisy_text.data import UNKNOWN
 from soseleto.experiments.results import Row
 from soseleto.suspects.suspects import Suspects
+
+UNKNOWN = -1  # the right label of an example that was never checked
 
 
 def detection(labels: Tensor, truth: Tensor, trust: Mapping[str, Tensor]) -> Row:

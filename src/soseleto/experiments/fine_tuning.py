@@ -1,0 +1,63 @@
+"""What experiments with pretrained networks share: a training and what it tells of the labels, and cleanlab's line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from soseleto.data import Examples, seed_for
+from soseleto.experiments import cleanlab, measures
+from soseleto.experiments.results import Row
+from soseleto.methods import Signals
+from soseleto.training.result import Result
+
+ASKED = 0.9  # the precision that suspects are requested at
+
+
+class Train(Protocol):
+    """Train on a part of the source, for this many epochs and from this seed; both are the run's own if not given."""
+
+    def __call__(self, source: Examples, **changes: Any) -> Result: ...
+
+
+def trained(
+    train: Callable[[Signals | None], Result], source: Examples, truth: Tensor, evaluated: Examples, *, probes: bool
+) -> Row:
+    """One training; every signal that ranks labels is recorded, or probes give suspects."""
+    signals = None if probes else Signals(len(source))
+    result = train(signals)
+    trust = {} if result.learned is None else {"weight": result.weights, "score": result.scores}
+    if signals is not None:
+        trust |= {"loss": -signals.loss.cpu(), "margin": signals.margin.cpu()}
+    row: Row = {"accuracy": result.evaluate(evaluated)["accuracy"]}
+    if probes:
+        found = result.suspects(ASKED)
+        trust["probability"] = -found.probability
+        row["suspects"] = [measures.suspects(found, source.labels, truth, ASKED)]
+    return {**row, **measures.detection(source.labels, truth, trust), "messages": list(result.messages)}
+
+
+def cleaned(
+    train: Train, source: Examples, truth: Tensor, evaluated: Examples, *, epochs: int, folds: int, seed: int, name: str
+) -> Row:
+    """cleanlab's rankings and issues by cross-validation, and a training on the examples without issues.
+
+    The folds together take about as many steps as one training, and the training on what is kept comes after them.
+    """
+
+    def predict(training: Examples, inputs: Tensor, fold: int) -> Tensor:
+        of_fold = {"epochs": cleanlab.fold_epochs(epochs, folds), "seed": seed_for(seed, f"{name}/fold", fold)}
+        return train(training, **of_fold).outputs(inputs).softmax(1)
+
+    labels = source.labels
+    probabilities = cleanlab.out_of_sample(source, folds, seed, predict)
+    issues = cleanlab.flagged(probabilities, labels)
+    result = train(source.subset(~issues))
+    return {
+        "accuracy": result.evaluate(evaluated)["accuracy"],
+        "issues": measures.issues(issues, labels, truth),
+        **measures.detection(labels, truth, cleanlab.trusts(probabilities, labels)),
+        "messages": list(result.messages),
+    }
