@@ -78,6 +78,7 @@ LONG = (
     "test_ranks.py::test_a_run_resumes_with_another_number_of_ranks",
     "test_ranks.py::test_no_rank_waits_for_one_that_is_lost[hangs]",
     "test_ranks.py::test_no_rank_waits_for_one_that_is_lost[killed]",
+    "test_scale.py::test_micro_batches_train_as_whole_batches[1-",
     "test_selection.py::test_ranks_hold_the_same_weights_as_one_process[transfer]",
     "test_selection.py::test_torchrun_runs_a_loop",
     "test_strong.py::test_probes_calibrate_suspects",

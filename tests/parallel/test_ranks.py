@@ -317,7 +317,7 @@ def test_torchrun_runs_the_command_line(tmp_path: Path) -> None:
         x, y = points(n, n)
         np.savez(tmp_path / name, x=x.numpy(), y=y.numpy())
     words = "-m torch.distributed.run --standalone --nproc-per-node 2 -m soseleto fit --source source.npz --out run"
-    more = "--target target.npz --epochs 2 --batch-size 8 --device cpu"
+    more = "--target target.npz --epochs 2 --batch-size 8 --folds 2 --device cpu"
     done = subprocess.run(
         [sys.executable, *words.split(), *more.split()], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=240,

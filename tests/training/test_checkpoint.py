@@ -521,7 +521,7 @@ def test_the_command_line_stops_and_goes_on(tmp_path: Path) -> None:
         lines = ["a,b,c,d,label", *(",".join(map(str, row)) for row in rows)]
         (tmp_path / f"{side}.csv").write_text("\n".join(lines))
     words = ["fit", "--source", "source.csv", "--target", "target.csv", "--out", "run", "--label-column", "label"]
-    words += ["--epochs", "40", "--batch-size", "16", "--device", "cpu"]
+    words += ["--epochs", "40", "--batch-size", "16", "--device", "cpu", "--no-baselines", "--folds", "0"]
     for number in (signal.SIGTERM, signal.SIGINT):
         ended = stop_when_training(words, tmp_path, number)
         assert ended.returncode == 128 + number
