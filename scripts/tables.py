@@ -345,8 +345,9 @@ def usual_steps() -> str:
                 if key[:-1] == (line, *cell) and ("mixed", *cell, key[-1]) in found
             ]
             shown.append(f"{statistics.fmean(own):+.1f}" if own else "")
-        lines.append([line, *shown])
-    return table(["weights move by", *map(_cell, choose.STEP_CELLS)], [row for row in lines if row[0] != "mixed"])
+        if line != "mixed" and any(shown):
+            lines.append([line, *shown])
+    return table(["weights move by", *map(_cell, choose.STEP_CELLS)], lines)
 
 
 def _cell(cell: tuple[str, str, float]) -> str:
