@@ -9,7 +9,7 @@ import importlib.util
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -468,11 +468,9 @@ def transfer() -> str:
         "target_only": "the target alone",
         "fine_tuning": "fine-tuning",
     }
-    wanted = {"n_target": 25, "source": "0-4", "unlabelled": False}
-    rows = [row for row in load("svhn-mnist.json")["rows"] if row["setting"] == wanted]
-    values = {name: [row["accuracy"] for row in rows if row["method"] == name] for name in lines}
-    cells = [f"{title} {Spread.of(values[name]).with_error()}" for name, title in lines.items()]
-    draws = f"{len(values['soseleto'])} draws, ± standard error"
+    found = _accuracies("svhn-mnist.json", {"n_target": 25, "source": "0-4", "unlabelled": False}, lines)
+    cells = [f"{title} {Spread.of(values).with_error()}" for title, values in found.items()]
+    draws = f"{len(found['SOSELETO'])} draws, ± standard error"
     return f"Table 2, SVHN digits to 25 MNIST digits of other classes ({draws}): {', '.join(cells)}."
 
 
@@ -485,13 +483,16 @@ def news() -> str:
         "cleanlab": "after cleanlab",
         "ordinary": "ordinary",
     }
-    wanted = {"noise": "ag_news", "n_trusted": 200, "encoder": "trained"}
-    rows = [row for row in load("noisy-text.json")["rows"] if row["setting"] == wanted]
-    values = {name: [row["accuracy"] for row in rows if row["method"] == name] for name in lines}
-    cells = [f"{title} {Spread.of(values[name])}" for name, title in lines.items()]
-    return (
-        f"News that people labelled, 20 % wrong, 200 checked texts, MiniLM fine-tuned (five seeds): {', '.join(cells)}."
-    )
+    found = _accuracies("noisy-text.json", {"noise": "ag_news", "n_trusted": 200, "encoder": "trained"}, lines)
+    cells = [f"{title} {Spread.of(values)}" for title, values in found.items()]
+    what = "News that people labelled, 20 % wrong, 200 checked texts, MiniLM fine-tuned"
+    return f"{what} ({len(found['SOSELETO'])} seeds): {', '.join(cells)}."
+
+
+def _accuracies(file: str, setting: dict[str, Any], titles: Mapping[str, str]) -> dict[str, list[float]]:
+    """Of the methods in one setting, by their titles."""
+    rows = [row for row in load(file)["rows"] if row["setting"] == setting]
+    return {title: [r["accuracy"] for r in rows if r["method"] == name] for name, title in titles.items()}
 
 
 def cost() -> str:

@@ -69,12 +69,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_the_usual_line_is_what_fit_chooses(tiny: dict[str, Any]) -> None:
     config = configuration("soseleto_usual")
-    method, usual = (
-        make_method(config, None),
-        Usual().method_for_classes(  # type: ignore[arg-type]
-            many_wrong=True, convolutional=True, epochs=config.epochs
-        ),
-    )
+    method = make_method(config, None)  # type: ignore[arg-type]
+    usual = Usual().method_for_classes(many_wrong=True, convolutional=True, epochs=config.epochs)
     assert isinstance(method, Soseleto)
     assert dataclasses.replace(method, gradients=usual.gradients) == usual
     assert method.gradients == chain(usual.gradients)

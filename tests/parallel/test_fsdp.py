@@ -84,9 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 if not LONG:  # the same code as cases that are left
-    for left_out in ("frozen", "ordinary", "target only", "mixed", "single target batch", "target seen seldom"):
-        del CASES[left_out]
-    for left_out in ("transfer", "transfer, micro-batches"):
+    for left_out in ("frozen", "target only", "mixed", "single target batch", "transfer", "transfer, micro-batches"):
         del CASES[left_out]
 
 
