@@ -3,7 +3,7 @@
     python benchmarks/end_to_end.py [--epochs 60] [--limit N] [--only NAME ...] [--out FILE] [--check]
 
 Quick, 5,000 clean target images, the other 45,000 with 40 % of their labels flipped as the source, batches of 256 and
-32, SGD with momentum and a linearly falling learning rate. All four trainings use the same source batch size and number
+32, SGD with momentum and a linearly falling learning rate. All five trainings use the same source batch size and number
 of steps; only SOSELETO reads the target and computes alignments and weights. ``ratio`` is seconds over those of the
 plain loop on tensors on the device. Reading the images from disk is not timed; everything after it is, and the test
 accuracy shows that the model was trained. SOSELETO_DATA is the data folder; ``--made-up`` uses as many random images
@@ -148,6 +148,7 @@ def train_plainly(
 def contenders(sides: Sides, epochs: int, device: torch.device, form: Form) -> dict[str, Callable[[], nn.Module]]:
     return {
         "soseleto.fit": lambda: through_fit(sides, epochs, device, Soseleto(), form),
+        "soseleto.fit, its usual method": lambda: through_fit(sides, epochs, device, None, form),
         "soseleto.fit, ordinary training": lambda: through_fit(sides, epochs, device, Ordinary(), form),
         "plain PyTorch, DataLoader": lambda: with_loader(sides, epochs, device, form),
         PLAIN_ON_DEVICE: lambda: with_tensors(sides, epochs, device, form),

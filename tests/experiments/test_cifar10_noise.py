@@ -67,10 +67,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {**sizes, "epochs": 2, "model": "mlp"}
 
 
-def test_the_usual_line_is_what_fit_chooses(tiny: dict[str, Any]) -> None:
-    config = configuration("soseleto_usual")
+@pytest.mark.parametrize(("noise", "many"), [(0.4, True), ("worse_label", True), ("aggre_label", False), (0.1, False)])
+def test_the_usual_line_is_what_fit_chooses(tiny: dict[str, Any], noise: float | str, many: bool) -> None:
+    config = configuration("soseleto_usual", noise=noise, epochs=20)
     method = make_method(config, None)  # type: ignore[arg-type]
-    usual = Usual().method_for_classes(many_wrong=True, convolutional=True, epochs=config.epochs)
+    usual = Usual().method_for_classes(many_wrong=many, convolutional=True, epochs=20)
     assert isinstance(method, Soseleto)
     assert dataclasses.replace(method, gradients=usual.gradients) == usual
     assert method.gradients == chain(usual.gradients)
@@ -305,7 +306,7 @@ def test_tables_put_the_signals_of_all_detectors_side_by_side() -> None:
     assert "| estimates of a run within 3 points of the truth | 75.0 ± 35.4 |" in suspects_table(rows)
     text = knowledge_table([row("soseleto", 2, "score", "loss"), row("target_only", 3, "loss"), rows[0]])
     assert text.splitlines()[2:] == [  # without the probes' run
-        "| SOSELETO's score | 92.0 |",
+        "| SOSELETO's score, all layers' alignments as they are | 92.0 |",
         "| loss, trained on the target alone | 93.0 |",
         "| loss, trained by SOSELETO | 92.0 |",
     ]

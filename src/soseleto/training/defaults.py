@@ -12,6 +12,7 @@ TARGET_BATCH = 32
 TARGET_SHARE, TRANSFER_SHARE = 0.1, 0.5  # of the target's gradient, for classes with wrong labels and in transfer mode
 FEW_WAY = 0.9  # of a weight over all epochs, for classes with wrong labels; 3 costs accuracy where few are wrong
 MANY_WEIGHT_STEP, MANY_SHARE = 0.3, 0.3  # of a visit, and in place of TARGET_SHARE, where many labels are wrong
+CONVOLUTIONAL_WAY, LEAST_STEP = 1.5, 0.05  # of a weight over all epochs of a network with convolutions, and of a visit
 MANY_WAY, MOST_STEP = 6.0, 2.0  # of a weight over all epochs of a pretrained network, and of a visit
 STRONG_LR, STRONG_WEIGHT_DECAY, STRONG_TARGET_BATCH = 0.1, 5e-4, 64  # of recipe="strong", noisy mode
 LARGEST_BATCH, SMALLEST_BATCH = 256, 16
@@ -28,6 +29,15 @@ def few_weight_step(epochs: int = EPOCHS) -> float:
     (0.03, 0.18, 0.3)
     """
     return min(FEW_WAY / max(epochs, 1), MANY_WEIGHT_STEP)
+
+
+def convolutional_weight_step(epochs: int = EPOCHS) -> float:
+    """The step of a network with convolutions where many labels are wrong.
+
+    >>> convolutional_weight_step(), convolutional_weight_step(60), convolutional_weight_step(10)
+    (0.05, 0.05, 0.15)
+    """
+    return min(max(CONVOLUTIONAL_WAY / max(epochs, 1), LEAST_STEP), MANY_WEIGHT_STEP)
 
 
 def many_weight_step(epochs: int = EPOCHS) -> float:

@@ -7,7 +7,7 @@ weights depends on how many labels are wrong, which is estimated from the data b
   own noise. A right but hard example must not lose its weight.
 - *many*: the alignments of all layers as they are, with a larger step and a larger share of the target. Weights must
   fall fast, before the network has learned the wrong labels. In a network with convolutions that was worse than mixed
-  training, and the larger share is all that changes.
+  training: there the last layer's alignments move them, as they are.
 
 A model that does not end in a linear layer has the alignments of all layers in both cases. What other choices came to
 is in ``docs/explanation/alignments.md``.
@@ -53,6 +53,7 @@ from soseleto.training.defaults import (
     TARGET_SHARE,
     TRANSFER_SHARE,
     WEIGHT_STEP,
+    convolutional_weight_step,
     few_weight_step,
     many_weight_step,
 )
@@ -110,12 +111,14 @@ class Usual:
             >>> Usual().method_for_classes(many_wrong=True).weight_step
             0.3
         """
-        fast = many_wrong and not convolutional
-        all_layers = fast or not ends_in_linear or self.engine != "auto"
-        pieces = SIZED if fast else (*SIZED, beyond_noise(STANDARD_ERRORS))
-        many = many_weight_step(epochs) if pretrained else MANY_WEIGHT_STEP
-        step = many if fast else few_weight_step(epochs)
-        share = MANY_SHARE if many_wrong else TARGET_SHARE
+        all_layers = (many_wrong and not convolutional) or not ends_in_linear or self.engine != "auto"
+        if many_wrong:
+            pieces, share = SIZED, MANY_SHARE
+            step = many_weight_step(epochs) if pretrained else MANY_WEIGHT_STEP
+            step = convolutional_weight_step(epochs) if convolutional else step
+        else:
+            pieces, share = (*SIZED, beyond_noise(STANDARD_ERRORS)), TARGET_SHARE
+            step = few_weight_step(epochs)
         made = self._made(pieces, step, share, doubt=True, all_layers=all_layers)
         return replace(made, scores=LAST_LAYER) if ends_in_linear and not made.alignment.replaces_engine else made
 

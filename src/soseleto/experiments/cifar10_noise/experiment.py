@@ -35,15 +35,16 @@ from soseleto.methods import EarlyStopping, Recording, Signals, by_name, correct
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.device import choose_device
 from soseleto.task.task import Method
-from soseleto.training.defaults import MANY_SHARE, few_weight_step
+from soseleto.training.defaults import MANY_SHARE, TARGET_SHARE, convolutional_weight_step, few_weight_step
 from soseleto.training.optimizers import SCHEDULES, sgd
 from soseleto.training.options import Compute, Probes
 from soseleto.training.result import Result
-from soseleto.training.usual import STANDARD_ERRORS
+from soseleto.training.usual import MANY, STANDARD_ERRORS
 
 NAME = "cifar10-noise"
 ASKED = (0.8, 0.9, 0.95)  # precisions that suspects are requested at
 NOISE: tuple[float | str, ...] = (0.3, 0.4, 0.5, "worse_label", "aggre_label")
+WRONG = {"worse_label": 0.40, "aggre_label": 0.09}  # the share that is wrong
 LABELS: Mapping[str, Callable[[Examples], Examples]] = MappingProxyType(
     {"noisy": lambda source: source, "corrected": corrected, "correct_only": correct_only}
 )
@@ -102,14 +103,8 @@ class Config:
 # SOSELETO's one setting that is not the default: 5,000 clean images are too many to be memorised, so θ may train on
 # them too. Chosen on held-out target images at 40 % noise and used at every noise.
 SHARED: tuple[tuple[str, Any], ...] = (("target_share", 0.3),)
-# What ``fit`` chooses for a network with convolutions where it estimates that many labels are wrong.
-USUAL: tuple[tuple[str, Any], ...] = (
-    ("target_share", MANY_SHARE),
-    ("doubt_labels", True),
-    ("by_last_layer", True),
-    ("beyond_noise", STANDARD_ERRORS),
-    ("weight_step", few_weight_step(60)),
-)
+# What ``fit`` chooses for a network with convolutions, but for the share and the weight step: see ``usual_settings``.
+USUAL: tuple[tuple[str, Any], ...] = (("doubt_labels", True), ("by_last_layer", True))
 # The lines of the table: title, and what makes each differ from the common configuration.
 LINES: Lines = MappingProxyType(
     {
@@ -167,12 +162,16 @@ LINES: Lines = MappingProxyType(
             {"base": "soseleto", "settings": (*USUAL, ("weight_step", None), ("initial_weight", 0.7))},
         ),
         "soseleto_usual_probes": (
-            "… what `fit` uses, with probes",
+            "SOSELETO, what `fit` uses, with probes",
             {"base": "soseleto", "settings": USUAL, "probes": "auto"},
         ),
         "soseleto_last_layer": (
             "SOSELETO, weights moved by the last layer, target not trained on",
             {"base": "soseleto", "settings": (("by_last_layer", True),)},
+        ),
+        "soseleto_last_layer_frozen": (
+            "the same with weights frozen at 1",
+            {"base": "soseleto", "settings": (("by_last_layer", True), ("weight_step", None))},
         ),
         "soseleto_frozen": ("… weights frozen", {"base": "soseleto", "settings": (*SHARED, ("weight_step", None))}),
         "soseleto_paper": ("… no target gradient in θ", {"base": "soseleto"}),
@@ -203,6 +202,7 @@ LINES: Lines = MappingProxyType(
         "oracle": ("oracle: every label corrected", {"base": "ordinary", "labels": "corrected"}),
     }
 )
+USUAL_LINES = tuple(line for line in LINES if line.startswith("soseleto_usual"))
 SMALL: Mapping[str, Any] = MappingProxyType(
     {
         "model": "mlp",
@@ -219,11 +219,22 @@ SMALL: Mapping[str, Any] = MappingProxyType(
 )
 
 
+def usual_settings(noise: float | str, epochs: int) -> dict[str, Any]:
+    """The share and the weight step that ``fit`` chooses where this share of the labels is wrong."""
+    if (noise if isinstance(noise, float) else WRONG[noise]) >= MANY:
+        return {"target_share": MANY_SHARE, "weight_step": convolutional_weight_step(epochs)}
+    step = few_weight_step(epochs)
+    return {"target_share": TARGET_SHARE, "weight_step": step, "beyond_noise": STANDARD_ERRORS}
+
+
 def configuration(
     method: str, *, noise: float | str = 0.4, seed: int = 0, small: bool = False, **changes: Any
 ) -> Config:
     """The complete configuration of one line of the table; ``small`` takes minutes on a CPU."""
     fields = fields_of(LINES, method, SMALL if small else {}, changes)
+    if method in USUAL_LINES:
+        chosen = usual_settings(noise, fields.get("epochs", Config.epochs))
+        fields["settings"] = tuple({**chosen, **dict(fields["settings"])}.items())
     if noise not in NOISE and not (isinstance(noise, float) and 0.0 < noise < 1.0):
         raise UsageError(f"noise must be a share between 0 and 1, 'worse_label' or 'aggre_label', got {noise!r}.")
     return Config(noise=noise, seed=seed, **fields)

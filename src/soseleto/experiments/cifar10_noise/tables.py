@@ -106,9 +106,24 @@ def at_every_noise(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["method"] not in UNAWARE] + same
 
 
+def deep_table(rows: Sequence[Row]) -> str:
+    """A deep network's accuracy with learned and with frozen weights, and 100·AUROC of weight and score."""
+    found = [{**row, "value": row["accuracy"]} for row in rows]
+    for row in rows:
+        signals = row.get("detection", {})
+        found += [{**row, "method": name, "value": 100.0 * signals[name]["auroc"]} for name in signals]
+    signals = {name: f"100·AUROC of the {title}" for name, title in SIGNALS.items() if name in SIMPLE}
+    lines = ("soseleto_last_layer", "soseleto_last_layer_frozen")
+    learned = [row for row in found if row["method"] in lines or row["config"]["method"] == lines[0]]
+    return _values(learned, {**{name: LINES[name][0] for name in lines}, **signals})
+
+
+SIMPLE = ("weight", "score", "loss", "margin")
+
+
 def better_half_table(rows: Sequence[Row]) -> str:
     """Percent of wrong labels in the better half of SOSELETO's source, by weight, score and the other signals."""
-    mine = [row for row in rows if row["method"] == "soseleto"]
+    mine = _of_first(rows, FITTED)
     return _signals(mine, lambda row, name: row["kept"][name][row["kept"]["fraction"].index(0.5)])
 
 
@@ -124,9 +139,9 @@ def precision_table(rows: Sequence[Row]) -> str:
 
 def knowledge_table(rows: Sequence[Row]) -> str:
     """100·AUROC of SOSELETO's score and of the running mean loss, by what the network was trained on."""
-    titles = {"score": "SOSELETO's score", **{name: f"loss, {title}" for name, title in LOSS_OF.items()}}
-    by_score = [(row, "score", "score") for row in rows if row["method"] == "soseleto"]
-    by_loss = [(row, row["method"], "loss") for row in rows if row["method"] in LOSS_OF and "detection" in row]
+    titles = {**SCORE_OF, **{f"loss of {name}": f"loss, {title}" for name, title in LOSS_OF.items()}}
+    by_score = [(row, row["method"], "score") for row in rows if row["method"] in SCORE_OF]
+    by_loss = [(row, f"loss of {row['method']}", "loss") for row in rows if row["method"] in LOSS_OF and "detection" in row]
     found = [
         {**row, "method": line, "value": 100.0 * row["detection"][signal]["auroc"]}
         for row, line, signal in (*by_score, *by_loss)
@@ -134,11 +149,16 @@ def knowledge_table(rows: Sequence[Row]) -> str:
     return _values(found, titles)
 
 
+SCORE_OF = {
+    "soseleto": "SOSELETO's score, all layers' alignments as they are",
+    "soseleto_usual": "SOSELETO's score, what `fit` uses",
+}
 LOSS_OF = {
     "target_only": "trained on the target alone",
     "ordinary": "trained on the source alone",
     "mixed": "trained on both",
     "soseleto": "trained by SOSELETO",
+    "soseleto_usual": "trained by SOSELETO, what `fit` uses",
 }
 
 
@@ -146,7 +166,7 @@ def suspects_table(rows: Sequence[Row]) -> str:
     """Precision and recall of suspects: the probes' estimates, the true values, and the absolute errors."""
     values: list[Row] = []
     titles: dict[str, str] = {}
-    for row in rows:
+    for row in _of_first(rows, PROBED):
         errors = []
         for found in row.get("suspects", []):
             for rate in RATES:
@@ -164,8 +184,19 @@ def suspects_table(rows: Sequence[Row]) -> str:
 
 def _detecting(rows: Sequence[Row]) -> list[Row]:
     """The runs whose signals are compared: those with probes if there are any, and cleanlab's."""
-    probes = any(row["method"] == "soseleto_probes" for row in rows)
-    return [row for row in rows if row["method"] in ("soseleto_probes" if probes else "soseleto", "cleanlab")]
+    return _of_first(rows, (*PROBED, *FITTED)) + [row for row in rows if row["method"] == "cleanlab"]
+
+
+FITTED = ("soseleto_usual", "soseleto")
+PROBED = ("soseleto_usual_probes", "soseleto_probes")
+
+
+def _of_first(rows: Sequence[Row], lines: Sequence[str]) -> list[Row]:
+    """The runs of the first of these lines that has any."""
+    for line in lines:
+        if found := [row for row in rows if row["method"] == line]:
+            return found
+    return []
 
 
 SIGNALS = {
