@@ -107,7 +107,8 @@ GRID: tuple[tuple[str, float, float, float], ...] = (
 STEP_GRID: tuple[tuple[str, float, float, float, bool], ...] = (
     *(("last layer, half whitened hot", z, step, 0.1, True) for z in (2.0, 3.0) for step in (0.1, 0.03)),
     *(("last layer, half whitened hot", 2.0, 0.03, share, True) for share in (0.2, 0.3)),
-    *(("last layer, half whitened hot", z, step, 0.3, True) for z, step in ((0.0, 0.03), (0.0, 0.05), (0.0, 0.1), (2.0, 0.1))),
+    *(("last layer, half whitened hot", 0.0, step, 0.3, True) for step in (0.03, 0.05, 0.1)),
+    ("last layer, half whitened hot", 2.0, 0.1, 0.3, True),
     ("last layer, half whitened hot", 2.0, 0.1, 0.0, True),
     ("last layer, half whitened hot", 2.0, 0.1, 0.1, False),
     *(("all layers", 0.0, 0.3, share, True) for share in (0.1, 0.3, 0.5)),

@@ -141,7 +141,8 @@ def knowledge_table(rows: Sequence[Row]) -> str:
     """100·AUROC of SOSELETO's score and of the running mean loss, by what the network was trained on."""
     titles = {**SCORE_OF, **{f"loss of {name}": f"loss, {title}" for name, title in LOSS_OF.items()}}
     by_score = [(row, row["method"], "score") for row in rows if row["method"] in SCORE_OF]
-    by_loss = [(row, f"loss of {row['method']}", "loss") for row in rows if row["method"] in LOSS_OF and "detection" in row]
+    known = [row for row in rows if row["method"] in LOSS_OF and "detection" in row]
+    by_loss = [(row, f"loss of {row['method']}", "loss") for row in known]
     found = [
         {**row, "method": line, "value": 100.0 * row["detection"][signal]["auroc"]}
         for row, line, signal in (*by_score, *by_loss)
