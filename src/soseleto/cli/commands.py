@@ -13,6 +13,7 @@ from soseleto.cli.output import check_output, file_of, show_link, show_report, w
 from soseleto.errors import Interrupted, UsageError, counted
 from soseleto.training.defaults import (
     CHECKPOINT_SECONDS,
+    CONVOLUTIONAL_WAY,
     EPOCHS,
     FEW_WAY,
     LR,
@@ -149,7 +150,8 @@ def fit(
         float | None,
         typer.Option(
             help=f"How far a weight moves per visit. [default: {FEW_WAY}/epochs; {MANY_WEIGHT_STEP} if many labels "
-            f"are wrong, {MANY_WAY:g}/epochs if pretrained; {WEIGHT_STEP} in transfer]"
+            f"are wrong, {MANY_WAY:g}/epochs if pretrained, {CONVOLUTIONAL_WAY}/epochs with convolutions; {WEIGHT_STEP} in "
+            "transfer]"
         ),
     ] = None,
     target_share: Annotated[
