@@ -26,6 +26,8 @@ from soseleto.experiments.pretrained_images.experiment import (
     run_one,
 )
 from soseleto.experiments.results import Row, started
+from soseleto.extensions import chain
+from soseleto.training.usual import Usual
 
 save_file = pytest.importorskip("safetensors.torch").save_file
 N, TESTED = 120, 20
@@ -118,8 +120,14 @@ def test_sides_are_those_of_the_deep_network_and_the_same_for_every_line() -> No
     assert data.trusted.labels.tolist() == [int(one) % 10 for one in data.trusted.ids or ()]
 
 
+def test_the_usual_line_is_what_fit_chooses() -> None:
+    config = configuration("soseleto_usual")
+    usual = Usual().method_for_classes(many_wrong=True, convolutional=True, pretrained=True, epochs=config.epochs)
+    assert make_method(config) == replace(usual, gradients=chain(usual.gradients))
+
+
 def test_runs_and_their_rows(tiny: dict[str, Any], tmp_path: Path) -> None:
-    lines = ("ordinary", "soseleto_doubting", "soseleto_probes", "cleanlab")
+    lines = ("ordinary", "soseleto", "soseleto_usual", "soseleto_usual_probes", "cleanlab")
     few = {**tiny, "n_source": 50}
     todo = [configuration(line, **{**few, "folds": 2 * (line == "cleanlab")}) for line in lines]
     rows = {
@@ -130,12 +138,12 @@ def test_runs_and_their_rows(tiny: dict[str, Any], tmp_path: Path) -> None:
         assert row["config"]["model"] == "small-net"  # no folder of this machine
     signals = {line: set(row["detection"]) for line, row in rows.items()}
     assert signals["ordinary"] == {"loss", "margin"}
-    assert signals["soseleto_doubting"] == {"loss", "margin", "weight", "score"}
-    assert signals["soseleto_probes"] == {"weight", "score", "probability"}
+    assert signals["soseleto"] == signals["soseleto_usual"] == {"loss", "margin", "weight", "score"}
+    assert signals["soseleto_usual_probes"] == {"weight", "score", "probability"}
     assert "cleanlab_margin" in signals["cleanlab"]
     assert set(rows["cleanlab"]["issues"]) == {"count", "precision", "recall"}
-    assert rows["soseleto_doubting"]["messages"] == ["alignments by the layerwise engine"]
-    (suspects,) = rows["soseleto_probes"]["suspects"]
+    assert rows["soseleto"]["messages"] == ["alignments by the layerwise engine"]
+    (suspects,) = rows["soseleto_usual_probes"]["suspects"]
     assert suspects["asked"] == 90
     assert all(make(list(rows.values())).count("|") > 6 for make in tables.TABLES.values())
 
