@@ -25,6 +25,7 @@ NUMBERS = {
     "schedule": str,
     "classifier": str,
     "aligned": str,
+    "dropout": float,
     "rotate": float,
     "scale": float,
     "shift": float,
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     made = arguments.parser("svhn_mnist", __doc__, lines=LINES, seeds=20, numbers=NUMBERS)
     made.add_argument("--n-target", nargs="+", type=int, default=[20, 25])
     made.add_argument("--source", nargs="+", default=["0-4"], help=f"of {', '.join(SOURCES)}")
-    made.add_argument("--plain", action="store_true", help="no augmentation, standardised by the source's statistics")
+    made.add_argument("--plain", action="store_true", help="the paper's setting, without augmentation")
     made.add_argument("--everything", action="store_true", help="every cell of the tables, for these seeds")
     made.add_argument("--rounds", nargs="+", default=[], metavar="NAME=VALUE", help="settings of Unlabelled")
     return made
@@ -78,6 +79,7 @@ PAPER = (
 )
 TITLES = {name: title for name, (title, _) in LINES.items()}
 IMAGES = {"20 images": 20, "25 images": 25}
+RUNS = 20  # draws of a cell
 USELESS = {"half its labels shuffled": "shuffled", "half grey CIFAR-10": "grey-cifar"}
 
 
@@ -185,7 +187,13 @@ def _table(
     value: str = "accuracy",
     more: Sequence[Sequence[str]] = (),
 ) -> str:
-    """Mean and standard error of the entry ``value``, in the columns (title -> column of ``_at``)."""
+    """Mean and standard error of the entry ``value``, in the columns (title -> column of ``_at``).
+
+    Cells with another number of draws than RUNS state it in brackets.
+    """
     settings = {title: {"at": at} for title, at in columns.items()}
-    show = Spread.with_error
+
+    def show(cell: Spread) -> str:
+        return cell.with_error() if cell.n == RUNS else f"{cell.with_error()} ({cell.n})"
+
     return table(rows, lambda row: row.get(value), methods=methods, settings=settings, more=more, show=show)
