@@ -41,6 +41,7 @@ from soseleto.experiments.svhn_mnist.tables import (
     detection_table,
     main,
     page,
+    paired_plain_table,
     paired_sources_table,
     paired_table,
     parser,
@@ -261,6 +262,8 @@ def test_differences_are_taken_within_a_draw() -> None:
     assert "| target only |" in text
     assert "3.0 ± 1.0 (2)" in text
     assert "fine-tuning" not in text
+    rows = [fake("soseleto_paper_one", 84.0, plain=True), fake("soseleto_paper_frozen", 82.5, plain=True)]
+    assert "| its weights frozen at 1 | 1.5 (1) |" in paired_plain_table([*rows, fake("target_only", 60.0)])
     rows = [fake("soseleto_alone", 88.0, source="shuffled"), fake("soseleto_alone_frozen", 85.5, source="shuffled")]
     assert "| learned weights over weights frozen at 1 | 2.5 (1) |" in paired_sources_table(rows)
 
@@ -316,7 +319,7 @@ def test_tables_have_means_and_standard_errors() -> None:
     assert "| target only | 80.0 (1) |  | 70.0 (1) |" in text
     assert "| **SOSELETO** |  | 92.0 ± 2.0 (2) |  |" in text
     assert "| Luo et al. 2017, unlabelled data |  | 85.0 (1) |  |" in text
-    assert "| paper: SOSELETO | 83.2 | 87.9 |  |" in text
+    assert "| paper: SOSELETO | 83.2 | 87.9 | 83.2 |" in text
     polluted = {**fake("soseleto_alone", 88.0, source="shuffled"), "detection": {"score": {"auroc": 0.9}}}
     assert "| score | 90.0 (1) |" in detection_table([polluted])
     assert "| **SOSELETO**, trunk from the source alone |  | 88.0 (1) |" in sources_table([*rows, polluted])
