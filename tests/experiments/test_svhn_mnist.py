@@ -41,14 +41,17 @@ from soseleto.experiments.svhn_mnist.tables import (
     detection_table,
     main,
     page,
+    paired_plain_table,
     paired_sources_table,
     paired_table,
     parser,
     sources_table,
 )
+from soseleto.extensions import chain
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
 from soseleto.training.optimizers import sgd
+from soseleto.training.pseudo_labels import Unlabelled
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {"n_source": 200, "n_test": 100, "epochs": 1}
@@ -133,14 +136,15 @@ def test_every_line_has_the_same_data_and_budget(source: str) -> None:
     for line in LINES:
         first = configuration("soseleto_alone" if "alone" in line else "soseleto", source=source)
         other = configuration(line, source=source)
-        own = ("method", "base", "settings", "unlabelled", "aligned", "rounds", "lr")  # each has its own learning rate
+        own = ["method", "base", "settings", "unlabelled", "aligned", "rounds", "lr"]  # each has its own learning rate
+        own += ["epochs"] if "longer" in line else []
         assert replace(other, **{name: getattr(first, name) for name in own}) == first
 
 
 def test_the_plain_column_is_the_papers(no_files: None) -> None:
     plain = configuration("soseleto", plain=True)
-    assert (plain.batch_size, plain.target_batch_size, plain.lr) == (32, 10, 0.03)
-    assert not any((plain.standardize, plain.sign, plain.rotate, plain.scale, plain.shift, plain.shear, plain.elastic))
+    assert (plain.batch_size, plain.target_batch_size, plain.lr) == (32, 10, 0.01)
+    assert not any((plain.sign, plain.rotate, plain.scale, plain.shift, plain.shear, plain.elastic))
     assert heading(plain)["setting"] == {"n_target": 25, "source": "0-4", "unlabelled": False, "plain": True}
     assert set(PLAIN) <= set(Config.__dataclass_fields__)
 
@@ -151,8 +155,47 @@ def test_images_are_standardised_one_by_one() -> None:
     assert torch.allclose(trunk(images), trunk(3 * images + 7), atol=1e-4)
 
 
+def test_a_relu_after_each_convolution_keeps_the_names_of_the_layers(no_files: None) -> None:
+    plain = configuration("soseleto", plain=True)
+    trunk, caffe = make_trunk(plain), make_trunk(replace(plain, relu=False, dropout=0.0))
+    assert trunk.state_dict().keys() == caffe.state_dict().keys()
+    kinds = [type(layer) for layer in trunk.modules()]
+    assert (kinds.count(nn.ReLU), kinds.count(nn.Dropout)) == (3, 1)
+    assert isinstance(trunk[-1], nn.Dropout)
+    with pytest.raises(UsageError, match="dropout"):
+        replace(plain, classifier="connected")
+
+
+def test_rows_without_the_newer_fields_are_the_same_runs() -> None:
+    assert not {"relu", "dropout"} & heading(configuration("soseleto"))["config"].keys()
+    assert heading(configuration("soseleto", plain=True))["config"]["dropout"] == 0.5
+
+
+def test_frozen_weights_are_frozen_in_the_rounds_too(no_files: None) -> None:
+    config, data = configuration("soseleto_unlabelled_frozen"), digits()
+    rounds = experiment.make_rounds(config, data)
+    learned = experiment.make_rounds(configuration("soseleto_unlabelled"), data)
+    assert rounds is not None
+    assert learned is not None
+    assert dict(config.settings)["weight_step"] is None
+    assert replace(rounds, method=learned.method) == learned
+    assert isinstance(learned.method, Soseleto)
+    assert rounds.method == replace(learned.method, weight_step=None, gradients=chain(learned.method.gradients))
+
+
+def test_luo_longer_takes_at_least_the_steps_of_the_rounds() -> None:
+    n_source, n_unlabelled = 45_349, 29_379  # SVHN 0-4; MNIST training digits 5-9 without the target
+    config = configuration("soseleto_unlabelled")
+    rounds = Unlabelled(inputs=torch.zeros(1), **dict(config.rounds))
+    shares = sum(rounds.share(number) for number in range(1, rounds.rounds + 1))
+    steps = config.epochs * n_source / 32 + rounds.epochs * shares * n_unlabelled / rounds.batch_size
+    longer = [configuration(line).epochs * n_source / 32 for line in ("luo_longer", "luo_label_efficient_longer")]
+    assert all(steps <= given < steps + n_source / 32 for given in longer)
+
+
 def short(config: Config) -> Config:
-    return replace(config, rounds=(("rounds", 1), ("epochs", 1))) if config.rounds else config
+    kept = tuple((name, value) for name, value in config.rounds if name.startswith("method."))
+    return replace(config, rounds=(("rounds", 1), ("epochs", 1), *kept)) if config.rounds else config
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -217,10 +260,12 @@ def test_differences_are_taken_within_a_draw() -> None:
     rows += [fake("fine_tuning", 70.0, seed=7)]  # a draw that SOSELETO has not seen yet
     text = paired_table(rows)
     assert "| target only |" in text
-    assert "3.0 ± 1.0" in text
+    assert "3.0 ± 1.0 (2)" in text
     assert "fine-tuning" not in text
+    rows = [fake("soseleto_paper_one", 84.0, plain=True), fake("soseleto_paper_frozen", 82.5, plain=True)]
+    assert "| its weights frozen at 1 | 1.5 (1) |" in paired_plain_table([*rows, fake("target_only", 60.0)])
     rows = [fake("soseleto_alone", 88.0, source="shuffled"), fake("soseleto_alone_frozen", 85.5, source="shuffled")]
-    assert "| learned weights over weights frozen at 1 | 2.5 |" in paired_sources_table(rows)
+    assert "| learned weights over weights frozen at 1 | 2.5 (1) |" in paired_sources_table(rows)
 
 
 def test_choosing_leaves_the_test_set_alone(no_files: None) -> None:
@@ -271,15 +316,15 @@ def test_tables_have_means_and_standard_errors() -> None:
     rows += [fake("target_only", 80.0, n_target=20), fake("target_only", 70.0, n_target=20, plain=True)]
     rows += [fake("luo", 85.0)]
     text = accuracy_table(rows)
-    assert "| target only | 80.0 |  | 70.0 |" in text
-    assert "| **SOSELETO** |  | 92.0 ± 2.0 |  |" in text
-    assert "| Luo et al. 2017, unlabelled data |  | 85.0 |  |" in text
-    assert "| paper: SOSELETO | 83.2 | 87.9 |  |" in text
+    assert "| target only | 80.0 (1) |  | 70.0 (1) |" in text
+    assert "| **SOSELETO** |  | 92.0 ± 2.0 (2) |  |" in text
+    assert "| Luo et al. 2017, unlabelled data |  | 85.0 (1) |  |" in text
+    assert "| paper: SOSELETO | 83.2 | 87.9 | 83.2 |" in text
     polluted = {**fake("soseleto_alone", 88.0, source="shuffled"), "detection": {"score": {"auroc": 0.9}}}
-    assert "| score | 90.0 |" in detection_table([polluted])
-    assert "| **SOSELETO**, trunk from the source alone |  | 88.0 |" in sources_table([*rows, polluted])
+    assert "| score | 90.0 (1) |" in detection_table([polluted])
+    assert "| **SOSELETO**, trunk from the source alone |  | 88.0 (1) |" in sources_table([*rows, polluted])
     appendix = {**fake("soseleto", 91.0, source="0-9"), "classes": [{"class": "3", "useful": 12.5}]}
-    assert "| weight above 0.8 | 12.5 |" in classes_table([appendix])
+    assert "| weight above 0.8 | 12.5 (1) |" in classes_table([appendix])
 
 
 def test_the_page_holds_the_tables_of_the_results() -> None:

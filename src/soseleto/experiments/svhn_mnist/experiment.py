@@ -52,6 +52,8 @@ class Config:
     source: "0-4", "0-9", "shuffled" or "grey-cifar"; n_source, n_test: maximum number of images
     aligned: alignments over "all" of the trunk, its "convolutions", or the "first" of them
     classifier: a head is LeNet's "last" layer, or its fully "connected" layers (the trunk is then the convolutions)
+    relu: a ReLU after each convolution too; Caffe's LeNet has one after its hidden layer only
+    dropout: probability with which a hidden unit is dropped in training
     standardize: each image by its own mean and standard deviation, otherwise by the source's statistics
     sign: SVHN images are inverted at random
     rotate, scale, shift, shear, elastic: random augmentation of MNIST images; move_source: of SVHN images too
@@ -81,6 +83,8 @@ class Config:
     schedule: str = "linear"
     aligned: str = "convolutions"
     classifier: str = "last"
+    relu: bool = False
+    dropout: float = 0.0
     standardize: bool = True
     sign: bool = True
     rotate: float = 10.0
@@ -93,18 +97,28 @@ class Config:
     def __post_init__(self) -> None:
         if self.select and not self.n_heldout:
             raise UsageError("select evaluates on held-out digits, but n_heldout is 0: say n_heldout=5000.")
+        if self.dropout and self.classifier != "last":
+            raise UsageError(
+                f"dropout is of the trunk's hidden layer, and classifier={self.classifier!r} moves it away."
+            )
         for name, known in (("classifier", CLASSIFIERS), ("aligned", ALIGNED)):
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
 
-# The paper's own preprocessing, shown in columns of its own.
+# The paper's own setting, shown in columns of its own: no augmentation, λ_p = 0.01.
 PLAIN: Mapping[str, Any] = MappingProxyType(
-    {"plain": True, "lr": 0.03, "standardize": False, "sign": False}
+    {"plain": True, "lr": 0.01, "momentum": 0.9, "relu": True, "dropout": 0.5, "sign": False}
     | dict.fromkeys(("rotate", "scale", "shift", "shear", "elastic"), 0.0)
 )
-# Algorithm 1 as printed: weights start at 0.5 as in the authors' notebook, mean(αℓ), one target batch.
-PAPER = (("initial_weight", 0.5), ("normalize_weights", False), ("target_average", 0.0))
+# In the paper's setting the baselines take one epoch. A weight is first used at its example's second visit: lines with
+# weights take two.
+PLAIN_EPOCHS: Mapping[str, int] = MappingProxyType({"target_only": 1, "fine_tuning": 1})
+# Algorithm 1 as printed: mean(αℓ), one target batch, alignments as they are; λ_α and the first weights are those of the
+# authors' notebook.
+PAPER: Mapping[str, Any] = MappingProxyType(
+    {"initial_weight": 0.5, "weight_step": 0.2, "scale_free": False, "normalize_weights": False, "target_average": 0.0}
+)
 # SOSELETO's settings in every line that does not override them.
 SETTINGS: Mapping[str, Any] = MappingProxyType(
     {"target_share": 0.5, "weight_step": 3.0, "per_error": True, "pool_classes": True}
@@ -112,12 +126,19 @@ SETTINGS: Mapping[str, Any] = MappingProxyType(
 RATE = 0.05  # only half of SOSELETO's step is the target's, so a larger rate than for target only is stable
 # To judge the weights, the trunk is trained by the source alone, as in the paper, and for an epoch more.
 ALONE: Mapping[str, Any] = MappingProxyType({"lr": 0.03, "epochs": 3})
+ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 5, "epochs": 2, "views": 4, "batch_size": 64})
+# Two epochs on the source and these rounds are 6,300 steps; five epochs on the source are 7,100.
+LONGER = 5
 
 
 def _soseleto(
     title: str, base: str = "soseleto", more: Mapping[str, Any] = MappingProxyType({}), **changes: Any
 ) -> tuple[str, Mapping[str, Any]]:
     return title, {"base": base, "lr": RATE, "settings": tuple({**SETTINGS, **changes}.items()), **more}
+
+
+def _paper(title: str, **changes: Any) -> tuple[str, Mapping[str, Any]]:
+    return title, {"base": "soseleto", "settings": tuple({**PAPER, **changes}.items()), "aligned": "all"}
 
 
 # The lines of the table: title, and what differs from the common configuration.
@@ -133,7 +154,11 @@ LINES: Lines = MappingProxyType(
         "soseleto": _soseleto("**SOSELETO**"),
         "soseleto_frozen": _soseleto("… weights frozen at 1", weight_step=None),
         "soseleto_shuffled": _soseleto("… weights shuffled", base="shuffled_weights"),
-        "soseleto_paper": ("… as the paper writes it", {"base": "soseleto", "settings": PAPER, "aligned": "all"}),
+        "soseleto_paper": _paper("… as the paper writes it, weights from 0.5"),
+        "soseleto_paper_one": _paper("… as the paper writes it, weights from 1", initial_weight=1.0),
+        "soseleto_paper_frozen": _paper(
+            "… as the paper writes it, weights frozen at 1", initial_weight=1.0, weight_step=None
+        ),
         "soseleto_alone": _soseleto("**SOSELETO**, trunk from the source alone", more=ALONE, target_share=0.0),
         "soseleto_alone_frozen": _soseleto("… weights frozen at 1", more=ALONE, target_share=0.0, weight_step=None),
         "luo": (
@@ -144,12 +169,21 @@ LINES: Lines = MappingProxyType(
             "Luo et al. 2017, label-efficient, unlabelled data",
             {"base": "luo", "unlabelled": True},
         ),
+        "luo_longer": (
+            f"Luo et al. 2017, unlabelled data, {LONGER} epochs",
+            {"base": "luo", "unlabelled": True, "settings": (("entropy", 0.0),), "epochs": LONGER},
+        ),
+        "luo_label_efficient_longer": (
+            f"Luo et al. 2017, label-efficient, unlabelled data, {LONGER} epochs",
+            {"base": "luo", "unlabelled": True, "epochs": LONGER},
+        ),
         "soseleto_unlabelled": _soseleto(
-            "**SOSELETO**, unlabelled data",
-            more={
-                "unlabelled": True,
-                "rounds": (("rounds", 5), ("epochs", 2), ("views", 4), ("batch_size", 64)),
-            },
+            "**SOSELETO**, unlabelled data", more={"unlabelled": True, "rounds": tuple(ROUNDS.items())}
+        ),
+        "soseleto_unlabelled_frozen": _soseleto(
+            "… weights frozen at 1",
+            more={"unlabelled": True, "rounds": tuple({**ROUNDS, "method.weight_step": None}.items())},
+            weight_step=None,
         ),
     }
 )
@@ -169,7 +203,8 @@ def configuration(
     **changes: Any,
 ) -> Config:
     """The complete configuration of one line of the table; ``small`` takes seconds on a CPU."""
-    fields = fields_of(LINES, method, {**(PLAIN if plain else {}), **(SMALL if small else {})}, changes)
+    common = {**PLAIN, "epochs": PLAIN_EPOCHS.get(method, Config.epochs)} if plain else {}
+    fields = fields_of(LINES, method, {**common, **(SMALL if small else {})}, changes)
     if source not in SOURCES:
         raise UsageError(f"unknown source {source!r}{did_you_mean(source, SOURCES)}: choose from {', '.join(SOURCES)}.")
     return Config(n_target=n_target, source=source, seed=seed, **fields)
@@ -200,6 +235,10 @@ def moves(config: Config) -> Augment:
 def make_trunk(config: Config) -> nn.Sequential:
     """LeNet without its classifier, after a layer that standardises each image if so configured."""
     layers = list(lenet_trunk(size=SIDE))
+    if config.relu:  # beside its pooling, so that the layers keep their names
+        layers = [nn.Sequential(layer, nn.ReLU()) if isinstance(layer, nn.MaxPool2d) else layer for layer in layers]
+    if config.dropout:
+        layers.append(nn.Dropout(config.dropout))
     if config.classifier == "connected":
         layers = layers[:-2]
     ahead = [nn.LayerNorm([1, SIDE, SIDE], elementwise_affine=False)] if config.standardize else []
@@ -230,6 +269,8 @@ def setting_of(config: Config) -> dict[str, Any]:
 def heading(config: Config) -> Row:
     """The entries of a row that are known before the run."""
     plain = {**dataclasses.asdict(config), "settings": dict(config.settings), "rounds": dict(config.rounds)}
+    # Fields newer than some rows: left out at their defaults, so that those rows still count as the same run.
+    plain = {name: value for name, value in plain.items() if value or name not in ("relu", "dropout")}
     return {"method": config.method, "setting": setting_of(config), "seed": config.seed, "config": plain}
 
 
@@ -347,8 +388,8 @@ def everything(seeds: Sequence[int]) -> list[Config]:
     return made
 
 
-MAIN_LINES = tuple(line for line in LINES if line != "soseleto_paper" and "alone" not in line)
-PLAIN_LINES = ("target_only", "fine_tuning", "soseleto", "soseleto_paper")
+MAIN_LINES = tuple(line for line in LINES if "paper" not in line and "alone" not in line)
+PLAIN_LINES = ("target_only", "fine_tuning", "soseleto", *(line for line in LINES if "paper" in line))
 _JUDGED = ("soseleto_alone", "soseleto_alone_frozen")
 SOURCE_LINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

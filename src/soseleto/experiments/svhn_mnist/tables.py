@@ -25,6 +25,7 @@ NUMBERS = {
     "schedule": str,
     "classifier": str,
     "aligned": str,
+    "dropout": float,
     "rotate": float,
     "scale": float,
     "shift": float,
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     made = arguments.parser("svhn_mnist", __doc__, lines=LINES, seeds=20, numbers=NUMBERS)
     made.add_argument("--n-target", nargs="+", type=int, default=[20, 25])
     made.add_argument("--source", nargs="+", default=["0-4"], help=f"of {', '.join(SOURCES)}")
-    made.add_argument("--plain", action="store_true", help="no augmentation, standardised by the source's statistics")
+    made.add_argument("--plain", action="store_true", help="the paper's setting, without augmentation")
     made.add_argument("--everything", action="store_true", help="every cell of the tables, for these seeds")
     made.add_argument("--rounds", nargs="+", default=[], metavar="NAME=VALUE", help="settings of Unlabelled")
     return made
@@ -78,15 +79,17 @@ PAPER = (
 )
 TITLES = {name: title for name, (title, _) in LINES.items()}
 IMAGES = {"20 images": 20, "25 images": 25}
+PLAIN_IMAGES = {"20, plain": (20, "plain"), "25, plain": (25, "plain")}
+RUNS = 20  # draws of a cell
 USELESS = {"half its labels shuffled": "shuffled", "half grey CIFAR-10": "grey-cifar"}
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
     """SVHN 0-4: accuracy by the number of labelled images, with augmentation and in the paper's plain setting."""
-    columns = {**IMAGES, "20, plain": (20, "plain"), "25, plain": (25, "plain")}
+    columns = {**IMAGES, **PLAIN_IMAGES}
     mine = [_at(row, _column(row)) for row in rows if row["setting"]["source"] == "0-4"]
     shown = [title for title, at in columns.items() if any(row["setting"] == {"at": at} for row in mine)]
-    paper = [[line[0], *(line[1 + n] if n < 2 else "" for n, _ in enumerate(shown))] for line in PAPER]
+    paper = [[line[0], *(line[1 if title.startswith("20") else 2] for title in shown)] for line in PAPER]
     return _table(mine, TITLES, columns, more=paper)
 
 
@@ -133,6 +136,18 @@ def paired_table(rows: Sequence[Row]) -> str:
     return _paired([_at(row, row["setting"]["n_target"]) for row in mine], "soseleto", over, IMAGES)
 
 
+def paired_plain_table(rows: Sequence[Row]) -> str:
+    """The paper's setting: accuracy of Algorithm 1 as printed, weights from 1, minus another line's, draw by draw."""
+    over = {
+        "target_only": "target only",
+        "fine_tuning": "fine-tuning",
+        "soseleto_paper": "its weights from 0.5",
+        "soseleto_paper_frozen": "its weights frozen at 1",
+    }
+    mine = [_at(row, _column(row)) for row in rows if row["setting"].get("plain")]
+    return _paired(mine, "soseleto_paper_one", over, PLAIN_IMAGES)
+
+
 def paired_sources_table(rows: Sequence[Row]) -> str:
     """Trunk trained by the source alone: accuracy with learned weights minus that with frozen ones, draw by draw."""
     over = {"soseleto_alone_frozen": "learned weights over weights frozen at 1"}
@@ -142,6 +157,7 @@ def paired_sources_table(rows: Sequence[Row]) -> str:
 
 TABLES = {
     "paired": paired_table,
+    "paired plain": paired_plain_table,
     "paired sources": paired_sources_table,
     "accuracy": accuracy_table,
     "sources": sources_table,
@@ -185,7 +201,13 @@ def _table(
     value: str = "accuracy",
     more: Sequence[Sequence[str]] = (),
 ) -> str:
-    """Mean and standard error of the entry ``value``, in the columns (title -> column of ``_at``)."""
+    """Mean and standard error of the entry ``value``, in the columns (title -> column of ``_at``).
+
+    Cells with another number of draws than RUNS state it in brackets.
+    """
     settings = {title: {"at": at} for title, at in columns.items()}
-    show = Spread.with_error
+
+    def show(cell: Spread) -> str:
+        return cell.with_error() if cell.n == RUNS else f"{cell.with_error()} ({cell.n})"
+
     return table(rows, lambda row: row.get(value), methods=methods, settings=settings, more=more, show=show)
