@@ -331,6 +331,9 @@ def usual() -> str:
     return table(["weights move by", *map(_cell, cells)], lines)
 
 
+FEW_DRAWS = 4  # below which a cell states its number of draws
+
+
 def usual_steps() -> str:
     """Of the second comparison: points above mixed training on the same draws."""
     rows, lines = load("choose-usual-steps.json")["rows"], []
@@ -344,7 +347,8 @@ def usual_steps() -> str:
                 for key, accuracy in found.items()
                 if key[:-1] == (line, *cell) and ("mixed", *cell, key[-1]) in found
             ]
-            shown.append(f"{statistics.fmean(own):+.1f}" if own else "")
+            few = f" ({len(own)})" if 0 < len(own) < FEW_DRAWS else ""
+            shown.append(f"{statistics.fmean(own):+.1f}{few}" if own else "")
         if line != "mixed" and any(shown):
             lines.append([line, *shown])
     return table(["weights move by", *map(_cell, choose.STEP_CELLS)], lines)
