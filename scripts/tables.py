@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from soseleto.cli.commands import app
 from soseleto.experiments import results as experiments
+from soseleto.experiments.cifar10_deep import tables as cifar10_deep
 from soseleto.experiments.cifar10_noise import tables as cifar10
 from soseleto.experiments.noisy_text import tables as noisy_text
 from soseleto.experiments.pretrained_images import tables as pretrained_images
@@ -30,6 +31,7 @@ EXPERIMENTS = {
     "cifar10-noise": ("results/table1.md", cifar10.page),
     "svhn-mnist": ("results/table2.md", svhn_mnist.page),
     "noisy-text": ("results/noisy-text.md", noisy_text.page),
+    "cifar10-deep": ("results/cifar10-deep.md", cifar10_deep.page),
     "pretrained-images": ("results/pretrained-images.md", pretrained_images.page),
 }
 STEPS = ("step-gpu.json", "step-cpu.json")

@@ -11,10 +11,18 @@ import torch
 
 from soseleto.data import Examples
 from soseleto.errors import UsageError
-from soseleto.experiments.cifar10_deep import experiment
+from soseleto.experiments.cifar10_deep import experiment, tables
 from soseleto.experiments.cifar10_deep.command import configs, main, parser
-from soseleto.experiments.cifar10_deep.experiment import LINES, NOISE, PAIRS, configuration, make_model, prepare_data
-from soseleto.experiments.results import started
+from soseleto.experiments.cifar10_deep.experiment import (
+    LINES,
+    NOISE,
+    PAIRS,
+    configuration,
+    heading,
+    make_model,
+    prepare_data,
+)
+from soseleto.experiments.results import Row, save, started
 from soseleto.methods import Strong
 
 
@@ -133,6 +141,32 @@ def test_reproduce_runs_every_line_where_it_matters(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(experiment, "run_all", note)
     experiment.reproduce(tmp_path, seeds=3, report=print)
-    ours = [(config.noise, config.seed) for config in asked if config.method == "strong"]
-    assert len(ours) == len(set(ours)) == 3 * 2 + 5
+    ours = [(config.noise, config.seed, config.n_trusted) for config in asked if config.method == "strong"]
+    assert len(ours) == len(set(ours)) == 3 * 2 + 5 + 2 * 2
     assert {config.method for config in asked if config.noise == 0.4} == set(LINES)
+
+
+def test_tables(tmp_path: Path) -> None:
+    def row(line: str, accuracy: float, **given: Any) -> Row:
+        found = {"weight": {"auroc": 0.99, "precision": 0.9}}
+        return {**heading(configuration(line, **given)), "accuracy": accuracy, "seconds": 100.0, "detection": found}
+
+    rows = [row("strong", 95.0), row("strong", 96.0, seed=1), row("strong", 90.0, n_trusted=100)]
+    rows += [row("fixmatch", 92.0), row("strong", 94.0, noise="worse_label")]
+    held_out = {**heading(configuration("strong", select=True, n_heldout=5000)), "heldout_accuracy": 10.0}
+    assert tables.accuracy_table([*rows, held_out]).splitlines() == [
+        "|  | 40 % | CIFAR-10N worst |",
+        "| --- | ---: | ---: |",
+        "| published: DivideMix | 94.0-94.9 | 92.6 |",
+        "| published: SOP+ |  | 93.2 |",
+        "| published: ProMix | 96.8 | 96.2-96.3 |",
+        "| **strong recipe** | 95.5 ± 0.7 (2) | 94.0 |",
+        "| FixMatch, source unlabelled | 92.0 |  |",
+    ]
+    assert "| 100 trusted images | 90.0 |" in tables.trusted_table(rows)
+    assert "| weight | 99.0 ± 0.0 (2) | 99.0 |" in tables.auroc_table(rows)
+    assert "| FixMatch, source unlabelled | 100.0 |  |" in tables.seconds_table(rows)
+    text = "".join(f"<!-- {mark} --><!-- /{mark} -->" for mark in tables.TABLES)
+    assert tables.page(text, tmp_path / "none.json").count("Not run yet.") == len(tables.TABLES)
+    save(tmp_path / "some.json", started("cifar10-deep").merged(rows))
+    assert "| 1,000 trusted images | 95.5 ± 0.7 (2) | 94.0 |" in tables.page(text, tmp_path / "some.json")

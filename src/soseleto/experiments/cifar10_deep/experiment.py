@@ -40,6 +40,7 @@ NAME = "cifar10-deep"
 HUMAN = ("aggre_label", "random_label1", "worse_label")
 NOISE: tuple[float | str, ...] = (0.2, 0.4, 0.8, "asymmetric", *HUMAN)
 MAIN: tuple[float | str, ...] = (0.4, "worse_label")  # where every line runs
+TRUSTED = (100, 5000)  # besides the usual number
 ASYMMETRIC = 0.4
 # The usual pairs: truck → automobile, bird → airplane, deer → horse, cat ↔ dog.
 PAIRS = ((9, 1), (2, 0), (4, 7), (3, 5), (5, 3))
@@ -251,8 +252,9 @@ run_all = runner.bound(NAME, heading, run_one)
 
 
 def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[Row]:
-    """The recipe at every noise, ``seeds`` times at 40 % and worst; the other lines there once."""
+    """The recipe at every noise, ``seeds`` times at 40 % and worst; there once all other lines and trusted numbers."""
     todo = [configuration("strong", noise=noise, seed=seed) for seed in range(seeds) for noise in MAIN]
     todo += [configuration("strong", noise=noise) for noise in NOISE if noise not in MAIN]
+    todo += [configuration("strong", noise=noise, n_trusted=n) for n in TRUSTED for noise in MAIN]
     todo += [configuration(line, noise=noise) for noise in MAIN for line in LINES if line != "strong"]
     return list(run_all(todo, out / f"{NAME}.json", report=report).rows)

@@ -1,0 +1,102 @@
+"""The tables made from the results file; runs on held-out images are in none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from soseleto.experiments.cifar10_deep.experiment import LINES, MAIN, Config
+from soseleto.experiments.results import Row, Spread, fill_page, put_between, table
+
+COLUMNS = {
+    "20 %": 0.2,
+    "40 %": 0.4,
+    "80 %": 0.8,
+    "40 % asymmetric": "asymmetric",
+    "CIFAR-10N aggregate": "aggre_label",
+    "CIFAR-10N random": "random_label1",
+    "CIFAR-10N worst": "worse_label",
+}
+# As published: no trusted images, 300 to 600 epochs, two networks.
+PUBLISHED = {
+    "published: DivideMix": {0.4: "94.0-94.9", 0.8: "93.2", "asymmetric": "93.4", "worse_label": "92.6"},
+    "published: SOP+": {"worse_label": "93.2"},
+    "published: ProMix": {
+        0.4: "96.8",
+        0.8: "91.7-95.5",
+        "asymmetric": "96.0-96.6",
+        "aggre_label": "97.4-97.7",
+        "worse_label": "96.2-96.3",
+    },
+}
+TITLES = {name: title for name, (title, _) in LINES.items()}
+
+
+def accuracy_table(rows: Sequence[Row]) -> str:
+    """Accuracy after the last epoch, with published numbers on top."""
+    mine = _usual(rows)
+    shown = [noise for noise in COLUMNS.values() if any(row["setting"]["noise"] == noise for row in mine)]
+    published = [[title, *(found.get(noise, "") for noise in shown)] for title, found in PUBLISHED.items()]
+    return _table(mine, lambda row: row["accuracy"], TITLES, more=published)
+
+
+def auroc_table(rows: Sequence[Row]) -> str:
+    """100·AUROC of right against wrong labels, by the recipe's weight and score."""
+    found = [
+        {**row, "method": name, "value": 100.0 * signal["auroc"]}
+        for row in _usual(rows)
+        if row["method"] == "strong"
+        for name, signal in row.get("detection", {}).items()
+    ]
+    return _table(found, lambda row: row["value"], {"weight": "weight", "score": "score"})
+
+
+def seconds_table(rows: Sequence[Row]) -> str:
+    """Seconds of a training."""
+    return _table(_usual(rows), lambda row: row["seconds"], TITLES)
+
+
+def trusted_table(rows: Sequence[Row]) -> str:
+    """The recipe's accuracy by the number of trusted images."""
+    found = [
+        {**row, "method": str(row["config"]["n_trusted"])}
+        for row in rows
+        if row["method"] == "strong" and row["setting"]["noise"] in MAIN and "accuracy" in row
+    ]
+    numbers = sorted({row["config"]["n_trusted"] for row in found})
+    return _table(found, lambda row: row["accuracy"], {str(n): f"{n:,} trusted images" for n in numbers})
+
+
+def _usual(rows: Sequence[Row]) -> list[Row]:
+    """Runs on the test images with the usual number of trusted ones."""
+    return [row for row in rows if "accuracy" in row and row["config"]["n_trusted"] == Config.n_trusted]
+
+
+def _table(
+    rows: Sequence[Row], value: Callable[[Row], float], titles: Mapping[str, str], more: Sequence[Sequence[str]] = ()
+) -> str:
+    """Cells of several seeds state their number in brackets."""
+
+    def show(cell: Spread) -> str:
+        return f"{cell} ({cell.n})" if cell.n > 1 else str(cell)
+
+    columns: dict[str, dict[str, Any]] = {title: {"noise": noise} for title, noise in COLUMNS.items()}
+    return table(rows, value, methods=titles, settings=columns, more=more, show=show)
+
+
+TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
+    "accuracy": accuracy_table,
+    "auroc": auroc_table,
+    "trusted": trusted_table,
+    "seconds": seconds_table,
+}
+
+
+def page(text: str, results: str | Path) -> str:
+    """The page with its tables; each says so while there is no results file."""
+    if Path(results).exists():
+        return fill_page(text, results, TABLES)
+    for mark in TABLES:
+        text = put_between(text, mark, "Not run yet.")
+    return text
