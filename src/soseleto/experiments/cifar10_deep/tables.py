@@ -19,7 +19,7 @@ COLUMNS = {
     "CIFAR-10N worst": "worse_label",
 }
 # As published: no trusted images, 300 to 600 epochs, two networks.
-PUBLISHED = {
+PUBLISHED: Mapping[str, Mapping[float | str, str]] = {
     "published: DivideMix": {0.4: "94.0-94.9", 0.8: "93.2", "asymmetric": "93.4", "worse_label": "92.6"},
     "published: SOP+": {"worse_label": "93.2"},
     "published: ProMix": {
