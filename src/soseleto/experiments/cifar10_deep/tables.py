@@ -9,7 +9,7 @@ from typing import Any
 from soseleto.experiments.cifar10_deep.experiment import LINES, MAIN, Config
 from soseleto.experiments.results import Row, Spread, fill_page, put_between, table
 
-COLUMNS = {
+COLUMNS: Mapping[str, float | str] = {
     "20 %": 0.2,
     "40 %": 0.4,
     "80 %": 0.8,
