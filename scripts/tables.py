@@ -484,12 +484,11 @@ def convolutional_steps() -> str:
             return "mixed"
         if row["weight_step"] is None:
             return f"weights frozen at {row['initial_weight']:g}"
-        if row["beyond_noise"]:
-            return f"0.9/epochs, beyond {row['beyond_noise']:g} standard errors" if row["weight_step"] < 0.04 else ""
-        return f"{row['weight_step']:g}"
+        step = f"{row['weight_step']:g}"
+        return f"{step}, beyond {row['beyond_noise']:g} standard errors" if row["beyond_noise"] else step
 
     found = {(line(row), row["model"], row["noise"]): row["heldout_accuracy"] for row in rows}
-    lines = sorted({name for name, *_ in found} - {""})
+    lines = sorted({name for name, *_ in found})
     cells = [[f"{found[name, *at]:.1f}" if (name, *at) in found else "" for at in columns.values()] for name in lines]
     return table(["weight step", *columns], [[name, *own] for name, own in zip(lines, cells, strict=True)])
 

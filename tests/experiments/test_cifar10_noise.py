@@ -386,6 +386,10 @@ def test_the_kept_rows_are_of_the_lines_as_they_are_now() -> None:
     for row in rows:
         now = heading(configuration(row["method"], noise=row["setting"]["noise"], seed=row["seed"]))
         assert key(row) == key(now), row["method"]
+    deep = {"model": "resnet18", "epochs": 30, "lr": 0.05, "precision": "bfloat16"}
+    for row in load(ROOT / "results" / "cifar10-noise-resnet18.json").rows:
+        now = heading(configuration(row["method"], noise=row["setting"]["noise"], seed=row["seed"], **deep))
+        assert key(row) == key(now), row["method"]
 
 
 def test_the_figure_of_the_appendix(tmp_path: Path) -> None:

@@ -166,8 +166,8 @@ def put_between(text: str, mark: str, new: str) -> str:
 
 
 def fill_page(text: str, results: str | Path, tables: Mapping[str, Callable[[Sequence[Row]], str]]) -> str:
-    """A page of the docs with its tables, by their marks, regenerated from a results file."""
-    rows = load(results).rows
+    """A page of the docs with its tables, by their marks, regenerated from a results file; without one they say so."""
+    rows = load(results).rows if Path(results).exists() else None
     for mark, make in tables.items():
-        text = put_between(text, mark, make(rows))
+        text = put_between(text, mark, "Not run yet." if rows is None else make(rows))
     return text

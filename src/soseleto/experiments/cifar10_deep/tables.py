@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from soseleto.experiments.cifar10_deep.experiment import LINES, MAIN, Config
-from soseleto.experiments.results import Row, Spread, fill_page, put_between, table
+from soseleto.experiments.results import Row, Spread, fill_page, table
 
 COLUMNS: Mapping[str, float | str] = {
     "20 %": 0.2,
@@ -93,10 +93,4 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
 }
 
 
-def page(text: str, results: str | Path) -> str:
-    """The page with its tables; each says so while there is no results file."""
-    if Path(results).exists():
-        return fill_page(text, results, TABLES)
-    for mark in TABLES:
-        text = put_between(text, mark, "Not run yet.")
-    return text
+page = partial(fill_page, tables=TABLES)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from soseleto.experiments.noisy_text.configuration import ENCODERS, LINES, TRUSTED
-from soseleto.experiments.results import Row, Spread, fill_page, put_between, table
+from soseleto.experiments.results import Row, Spread, fill_page, table
 
 NEWS = {"ag_news": "NoisyAG-News", "hausa": "Hausa"}
 USED = {"trained": "fine-tuned", "frozen": "frozen"}
@@ -123,10 +122,4 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
 }
 
 
-def page(text: str, results: str | Path) -> str:
-    """The page with its tables; each says so while there is no results file."""
-    if Path(results).exists():
-        return fill_page(text, results, TABLES)
-    for mark in TABLES:
-        text = put_between(text, mark, "Not run yet.")
-    return text
+page = partial(fill_page, tables=TABLES)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 from soseleto.experiments.pretrained_images.experiment import LINES
-from soseleto.experiments.results import Row, Spread, fill_page, put_between, table
+from soseleto.experiments.results import Row, Spread, fill_page, table
 
 RUNS = 5  # seeds
 NUMBERS = {"accuracy": "accuracy, percent", "seconds": "seconds of a run"}
@@ -71,10 +70,4 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
 }
 
 
-def page(text: str, results: str | Path) -> str:
-    """The page with its tables; each says so while there is no results file."""
-    if Path(results).exists():
-        return fill_page(text, results, TABLES)
-    for mark in TABLES:
-        text = put_between(text, mark, "Not run yet.")
-    return text
+page = partial(fill_page, tables=TABLES)
