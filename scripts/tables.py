@@ -472,8 +472,11 @@ def deep() -> str:
 def convolutional_steps() -> str:
     """Held-out accuracy by what moves the weights of a network with convolutions, a share of 0.3."""
     rows = [row for row in load("choose-convolutional-gpu.json")["rows"] if row["target_share"] == 0.3]
+    assert {row.get("beyond_noise", 0.0) for row in rows} <= {0.0, 2.0}
     columns = {
+        "Quick, 30 %": ("quick", 0.3),
         "Quick, 40 %": ("quick", 0.4),
+        "Quick, 50 %": ("quick", 0.5),
         "Quick, CIFAR-10N worse": ("quick", "worse_label"),
         "ResNet-18, 40 %": ("resnet18", 0.4),
         "ResNet-18, CIFAR-10N worse": ("resnet18", "worse_label"),
@@ -484,12 +487,19 @@ def convolutional_steps() -> str:
             return "mixed"
         if row["weight_step"] is None:
             return f"weights frozen at {row['initial_weight']:g}"
-        step = f"{row['weight_step']:g}"
-        return f"{step}, beyond {row['beyond_noise']:g} standard errors" if row["beyond_noise"] else step
+        way = row["weight_step"] * row["epochs"]
+        step = f"{row['weight_step']:g}" if not row["beyond_noise"] else f"{way:.2g}/epochs, beyond 2 standard errors"
+        return f"{step}, first weight {row.get('initial_weight', 1.0):g}"
 
-    found = {(line(row), row["model"], row["noise"]): row["heldout_accuracy"] for row in rows}
+    found: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        found.setdefault((line(row), row["model"], row["noise"]), []).append(row["heldout_accuracy"])
     lines = sorted({name for name, *_ in found})
-    cells = [[f"{found[name, *at]:.1f}" if (name, *at) in found else "" for at in columns.values()] for name in lines]
+
+    def cell(own: list[float]) -> str:
+        return f"{sum(own) / len(own):.1f}" + (f" ({len(own)})" if len(own) > 1 else "") if own else ""
+
+    cells = [[cell(found.get((name, *at), [])) for at in columns.values()] for name in lines]
     return table(["weight step", *columns], [[name, *own] for name, own in zip(lines, cells, strict=True)])
 
 

@@ -77,9 +77,21 @@ def test_where_many_are_wrong_they_move_fast_by_all_layers(tmp_path: Path) -> No
 
 def test_many_wrong_labels_and_a_network_with_convolutions(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.ReLU(), nn.Linear(4, 2))
-    method = used(tmp_path, model, wrong=0.4, epochs=10)
-    assert (method.weight_step, method.alignment, method.scores) == (0.15, chain(LAST_LAYER, *SIZED), None)
+    method = used(tmp_path / "small", model, wrong=0.4, epochs=10)  # 26 parameters, 300 examples
+    assert (method.weight_step, method.initial_weight, method.alignment, method.scores) == (0.09, 0.7, FEW, None)
     assert (method.source_loss, method.gradients) == (label_doubt(), target_share(0.3))
+    large = nn.Sequential(*list(model)[:3], nn.Linear(4, 600), nn.ReLU(), nn.Linear(600, 2))
+    method = used(tmp_path / "large", large, wrong=0.4, epochs=10)
+    assert (method.weight_step, method.initial_weight, method.scores) == (0.15, 1.0, None)
+    assert method.alignment == chain(LAST_LAYER, *SIZED)
+    assert (method.source_loss, method.gradients) == (label_doubt(), target_share(0.3))
+
+
+def test_labels_are_learned_by_heart_with_ten_parameters_an_example() -> None:
+    model = nn.Sequential(nn.Linear(3, 10), nn.Linear(10, 2)).requires_grad_(False)
+    model[1].requires_grad_(True)  # 22 parameters are trained
+    assert usual.by_heart(model, soseleto.Examples(*classes(2, 0.0)))
+    assert not usual.by_heart(model, soseleto.Examples(*classes(3, 0.0)))
 
 
 def test_the_share_of_wrong_labels_is_estimated_before_the_training() -> None:

@@ -7,7 +7,8 @@ weights depends on how many labels are wrong, which is estimated from the data b
   own noise. A right but hard example must not lose its weight.
 - *many*: the alignments of all layers as they are, with a larger step and a larger share of the target. Weights must
   fall fast, before the network has learned the wrong labels. In a network with convolutions that was worse than mixed
-  training: there the last layer's alignments move them, as they are.
+  training: there the last layer's alignments move them, as they are. One that is too small to learn the labels by heart
+  needs no haste: its weights start at 0.7, and move as where few are wrong.
 
 A model that does not end in a linear layer has the alignments of all layers in both cases. What other choices came to
 is in ``docs/explanation/alignments.md``.
@@ -65,6 +66,8 @@ from soseleto.training.settings import settings_of
 MANY = 0.125  # the share of wrong labels from which they are many, by the lower end of its interval
 MANY_PRETRAINED = 0.04  # the same of a pretrained network, which sees half of people's mistakes beforehand
 STANDARD_ERRORS = 2.0  # of an example's mean alignment, before its weight moves
+BY_HEART = 10  # parameters an example, from which a network can learn labels by heart; compared with 3 and with 48
+DOUBTFUL = 0.7  # the first weight where many labels are wrong and the network is too small for that
 LAST_LAYER = last_layer(whitened(shrink=1.0), unit_length(), at_temperature(4.0), without_own_error())
 SIZED: tuple[Piece, ...] = (scale_by_rms(), hold_when_vanished())
 
@@ -100,26 +103,31 @@ class Usual:
         many_wrong: bool,
         ends_in_linear: bool = True,
         convolutional: bool = False,
+        by_heart: bool = True,
         pretrained: bool = False,
         epochs: int = EPOCHS,
     ) -> Soseleto:
         """For classes with wrong labels, many or few, and a model that ends in a linear layer or not.
 
-        A pretrained one is trained for few epochs, in which its weights must move.
+        by_heart: whether the model has parameters enough to learn the labels by heart.
+        pretrained: it is trained for few epochs, in which its weights must move.
 
         Example:
             >>> Usual().method_for_classes(many_wrong=True).weight_step
             0.3
         """
         all_layers = (many_wrong and not convolutional) or not ends_in_linear or self.engine != "auto"
-        if many_wrong:
-            pieces, share = SIZED, MANY_SHARE
-            step = many_weight_step(epochs) if pretrained else MANY_WEIGHT_STEP
-            step = convolutional_weight_step(epochs) if convolutional else step
+        patient = not many_wrong or (convolutional and not by_heart)
+        if patient:
+            pieces, step = (*SIZED, beyond_noise(STANDARD_ERRORS)), few_weight_step(epochs)
+        elif convolutional:
+            pieces, step = SIZED, convolutional_weight_step(epochs)
         else:
-            pieces, share = (*SIZED, beyond_noise(STANDARD_ERRORS)), TARGET_SHARE
-            step = few_weight_step(epochs)
+            pieces, step = SIZED, many_weight_step(epochs) if pretrained else MANY_WEIGHT_STEP
+        share = MANY_SHARE if many_wrong else TARGET_SHARE
         made = self._made(pieces, step, share, doubt=True, all_layers=all_layers)
+        if many_wrong and patient:
+            made = replace(made, initial_weight=DOUBTFUL)
         return replace(made, scores=LAST_LAYER) if ends_in_linear and not made.alignment.replaces_engine else made
 
     def _made(
@@ -156,6 +164,7 @@ class Usual:
         try:
             kind = {"ends_in_linear": ends_in_linear(model, prepare, source), "convolutional": convolutional(model)}
             kind["pretrained"] = is_from_library(model)
+            kind["by_heart"] = by_heart(model, source)
             few, many = (self.method_for_classes(many_wrong=many, epochs=epochs, **kind) for many in (False, True))
             for method in (few, many):
                 if before is not None and before == json.loads(json.dumps(settings_of(method))):
@@ -179,6 +188,12 @@ def ends_in_linear(model: nn.Module, prepare: Prepare, source: ExampleSet) -> bo
 
 def convolutional(model: nn.Module) -> bool:
     return any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in model.modules())
+
+
+def by_heart(model: nn.Module, source: ExampleSet) -> bool:
+    """Whether a model has parameters enough to learn the source's labels by heart."""
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return isinstance(source, Stream) or parameters > BY_HEART * len(source)
 
 
 def wrong_at_least(model: nn.Module, prepare: Prepare, source: ExampleSet, target: ExampleSet, *, seed: int) -> float:
