@@ -1,18 +1,24 @@
-"""What experiments with pretrained networks share: a training and what it tells of the labels, and cleanlab's line."""
+"""What experiments with pretrained networks share: a training and what it tells of the labels, and two rivals' lines.
+
+The rivals are cleanlab, and logistic regression on the frozen network's features.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from soseleto.data import Examples, seed_for
+from soseleto.errors import need
 from soseleto.experiments import cleanlab, measures
 from soseleto.experiments.results import Row
 from soseleto.methods import Signals
 from soseleto.training.result import Result
 
+LOGISTIC = "logistic"  # the base of its lines
 ASKED = 0.9  # the precision that suspects are requested at
 
 
@@ -61,3 +67,11 @@ def cleaned(
         **measures.detection(labels, truth, cleanlab.trusts(probabilities, labels)),
         "messages": list(result.messages),
     }
+
+
+def logistic(sides: Sequence[Examples], evaluated: Examples) -> Row:
+    """scikit-learn's logistic regression with its default penalty, on sides whose inputs are features."""
+    made = need("sklearn.linear_model", to="logistic regression").LogisticRegression(max_iter=1000)
+    made.fit(torch.cat([side.inputs for side in sides]).numpy(), torch.cat([side.labels for side in sides]).numpy())
+    right = made.predict(evaluated.inputs.numpy()) == evaluated.labels.numpy()
+    return {"accuracy": 100.0 * float(right.mean())}

@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
+from soseleto.experiments.fine_tuning import LOGISTIC
 from soseleto.experiments.lines import Lines, fields_of
 from soseleto.training.defaults import MANY_SHARE, many_weight_step
 
 TRUSTED: Mapping[str, tuple[int, ...]] = MappingProxyType({"ag_news": (100, 200, 500), "hausa": (200,)})
 HELD_OUT: Mapping[str, int] = MappingProxyType({"ag_news": 2000, "hausa": 500})
-LOGISTIC = "logistic"
 BY_EPOCHS = "by epochs"  # the weight step that ``fit`` would take
 
 

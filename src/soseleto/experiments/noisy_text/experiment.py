@@ -26,12 +26,11 @@ from soseleto.algorithm import Soseleto
 from soseleto.data import Examples, seed_for
 from soseleto.data.texts.examples import TextExamples
 from soseleto.data.texts.preparation import TextPreparation
-from soseleto.errors import need
 from soseleto.experiments import fine_tuning, runner
 from soseleto.experiments.flat_settings import soseleto
 from soseleto.experiments.noisy_text import data as texts
 from soseleto.experiments.noisy_text import encoding
-from soseleto.experiments.noisy_text.configuration import ENCODERS, LOGISTIC, TRUSTED, Config, configuration, lines_of
+from soseleto.experiments.noisy_text.configuration import ENCODERS, TRUSTED, Config, configuration, lines_of
 from soseleto.experiments.noisy_text.data import NAME
 from soseleto.experiments.results import Row
 from soseleto.experiments.shuffled_weights import ShuffledWeights
@@ -140,7 +139,7 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
     """Train and evaluate once: accuracy in percent at the last epoch, seconds, and detection of wrong labels."""
     data = prepare_data(config, root, device)
     begin = time.perf_counter()
-    if config.base == LOGISTIC:
+    if config.base == fine_tuning.LOGISTIC:
         found = _logistic(config, data)
     elif config.folds:
         found = _cleaned(config, data, root, device)
@@ -166,12 +165,8 @@ def _cleaned(config: Config, data: Data, root: str | Path | None, device: str) -
 
 
 def _logistic(config: Config, data: Data) -> Row:
-    """scikit-learn's logistic regression with its default penalty."""
-    sides = [data.source, data.trusted] if dict(config.settings).get("mixed") else [data.source]
-    made = need("sklearn.linear_model", to="logistic regression").LogisticRegression(max_iter=1000)
-    made.fit(torch.cat([side.inputs for side in sides]).numpy(), torch.cat([side.labels for side in sides]).numpy())
-    right = made.predict(data.evaluated.inputs.numpy()) == data.evaluated.labels.numpy()
-    return {"accuracy": 100.0 * float(right.mean())}
+    mixed = dict(config.settings).get("mixed")
+    return fine_tuning.logistic([data.source, data.trusted] if mixed else [data.source], data.evaluated)
 
 
 def train(config: Config, data: Data, root: str | Path | None, device: str, signals: Signals | None = None) -> Result:

@@ -29,13 +29,14 @@ from soseleto.errors import UsageError
 from soseleto.experiments import fine_tuning, runner
 from soseleto.experiments.cifar10_deep import experiment as deep
 from soseleto.experiments.cifar10_deep.experiment import Data
+from soseleto.experiments.fine_tuning import LOGISTIC
 from soseleto.experiments.flat_settings import soseleto
 from soseleto.experiments.lines import Lines, fields_of
 from soseleto.experiments.pretrained_images.network import pretrained_network, weights_file
 from soseleto.experiments.results import Row
 from soseleto.experiments.shuffled_weights import ShuffledWeights
 from soseleto.methods import Recording, Signals, by_name
-from soseleto.models.pretrained_images import BATCH_NORM
+from soseleto.models.pretrained_images import BATCH_NORM, ImageNetwork
 from soseleto.parallel.device import choose_device
 from soseleto.task.task import Method
 from soseleto.training.defaults import MANY_SHARE, convolutional_weight_step
@@ -48,6 +49,7 @@ NOISE = "worse_label"
 CLASSES = 10
 HELD_OUT = 5000
 EPOCHS = 10
+TOGETHER = 500  # images a pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,11 @@ USUAL: tuple[tuple[str, Any], ...] = (
 # The lines: title, and what makes each differ from the common configuration.
 LINES: Lines = MappingProxyType(
     {
+        "logistic_noisy": ("logistic regression on its features, noisy alone", {"base": LOGISTIC}),
+        "logistic_mixed": (
+            "logistic regression on its features, mixed",
+            {"base": LOGISTIC, "settings": (("mixed", True),)},
+        ),
         "ordinary": ("ordinary fine-tuning", {"base": "ordinary"}),
         "target_only": ("target only", {"base": "target_only"}),
         "mixed": ("noisy and trusted mixed", {"base": "mixed"}),
@@ -176,7 +183,10 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
     """Train and evaluate once: accuracy in percent at the last epoch, seconds, and detection of wrong labels."""
     data = prepare_data(config, root)
     begin = time.perf_counter()
-    found = _cleaned(config, data, root, device) if config.folds else _trained(config, data, root, device)
+    if config.base == LOGISTIC:
+        found = _logistic(config, data, root, device)
+    else:
+        found = _cleaned(config, data, root, device) if config.folds else _trained(config, data, root, device)
     name = "heldout_accuracy" if config.select else "accuracy"
     return {**heading(config), name: found.pop("accuracy"), "seconds": time.perf_counter() - begin, **found}
 
@@ -194,6 +204,24 @@ def _cleaned(config: Config, data: Data, root: str | Path | None, device: str) -
 
     of_run = {"epochs": config.epochs, "folds": config.folds, "seed": config.seed}
     return fine_tuning.cleaned(on_part, data.source, _truth(data), data.evaluated, **of_run, name=NAME)
+
+
+def _logistic(config: Config, data: Data, root: str | Path | None, device: str) -> Row:
+    source, trusted, evaluated = (
+        replace(side, inputs=features(config, side.inputs, root, device))
+        for side in (data.source, data.trusted, data.evaluated)
+    )
+    return fine_tuning.logistic([source, trusted] if dict(config.settings).get("mixed") else [source], evaluated)
+
+
+def features(config: Config, images: Tensor, root: str | Path | None, device: str) -> Tensor:
+    """(N, F) of the network as ImageNet left it, on the CPU; images are neither moved nor flipped."""
+    model, at = make_model(config, root, device), choose_device(device)
+    assert isinstance(model, ImageNetwork)
+    model.network._fc = nn.Identity()
+    model.eval().to(at)
+    with torch.no_grad():
+        return torch.cat([model(some.to(at) / 255.0).cpu() for some in images.split(TOGETHER)])
 
 
 def _truth(data: Data) -> Tensor:
