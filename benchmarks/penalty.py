@@ -1,0 +1,108 @@
+"""The penalty of the regression behind suspects: how well wrong labels are ranked, and how honest precision is.
+
+    python benchmarks/coverage.py --prepare FOLDER
+    python benchmarks/penalty.py --data FOLDER --out results/choose-penalty-cpu.json
+
+On draws of coverage.py that are not reported there. One training gives every penalty the same signals and probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from common import arguments, show
+from coverage import (
+    FILE,
+    FIRST_SEED,
+    OTHERS,
+    SOURCE,
+    TARGET,
+    WITHOUT,
+    Array,
+    Cell,
+    drawn,
+    read_rows,
+    stored,
+    suspects_of,
+    write_rows,
+)
+from soseleto.experiments.detection import auroc
+from soseleto.suspects.estimate import EARLIER_LABELS
+from soseleto.suspects.signals import Evidence
+from soseleto.suspects.suspects import Calibrated
+
+PENALTIES = (0.3, 1.0, 3.0, 10.0)
+ASKED = 0.9
+KINDS = (
+    *(("digits", noise, rate) for noise in ("uniform", "hard") for rate in (0.05, 0.2)),
+    ("digits", "pairs", 0.2),
+    ("table", "uniform", 0.2),
+    *(("table", "hard", rate) for rate in (0.05, 0.2)),
+    *(("text", noise, 0.2) for noise in ("uniform", "pairs", "hard")),
+    *(("text", "human", rate) for rate in (0.05, 0.2)),
+)
+
+
+def rows_of(cell: Cell, data: Path, device: str, sizes: Any = (SOURCE, TARGET, OTHERS)) -> Iterator[dict[str, Any]]:
+    draw = drawn(cell, stored(data), sizes)
+    for basis in (EARLIER_LABELS, WITHOUT):
+        found = suspects_of(draw, cell, earlier=basis == EARLIER_LABELS, epochs=20, device=device)
+        yield from compared(cell, basis, found.calibrated.evidence, draw.wrong)
+
+
+def compared(cell: Cell, basis: str, evidence: Evidence, wrong: Array) -> Iterator[dict[str, Any]]:
+    """A row for each penalty."""
+    kind = {"data": cell.data, "noise": cell.noise, "rate": cell.rate, "seed": cell.seed, "basis": basis}
+    for penalty in PENALTIES:
+        learned = Calibrated.learn(evidence, cell.seed, penalty=penalty)
+        found = learned.for_precision(ASKED)
+        chosen, p = found.is_suspect.numpy(), learned.probability
+        known = {}
+        if chosen.any():
+            true, interval = float(wrong[chosen].mean()), found.precision
+            known = {"precision": round(true, 4), "held": interval.low <= true <= interval.high}
+            known |= {"width": round(interval.high - interval.low, 4)}
+        yield kind | {
+            "penalty": penalty,
+            "auroc": round(auroc(-torch.from_numpy(p), torch.from_numpy(wrong)), 4),
+            "brier": round(float(((p - wrong) ** 2).mean()), 5),
+            "recall": round(float(wrong[chosen].sum() / max(wrong.sum(), 1)), 4),
+            **known,
+        }
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means by penalty; precision over the draws with suspects."""
+    lines = []
+    for penalty in PENALTIES:
+        own = [row for row in rows if row["penalty"] == penalty]
+        with_suspects = [row for row in own if "precision" in row]
+        line: dict[str, Any] = {"penalty": penalty, "draws": len(own), "with suspects": len(with_suspects)}
+        line |= {name: np.mean([row[name] for row in own]) for name in ("auroc", "brier", "recall")}
+        line |= {name: np.mean([row[name] for row in with_suspects]) for name in ("precision", "held", "width")}
+        line["off by"] = np.mean([abs(row["precision"] - ASKED) for row in with_suspects])
+        lines.append({name: round(float(value), 4) for name, value in line.items()})
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", required=True, help="with coverage.npz")
+    options = parser.parse_args(argv)
+    rows = read_rows(options.out)
+    done = {(row["data"], row["noise"], row["rate"], row["seed"]) for row in rows}
+    for cell in (Cell(*kind, seed) for seed in range(FIRST_SEED) for kind in KINDS):
+        if cell.key not in done:
+            rows += rows_of(cell, options.data / FILE, options.device)
+            write_rows(options.out, torch.device(options.device), rows, name="choose-penalty")
+            print(f"{cell}", flush=True)
+    show("suspects at an asked precision of 90 %", summary(rows))
+
+
+if __name__ == "__main__":
+    main()
