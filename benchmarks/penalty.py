@@ -8,11 +8,10 @@ On draws of coverage.py that are not reported there. One training gives every pe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from common import arguments, show
@@ -76,6 +75,12 @@ def compared(cell: Cell, basis: str, evidence: Evidence, wrong: Array) -> Iterat
         }
 
 
+def mean(values: Iterable[float]) -> float:
+    """NaN where there are none."""
+    known = list(values)
+    return sum(known) / len(known) if known else float("nan")
+
+
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Means by penalty; precision over the draws with suspects."""
     lines = []
@@ -83,9 +88,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         own = [row for row in rows if row["penalty"] == penalty]
         with_suspects = [row for row in own if "precision" in row]
         line: dict[str, Any] = {"penalty": penalty, "draws": len(own), "with suspects": len(with_suspects)}
-        line |= {name: np.mean([row[name] for row in own]) for name in ("auroc", "brier", "recall")}
-        line |= {name: np.mean([row[name] for row in with_suspects]) for name in ("precision", "held", "width")}
-        line["off by"] = np.mean([abs(row["precision"] - ASKED) for row in with_suspects])
+        line |= {name: mean(row[name] for row in own) for name in ("auroc", "brier", "recall")}
+        line |= {name: mean(row[name] for row in with_suspects) for name in ("precision", "held", "width")}
+        line["off by"] = mean(abs(row["precision"] - ASKED) for row in with_suspects)
         lines.append({name: round(float(value), 4) for name, value in line.items()})
     return lines
 

@@ -426,6 +426,25 @@ def test_choose_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coverage:
     assert choose.main([str(word) for word in words]) == rows  # nothing is repeated
 
 
+def test_penalty_gives_each_the_same_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:
+    monkeypatch.setitem(sys.modules, "coverage", coverage)
+    penalty = importlib.import_module("penalty")
+    draw = np.random.default_rng(0)
+    truth = draw.integers(0, 4, 900)
+    points = (3 * np.array([[0, 0], [1, 0], [1, 1], [0, 1]])[truth] + draw.normal(size=(900, 2))).astype(np.float32)
+    np.savez(tmp_path / coverage.FILE, **{"table/x": points, "table/y": truth})
+    cell = coverage.Cell("table", "uniform", 0.2, 0)
+    rows = list(penalty.rows_of(cell, tmp_path / coverage.FILE, "cpu", (400, 100, 300)))
+    assert [row["penalty"] for row in rows] == list(penalty.PENALTIES) * 2
+    assert all(row["auroc"] > 0.8 for row in rows)
+    lines = penalty.summary(rows)
+    assert [line["draws"] for line in lines] == [2] * len(penalty.PENALTIES)
+    exact = {"penalty": 3.0, "auroc": 1.0, "brier": 0.0, "recall": 0.5}
+    found = {"precision": 0.8, "held": True, "width": 0.2}
+    line = penalty.summary([{**exact, "penalty": one, **found} for one in penalty.PENALTIES] + [exact])[2]
+    assert (line["draws"], line["with suspects"], line["off by"]) == (2, 1, pytest.approx(0.1))
+
+
 def test_never_worse_compares_with_the_best_of_the_rivals(monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:
     monkeypatch.setitem(sys.modules, "coverage", coverage)
     never_worse = importlib.import_module("never_worse")
