@@ -80,6 +80,8 @@ def test_many_wrong_labels_and_a_network_with_convolutions(tmp_path: Path) -> No
     method = used(tmp_path / "small", model, wrong=0.4, epochs=10)  # 26 parameters, 300 examples
     assert (method.weight_step, method.initial_weight, method.alignment, method.scores) == (0.09, 0.7, FEW, None)
     assert (method.source_loss, method.gradients) == (label_doubt(), target_share(0.3))
+    few_epochs = Usual().method_for_classes(many_wrong=True, convolutional=True, by_heart=False, pretrained=True)
+    assert few_epochs.initial_weight == 1.0
     large = nn.Sequential(*list(model)[:3], nn.Linear(4, 600), nn.ReLU(), nn.Linear(600, 2))
     method = used(tmp_path / "large", large, wrong=0.4, epochs=10)
     assert (method.weight_step, method.initial_weight, method.scores) == (0.15, 1.0, None)

@@ -117,7 +117,7 @@ class Usual:
             0.3
         """
         all_layers = (many_wrong and not convolutional) or not ends_in_linear or self.engine != "auto"
-        patient = not many_wrong or (convolutional and not by_heart)
+        patient = not many_wrong or (convolutional and not by_heart and not pretrained)
         if patient:
             pieces, step = (*SIZED, beyond_noise(STANDARD_ERRORS)), few_weight_step(epochs)
         elif convolutional:
