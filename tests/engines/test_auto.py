@@ -181,6 +181,37 @@ def test_an_engine_that_fails_late_does_not_pass_its_target_gradient_on_twice(mo
     assert sorted(seen) == ["bias", "weight"]
 
 
+def test_an_engine_that_fails_leaves_no_statistics_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has passed the batch through the model when it declines; the next engine does so again."""
+
+    class FailsAfterItsPass:
+        name = auto.FASTEST_FIRST[0]
+
+        def __call__(self, model: nn.Module, per_example_loss: Any, batch: Any, direction: Any) -> Any:
+            per_example_loss(model, batch)
+            raise EngineError("it fails at the end")
+
+    made = make_engine
+    monkeypatch.setattr(
+        auto, "make_engine", lambda name: FailsAfterItsPass() if name == FailsAfterItsPass.name else made(name)
+    )
+
+    def trained() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=True), nn.Linear(4, CLASSES)
+        ).train()
+
+    model, once = trained(), trained()
+    batch = (torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.arange(6) % CLASSES)
+    auto.AutoEngine()(model, cross_entropy, batch, {name: torch.ones_like(p) for name, p in trainable(model).items()})
+    cross_entropy(once, batch)
+    state = dict(once.named_buffers())
+    assert int(state["1.num_batches_tracked"]) == 1
+    for name, value in model.named_buffers():
+        torch.testing.assert_close(value, state[name])
+
+
 def test_alignments_that_are_wrong_for_one_example_are_not_proved() -> None:
     def nearly(*given: Any) -> tuple[Tensor, Tensor]:
         losses, q = loop(*given)
