@@ -90,4 +90,4 @@ def test_estimated_mistakes_bound_the_share_and_widen_its_interval() -> None:
     low, high = (calibrated(apart=1, interval=(at, at + 0.01)).wrong_share.value for at in (0.1, 0.5))
     assert low < 0.2 < 0.4 < high
     narrow, wide = (calibrated(apart=2, interval=ends).at(0.8).precision for ends in ((0.29, 0.31), (0.0, 0.6)))
-    assert wide.width > 1.1 * narrow.width
+    assert wide.width > 1.2 * narrow.width

@@ -166,7 +166,7 @@ def test_the_estimates_are_near_the_truth(result: soseleto.Result, wrong: Tensor
         precision, recall = truth_of(found, wrong)
         assert found.precision.value == pytest.approx(asked, abs=0.01)
         assert found.precision.value == pytest.approx(precision, abs=0.06)
-        assert recall - 0.12 < found.recall.value < recall + 0.05  # careful: the penalty keeps log-ratios small
+        assert found.recall.value == pytest.approx(recall, abs=0.08)
         assert found.precision.low <= found.precision.value <= found.precision.high
     assert found.wrong_share.value == pytest.approx(0.3, abs=0.04)
     assert recall > 0.8
@@ -260,7 +260,7 @@ def test_a_method_without_weights_has_suspects_too(wrong: Tensor) -> None:
     assert "weight" not in result.evidence.signals
     precision, recall = truth_of(result.suspects(), wrong)
     assert precision > 0.85
-    assert recall > 0.65
+    assert recall > 0.8
 
 
 def test_no_example_votes_on_itself_and_weights_count() -> None:
