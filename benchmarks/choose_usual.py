@@ -3,6 +3,7 @@
     python benchmarks/coverage.py --prepare FOLDER        # the same data
     python benchmarks/choose_usual.py --data FOLDER --out results/choose-usual.json [--lines NAME ...] [--only DATA ...]
     python benchmarks/choose_usual.py --data FOLDER --out results/choose-usual-steps.json --steps
+    python benchmarks/choose_usual.py --data FOLDER --out results/choose-convolutional-cpu.json --first-weights
 
 A draw has a source of 3,000 examples with mistakes, 200 trusted ones and 2,000 to compare on. Networks, augmentation
 and training are those of the command line, without probes. Finished rows are skipped; ``--part 1/4`` trains every
@@ -45,6 +46,7 @@ from soseleto.training.usual import LAST_LAYER
 SIZES = (3000, 200, 2000)
 FIRST_SEED, SEEDS = 200, 3
 STEP_SEEDS = 14  # of the second comparison
+FIRST_WEIGHT_SEEDS = range(310, 312)  # of the third
 CELLS = (
     *(("digits", "uniform", rate) for rate in (0.0, 0.02, 0.3, 0.5)),
     ("digits", "pairs", 0.3),
@@ -60,6 +62,8 @@ STEP_CELLS = (
     *((data, "uniform", 0.2) for data in ("digits", "table", "text")),
     *(("photos", noise, rate) for noise, rate in (("uniform", 0.3), ("pairs", 0.3), ("uniform", 0.5))),
 )
+# A third, of first weights: networks with convolutions, and many wrong labels.
+FIRST_WEIGHT_CELLS = tuple(cell for cell in CELLS if cell[0] in ("digits", "photos") and cell[2] >= 0.3)
 HOT = (at_temperature(4.0), without_own_error())
 FORMS: dict[str, tuple[Form, ...] | None] = {
     "all layers": None,
@@ -129,8 +133,18 @@ LINES: dict[str, Callable[[], Any]] = {
     "Soseleto()": Soseleto,
     **{named(*given): lambda given=given: method(*given) for given in GRID},  # type: ignore[misc]
 }
-
-ALL_LINES = {**STEP_LINES, **LINES}
+HALF, DOUBTFUL = "last layer, half whitened hot", 0.7
+FIRST_WEIGHT_LINES: dict[str, Callable[[], Any]] = {
+    named(HALF, 0.0, 0.05, 0.3): lambda: method(HALF, 0.0, 0.05, 0.3),
+    **{
+        f"{named(HALF, 2.0, step, 0.3)}, from {DOUBTFUL}": lambda step=step: replace(  # type: ignore[misc]
+            method(HALF, 2.0, step, 0.3), initial_weight=DOUBTFUL
+        )
+        for step in (0.03, 0.1)
+    },
+    f"weights of {DOUBTFUL}, share 0.3": lambda: replace(frozen(0.3, doubt=True), initial_weight=DOUBTFUL),
+}
+ALL_LINES = {**STEP_LINES, **LINES, **FIRST_WEIGHT_LINES}
 
 
 def row_of(cell: Cell, line: str, data: Path, device: str, sizes: tuple[int, int, int], **more: Any) -> dict[str, Any]:
@@ -163,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help=f"with {FILE}")
     parser.add_argument("--only", nargs="+", metavar="DATA", default=("digits", "table", "text", "photos"))
     parser.add_argument("--steps", action="store_true", help="the second comparison, of steps and shares")
+    parser.add_argument("--first-weights", action="store_true", help="the third comparison, of first weights")
     parser.add_argument("--lines", nargs="+", metavar="NAME", choices=list(ALL_LINES), help="those of the comparison")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--sizes", type=int, nargs=3, default=SIZES, metavar="N")
@@ -172,8 +187,12 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     k, n = (int(number) for number in options.part.split("/"))
     rows = read_rows(options.out)
     done = {(row["data"], row["noise"], row["rate"], row["seed"], row["line"]) for row in rows}
-    seeds = range(FIRST_SEED, FIRST_SEED + (options.seeds or (STEP_SEEDS if options.steps else SEEDS)))
-    lines, cells = options.lines or list(STEP_LINES if options.steps else LINES), STEP_CELLS if options.steps else CELLS
+    of_steps = (STEP_LINES, STEP_CELLS, range(FIRST_SEED, FIRST_SEED + STEP_SEEDS))
+    of_first_weights = (FIRST_WEIGHT_LINES, FIRST_WEIGHT_CELLS, FIRST_WEIGHT_SEEDS)
+    of_forms = (LINES, CELLS, range(FIRST_SEED, FIRST_SEED + SEEDS))
+    all_lines, cells, seeds = of_first_weights if options.first_weights else of_steps if options.steps else of_forms
+    seeds = range(seeds.start, seeds.start + (options.seeds or len(seeds)))
+    lines = options.lines or list(all_lines)
     jobs = [(Cell(*cell, seed), line) for seed in seeds for cell in cells for line in lines]
     more = {} if options.epochs is None else {"epochs": options.epochs}
     for cell, line in [job for job in jobs if job[0].data in options.only][k::n]:

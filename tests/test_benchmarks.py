@@ -424,6 +424,8 @@ def test_choose_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coverage:
     assert all(row["accuracy"] > 90 for row in rows if row["rate"] < 0.1)
     assert ["AUROC score" in row for row in rows] == [False, False] + 3 * [False, True]
     assert choose.main([str(word) for word in words]) == rows  # nothing is repeated
+    first = [line().initial_weight for line in choose.FIRST_WEIGHT_LINES.values()]
+    assert (first, len(choose.FIRST_WEIGHT_CELLS)) == ([1.0, 0.7, 0.7, 0.7], 5)
 
 
 def test_penalty_gives_each_the_same_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:

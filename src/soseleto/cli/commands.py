@@ -150,8 +150,8 @@ def fit(
         float | None,
         typer.Option(
             help=f"How far a weight moves per visit. [default: {FEW_WAY}/epochs; {MANY_WEIGHT_STEP} if many labels "
-            f"are wrong, {MANY_WAY:g}/epochs if pretrained, {CONVOLUTIONAL_WAY}/epochs with convolutions; "
-            f"{WEIGHT_STEP} in transfer]"
+            f"are wrong, {MANY_WAY:g}/epochs if pretrained, {CONVOLUTIONAL_WAY}/epochs in large ones with "
+            f"convolutions; {WEIGHT_STEP} in transfer]"
         ),
     ] = None,
     target_share: Annotated[
