@@ -361,6 +361,26 @@ def _cell(cell: tuple[str, str, float]) -> str:
     return f"{data} {'next class ' if noise == 'pairs' else ''}{100 * rate:g} %"
 
 
+def preconditioned() -> str:
+    """Plain alignments against those with the optimizer's preconditioner: means over draws."""
+    titles = {
+        "minilm": "MiniLM fine-tuned",
+        "embeddings": "linear classifier of its embeddings",
+        "images": "SVHN, 30 % flipped, Quick",
+    }
+    rows = [row for name in ("gpu", "cpu") for row in load(f"preconditioned-{name}.json")["rows"]]
+    lines = []
+    for problem, title in titles.items():
+        own = [row for row in rows if row["problem"] == problem]
+        for line in dict.fromkeys(row["method"] for row in own):
+            found = [row for row in own if row["method"] == line]
+            cells = [f"{statistics.fmean(row['accuracy'] for row in found):.1f}"]
+            for name in ("AUROC weight", "AUROC score"):
+                cells.append(f"{statistics.fmean(row[name] for row in found):.3f}" if name in found[0] else "")
+            lines.append([title, line, *cells, str(len(found))])
+    return table(["model", "alignments", "accuracy", "AUROC of weights", "of scores", "draws"], lines)
+
+
 def never_worse() -> str:
     """The command line's model against the best of its rivals."""
     if not (ROOT / "results" / "never_worse.json").exists():
@@ -466,7 +486,9 @@ def deep() -> str:
     for title, noise in (("40 % flipped", 0.4), ("CIFAR-10N worse", "worse_label")):
         found = _accuracies("cifar10-noise-resnet18.json", {"noise": noise}, lines)
         parts.append(f"{title} {Spread.of(found['learned'])} against {Spread.of(found['frozen'])}")
-    return f"ResNet-18, plain training ({len(found['learned'])} seeds), weights learned or frozen: {', '.join(parts)}."
+    return (
+        f"- ResNet-18, plain training ({len(found['learned'])} seeds), weights learned or frozen: {', '.join(parts)}."
+    )
 
 
 def convolutional_steps() -> str:
@@ -513,8 +535,8 @@ def transfer() -> str:
     """Table 2 in one sentence."""
     lines = {
         "soseleto": "SOSELETO",
-        "soseleto_frozen": "the same with weights frozen at 1",
-        "target_only": "the target alone",
+        "soseleto_frozen": "weights frozen",
+        "target_only": "target alone",
         "fine_tuning": "fine-tuning",
     }
     found = _accuracies("svhn-mnist.json", {"n_target": 25, "source": "0-4", "unlabelled": False}, lines)
@@ -523,8 +545,8 @@ def transfer() -> str:
     return f"Table 2, SVHN digits to 25 MNIST digits of other classes ({draws}): {', '.join(cells)}."
 
 
-def news() -> str:
-    """Fine-tuned texts in one sentence."""
+def fine_tuned() -> str:
+    """Pretrained models, texts and photos in a sentence each."""
     lines = {
         "soseleto_usual": "SOSELETO",
         "soseleto_usual_frozen": "weights frozen",
@@ -532,10 +554,27 @@ def news() -> str:
         "cleanlab": "after cleanlab",
         "ordinary": "ordinary",
     }
-    found = _accuracies("noisy-text.json", {"noise": "ag_news", "n_trusted": 200, "encoder": "trained"}, lines)
-    cells = [f"{title} {Spread.of(values)}" for title, values in found.items()]
-    what = "News that people labelled, 20 % wrong, 200 checked texts, MiniLM fine-tuned"
-    return f"{what} ({len(found['SOSELETO'])} seeds): {', '.join(cells)}."
+    sentences = []
+    for what, file, setting in (
+        (
+            "News that people labelled, 20 % wrong, 200 checked, MiniLM",
+            "noisy-text.json",
+            {"noise": "ag_news", "n_trusted": 200, "encoder": "trained"},
+        ),
+        (
+            "CIFAR-10N worse, 40 % wrong, 1,000 checked, EfficientNet-lite0",
+            "pretrained-images.json",
+            {"size": 96, "n_trusted": 1000},
+        ),
+    ):
+        found = _accuracies(file, setting, lines)
+        seeds = len(found["SOSELETO"])
+        cells = [
+            f"{title} {Spread.of(values)}" + ("" if len(values) == seeds else f" ({len(values)})")
+            for title, values in found.items()
+        ]
+        sentences.append(f"- {what} ({seeds} seeds): {', '.join(cells)}.")
+    return "\n".join(sentences)
 
 
 def _accuracies(file: str, setting: dict[str, Any], titles: Mapping[str, str]) -> dict[str, list[float]]:
@@ -552,7 +591,7 @@ def cost() -> str:
     small = [row["times"] for row in exact if row["T"] * 8 == row["B"]]
     equal = [row["times"] for row in exact if row["T"] == row["B"]]
     return (
-        f"A step costs {min(small):.2f} to {max(small):.2f} ordinary training steps with a target batch an eighth of "
+        f"A step costs {min(small):.2f} to {max(small):.2f} ordinary steps with a target batch an eighth of "
         f"the source batch, and {max(equal):.2f} with equal batches ({found['device']})."
     )
 
@@ -583,7 +622,12 @@ def pages() -> dict[Path, str]:
         [
             filled(
                 "README.md",
-                {"summary": summary(), "deep": deep(), "news": news(), "transfer": transfer(), "cost": cost()},
+                {
+                    "summary": summary(),
+                    "weights": f"{deep()}\n{fine_tuned()}",
+                    "transfer": transfer(),
+                    "cost": cost(),
+                },
             ),
             filled("docs/results/synthetic.md", {"synthetic": synthetic()}),
             filled("docs/results/price.md", {"price": price_table}),
@@ -596,7 +640,12 @@ def pages() -> dict[Path, str]:
             filled("docs/how-to/damaged.md", {"campaigns": data_safety()}),
             filled(
                 "docs/explanation/alignments.md",
-                {"usual": usual(), "usual steps": usual_steps(), "never worse": never_worse()},
+                {
+                    "usual": usual(),
+                    "usual steps": usual_steps(),
+                    "never worse": never_worse(),
+                    "preconditioned": preconditioned(),
+                },
             ),
         ]
     )

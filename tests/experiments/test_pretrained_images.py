@@ -114,7 +114,7 @@ def test_sides_are_those_of_the_deep_network_and_the_same_for_every_line() -> No
             assert getattr(data, side).fingerprint() == getattr(wanted, side).fingerprint()
         assert config.base == LOGISTIC or make_method(config).name == config.base
         steps = (config.epochs, config.batch_size, config.lr, config.schedule, config.size)
-        assert steps == (10, 256, 1e-3, "warmup_cosine", 96)
+        assert steps == (10, 256, 3e-4, "warmup_cosine", 96)
     human = made_up("train", None, "worse_label").labels
     assert data.before is not None
     assert data.before.tolist() == [int(human[int(one)]) for one in data.trusted.ids or ()]

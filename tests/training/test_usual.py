@@ -80,13 +80,19 @@ def test_many_wrong_labels_and_a_network_with_convolutions(tmp_path: Path) -> No
     method = used(tmp_path / "small", model, wrong=0.4, epochs=10)  # 26 parameters, 300 examples
     assert (method.weight_step, method.initial_weight, method.alignment, method.scores) == (0.09, 0.7, FEW, None)
     assert (method.source_loss, method.gradients) == (label_doubt(), target_share(0.3))
-    few_epochs = Usual().method_for_classes(many_wrong=True, convolutional=True, by_heart=False, pretrained=True)
-    assert few_epochs.initial_weight == 1.0
     large = nn.Sequential(*list(model)[:3], nn.Linear(4, 600), nn.ReLU(), nn.Linear(600, 2))
     method = used(tmp_path / "large", large, wrong=0.4, epochs=10)
     assert (method.weight_step, method.initial_weight, method.scores) == (0.15, 1.0, None)
     assert method.alignment == chain(LAST_LAYER, *SIZED)
     assert (method.source_loss, method.gradients) == (label_doubt(), target_share(0.3))
+
+
+def test_weights_of_a_pretrained_network_can_cross_in_one_visit() -> None:
+    for convolutional, alignment in ((False, chain(*SIZED)), (True, chain(LAST_LAYER, *SIZED))):
+        kind = {"convolutional": convolutional, "by_heart": not convolutional, "pretrained": True}
+        method = Usual().method_for_classes(many_wrong=True, **kind)
+        assert (method.weight_step, method.initial_weight, method.alignment) == (2.0, 1.0, alignment)
+        assert Usual().method_for_classes(many_wrong=False, epochs=10, **kind).weight_step == 0.09
 
 
 def test_labels_are_learned_by_heart_with_ten_parameters_an_example() -> None:
@@ -113,7 +119,7 @@ def test_a_pretrained_network_sees_half_of_the_mistakes(tmp_path: Path, monkeypa
     assert used(tmp_path / "own", nn.Linear(3, 2)).gradients == target_share(0.1)
     part = type("Block", (nn.Linear,), {"__module__": "transformers.models.block"})(3, 4)
     method = used(tmp_path / "library", nn.Sequential(part, nn.Linear(4, 2)), epochs=5)
-    assert (method.gradients, method.weight_step) == (target_share(0.3), 1.2)
+    assert (method.gradients, method.weight_step) == (target_share(0.3), 2.0)
 
 
 def test_all_layers_of_a_model_that_does_not_end_in_a_linear_one(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ from soseleto.training.defaults import (
     FEW_WAY,
     LR,
     MANY_SHARE,
-    MANY_WAY,
     MANY_WEIGHT_STEP,
     PRETRAINED_EPOCHS,
     PRETRAINED_IMAGE_EPOCHS,
     PRETRAINED_IMAGE_LR,
     PRETRAINED_LR,
+    PRETRAINED_WEIGHT_STEP,
     STRONG_LR,
     STRONG_WEIGHT_DECAY,
     SUSPECT_PRECISION,
@@ -150,7 +150,7 @@ def fit(
         float | None,
         typer.Option(
             help=f"How far a weight moves per visit. [default: {FEW_WAY}/epochs; {MANY_WEIGHT_STEP} if many labels "
-            f"are wrong, {MANY_WAY:g}/epochs if pretrained, {CONVOLUTIONAL_WAY}/epochs in large ones with "
+            f"are wrong, {PRETRAINED_WEIGHT_STEP:g} if pretrained, {CONVOLUTIONAL_WAY}/epochs in large ones with "
             f"convolutions; {WEIGHT_STEP} in transfer]"
         ),
     ] = None,

@@ -13,7 +13,7 @@ TARGET_SHARE, TRANSFER_SHARE = 0.1, 0.5  # of the target's gradient, for classes
 FEW_WAY = 0.9  # of a weight over all epochs, for classes with wrong labels; 3 costs accuracy where few are wrong
 MANY_WEIGHT_STEP, MANY_SHARE = 0.3, 0.3  # of a visit, and in place of TARGET_SHARE, where many labels are wrong
 CONVOLUTIONAL_WAY, LEAST_STEP = 1.5, 0.05  # of a weight over all epochs of a network with convolutions, and of a visit
-MANY_WAY, MOST_STEP = 6.0, 2.0  # of a weight over all epochs of a pretrained network, and of a visit
+PRETRAINED_WEIGHT_STEP = 2.0  # where many labels are wrong, of a pretrained network, which learns them in few epochs
 STRONG_LR, STRONG_WEIGHT_DECAY, STRONG_TARGET_BATCH = 0.1, 5e-4, 64  # of recipe="strong", noisy mode
 LARGEST_BATCH, SMALLEST_BATCH = 256, 16
 PRETRAINED_BATCH = 64  # at most, for texts
@@ -38,15 +38,6 @@ def convolutional_weight_step(epochs: int = EPOCHS) -> float:
     (0.05, 0.05, 0.15)
     """
     return min(max(CONVOLUTIONAL_WAY / max(epochs, 1), LEAST_STEP), MANY_WEIGHT_STEP)
-
-
-def many_weight_step(epochs: int = EPOCHS) -> float:
-    """The step of a pretrained network where many labels are wrong; larger where there are few visits to move by.
-
-    >>> many_weight_step(), many_weight_step(5), many_weight_step(1)
-    (0.3, 1.2, 2.0)
-    """
-    return min(max(MANY_WAY / max(epochs, 1), MANY_WEIGHT_STEP), MOST_STEP)
 
 
 def batch_size_for(n: int) -> int:

@@ -51,12 +51,12 @@ from soseleto.training.defaults import (
     EPOCHS,
     MANY_SHARE,
     MANY_WEIGHT_STEP,
+    PRETRAINED_WEIGHT_STEP,
     TARGET_SHARE,
     TRANSFER_SHARE,
     WEIGHT_STEP,
     convolutional_weight_step,
     few_weight_step,
-    many_weight_step,
 )
 from soseleto.training.estimated_mistakes import estimate_mistakes
 from soseleto.training.optimizers import is_from_library
@@ -120,10 +120,10 @@ class Usual:
         patient = not many_wrong or (convolutional and not by_heart and not pretrained)
         if patient:
             pieces, step = (*SIZED, beyond_noise(STANDARD_ERRORS)), few_weight_step(epochs)
-        elif convolutional:
-            pieces, step = SIZED, convolutional_weight_step(epochs)
+        elif pretrained:
+            pieces, step = SIZED, PRETRAINED_WEIGHT_STEP
         else:
-            pieces, step = SIZED, many_weight_step(epochs) if pretrained else MANY_WEIGHT_STEP
+            pieces, step = SIZED, convolutional_weight_step(epochs) if convolutional else MANY_WEIGHT_STEP
         share = MANY_SHARE if many_wrong else TARGET_SHARE
         made = self._made(pieces, step, share, doubt=True, all_layers=all_layers)
         if many_wrong and patient:

@@ -10,11 +10,12 @@ from typing import Any
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments.fine_tuning import LOGISTIC
 from soseleto.experiments.lines import Lines, fields_of
-from soseleto.training.defaults import MANY_SHARE, many_weight_step
+from soseleto.training.defaults import MANY_SHARE, MANY_WEIGHT_STEP, PRETRAINED_WEIGHT_STEP
 
 TRUSTED: Mapping[str, tuple[int, ...]] = MappingProxyType({"ag_news": (100, 200, 500), "hausa": (200,)})
 HELD_OUT: Mapping[str, int] = MappingProxyType({"ag_news": 2000, "hausa": 500})
-BY_EPOCHS = "by epochs"  # the weight step that ``fit`` would take
+USUAL_STEP = "usual"  # the weight step that ``fit`` takes where many labels are wrong
+USUAL_STEPS: Mapping[str, float] = MappingProxyType({"trained": PRETRAINED_WEIGHT_STEP, "frozen": MANY_WEIGHT_STEP})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ DOUBTING: tuple[tuple[str, Any], ...] = (("target_share", 0.2), ("doubt_labels",
 USUAL: tuple[tuple[str, Any], ...] = (
     ("target_share", MANY_SHARE),
     ("doubt_labels", True),
-    ("weight_step", BY_EPOCHS),
+    ("weight_step", USUAL_STEP),
     ("last_layer", True),
 )
 # The lines: title, and what makes each differ from the common configuration.
@@ -149,6 +150,6 @@ def configuration(
     if method not in lines_of(encoder) and method in LINES:
         other = next(one for one in ENCODERS if one != encoder)
         raise UsageError(f"{method} has no line for the encoder {encoder!r}: choose the encoder {other!r}.")
-    step = many_weight_step(fields["epochs"])
-    settings = tuple((name, step if value == BY_EPOCHS else value) for name, value in fields.pop("settings", ()))
+    step = USUAL_STEPS[encoder]
+    settings = tuple((name, step if value == USUAL_STEP else value) for name, value in fields.pop("settings", ()))
     return Config(noise=noise, n_trusted=n_trusted, encoder=encoder, seed=seed, settings=settings, **fields)

@@ -39,7 +39,7 @@ from soseleto.methods import Recording, Signals, by_name
 from soseleto.models.pretrained_images import BATCH_NORM, ImageNetwork
 from soseleto.parallel.device import choose_device
 from soseleto.task.task import Method
-from soseleto.training.defaults import MANY_SHARE, convolutional_weight_step
+from soseleto.training.defaults import MANY_SHARE, PRETRAINED_WEIGHT_STEP
 from soseleto.training.optimizers import SCHEDULES, adamw
 from soseleto.training.options import Compute, Probes
 from soseleto.training.result import Result
@@ -83,7 +83,7 @@ class Config:
     epochs: int = EPOCHS
     batch_size: int = 256
     target_batch_size: int = 32
-    lr: float = 1e-3
+    lr: float = 3e-4
     weight_decay: float = 0.01
     schedule: str = "warmup_cosine"
     precision: str = "auto"
@@ -103,7 +103,7 @@ USUAL: tuple[tuple[str, Any], ...] = (
     ("target_share", MANY_SHARE),
     ("doubt_labels", True),
     ("by_last_layer", True),
-    ("weight_step", convolutional_weight_step(EPOCHS)),
+    ("weight_step", PRETRAINED_WEIGHT_STEP),
 )
 # The lines: title, and what makes each differ from the common configuration.
 LINES: Lines = MappingProxyType(
