@@ -564,7 +564,7 @@ def fine_tuned() -> str:
         (
             "CIFAR-10N worse, 40 % wrong, 1,000 checked, EfficientNet-lite0",
             "pretrained-images.json",
-            {"size": 96, "n_trusted": 1000},
+            {"noise": "worse_label", "size": 96, "n_trusted": 1000},
         ),
     ):
         found = _accuracies(file, setting, lines)

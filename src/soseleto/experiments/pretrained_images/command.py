@@ -10,6 +10,7 @@ from soseleto.experiments.pretrained_images.experiment import HELD_OUT, LINES, C
 
 # Configuration fields that have a command-line option.
 NUMBERS = {
+    "noise": str,
     "size": int,
     "crop": int,
     "batch_norm": str,

@@ -39,13 +39,14 @@ from soseleto.methods import Recording, Signals, by_name
 from soseleto.models.pretrained_images import BATCH_NORM, ImageNetwork
 from soseleto.parallel.device import choose_device
 from soseleto.task.task import Method
-from soseleto.training.defaults import MANY_SHARE, PRETRAINED_WEIGHT_STEP
+from soseleto.training.defaults import MANY_SHARE, PRETRAINED_WEIGHT_STEP, TARGET_SHARE, few_weight_step
 from soseleto.training.optimizers import SCHEDULES, adamw
 from soseleto.training.options import Compute, Probes
 from soseleto.training.result import Result
+from soseleto.training.usual import STANDARD_ERRORS
 
 NAME = "pretrained-images"
-NOISE = "worse_label"
+NOISE, FEW_WRONG = "worse_label", "aggre_label"  # 40 and 9 % wrong
 CLASSES = 10
 HELD_OUT = 5000
 EPOCHS = 10
@@ -57,6 +58,7 @@ class Config:
     """One run, complete.
 
     method: the row's name; base, settings: which method that is, and what differs from its defaults
+    noise: which label set of CIFAR-10N the source has
     select: evaluate on n_heldout source images that are put aside, not on the test set, for choosing settings
     n_trusted: trusted images; n_source, n_test: maximum number of images
     model: the folder of the pretrained network, or its name below ``ROOT/pretrained``
@@ -69,6 +71,7 @@ class Config:
 
     method: str
     base: str
+    noise: str = NOISE
     seed: int = 0
     settings: tuple[tuple[str, Any], ...] = ()
     select: bool = False
@@ -96,14 +99,23 @@ class Config:
             raise UsageError(f"batch_norm must be {' or '.join(BATCH_NORM)}, got {self.batch_norm!r}.")
         if self.size < 32:
             raise UsageError(f"size must be at least 32 pixels, got {self.size}.")
+        if self.noise not in deep.HUMAN:
+            raise UsageError(f"noise must be one of {', '.join(deep.HUMAN)}, got {self.noise!r}.")
 
 
-# What ``fit`` chooses for this network: many labels are wrong, and it has convolutions.
+# What ``fit`` chooses for this network: many labels are wrong, and it has convolutions. Where few are, it is FEW.
 USUAL: tuple[tuple[str, Any], ...] = (
     ("target_share", MANY_SHARE),
     ("doubt_labels", True),
     ("by_last_layer", True),
     ("weight_step", PRETRAINED_WEIGHT_STEP),
+)
+FEW: tuple[tuple[str, Any], ...] = (
+    ("target_share", TARGET_SHARE),
+    ("doubt_labels", True),
+    ("by_last_layer", True),
+    ("weight_step", few_weight_step(EPOCHS)),
+    ("beyond_noise", STANDARD_ERRORS),
 )
 # The lines: title, and what makes each differ from the common configuration.
 LINES: Lines = MappingProxyType(
@@ -128,8 +140,10 @@ LINES: Lines = MappingProxyType(
         ),
         "soseleto_usual_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": USUAL}),
         "soseleto_usual_probes": ("… with probes", {"base": "soseleto", "settings": USUAL, "probes": "auto"}),
+        "soseleto_few": ("**SOSELETO, what `fit` uses where few are wrong**", {"base": "soseleto", "settings": FEW}),
     }
 )
+WHERE_FEW = ("ordinary", "mixed", "soseleto_usual", "soseleto_few")
 SMALL: Mapping[str, Any] = MappingProxyType(
     {"n_source": 1000, "n_trusted": 100, "n_test": 500, "size": 32, "crop": 2, "epochs": 2, "batch_size": 64}
 )
@@ -146,10 +160,8 @@ def configuration(method: str, *, seed: int = 0, small: bool = False, **changes:
 
 def prepare_data(config: Config, root: str | Path | None = None) -> Data:
     """Drawn by the seed, the same for every line, and the same as in ``cifar10_deep``."""
-    names = ("seed", "select", "n_heldout", "n_trusted", "n_source", "n_test")
-    return deep.prepare_data(
-        deep.configuration("mixed", noise=NOISE, **{name: getattr(config, name) for name in names}), root
-    )
+    names = ("noise", "seed", "select", "n_heldout", "n_trusted", "n_source", "n_test")
+    return deep.prepare_data(deep.configuration("mixed", **{name: getattr(config, name) for name in names}), root)
 
 
 def make_method(config: Config) -> Method:
@@ -175,7 +187,7 @@ def make_model(config: Config, root: str | Path | None, device: str) -> nn.Modul
 def heading(config: Config) -> Row:
     """The entries of a row that are known before the run; the folder of the network is not one of them."""
     plain = {**dataclasses.asdict(config), "settings": dict(config.settings), "model": Path(config.model).name}
-    setting = {"size": config.size, "n_trusted": config.n_trusted}
+    setting = {"noise": config.noise, "size": config.size, "n_trusted": config.n_trusted}
     return {"method": config.method, "setting": setting, "seed": config.seed, "config": plain}
 
 
@@ -264,6 +276,11 @@ run_all = runner.bound(NAME, heading, run_one)
 
 
 def reproduce(out: Path, *, seeds: int, report: Callable[[str], None]) -> list[Row]:
-    """Every line, as ``soseleto reproduce pretrained-images`` does; runs that are saved are skipped."""
-    todo = [configuration(line, seed=seed) for seed in range(seeds) for line in LINES]
+    """Every line, and some where few labels are wrong; runs that are saved are skipped."""
+    many = [(NOISE, line) for line in LINES if line != "soseleto_few"]
+    todo = [
+        configuration(line, noise=noise, seed=seed)
+        for seed in range(seeds)
+        for noise, line in (*many, *((FEW_WRONG, line) for line in WHERE_FEW))
+    ]
     return list(run_all(todo, out / f"{NAME}.json", report=report).rows)

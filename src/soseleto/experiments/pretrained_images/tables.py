@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from soseleto.experiments.pretrained_images.experiment import LINES
+from soseleto.experiments.pretrained_images.experiment import LINES, NOISE
 from soseleto.experiments.results import Row, Spread, fill_page, table
 
 RUNS = 5  # seeds
@@ -54,7 +54,7 @@ def lines_table(rows: Sequence[Row], cells: Callable[[Row], Iterator[Cell]], col
     found = [
         {**row, "setting": {"column": column}, "value": value}
         for row in rows
-        if "accuracy" in row
+        if "accuracy" in row and row["setting"]["noise"] == NOISE
         for column, value in cells(row)
     ]
     methods = {name: title for name, (title, _) in LINES.items()}
