@@ -158,6 +158,24 @@ def test_mixup_against_a_loop() -> None:
     assert mixed(x, y, Draws.of(3, torch.arange(B)), mixup=0.0, cutmix=0.0)[0] is x
 
 
+def stepped(method: Strong, shape: tuple[int, ...]) -> Tensor:
+    """The weights of a linear model after one step on random inputs of this shape."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), C))
+    views = tuple(torch.rand(B, *shape) for _ in range(2))
+    given = Batch(torch.arange(B), views, torch.arange(B) % C)
+    method.step(method.init(task(model)), given, given)
+    return model[1].weight.detach()
+
+
+def test_half_of_images_are_cut_by_default_and_no_rows() -> None:
+    image, row = (3, 8, 8), (5,)
+    assert torch.equal(stepped(Strong(), image), stepped(Strong(cutmix=0.5), image))
+    assert not torch.equal(stepped(Strong(), image), stepped(Strong(cutmix=0.0), image))
+    assert torch.equal(stepped(Strong(), row), stepped(Strong(cutmix=0.0), row))
+    assert not torch.equal(stepped(Strong(), row), stepped(Strong(mixup=0.0), row))
+
+
 def test_cutmix_pastes_a_rectangle_and_counts_its_area() -> None:
     n = 40
     x = torch.arange(float(n)).view(n, 1, 1, 1).expand(n, 2, 8, 8)

@@ -42,7 +42,7 @@ class StrongAugment:
     torch.Size([8, 3, 32, 32])
     """
 
-    changes: int = 2
+    changes: int = 1
     strength: float = 1.0
     cutout: float = 0.5
 

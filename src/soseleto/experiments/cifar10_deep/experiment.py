@@ -81,7 +81,7 @@ class Config:
     nesterov: bool = True
     schedule: str = "linear"
     views: int = 2
-    changes: int = 2
+    changes: int = 1
     strength: float = 1.0
     cutout: float = 0.5
     precision: str | None = "bfloat16"
@@ -109,9 +109,11 @@ LINES: Lines = MappingProxyType(
         "strong_one_view": ("… one strong view", {"base": "strong", "views": 1}),
         "strong_no_teacher": ("… judged by the network itself", {"base": "strong", "settings": (("teacher", 0.0),)}),
         "strong_no_mixup": ("… no mixup", {"base": "strong", "settings": (("mixup", 0.0),)}),
+        "strong_no_cutmix": ("… no cutmix", {"base": "strong", "settings": (("cutmix", 0.0),)}),
+        "strong_stronger_views": ("… two changes in a view", {"base": "strong", "changes": 2}),
         "strong_weak_views": ("… weak views alone", {"base": "strong", "changes": 0, "cutout": 0.0}),
         # Published: 0.03 with 64 labelled images a batch, as here.
-        "fixmatch": ("FixMatch, source unlabelled", {"base": "fixmatch", "views": 1, "lr": 0.03}),
+        "fixmatch": ("FixMatch, source unlabelled", {"base": "fixmatch", "views": 1, "changes": 2, "lr": 0.03}),
         # Published: 0.02 with 256 mixed views a batch; here there are 640.
         "divide_mix": (
             "DivideMix, trusted images added",
@@ -120,7 +122,7 @@ LINES: Lines = MappingProxyType(
         # Published: 0.05 with 256 images a batch, cosine.
         "promix": (
             "ProMix, trusted images added",
-            {"base": "promix", "views": 1, "lr": 0.05, "nesterov": False, "schedule": "cosine"},
+            {"base": "promix", "views": 1, "changes": 2, "lr": 0.05, "nesterov": False, "schedule": "cosine"},
         ),
         "mixed": ("noisy and clean mixed, cropped and flipped", {"base": "mixed", "views": 0}),
     }

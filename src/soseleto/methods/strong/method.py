@@ -38,6 +38,7 @@ from soseleto.task.task import Task
 from soseleto.weights import Weights
 
 LABELS = ("doubted", "believed", "ignored")
+IMAGES_CUT = 0.5  # share of images that are mixed by cutmix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class Strong:
     temperature: of sharpening what is trained on; 1 leaves it as it is
     ramp: the share of all steps over which g rises, since the first teachers know nothing
     mixup: a of Beta(a, a); 0 mixes nothing
-    cutmix: the share of examples that are mixed by cutmix instead
+    cutmix: the share of examples that are mixed by cutmix instead; ``None`` is half of images, and no others
     target_share: a, the target's share of the loss; ``None`` gives every example of both batches the same weight
     """
 
@@ -66,7 +67,7 @@ class Strong:
     temperature: float = 1.0
     ramp: float = 0.05
     mixup: float = 0.5
-    cutmix: float = 0.0
+    cutmix: float | None = None
     target_share: float | None = None
 
     name = "strong"
@@ -110,7 +111,9 @@ class Strong:
         if self.mixup:
             rows = torch.arange(len(classes), device=task.device)
             draws = Draws.of(state.key, rows, state.taken.expand(len(rows)))
-            inputs, classes = mixed(torch.cat(parts), classes, draws, mixup=self.mixup, cutmix=self.cutmix)
+            inputs = torch.cat(parts)
+            cutmix = (IMAGES_CUT if inputs.ndim == 4 else 0.0) if self.cutmix is None else self.cutmix
+            inputs, classes = mixed(inputs, classes, draws, mixup=self.mixup, cutmix=cutmix)
             parts = [inputs]
         losses = -(classes * joint_scores(task, task.model, parts).log_softmax(1)).sum(1)  # H(y, p)
         of_source, of_target = losses[:n].view(count, -1).mean(0), losses[n:].view(count, -1).mean(0)
