@@ -413,3 +413,24 @@ def test_bad_settings_are_one_sentence(fields: dict[str, Any], said: str) -> Non
 def test_a_model_with_too_many_outputs_is_refused() -> None:
     with pytest.raises(UsageError, match="the model has 4 outputs, but the source has 3 classes"):
         trained(nn.Sequential(nn.Flatten(), nn.Linear(81, 4)), recipe="strong")
+
+
+@pytest.mark.parametrize("make", [soseleto.models.resnet18, soseleto.models.preact_resnet18])
+def test_a_network_that_was_compiled_is_one_graph_and_trains_the_same(make: Any) -> None:
+    graphs: list[Any] = []
+
+    def count(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    x, y = torch.randint(0, 256, (64, 3, 8, 8), dtype=torch.uint8), torch.arange(64) % 4
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = make(4, width=4)
+        if compiled:
+            model.compile(backend=count)
+        result = soseleto.fit(model, (x, y), (x[:16], y[:16]), recipe="strong", epochs=1, batch_size=32, device="cpu")
+        found.append(result.weights)
+    assert torch.equal(*found)
+    assert len(graphs) == 2  # in evaluation mode, before the training, and in training mode

@@ -8,6 +8,15 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 
+class _Layers(nn.Sequential):
+    """A sequence that ``compile()`` makes one graph of; it leaves out nn.Sequential's own forward, not its layers'."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
 def quick(classes: int = 10, *, channels: int = 3, size: int = 32) -> nn.Sequential:
     """The CIFAR-10 "Quick" network of Caffe: three convolutions of 32, 32 and 64 channels, then 64 hidden units."""
     return nn.Sequential(*_quick_trunk(channels, size), nn.Linear(64, classes))
@@ -120,7 +129,7 @@ def resnet18(
 ) -> nn.Sequential:
     """ResNet-18 for small images (3x3 stem, no early pooling); ``norm=group_norm`` does not mix examples."""
     trunk = resnet18_trunk(channels=channels, width=width, norm=norm)
-    return nn.Sequential(*trunk, nn.Linear(8 * width, classes))
+    return _Layers(*trunk, nn.Linear(8 * width, classes))
 
 
 def resnet18_trunk(
@@ -133,7 +142,7 @@ def resnet18_trunk(
         after = width * 2**stage
         layers += [_Block(before, after, 1 if stage == 0 else 2, norm), _Block(after, after, 1, norm)]
         before = after
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return _Layers(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 class _PreActivationBlock(nn.Module):
@@ -174,4 +183,4 @@ def preact_resnet18(
         ]
         before = after
     end = [norm(before), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return nn.Sequential(*layers, *end, nn.Linear(before, classes))
+    return _Layers(*layers, *end, nn.Linear(before, classes))

@@ -59,7 +59,7 @@ class Config:
     select: evaluate on n_heldout source images that are put aside, not on the test set, for choosing settings
     n_trusted: trusted images; n_source, n_test: maximum number of images
     views, changes, strength, cutout: of the augmentation; without views images are cropped and flipped
-    cuda_graph: replay recorded steps on a GPU
+    cuda_graph: replay recorded steps on a GPU; compiled: by torch.compile, which needs a C++ compiler
     """
 
     method: str
@@ -86,6 +86,7 @@ class Config:
     cutout: float = 0.5
     precision: str | None = "bfloat16"
     cuda_graph: bool = True
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         if self.select != (self.n_heldout > 0):
@@ -199,6 +200,8 @@ def make_model(config: Config, device: str) -> nn.Module:
         model = by_model_name(config.model, classes=10, shape=(3, 32, 32))
     if choose_device(device).type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.compiled:
+        model.compile()
     return model
 
 
