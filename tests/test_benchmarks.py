@@ -362,6 +362,14 @@ def test_preconditioned(tmp_path: Path) -> None:
     assert preconditioned.main([*command, "--problems", "embeddings"]) == rows  # nothing is repeated
 
 
+def test_strong_step(tmp_path: Path) -> None:
+    strong_step = importlib.import_module("strong_step")
+    rows = strong_step.main(["--tiny", "--device", "cpu", "--only", "ordinary", "strong", "--out", str(tmp_path / "o")])
+    assert [row["line"] for row in rows] == ["ordinary", "strong"]
+    assert rows[0]["times"] == 1.0
+    assert rows[1]["times"] == rows[1]["ms a step"] / rows[0]["ms a step"] > 0
+
+
 def test_tables(tmp_path: Path) -> None:
     from soseleto.data import data_root
 
