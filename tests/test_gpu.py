@@ -40,7 +40,7 @@ from soseleto.extensions import (
     whitened,
     without_own_error,
 )
-from soseleto.methods import METHODS, DivideMix, FineTuning, FixMatch, ProMix, Strong
+from soseleto.methods import METHODS, DivideMix, FineTuning, FixMatch, ProMix, Strong, StrongPair
 from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.task.cuda_graph import CapturedStep, EagerStep
 from soseleto.task.finite import DeferredGuard
@@ -211,8 +211,9 @@ def two_views(n: int, seed: int) -> Batch:
 
 
 STRONG = {
-    "mixup": Strong(),
-    "cutmix": Strong(by_class=True, cutmix=0.5),
+    "mixup": Strong(cutmix=0.0),
+    "cutmix": Strong(by_class=True),
+    "pair": StrongPair(),
     "fixmatch": FixMatch(threshold=0.12),
     "divide_mix": DivideMix(),  # its warm-up has four steps
     "promix": ProMix(agree_after=0.2, confidence=0.12),

@@ -26,9 +26,9 @@ from soseleto.errors import UsageError
 from soseleto.methods import DivideMix, FixMatch, ProMix, Recording, Signals
 from soseleto.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
 from soseleto.methods.divide_mix.mixture import right_probability
-from soseleto.methods.divide_mix.networks import Networks
 from soseleto.methods.fixmatch import confident
 from soseleto.methods.strong.mixing import quantiles
+from soseleto.methods.two_networks import Networks
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.task import Method
 from soseleto.training.fit import fit

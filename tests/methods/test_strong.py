@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.methods import Mixed, Recording, Signals, Strong
+from soseleto.methods import Mixed, Recording, Signals, Strong, StrongPair
 from soseleto.methods.strong.judgement import Judge, clean_share
 from soseleto.methods.strong.method import StrongState
 from soseleto.methods.strong.mixing import mixed, quantiles
 from soseleto.methods.strong.teacher import Teacher
+from soseleto.methods.two_networks import Networks
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
 from soseleto.training.fit import fit
@@ -295,8 +297,9 @@ def test_wrong_labels_are_doubted_and_the_model_is_the_teacher() -> None:
     assert result.history[-1]["clean_share"] == pytest.approx(1 - float(flip.float().mean()), abs=0.1)
 
 
-def test_a_run_resumes_bit_for_bit_with_its_teacher(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"recipe": "strong", "method": Strong(cutmix=0.5), "epochs": 3}
+@pytest.mark.parametrize("method", [Strong(cutmix=0.5), StrongPair()], ids=["one", "two"])
+def test_a_run_resumes_bit_for_bit_with_its_teacher(method: Strong, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"recipe": "strong", "method": method, "epochs": 3}
     whole, again = small_net(), small_net()
     expected = trained(whole, optimizer=stopping(0), out=tmp_path / "whole", **options)
     kept = {"out": tmp_path / "run", "checkpoints": Checkpoints(steps=3, seconds=None), **options}
@@ -324,6 +327,43 @@ def test_probes_calibrate_suspects() -> None:
     result = trained(small_net(), 4, recipe="strong", lr=0.05, method=Strong(teacher=0.9), probes=Probes(share=0.5))
     flip = wrong(pictures(120, 0)[1])[1]
     assert float(result.suspects().probability[flip].mean()) > float(result.suspects().probability[~flip].mean())
+
+
+def test_two_networks_judge_for_each_other() -> None:
+    method, model = StrongPair(mixup=0.0, ramp=0.0), net()
+    torch.manual_seed(0)
+    state = method.init(task(model))
+    before = [copy.deepcopy(one) for one in state.networks.both]
+    assert not torch.equal(before[0][0].weight, before[1][0].weight)
+    source, target = batch(B, 0), batch(T, 1)
+    method.step(state, source, target)
+    with torch.no_grad():
+        judged = [copy.deepcopy(one).eval()(source.inputs[0]) for one in before]
+    w = []
+    for at, network in enumerate(state.networks.both):
+        judge = Judge(C, method.judging, method.balance, method.by_class)
+        beliefs = judge.init(torch.device("cpu"))
+        r = judge.posterior(judge.answer(judged[1 - at], target.labels, beliefs), source.labels, beliefs)
+        w.append(r.gather(1, source.labels[:, None]).squeeze(1))
+        given = torch.cat([r, torch.eye(C, dtype=torch.float64)[target.labels]])
+        slow = before[at].train()
+        p = slow(torch.cat([source.inputs[1], target.inputs[1]])).softmax(1)
+        (-(given * p.log()).sum() / (B + T)).backward()
+        for new, old in zip(network.parameters(), slow.parameters(), strict=True):
+            torch.testing.assert_close(new, old - 0.1 * old.grad)
+        torch.testing.assert_close(list(network.buffers()), list(slow.buffers()))
+    torch.testing.assert_close(state.weights.values, ((w[0] + w[1]) / 2).float())
+    torch.testing.assert_close(state.judged, (judged[0] + judged[1]) / 2)
+
+
+def test_a_pair_ends_as_both_teachers_and_answers_by_their_mean() -> None:
+    result = trained(small_net(), 3, recipe="strong", lr=0.05, method=StrongPair(teacher=0.9))
+    assert isinstance(result.model, Networks)
+    x = pictures(20, 2)[0]
+    both = [replace(result, model=one).outputs(x) for one in result.model.both]
+    torch.testing.assert_close(result.outputs(x), (both[0] + both[1]) / 2)
+    flip = wrong(pictures(120, 0)[1])[1]
+    assert float(result.weights[~flip].mean()) > float(result.weights[flip].mean())
 
 
 def test_the_model_ends_as_the_teacher() -> None:

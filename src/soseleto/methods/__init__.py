@@ -18,7 +18,7 @@ from soseleto.methods.oracle import correct_only, corrected
 from soseleto.methods.ordinary import Ordinary
 from soseleto.methods.promix import ProMix
 from soseleto.methods.reweight import Reweight
-from soseleto.methods.strong import Strong, StrongTransfer
+from soseleto.methods.strong import Strong, StrongPair, StrongTransfer
 from soseleto.methods.sukhbaatar import Sukhbaatar
 from soseleto.methods.target_only import TargetOnly
 from soseleto.methods.wrappers.early_stopping import EarlyStopping
@@ -43,6 +43,7 @@ __all__ = [
     "Reweight",
     "Signals",
     "Strong",
+    "StrongPair",
     "StrongTransfer",
     "Sukhbaatar",
     "TargetOnly",

@@ -59,7 +59,7 @@ class RunFiles:
     @property
     def is_strong(self) -> bool:
         """Whether a teacher judged the labels, so that weights are probabilities and there are no alignments."""
-        return self.config.get("method") == "strong"
+        return self.config.get("method") in ("strong", "strong_pair")
 
     @property
     def is_transfer(self) -> bool:

@@ -28,7 +28,7 @@ from soseleto.experiments import runner
 from soseleto.experiments.cifar10_noise.experiment import detection
 from soseleto.experiments.lines import Lines, fields_of
 from soseleto.experiments.results import Row
-from soseleto.methods import DivideMix, FixMatch, Mixed, ProMix, Strong
+from soseleto.methods import DivideMix, FixMatch, Mixed, ProMix, Strong, StrongPair
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.device import choose_device
 from soseleto.task.task import Method
@@ -46,7 +46,14 @@ ASYMMETRIC = 0.4
 PAIRS = ((9, 1), (2, 0), (4, 7), (3, 5), (5, 3))
 HELD_OUT = 5000
 METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(
-    {"strong": Strong, "fixmatch": FixMatch, "divide_mix": DivideMix, "promix": ProMix, "mixed": Mixed}
+    {
+        "strong": Strong,
+        "strong_pair": StrongPair,
+        "fixmatch": FixMatch,
+        "divide_mix": DivideMix,
+        "promix": ProMix,
+        "mixed": Mixed,
+    }
 )
 
 
@@ -108,6 +115,7 @@ LINES: Lines = MappingProxyType(
             {"base": "strong", "settings": (("judging", 1.0), ("temperature", 0.5))},
         ),
         "strong_one_view": ("… one strong view", {"base": "strong", "views": 1}),
+        "strong_pair": ("… two networks", {"base": "strong_pair"}),
         "strong_no_teacher": ("… judged by the network itself", {"base": "strong", "settings": (("teacher", 0.0),)}),
         "strong_no_mixup": ("… no mixup", {"base": "strong", "settings": (("mixup", 0.0),)}),
         "strong_no_cutmix": ("… no cutmix", {"base": "strong", "settings": (("cutmix", 0.0),)}),

@@ -46,11 +46,11 @@ from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
 from soseleto.methods.divide_mix.mixture import right_probability
-from soseleto.methods.divide_mix.networks import Networks
 from soseleto.methods.from_views import require_classes, two_views, view_scores
 from soseleto.methods.state import PhasedState, require_share
 from soseleto.methods.strong.judgement import one_hot
 from soseleto.methods.strong.teacher import no_steps
+from soseleto.methods.two_networks import Networks
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.task.task import Task
 from soseleto.weights import Weights

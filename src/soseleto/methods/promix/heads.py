@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from soseleto.data.structure import scores_of
 from soseleto.errors import UsageError
-from soseleto.methods.divide_mix.networks import Networks, anew
+from soseleto.methods.two_networks import Networks, anew
 
 
 class NetworksWithHeads(Networks):

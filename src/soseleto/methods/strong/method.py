@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from soseleto.data import structure
 from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
-from soseleto.data.structure import Inputs
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
@@ -100,10 +99,25 @@ class Strong:
         )
 
     def step(self, state: StrongState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
+        weak, _ = views_of(source, self.name)
+        with torch.no_grad():
+            state.judged = view_scores(state.task, state.teacher.model, weak)
+            given, w = self.believed(state, state.judged, state.beliefs, source, target)
+        of_source, of_target = self.losses(state, state.task.model, given, source, target)
+        a = share_of_target(self.target_share, source, target)
+        loss = (1.0 - a) * of_source.mean() + a * of_target.mean()
+        state.take(gradient(loss, trainable(state.task.model)))
+        state.follow()
+        state.report(source.index, w)
+        numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
+        return {**numbers, "clean_share": clean_share(state.beliefs)}
+
+    def losses(
+        self, state: StrongState, network: nn.Module, given: Tensor, source: Batch, target: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """H(y, p(x)) of source (B,) and target (T,), mean over the strong views; given: s (B, C)."""
         task = state.task
-        weak, views = views_of(source, self.name)
-        _, trusted_views = views_of(target, self.name)
-        given, w = self._beliefs(state, weak, source, target)
+        (_, views), (_, trusted_views) = views_of(source, self.name), views_of(target, self.name)
         trusted = one_hot(target.labels, given.shape[1])
         count, n = len(views), len(source) * len(views)
         parts = [structure.concatenate(views), structure.concatenate(trusted_views)]
@@ -115,24 +129,18 @@ class Strong:
             cutmix = (IMAGES_CUT if inputs.ndim == 4 else 0.0) if self.cutmix is None else self.cutmix
             inputs, classes = mixed(inputs, classes, draws, mixup=self.mixup, cutmix=cutmix)
             parts = [inputs]
-        losses = -(classes * joint_scores(task, task.model, parts).log_softmax(1)).sum(1)  # H(y, p)
+        losses = -(classes * joint_scores(task, network, parts).log_softmax(1)).sum(1)  # H(y, p)
         of_source, of_target = losses[:n].view(count, -1).mean(0), losses[n:].view(count, -1).mean(0)
         task.guard("source", of_source.detach(), source.index)
         task.guard("target", of_target.detach(), target.index)
-        a = share_of_target(self.target_share, source, target)
-        loss = (1.0 - a) * of_source.mean() + a * of_target.mean()
-        state.take(gradient(loss, trainable(task.model)))
-        state.follow()
-        state.report(source.index, w)
-        numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
-        return {**numbers, "clean_share": clean_share(state.beliefs)}
+        return of_source, of_target
 
-    @torch.no_grad()
-    def _beliefs(self, state: StrongState, weak: Inputs, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
-        """s (B, C) and w (B,)."""
-        state.judged = view_scores(state.task, state.teacher.model, weak)
-        q = state.judge.answer(state.judged, target.labels, state.beliefs)
-        r = state.judge.posterior(q, source.labels, state.beliefs)
+    def believed(
+        self, state: StrongState, judged: Tensor, beliefs: dict[str, Tensor], source: Batch, target: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """s (B, C) and w (B,), by a teacher's scores; the beliefs learn from them."""
+        q = state.judge.answer(judged, target.labels, beliefs)
+        r = state.judge.posterior(q, source.labels, beliefs)
         w = r.gather(1, source.labels[:, None]).squeeze(1)
         labels = one_hot(source.labels, r.shape[1])
         if self.labels == "believed":

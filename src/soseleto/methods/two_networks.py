@@ -1,4 +1,4 @@
-"""The two networks of DivideMix: the model of the task, and one like it with other initial values."""
+"""Two networks that learn from each other: the model of the task, and one like it with other initial values."""
 
 from __future__ import annotations
 
