@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class _Layers(nn.Sequential):
-    """A sequence that ``compile()`` makes one graph of; it leaves out nn.Sequential's own forward, not its layers'."""
+    """A sequence that ``compile()`` makes one graph of; of an nn.Sequential it makes one for each layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self:

@@ -8,7 +8,8 @@ weights depends on how many labels are wrong, which is estimated from the data b
 - *many*: the alignments of all layers as they are, with a larger step and a larger share of the target. Weights must
   fall fast, before the network has learned the wrong labels. In a network with convolutions that was worse than mixed
   training: there the last layer's alignments move them, as they are. One that is too small to learn the labels by heart
-  needs no haste: its weights start at 0.7, and move as where few are wrong.
+  needs no haste: its weights start at 0.7, and move as where few are wrong. A pretrained one has few epochs: a weight
+  can go all the way in one visit.
 
 A model that does not end in a linear layer has the alignments of all layers in both cases. What other choices came to
 is in ``docs/explanation/alignments.md``.

@@ -87,16 +87,19 @@ class Strong:
             raise UsageError("cutmix has no effect without mixup, whose Beta(a, a) gives its area: say mixup=1.0.")
 
     def init(self, task: Task) -> StrongState:
+        return StrongState.start(task, **self.parts(task))
+
+    def parts(self, task: Task) -> dict[str, Any]:
+        """What a state begins with."""
         judge = Judge(require_classes(task, self.name), self.judging, self.balance, self.by_class)
-        return StrongState.start(
-            task,
-            weights=Weights(task.n_source, device=task.device),
-            teacher=Teacher(task.model, self.teacher),
-            judge=judge,
-            beliefs=judge.init(task.device),
-            taken=no_steps(task.device),
-            key=int(torch.randint(1 << 62, ())),
-        )
+        return {
+            "weights": Weights(task.n_source, device=task.device),
+            "teacher": Teacher(task.model, self.teacher),
+            "judge": judge,
+            "beliefs": judge.init(task.device),
+            "taken": no_steps(task.device),
+            "key": int(torch.randint(1 << 62, ())),
+        }
 
     def step(self, state: StrongState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         weak, _ = views_of(source, self.name)

@@ -22,15 +22,13 @@ from torch import Tensor
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.methods.from_views import require_classes, view_scores, views_of
+from soseleto.methods.from_views import view_scores, views_of
 from soseleto.methods.mixed import share_of_target
-from soseleto.methods.strong.judgement import Judge, clean_share
+from soseleto.methods.strong.judgement import clean_share
 from soseleto.methods.strong.method import Strong, StrongState
-from soseleto.methods.strong.teacher import Teacher, no_steps
 from soseleto.methods.two_networks import Networks
 from soseleto.task.state import load_tree
 from soseleto.task.task import Task
-from soseleto.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +38,9 @@ class StrongPair(Strong):
     name = "strong_pair"
 
     def init(self, task: Task) -> StrongPairState:
-        judge = Judge(require_classes(task, self.name), self.judging, self.balance, self.by_class)
-        networks = Networks(task.model)
-        return StrongPairState.start(
-            replace(task, model=networks),
-            weights=Weights(task.n_source, device=task.device),
-            teacher=Teacher(networks, self.teacher),
-            judge=judge,
-            beliefs=judge.init(task.device),
-            others=judge.init(task.device),
-            taken=no_steps(task.device),
-            key=int(torch.randint(1 << 62, ())),
-        )
+        both = replace(task, model=Networks(task.model))
+        parts = self.parts(both)
+        return StrongPairState.start(both, others=parts["judge"].init(task.device), **parts)
 
     def step(self, state: StrongPairState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:  # type: ignore[override]
         task = state.task
