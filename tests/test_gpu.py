@@ -18,6 +18,7 @@ from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, Views
 from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
+from soseleto.data.unlabelled_views import UnlabelledViews
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.contract import Step
 from soseleto.errors import EngineError
@@ -214,6 +215,7 @@ STRONG = {
     "mixup": Strong(cutmix=0.0),
     "cutmix": Strong(by_class=True),
     "pair": StrongPair(),
+    "unlabelled": Strong(unlabelled=UnlabelledViews(torch.rand(64, 3, 32, 32), lambda x, _: (x, x + 0.1), lambda x: x)),
     "fixmatch": FixMatch(threshold=0.12),
     "divide_mix": DivideMix(),  # its warm-up has four steps
     "promix": ProMix(agree_after=0.2, confidence=0.12),

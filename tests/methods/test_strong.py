@@ -19,6 +19,7 @@ import soseleto
 from soseleto.data import Augment, Views
 from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
+from soseleto.data.unlabelled_views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.methods import Mixed, Recording, Signals, Strong, StrongPair
@@ -428,7 +429,7 @@ def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -
 
 def test_unlabelled_examples_and_tables_are_refused() -> None:
     x, y = pictures(12, 0)
-    with pytest.raises(UsageError, match="unlabelled examples are used by the plain recipe alone"):
+    with pytest.raises(UsageError, match="fit_unlabelled is for the plain recipe: with recipe='strong' call fit"):
         soseleto.fit_unlabelled(small_net(), (x, y), (x, y), x, recipe="strong")
     with pytest.raises(UsageError, match=r"takes uint8 images .* got torch.float32 of shape \(1, 9, 9\)"):
         fit(small_net(), (x.float(), y), (x.float(), y), recipe="strong")
@@ -474,3 +475,69 @@ def test_a_network_that_was_compiled_is_one_graph_and_trains_the_same(make: Any)
         found.append(result.weights)
     assert torch.equal(*found)
     assert len(graphs) == 2  # in evaluation mode, before the training, and in training mode
+
+
+# Inputs without labels
+
+
+def test_inputs_without_labels_learn_the_teachers_answers() -> None:
+    u, taken, key = 4, torch.tensor(2), 5
+    more = torch.randn(7, WIDTH, dtype=torch.float64)
+    stream = UnlabelledViews(more, lambda x, draws: (x, x + 0.1 * draws.uniform(1)[0][:, None]), lambda x: 2 * x)
+    given = stream.shuffled(torch.device("cpu"))
+    assert sorted(given.inputs[:, 0].tolist()) == sorted(more[:, 0].tolist())
+    weak, strong = given.take(taken, u, key)
+    assert torch.equal(weak, 2 * given.inputs[[1, 2, 3, 4]])  # 2·4 to 2·4 + 3, modulo 7
+    assert not torch.equal(strong, given.take(taken, u, key + 1)[1])
+    assert torch.equal(strong, given.take(taken, u, key)[1])
+
+    method, model, slow = Strong(mixup=0.0, ramp=0.0, unlabelled=stream, unlabelled_batch=u), net(), net()
+    state = method.init(task(model))
+    state.key = key
+    source, target = batch(B, 0), batch(T, 1)
+    method.step(state, source, target)
+
+    weak, strong = given.take(torch.tensor(0), u, key)
+    judge = Judge(C, method.judging, method.balance, method.by_class)
+    beliefs = judge.init(torch.device("cpu"))
+    with torch.no_grad():
+        q = judge.answer(net().eval()(torch.cat([source.inputs[0], weak])), target.labels, beliefs)
+        r = judge.posterior(q[:B], source.labels, beliefs)
+    classes = torch.cat([r, q[B:], torch.eye(C, dtype=torch.float64)[target.labels]])
+    p = slow(torch.cat([source.inputs[1], strong, target.inputs[1]])).softmax(1)
+    (-(classes * p.log()).sum() / (B + u + T)).backward()
+    for new, old in zip(model.parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(new, old - 0.1 * old.grad)
+    torch.testing.assert_close(state.weights.values, r.gather(1, source.labels[:, None]).squeeze(1).float())
+    assert state.judged is not None
+    assert len(state.judged) == B
+
+
+def test_fit_makes_the_views_of_inputs_without_labels(tmp_path: Path) -> None:
+    images = pictures(50, 7)[0]
+    for method in (Strong(unlabelled=images, unlabelled_batch=16), StrongPair(unlabelled=images, unlabelled_batch=16)):
+        out = tmp_path / method.name
+        options: dict[str, Any] = {"recipe": "strong", "method": method, "epochs": 3}
+        whole, again = small_net(), small_net()
+        expected = trained(whole, optimizer=stopping(0), **options)
+        kept = {"out": out, "checkpoints": Checkpoints(steps=3, seconds=None), **options}
+        with pytest.raises(Stop):
+            trained(small_net(), optimizer=stopping(8), **kept)
+        found = trained(again, optimizer=stopping(0), **kept)
+        assert torch.equal(found.weights, expected.weights)
+        assert len(found.weights) == 120
+    without = trained(small_net(), 3, recipe="strong", method=Strong(), optimizer=stopping(0))
+    assert not torch.equal(without.weights, expected.weights)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (torch.zeros(5, 1, 9, 9), "must be like the source's"),
+        (torch.zeros(5, 1, 4, 4, dtype=torch.uint8), "must be like the source's"),
+        (torch.zeros(0, 1, 9, 9, dtype=torch.uint8), "unlabelled has no inputs"),
+    ],
+)
+def test_inputs_without_labels_are_like_the_sources(inputs: Tensor, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        trained(small_net(), recipe="strong", method=Strong(unlabelled=inputs))

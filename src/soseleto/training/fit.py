@@ -50,7 +50,7 @@ from soseleto.training.result import Result
 from soseleto.training.resume import require_folder_for_steps
 from soseleto.training.setup import Settings, Setup, make_sharing, seeded
 from soseleto.training.usual import Usual
-from soseleto.training.views_for import check_augment, completed
+from soseleto.training.views_for import check_augment, completed, with_views
 
 
 @checks_arguments
@@ -231,7 +231,8 @@ def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None
 def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:
     """The method wrapped for what it must record or skip, and the loop that runs it."""
     data, compute, device = setup.data, setup.settings.compute, setup.device
-    method = setup.settings.method
+    settings = setup.settings
+    method = with_views(settings.method, settings.augment[0], data.source, setup.prepare, alone=setup.in_one_process)
     signals = None if data.probes is None else Signals(len(data.source))
     if signals is not None:
         method = Recording(method, signals)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Augment, ExampleSet, FeatureViews, Preprocess, TablePreparation, TokenViews, Views
-from soseleto.data.preprocess import Standardize
+from soseleto.data.preprocess import Prepare, Standardize
 from soseleto.data.texts.examples import TextExamples
 from soseleto.data.token_views import has_mask
+from soseleto.data.unlabelled_views import UnlabelledViews
 from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError
 from soseleto.task.task import Method
@@ -91,6 +92,27 @@ def with_missing(views: FeatureViews, data: Data, standardize: Standardize | boo
         return replace(views, missing=missing, columns=columns)
     missing = Preprocess.of(data.own_source.sample()).mean
     return replace(views, missing=missing, columns=tuple(range(len(missing))))
+
+
+def with_views(
+    method: Method, views: Augment | AnyViews | None, source: ExampleSet, prepare: Prepare, *, alone: bool
+) -> Method:
+    """With the views of its inputs without labels, where the method has any; alone: in one process."""
+    given = getattr(method, "unlabelled", None)
+    if not isinstance(given, Tensor) or not isinstance(views, AnyViews):
+        return method
+    if not alone:
+        raise UsageError("inputs without labels are used in one process: start one, or leave unlabelled out.")
+    one = source.take(torch.tensor([0]))[0]
+    wanted = (one.dtype, one.shape[1:]) if isinstance(one, Tensor) else None
+    if (given.dtype, given.shape[1:]) != wanted:
+        raise UsageError(
+            f"inputs without labels must be like the source's, {_shown(source)}, got {given.dtype} of shape "
+            f"{tuple(given.shape[1:])}: give such ones, or leave unlabelled out."
+        )
+    if not len(given):
+        raise UsageError("unlabelled has no inputs: give some, or leave it out.")
+    return replace(method, unlabelled=UnlabelledViews(given, views, prepare))  # type: ignore[type-var]
 
 
 def _shown(examples: ExampleSet) -> str:

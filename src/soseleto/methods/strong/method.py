@@ -3,6 +3,7 @@
     q = teacher(weak view)                                  a running mean of the network judges: see teacher.py
     r = P(class | q, label),  w = r_y                       labels are doubted: see judgement.py
     s = (1 − g)·label + g·sharpened r                       what source images are trained on; g rises from 0 to 1
+    s = g·sharpened q                                       what images without labels are trained on, if there are any
     x, y = mixed(strong views of both, s and trusted labels)                                        see mixing.py
     θ ← θ − λ_p ∂/∂θ [ (1 − a)·mean_source H(y, p(x)) + a·mean_target H(y, p(x)) ],   H(y, p) = −Σ_c y_c log p_c
 
@@ -14,7 +15,7 @@ last visit, its score the mean over all visits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -23,11 +24,12 @@ from torch import Tensor, nn
 from soseleto.data import structure
 from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
+from soseleto.data.structure import Inputs
+from soseleto.data.unlabelled_views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.from_views import joint_scores, require_classes, view_scores, views_of
-from soseleto.methods.mixed import share_of_target
 from soseleto.methods.state import require_share
 from soseleto.methods.strong.judgement import Judge, clean_share, one_hot, sharpened
 from soseleto.methods.strong.mixing import mixed
@@ -55,6 +57,7 @@ class Strong:
     mixup: a of Beta(a, a); 0 mixes nothing
     cutmix: the share of examples that are mixed by cutmix instead; ``None`` is half of images, and no others
     target_share: a, the target's share of the loss; ``None`` gives every example of both batches the same weight
+    unlabelled: further inputs like the source's, without labels; unlabelled_batch: how many of them a step takes
     """
 
     teacher: float = 0.999
@@ -68,21 +71,25 @@ class Strong:
     mixup: float = 0.5
     cutmix: float | None = None
     target_share: float | None = None
+    unlabelled: Tensor | UnlabelledViews | None = field(default=None, compare=False, repr=False)
+    unlabelled_batch: int = 128
 
     name = "strong"
     takes_views = True
 
     def __post_init__(self) -> None:
-        for field in ("teacher", "ramp", "cutmix", "target_share"):
-            if getattr(self, field) is not None:
-                require_share(field, getattr(self, field))
+        for name in ("teacher", "ramp", "cutmix", "target_share"):
+            if getattr(self, name) is not None:
+                require_share(name, getattr(self, name))
         if self.labels not in LABELS:
             raise UsageError(f"labels must be one of {', '.join(map(repr, LABELS))}, got {self.labels!r}.")
-        for field in ("judging", "temperature"):
-            if not getattr(self, field) > 0:
-                raise UsageError(f"{field} must be above 0, got {getattr(self, field)}: 0.5 sharpens, 1 does not.")
+        for name in ("judging", "temperature"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be above 0, got {getattr(self, name)}: 0.5 sharpens, 1 does not.")
         if not self.mixup >= 0:
             raise UsageError(f"mixup must be 0 or more, got {self.mixup}.")
+        if self.unlabelled_batch < 1:
+            raise UsageError(f"unlabelled_batch must be at least 1, got {self.unlabelled_batch}.")
         if self.cutmix and not self.mixup:
             raise UsageError("cutmix has no effect without mixup, whose Beta(a, a) gives its area: say mixup=1.0.")
 
@@ -99,15 +106,22 @@ class Strong:
             "beliefs": judge.init(task.device),
             "taken": no_steps(task.device),
             "key": int(torch.randint(1 << 62, ())),
+            "unlabelled": self._unlabelled(task),
         }
 
+    def _unlabelled(self, task: Task) -> UnlabelledViews | None:
+        if isinstance(self.unlabelled, Tensor):
+            raise UsageError("inputs without labels need views: call soseleto.fit, which makes them.")
+        return None if self.unlabelled is None else self.unlabelled.shuffled(task.device)
+
     def step(self, state: StrongState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        weak, _ = views_of(source, self.name)
+        weak, views = self.views(state, source)
         with torch.no_grad():
-            state.judged = view_scores(state.task, state.teacher.model, weak)
-            given, w = self.believed(state, state.judged, state.beliefs, source, target)
-        of_source, of_target = self.losses(state, state.task.model, given, source, target)
-        a = share_of_target(self.target_share, source, target)
+            judged = view_scores(state.task, state.teacher.model, weak)
+            given, w = self.believed(state, judged, state.beliefs, source, target)
+        state.judged = judged[: len(source)]
+        of_source, of_target = self.losses(state, state.task.model, given, views, source, target)
+        a = self.share(state, source, target)
         loss = (1.0 - a) * of_source.mean() + a * of_target.mean()
         state.take(gradient(loss, trainable(state.task.model)))
         state.follow()
@@ -115,14 +129,36 @@ class Strong:
         numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
         return {**numbers, "clean_share": clean_share(state.beliefs)}
 
+    def views(self, state: StrongState, source: Batch) -> tuple[Inputs, list[Inputs]]:
+        """The weak view and the strong ones of the source, followed by those of inputs without labels."""
+        weak, strong = views_of(source, self.name)
+        if state.unlabelled is None:
+            return weak, strong
+        more = state.unlabelled.take(state.taken, self.unlabelled_batch, state.key)
+        both = [structure.concatenate(pair) for pair in zip([weak, *strong], more, strict=True)]
+        return both[0], both[1:]
+
+    def share(self, state: StrongState, source: Batch, target: Batch) -> float:
+        """a: as given, or such that every example has the same weight."""
+        if self.target_share is not None:
+            return self.target_share
+        others = source.total + (0 if state.unlabelled is None else self.unlabelled_batch)
+        return target.total / (others + target.total)
+
     def losses(
-        self, state: StrongState, network: nn.Module, given: Tensor, source: Batch, target: Batch
+        self,
+        state: StrongState,
+        network: nn.Module,
+        given: Tensor,
+        views: list[Inputs],
+        source: Batch,
+        target: Batch,
     ) -> tuple[Tensor, Tensor]:
-        """H(y, p(x)) of source (B,) and target (T,), mean over the strong views; given: s (B, C)."""
+        """H(y, p(x)) of source (B + U,) and target (T,), mean over the strong views; given: s (B + U, C)."""
         task = state.task
-        (_, views), (_, trusted_views) = views_of(source, self.name), views_of(target, self.name)
+        _, trusted_views = views_of(target, self.name)
         trusted = one_hot(target.labels, given.shape[1])
-        count, n = len(views), len(source) * len(views)
+        count, n = len(views), len(given) * len(views)
         parts = [structure.concatenate(views), structure.concatenate(trusted_views)]
         classes = torch.cat([given.repeat(count, 1), trusted.repeat(count, 1)])
         if self.mixup:
@@ -134,25 +170,28 @@ class Strong:
             parts = [inputs]
         losses = -(classes * joint_scores(task, network, parts).log_softmax(1)).sum(1)  # H(y, p)
         of_source, of_target = losses[:n].view(count, -1).mean(0), losses[n:].view(count, -1).mean(0)
-        task.guard("source", of_source.detach(), source.index)
+        task.guard("source", of_source.detach()[: len(source)], source.index)
         task.guard("target", of_target.detach(), target.index)
         return of_source, of_target
 
     def believed(
         self, state: StrongState, judged: Tensor, beliefs: dict[str, Tensor], source: Batch, target: Batch
     ) -> tuple[Tensor, Tensor]:
-        """s (B, C) and w (B,), by a teacher's scores; the beliefs learn from them."""
+        """s (B + U, C) and w (B,), by a teacher's scores; the beliefs learn from them."""
         q = state.judge.answer(judged, target.labels, beliefs)
-        r = state.judge.posterior(q, source.labels, beliefs)
+        n = len(source)
+        r = state.judge.posterior(q[:n], source.labels, beliefs)
         w = r.gather(1, source.labels[:, None]).squeeze(1)
         labels = one_hot(source.labels, r.shape[1])
+        if len(q) > n:  # without labels
+            r, labels = torch.cat([r, q[n:]]), torch.cat([labels, torch.zeros_like(q[n:])])
         if self.labels == "believed":
             return labels, w
         ramp = max(1.0, self.ramp * state.task.steps)
         g = (state.taken / ramp).clamp(max=1.0) if self.ramp else 1.0
         if self.labels == "ignored":
             return g * sharpened(q, self.temperature), w
-        doubted = sharpened(r, self.temperature) if self.answers else w[:, None] * labels
+        doubted = sharpened(r, self.temperature) if self.answers else r * labels
         return labels + g * (doubted - labels), w
 
 
@@ -166,6 +205,7 @@ class StrongState(TaughtState):
     judge: Judge
     beliefs: dict[str, Tensor]
     key: int  # of the random numbers of mixing
+    unlabelled: UnlabelledViews | None
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "beliefs": self.beliefs, "key": self.key}

@@ -22,8 +22,7 @@ from torch import Tensor
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.methods.from_views import view_scores, views_of
-from soseleto.methods.mixed import share_of_target
+from soseleto.methods.from_views import view_scores
 from soseleto.methods.strong.judgement import clean_share
 from soseleto.methods.strong.method import Strong, StrongState
 from soseleto.methods.two_networks import Networks
@@ -44,17 +43,17 @@ class StrongPair(Strong):
 
     def step(self, state: StrongPairState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:  # type: ignore[override]
         task = state.task
-        weak, _ = views_of(source, self.name)
+        weak, views = self.views(state, source)
         with torch.no_grad():
             judged = [view_scores(task, teacher, weak) for teacher in state.teacher.model.both]  # type: ignore[union-attr]
             beliefs = (state.beliefs, state.others)  # of the teachers
             found = [self.believed(state, *one, source, target) for one in zip(judged, beliefs, strict=True)]
-        state.judged = (judged[0] + judged[1]) / 2
+        state.judged = ((judged[0] + judged[1]) / 2)[: len(source)]
         (by_first, w), (by_second, v) = found
         pairs = zip(state.networks.both, (by_second, by_first), strict=True)
-        losses = [self.losses(state, network, given, source, target) for network, given in pairs]
+        losses = [self.losses(state, network, given, views, source, target) for network, given in pairs]
         of_source, of_target = (torch.stack(each) for each in zip(*losses, strict=True))
-        a = share_of_target(self.target_share, source, target)
+        a = self.share(state, source, target)
         loss = (1.0 - a) * of_source.mean(1) + a * of_target.mean(1)
         state.take(gradient(loss.sum(), trainable(task.model)))
         state.follow()
