@@ -109,7 +109,7 @@ def fit_unlabelled(
         raise UsageError("unlabelled examples are used in one process: start one, or leave them out.")
     if given["recipe"] != "plain" or isinstance(given["augment"], AnyViews):
         raise UsageError(
-            "fit_unlabelled is for the plain recipe: with recipe='strong' call fit with method=Strong(unlabelled=inputs)."
+            "fit_unlabelled is for the plain recipe: with recipe='strong' call fit, method=Strong(unlabelled=inputs)."
         )
     data = Data.read(source, target, given["test"], mode)
     if not all(isinstance(one, Examples) and isinstance(one.inputs, Tensor) for one in (data.source, data.target)):
