@@ -330,6 +330,13 @@ def test_probes_calibrate_suspects() -> None:
     assert float(result.suspects().probability[flip].mean()) > float(result.suspects().probability[~flip].mean())
 
 
+def test_probes_may_leave_fewer_target_examples_than_the_recipe_takes() -> None:
+    x, y = pictures(120, 0)
+    result = fit(small_net(), (x, wrong(y)[0]), pictures(60, 1), recipe="strong", epochs=1, probes="auto", device="cpu")
+    assert result.evidence is not None
+    assert len(result.evidence.probes.labels) == 18  # of 60; the 42 others are in every batch
+
+
 def test_two_networks_judge_for_each_other() -> None:
     method, model = StrongPair(mixup=0.0, ramp=0.0), net()
     torch.manual_seed(0)

@@ -119,6 +119,9 @@ def test_suspects_are_counted_estimated_and_shown(images: RunFolder, tmp_path: P
     assert "Estimated recall 95.3 % of the mislabelled examples are suspects (95 % interval 90.0 % to 100 %)" in text
     assert "Estimated from 30 probes" in text
     assert "Probability of being mislabelled" in text
+    unknown = {"value": None, "low": 0.0, "high": 1.0}
+    run.write_suspects({"threshold": 0.5, "n_probes": 30, "curve": curve, **numbers, "precision": unknown})
+    assert "12 labels are suspected to be wrong; their precision is unknown." in text_of(render(run.path))
 
 
 def test_without_suspects_no_precision_is_shown(tmp_path: Path) -> None:

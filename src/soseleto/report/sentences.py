@@ -213,7 +213,10 @@ def _suspects(run: RunFiles) -> str:
     found = len(suspect_rows(run.ranking))
     if found:
         precision = run.suspects.get("precision")
-        about = f", with a precision of {in_words(precision)}" if precision else ""
+        known = (
+            f", with a precision of {in_words(precision)}" if is_known(precision) else "; their precision is unknown"
+        )
+        about = known if precision else ""
         return f"{counted(found, 'label is', 'labels are')} suspected to be wrong{about}."
     best = run.suspects.get("best")
     if not best:

@@ -165,16 +165,21 @@ def fit(
     data = Data.read(source, target, test, mode)
     data.require_shareable(sharing, settings.probes, mode)
     settings = _by_inputs(settings, asked.choice(data), data, standardize)
-    if target_batch_size is None and chosen.target_batch is not None:
-        target_batch_size = min(chosen.target_batch, len(data.target))
     if batch_size is None:
         batch_size = default_batch_size(model, len(data.own_source))
-    sizes = BatchSizes.of(data, batch_size, target_batch_size)
+
+    def sizes_of(data: Data) -> BatchSizes:
+        """Probes leave a smaller target."""
+        asked = chosen.target_batch if target_batch_size is None else None
+        return BatchSizes.of(data, batch_size, target_batch_size if asked is None else min(asked, len(data.target)))
+
     with seeded(seed, where):
-        setup = Setup.of(model, settings, data, sizes=sizes, sharing=sharing, device=where, standardize=standardize)
+        setup = Setup.of(
+            model, settings, data, sizes=sizes_of(data), sharing=sharing, device=where, standardize=standardize
+        )
         setup = setup if usual is None else _with_usual(setup, usual, out)
         data = planted(setup, planted_before(out, resume=checkpoints.resume))
-        setup = replace(setup, data=data, sizes=BatchSizes.of(data, batch_size, target_batch_size))
+        setup = replace(setup, data=data, sizes=sizes_of(data))
         folder = _folder(out, checkpoints.resume, team)
         functions, loggers = as_watchers(progress) if team.rank == 0 else ([], [])
         records = Records(folder, functions, loggers, rescue=_path(checkpoints.rescue))
