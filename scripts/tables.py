@@ -18,6 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from soseleto.cli.commands import app
+from soseleto.errors import counted
 from soseleto.experiments import results as experiments
 from soseleto.experiments.cifar10_deep import tables as cifar10_deep
 from soseleto.experiments.cifar10_noise import tables as cifar10
@@ -570,7 +571,8 @@ def fine_tuned() -> str:
         found = _accuracies(file, setting, lines)
         seeds = len(found["SOSELETO"])
         cells = [
-            f"{title} {Spread.of(values)}" + ("" if len(values) == seeds else f" ({len(values)})")
+            f"{title} {Spread.of(values)}"
+            + ("" if len(values) == seeds else f" ({counted(len(values), 'seed', 'seeds')})")
             for title, values in found.items()
         ]
         sentences.append(f"- {what} ({seeds} seeds): {', '.join(cells)}.")
@@ -592,7 +594,7 @@ def cost() -> str:
     equal = [row["times"] for row in exact if row["T"] == row["B"]]
     return (
         f"A step costs {min(small):.2f} to {max(small):.2f} ordinary steps with a target batch an eighth of "
-        f"the source batch, and {max(equal):.2f} with equal batches ({found['device']})."
+        f"the source batch, {max(equal):.2f} with equal batches ({found['device']})."
     )
 
 

@@ -450,6 +450,8 @@ def test_unlabelled_examples_and_tables_are_refused() -> None:
         ({"judging": -1.0}, "judging must be above 0"),
         ({"mixup": -1.0}, "mixup must be 0 or more"),
         ({"mixup": 0.0, "cutmix": 0.5}, "cutmix has no effect without mixup"),
+        ({"unlabelled": [1, 2]}, r"unlabelled must be a tensor of inputs, got list: say torch.as_tensor\(inputs\)"),
+        ({"unlabelled_batch": 0}, "unlabelled_batch must be at least 1, got 0"),
         ({"teacher": 1.5}, r"teacher must lie in \[0, 1\]"),
     ],
 )

@@ -237,7 +237,7 @@ def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:
     """The method wrapped for what it must record or skip, and the loop that runs it."""
     data, compute, device = setup.data, setup.settings.compute, setup.device
     settings = setup.settings
-    method = with_views(settings.method, settings.augment[0], data.source, setup.prepare, alone=setup.in_one_process)
+    method = with_views(settings.method, settings.augment[0], data.source, setup.prepare)
     signals = None if data.probes is None else Signals(len(data.source))
     if signals is not None:
         method = Recording(method, signals)

@@ -94,15 +94,11 @@ def with_missing(views: FeatureViews, data: Data, standardize: Standardize | boo
     return replace(views, missing=missing, columns=tuple(range(len(missing))))
 
 
-def with_views(
-    method: Method, views: Augment | AnyViews | None, source: ExampleSet, prepare: Prepare, *, alone: bool
-) -> Method:
-    """With the views of its inputs without labels, where the method has any; alone: in one process."""
+def with_views(method: Method, views: Augment | AnyViews | None, source: ExampleSet, prepare: Prepare) -> Method:
+    """With the views of its inputs without labels, where the method has any."""
     given = getattr(method, "unlabelled", None)
     if not isinstance(given, Tensor) or not isinstance(views, AnyViews):
         return method
-    if not alone:
-        raise UsageError("inputs without labels are used in one process: start one, or leave unlabelled out.")
     one = source.take(torch.tensor([0]))[0]
     wanted = (one.dtype, one.shape[1:]) if isinstance(one, Tensor) else None
     if (given.dtype, given.shape[1:]) != wanted:

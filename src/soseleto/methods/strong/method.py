@@ -88,6 +88,10 @@ class Strong:
                 raise UsageError(f"{name} must be above 0, got {getattr(self, name)}: 0.5 sharpens, 1 does not.")
         if not self.mixup >= 0:
             raise UsageError(f"mixup must be 0 or more, got {self.mixup}.")
+        more: Any = self.unlabelled
+        if not isinstance(more, Tensor | UnlabelledViews | None):
+            kind = type(more).__name__
+            raise UsageError(f"unlabelled must be a tensor of inputs, got {kind}: say torch.as_tensor(inputs).")
         if self.unlabelled_batch < 1:
             raise UsageError(f"unlabelled_batch must be at least 1, got {self.unlabelled_batch}.")
         if self.cutmix and not self.mixup:
