@@ -238,6 +238,22 @@ def speed() -> dict[str, str]:
     }
 
 
+def strong_steps() -> str:
+    """The table of docs/explanation/strong.md: a step of the strong recipe and of its rivals."""
+
+    def line(row: dict[str, Any]) -> list[str]:
+        how = [
+            name for name, on in (("torch.compile", row["compiled"]), ("cudnn.benchmark", row["cudnn.benchmark"])) if on
+        ]
+        return [row["line"], ", ".join(how), f"{row['ms a step']:.1f}", f"{row['times']:.2f}x"]
+
+    return of_files(["step", "with", "ms", "ordinary steps"], line, "strong_step-gpu.json")
+
+
+def chosen_strong() -> str:
+    return cifar10_deep.chosen_table(load("cifar10-deep-choose.json")["rows"])
+
+
 def scale() -> str:
     """The table of docs/how-to/scale.md: our step over an ordinary one, and the costs that grow with the source."""
     steps, sizes = load("step-gpu.json"), load("scaling-gpu.json")
@@ -636,6 +652,7 @@ def pages() -> dict[Path, str]:
             filled("docs/results/adult.md", {"adult": adult()}),
             filled("docs/explanation/speed.md", speed()),
             filled("docs/explanation/engines.md", {"engines": engines(), "held": held(), "similar": similar()}),
+            filled("docs/explanation/strong.md", {"chosen": chosen_strong(), "step": strong_steps()}),
             filled("docs/how-to/scale.md", {"measured": scale()}),
             filled("docs/how-to/suspects.md", {"intervals": intervals(), "coverage": coverage()}),
             filled("docs/how-to/data.md", {"large data": large_data()}),

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto.engines import FASTEST_FIRST, make_engine, trainable
+from soseleto.engines.autograd import double_backward
+from soseleto.engines.forward import by_autograd
 from soseleto.engines.proof import Inexact, compare
 from soseleto.errors import EngineError, UsageError
 from zoo import BY_NAME, CLASSES, PROBLEMS, Problem, cross_entropy
@@ -281,3 +283,24 @@ def test_proofs_compare_every_parameter_within_the_tolerance() -> None:
             compare({**right, name: right[name] * 1.02}, right, 1e-3)
     with pytest.raises(Inexact, match="'small'"):
         compare({"large": right["large"]}, right, 1e-3)
+
+
+@pytest.mark.parametrize("alignments", [double_backward, by_autograd])
+@pytest.mark.parametrize(("name", "recurrent"), [("mlp", False), ("lstm", True)])
+def test_the_users_settings_of_cudnn_hold_inside(
+    name: str, recurrent: bool, alignments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Convolutions asked to be deterministic and in full precision are so; fused recurrent layers are left out."""
+    chosen = {"deterministic": True, "benchmark": True, "allow_tf32": False}
+    for setting, value in chosen.items():
+        monkeypatch.setattr(torch.backends.cudnn, setting, value)
+    seen: list[dict[str, bool]] = []
+
+    def noting(model: nn.Module, batch: Any) -> Tensor:
+        seen.append({setting: getattr(torch.backends.cudnn, setting) for setting in ("enabled", *chosen)})
+        return cross_entropy(model, batch)
+
+    model, batch = BY_NAME[name].build()
+    alignments(model, noting, batch, direction_for(model))
+    assert seen == [{"enabled": not recurrent, **chosen}]
+    assert torch.backends.cudnn.enabled

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from soseleto.data import Examples
 from soseleto.errors import UsageError
@@ -23,7 +24,6 @@ from soseleto.experiments.cifar10_deep.experiment import (
     prepare_data,
 )
 from soseleto.experiments.results import Row, save, started
-from soseleto.methods import Strong
 
 
 def made_up(split: str, root: Any, human: Any) -> Examples:
@@ -79,8 +79,47 @@ def test_every_line_is_a_method_and_shares_the_data() -> None:
         config = configuration(line, noise=0.4, n_trusted=40)
         assert experiment.METHODS[config.base](**dict(config.settings)).name == config.base
         assert torch.equal(prepare_data(config).source.labels, first.source.labels)
-    changed = {dict(configuration(line).settings).popitem() for line in LINES if configuration(line).settings}
-    assert all(getattr(Strong(), name) != value for name, value in changed)
+        usual = experiment.METHODS[config.base]()
+        assert all(getattr(usual, name) != value for name, value in config.settings)
+
+
+PASSES: list[tuple[bool, int]] = []  # of the networks: whether they train, and the number of images
+
+
+class Counting(nn.Module):
+    """A small network that counts its passes, and those of its copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 4), nn.ReLU(), nn.Linear(4, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        PASSES.append((torch.is_grad_enabled(), len(x)))
+        scores: Tensor = self.layers(x)
+        return scores
+
+
+def computation(line: str, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Of a whole training after its warm-up, in passes of an image; one that is trained on counts three."""
+    usual = configuration(line, noise=0.4)
+    small = replace(usual, n_trusted=40, n_source=320, batch_size=64, target_batch_size=16, precision=None)
+    if hasattr(experiment.METHODS[usual.base](), "warm_up"):
+        small = replace(small, settings=(*usual.settings, ("warm_up", 0.0)))
+    monkeypatch.setattr(experiment, "make_model", lambda config, device: Counting())
+    counts = []
+    for epochs in (1, 2):
+        PASSES.clear()
+        experiment.train(replace(small, epochs=epochs), prepare_data(small), "cpu")
+        counts.append(sum(3 * n if trained else n for trained, n in PASSES))
+    return usual.epochs * float(counts[1] - counts[0]) / 320
+
+
+def test_lines_take_the_same_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = computation("strong", monkeypatch)
+    assert ours == pytest.approx(100 * 2176 / 256)
+    for line in ("strong_one_view", "strong_pair", "fixmatch", "divide_mix", "promix"):
+        assert computation(line, monkeypatch) == pytest.approx(ours, rel=0.02), line
+    assert computation("mixed", monkeypatch) < ours
 
 
 def test_the_network_is_that_of_the_papers() -> None:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def double_backward(
     has a double backward; attention uses its unfused kernel, which has one.
     """
     parameters = named_in(direction, model)
-    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=cudnn_allowed(model)):
+    with sdpa_kernel(SDPBackend.MATH), differentiable_recurrence(model):
         losses = as_loss_vector(per_example_loss(model, batch))
         v = torch.ones_like(losses, requires_grad=True)
         gradients = torch.autograd.grad(
@@ -69,9 +70,19 @@ def double_backward(
     return losses, alignment.to(reductions_dtype(alignment.dtype)).detach()
 
 
-def cudnn_allowed(model: nn.Module) -> bool:
-    """False for recurrent models: cuDNN's fused layers have no forward-mode rule and no double backward."""
-    return torch.backends.cudnn.enabled and not any(isinstance(m, nn.RNNBase) for m in model.modules())
+@contextmanager
+def differentiable_recurrence(model: nn.Module) -> Iterator[None]:
+    """Inside, recurrent layers run without cuDNN, whose fused ones have no forward-mode rule and no double backward.
+
+    The user's other settings of cuDNN stay; ``torch.backends.cudnn.flags`` would set every one.
+    """
+    before = torch.backends.cudnn.enabled
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def target_first(step: Step, source_pass: Callable[[SourceStep], SourcePass]) -> Passes:

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from soseleto.engines.autograd import cudnn_allowed
+from soseleto.engines.autograd import differentiable_recurrence
 from soseleto.engines.contract import Direction, PerExampleLoss, as_loss_vector, named_in, reductions_dtype
 from soseleto.engines.tangents import CannotFollow, Dual, Tangents, dense
 
@@ -46,7 +46,7 @@ def by_autograd(
     with (
         forward_ad.dual_level(),
         sdpa_kernel(SDPBackend.MATH),
-        torch.backends.cudnn.flags(enabled=cudnn_allowed(model)),
+        differentiable_recurrence(model),
         _AsInBackward(),
     ):
         duals = {

@@ -30,13 +30,12 @@ def parser() -> argparse.ArgumentParser:
     made = arguments.parser("cifar10_deep", __doc__, lines=LINES, seeds=1, numbers=NUMBERS)
     made.add_argument("--noise", nargs="+", default=[str(n) for n in NOISE])
     made.add_argument("--no-cuda-graph", dest="cuda_graph", action="store_false", default=None)
-    made.add_argument("--compiled", action="store_true", default=None, help="the network by torch.compile")
     return made
 
 
 def configs(given: argparse.Namespace) -> list[Config]:
     """Every combination, ordered by seed."""
-    changes = arguments.changes(given, (*NUMBERS, "cuda_graph", "compiled"), n_heldout=HELD_OUT)
+    changes = arguments.changes(given, (*NUMBERS, "cuda_graph"), n_heldout=HELD_OUT)
     return [
         configuration(method, noise=arguments.number_or_name(noise), seed=seed, small=given.small, **changes)
         for seed in given.seeds

@@ -8,6 +8,7 @@ from typing import Any
 
 from soseleto.experiments.cifar10_deep.experiment import LINES, MAIN, Config
 from soseleto.experiments.results import Row, Spread, fill_page, table
+from soseleto.methods.strong.method import IMAGES_CUT
 
 COLUMNS: Mapping[str, float | str] = {
     "20 %": 0.2,
@@ -83,6 +84,31 @@ def _table(
 
     columns: dict[str, dict[str, Any]] = {title: {"noise": noise} for title, noise in COLUMNS.items()}
     return table(rows, value, methods=titles, settings=columns, more=more, show=show)
+
+
+def chosen_table(rows: Sequence[Row]) -> str:
+    """Runs of the recipe on held-out images, by which its settings were chosen; the best of the same kind are bold."""
+    names = {noise: name for name, noise in COLUMNS.items()}
+    order = sorted(rows, key=lambda row: list(names).index(row["setting"]["noise"]))
+    lines = ["| noise | epochs | views | changes | mixed by | otherwise | held out |", "|---|---|---|---|---|---|---|"]
+    for row in order:
+        config = row["config"]
+        kind = [names[row["setting"]["noise"]], config["epochs"], config["views"], config["changes"]]
+        cells = [*kind, _mixed_by(config["settings"]), ", ".join(_otherwise(config)), f"{row['heldout_accuracy']:.1f}"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _mixed_by(settings: Mapping[str, Any]) -> str:
+    cutmix = settings.get("cutmix", IMAGES_CUT)
+    return {0.0: "mixup", 1.0: "cutmix"}.get(cutmix, "both")
+
+
+def _otherwise(config: Mapping[str, Any]) -> list[str]:
+    """What else differs from the experiment's configuration."""
+    usual = {"lr": ("learning rate", Config.lr), "target_batch_size": ("trusted a step", Config.target_batch_size)}
+    found = [f"{name} {config[field]}" for field, (name, value) in usual.items() if config[field] != value]
+    return found + [f"{name} {value}" for name, value in config["settings"].items() if name != "cutmix"]
 
 
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {

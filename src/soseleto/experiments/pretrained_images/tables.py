@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from soseleto.experiments.pretrained_images.experiment import LINES, NOISE
+from soseleto.experiments.pretrained_images.experiment import FEW_WRONG, LINES, NOISE
 from soseleto.experiments.results import Row, Spread, fill_page, table
 
 RUNS = 5  # seeds
@@ -19,6 +19,7 @@ SIGNALS = {
     "cleanlab_self_confidence": "self-confidence",
     "cleanlab_margin": "normalised margin",
 }
+OF_FEW = {**NUMBERS, **{f"auroc {name}": f"100·AUROC, {title}" for name, title in list(SIGNALS.items())[:4]}}
 LISTS = {"claimed": "precision, claimed", "truth": "precision, true", "recall": "recall, true"}
 Cell = tuple[str, float | None]  # of a row: its column and its value
 
@@ -45,7 +46,15 @@ def suspects(row: Row) -> Iterator[Cell]:
         yield "recall", issues["recall"]
 
 
-def lines_table(rows: Sequence[Row], cells: Callable[[Row], Iterator[Cell]], columns: dict[str, str]) -> str:
+def numbers_and_aurocs(row: Row) -> Iterator[Cell]:
+    yield from numbers(row)
+    for name, value in signals(row, "auroc"):
+        yield f"auroc {name}", value
+
+
+def lines_table(
+    rows: Sequence[Row], cells: Callable[[Row], Iterator[Cell]], columns: dict[str, str], noise: str = NOISE
+) -> str:
     """One line per method; cells with another number of runs than RUNS state it in brackets."""
 
     def show(cell: Spread) -> str:
@@ -54,7 +63,7 @@ def lines_table(rows: Sequence[Row], cells: Callable[[Row], Iterator[Cell]], col
     found = [
         {**row, "setting": {"column": column}, "value": value}
         for row in rows
-        if "accuracy" in row and row["setting"]["noise"] == NOISE
+        if "accuracy" in row and row["setting"]["noise"] == noise
         for column, value in cells(row)
     ]
     methods = {name: title for name, (title, _) in LINES.items()}
@@ -67,6 +76,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "auroc": partial(lines_table, cells=partial(signals, measure="auroc"), columns=SIGNALS),
     "average precision": partial(lines_table, cells=partial(signals, measure="average_precision"), columns=SIGNALS),
     "suspects": partial(lines_table, cells=suspects, columns=LISTS),
+    "few": partial(lines_table, cells=numbers_and_aurocs, columns=OF_FEW, noise=FEW_WRONG),
 }
 
 
