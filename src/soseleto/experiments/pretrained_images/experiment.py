@@ -140,7 +140,7 @@ LINES: Lines = MappingProxyType(
         ),
         "soseleto_usual_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": USUAL}),
         "soseleto_usual_probes": ("… with probes", {"base": "soseleto", "settings": USUAL, "probes": "auto"}),
-        "soseleto_few": ("**SOSELETO, what `fit` uses where few are wrong**", {"base": "soseleto", "settings": FEW}),
+        "soseleto_few": ("**SOSELETO, settings for few wrong labels**", {"base": "soseleto", "settings": FEW}),
     }
 )
 WHERE_FEW = ("ordinary", "mixed", "soseleto_usual", "soseleto_few")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from soseleto.experiments.pretrained_images.experiment import FEW_WRONG, LINES, NOISE
@@ -21,6 +21,8 @@ SIGNALS = {
 }
 OF_FEW = {**NUMBERS, **{f"auroc {name}": f"100·AUROC, {title}" for name, title in list(SIGNALS.items())[:4]}}
 LISTS = {"claimed": "precision, claimed", "truth": "precision, true", "recall": "recall, true"}
+TITLES = {name: title for name, (title, _) in LINES.items()}
+TITLES_OF_FEW = {**TITLES, "soseleto_usual": "**SOSELETO, settings for many wrong labels**"}
 Cell = tuple[str, float | None]  # of a row: its column and its value
 
 
@@ -53,7 +55,11 @@ def numbers_and_aurocs(row: Row) -> Iterator[Cell]:
 
 
 def lines_table(
-    rows: Sequence[Row], cells: Callable[[Row], Iterator[Cell]], columns: dict[str, str], noise: str = NOISE
+    rows: Sequence[Row],
+    cells: Callable[[Row], Iterator[Cell]],
+    columns: dict[str, str],
+    noise: str = NOISE,
+    titles: Mapping[str, str] = TITLES,
 ) -> str:
     """One line per method; cells with another number of runs than RUNS state it in brackets."""
 
@@ -66,9 +72,8 @@ def lines_table(
         if "accuracy" in row and row["setting"]["noise"] == noise
         for column, value in cells(row)
     ]
-    methods = {name: title for name, (title, _) in LINES.items()}
     settings = {title: {"column": name} for name, title in columns.items()}
-    return table(found, lambda row: row["value"], methods=methods, settings=settings, show=show)
+    return table(found, lambda row: row["value"], methods=titles, settings=settings, show=show)
 
 
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
@@ -76,7 +81,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "auroc": partial(lines_table, cells=partial(signals, measure="auroc"), columns=SIGNALS),
     "average precision": partial(lines_table, cells=partial(signals, measure="average_precision"), columns=SIGNALS),
     "suspects": partial(lines_table, cells=suspects, columns=LISTS),
-    "few": partial(lines_table, cells=numbers_and_aurocs, columns=OF_FEW, noise=FEW_WRONG),
+    "few": partial(lines_table, cells=numbers_and_aurocs, columns=OF_FEW, noise=FEW_WRONG, titles=TITLES_OF_FEW),
 }
 
 
