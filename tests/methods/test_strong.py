@@ -532,6 +532,9 @@ def test_fit_makes_the_views_of_inputs_without_labels(tmp_path: Path) -> None:
         kept = {"out": out, "checkpoints": Checkpoints(steps=3, seconds=None), **options}
         with pytest.raises(Stop):
             trained(small_net(), optimizer=stopping(8), **kept)
+        others = replace(method, unlabelled=pictures(50, 8)[0])
+        with pytest.raises(UsageError, match=r"cannot be resumed, since settings\.unlabelled\.values changed"):
+            trained(small_net(), optimizer=stopping(0), **{**kept, "method": others})
         found = trained(again, optimizer=stopping(0), **kept)
         assert torch.equal(found.weights, expected.weights)
         assert len(found.weights) == 120

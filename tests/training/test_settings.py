@@ -42,6 +42,7 @@ from soseleto.extensions import (
 )
 from soseleto.methods import METHODS
 from soseleto.run_folder.folder import RunFolder
+from soseleto.task.settings import from_data, to_data
 from soseleto.training.settings import method_of, settings_of
 
 METHODS_AND_PIECES: list[Any] = [
@@ -108,3 +109,12 @@ def test_a_function_is_kept_by_its_name_and_cannot_be_read_back() -> None:
 def test_settings_of_another_version_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         method_of({**settings_of(Soseleto()), **change})
+
+
+def test_a_tensor_is_known_by_its_values() -> None:
+    tensors = [torch.tensor(1.0), torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([1.0], dtype=torch.bfloat16)]
+    found = [json.dumps(to_data(tensor)) for tensor in tensors]
+    assert len(set(found)) == 4
+    assert json.dumps(to_data(torch.ones(2, 2)[:, 0])) == json.dumps(to_data(torch.ones(2)))
+    with pytest.raises(UsageError, match="Tensor is an object of the program that wrote the settings"):
+        from_data(to_data(tensors[0]), {})

@@ -1,14 +1,18 @@
 """Settings of methods and pieces as plain data, for ``config.json``, and back.
 
 A frozen dataclass becomes ``{"name": its class, field: value, ...}``. A function of the user's own is kept by its name
-alone, which is enough to compare two runs and not enough to rebuild it.
+alone, and a tensor by a digest of its values, which is enough to compare two runs and not enough to rebuild it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from soseleto.errors import UsageError, did_you_mean
 
@@ -26,9 +30,17 @@ def to_data(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"name": type(value).__name__, **fields}
+    if isinstance(value, Tensor):
+        return {_OBJECT: "Tensor", "shape": list(value.shape), "values": _digest(value)}
     if callable(value) and hasattr(value, "__qualname__"):
         return {_FUNCTION: f"{value.__module__}.{value.__qualname__}"}
     return {_OBJECT: type(value).__name__}
+
+
+def _digest(tensor: Tensor) -> str:
+    """sha256 of the type and the values."""
+    values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.sha256(f"{tensor.dtype}".encode() + values.numpy().tobytes()).hexdigest()
 
 
 def from_data(data: Any, known: Mapping[str, Callable[..., Any]]) -> Any:
