@@ -10,6 +10,7 @@ import torch
 
 import soseleto
 from soseleto.cli.choices import model_for, views_for
+from soseleto.cli.job import Job
 from soseleto.data import Examples, FeatureViews, Views
 from soseleto.errors import UsageError
 from soseleto.run_folder.folder import RunFolder
@@ -125,3 +126,38 @@ def test_choices() -> None:
     assert model_for(None, (3, 32, 32), None, "strong") == "preact-resnet18"
     assert model_for(None, (7,), None, "strong") == model_for(None, (7,), None)
     assert model_for(None, (3, 32, 32), None, "strong", "transfer") == "quick"
+
+
+def planned(data: list[object], *words: object, type_: Type, monkeypatch: pytest.MonkeyPatch) -> tuple[Job, list[str]]:
+    """The job of a command before its first training, and its plan."""
+    seen: list[Job] = []
+
+    def run(job: Job, progress: object) -> None:
+        seen.append(job)
+        raise UsageError("planned.")
+
+    monkeypatch.setattr(Job, "run", run)
+    _, _, err = type_("fit", *data, *words)
+    assert "planned" in err
+    return seen[0], seen[0].plan()
+
+
+def test_a_deep_network_without_a_gpu_is_called_slow(
+    type_: Type, data: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [word for word in data if word not in ("--model", "mlp")]
+    slow = "without a GPU this network is slow: --model quick is a smaller one"
+    assert slow in planned(chosen, "--recipe", "strong", type_=type_, monkeypatch=monkeypatch)[1]
+    asked = [*chosen, "--model", "preact-resnet18"]
+    for words in ([*asked, "--recipe", "strong"], chosen):
+        assert slow not in planned(words, type_=type_, monkeypatch=monkeypatch)[1]
+
+
+def test_the_time_of_a_step_is_estimated_by_its_passes(
+    type_: Type, data: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--recipe", "strong", "--batch-size", 24, "--target-batch-size", 8]
+    job, _ = planned([*data, *words], type_=type_, monkeypatch=monkeypatch)
+    (ordinary,) = {job.trainings.cost(part) for part in job.parts if part.method == "ordinary"}
+    assert ordinary == 3 * 24
+    assert job.trainings.cost(job.main) == 24 + 3 * 2 * (24 + 8)  # judged, and two views of all learned

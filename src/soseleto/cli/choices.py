@@ -18,6 +18,7 @@ FEWEST = 4  # target examples left to train on beside a fold
 PROBED_TARGET, PROBED_SOURCE = 34, 50  # the fewest examples that probes can be planted with
 AUGMENTS = ("none", "crop", "crop+flip", "bend")
 BEND = Augment(rotate=10.0, scale=0.15, shift=0.1, shear=20.0, elastic=0.12)  # for handwriting
+DEEP = "preact-resnet18"  # for the strong recipe
 CROP = 12  # an image is shifted by up to 1/12 of its side
 
 
@@ -31,7 +32,7 @@ def model_for(
     if name is not None:
         return name
     if recipe == "strong" and mode == "noisy" and len(shape) == 3:
-        return "preact-resnet18"
+        return DEEP
     if not isinstance(table, TablePreparation):
         return default_name(shape)
     return "linear" if table.is_text else "table"

@@ -178,7 +178,7 @@ class Trainings:
         folder = RunFolder(self.home.path)
         before = folder.config().get("settings") if folder.is_run() else None
         try:
-            model = self.module().to(self.reducer.device or choose_device(self.options.device))
+            model = self.module().to(self.device)
             prepare = make_prepare(self.pair.source, model, standardize=self._standardize)
             given: dict[str, Any] = {"seed": self.options.seed, "epochs": self.epochs, "before": before}
             return usual.method_for_data(model, prepare, self.pair.source, self.pair.target, **given)
@@ -190,8 +190,8 @@ class Trainings:
     def _compute(self, part: Part) -> Compute:
         """The strong recipe runs images, whose networks are large, in bfloat16 on a GPU unless asked for another."""
         options = self.options
-        on_gpu = (self.reducer.device or choose_device(options.device)).type == "cuda"
-        wanted = "bfloat16" if options.dtype is None and on_gpu and self._judges_images(part) else options.dtype
+        large = self.device.type == "cuda" and self._judges_images(part)
+        wanted = "bfloat16" if options.dtype is None and large else options.dtype
         return Compute(
             dtype=dtype_of(wanted),
             micro_batch_size=options.micro_batch_size,
@@ -243,8 +243,11 @@ class Trainings:
             seed=options.seed,
         )
         sizes = {"batch_size": self.batch_size, "target_batch_size": self._target_batch(part)}
-        device = self.reducer.device or choose_device(options.device)
-        return comparable({**settings.describe(), **sizes, "device": device.type})
+        return comparable({**settings.describe(), **sizes, "device": self.device.type})
+
+    @cached_property
+    def device(self) -> torch.device:
+        return self.reducer.device or choose_device(self.options.device)
 
     def _optimizer(self, part: Part) -> Momentum | Adaptive:
         lr, decay = self.options.lr, self.options.weight_decay
@@ -359,8 +362,13 @@ class Trainings:
         target = self._target_batch(part)
         if part.method != METHOD:
             return 3 * (target if part.method == "target_only" else self.batch_size)
+        if (
+            self._judges_labels(part) and self.views is not None
+        ):  # by the teacher; strong views of both sides are trained on
+            return self.batch_size + 3 * self.views.count * (self.batch_size + target)
+        teacher = self.batch_size + target if self._is_strong(part) else 0
         by_engine = self._is_strong(part) or not self._usual.alignment.replaces_engine
-        return (4 if by_engine else 3) * self.batch_size + 3 * target
+        return (4 if by_engine else 3) * self.batch_size + 3 * target + teacher
 
 
 def _check_recipe(options: FitOptions) -> None:
