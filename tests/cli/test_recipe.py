@@ -153,11 +153,25 @@ def test_a_deep_network_without_a_gpu_is_called_slow(
         assert slow not in planned(words, type_=type_, monkeypatch=monkeypatch)[1]
 
 
-def test_the_time_of_a_step_is_estimated_by_its_passes(
+def test_the_time_of_a_training_is_estimated_by_its_passes(
     type_: Type, data: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--recipe", "strong", "--batch-size", 24, "--target-batch-size", 8]
     job, _ = planned([*data, *words], type_=type_, monkeypatch=monkeypatch)
     (ordinary,) = {job.trainings.cost(part) for part in job.parts if part.method == "ordinary"}
-    assert ordinary == 3 * 24
-    assert job.trainings.cost(job.main) == 24 + 3 * 2 * (24 + 8)  # judged, and two views of all learned
+    assert ordinary == 30 * 3 * 24
+    assert job.trainings.cost(job.main) == 100 * (24 + 3 * 2 * (24 + 8))  # judged, and two views of all learned
+
+
+@pytest.mark.parametrize(("words", "main", "said"), [([], 100, True), (["--epochs", 30], 30, False)])
+def test_images_are_trained_longer_by_the_recipe_alone(
+    words: list[object], main: int, said: bool, type_: Type, data: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, plan = planned([*data, "--recipe", "strong", *words], type_=type_, monkeypatch=monkeypatch)
+    assert f"{main} epochs in batches of" in plan[0]
+    assert ("the strong recipe trains images for 100 epochs by default (--epochs N)" in plan) == said
+    of = {part.method: job.trainings.epochs(part) for part in (job.main, *job.parts)}
+    assert of == {"soseleto": main, **dict.fromkeys(set(of) - {"soseleto"}, 30)}
+    transfer = [*data, "--recipe", "strong", "--mode", "transfer", *words]
+    job, _ = planned(transfer, type_=type_, monkeypatch=monkeypatch)
+    assert job.trainings.epochs(job.main) == 30

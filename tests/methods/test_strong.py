@@ -434,6 +434,17 @@ def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -
         trained(small_net(), **options)
 
 
+def test_images_are_trained_for_a_hundred_epochs() -> None:
+    few = {"epochs": None, "batch_size": 120, "recipe": "strong", "device": "cpu"}
+    x, y = pictures(120, 0)
+    sides = (x, wrong(y)[0]), pictures(24, 1)
+    assert fit(small_net(), *sides, **few).config["epochs"] == 100
+    rows = tuple((inputs.float().flatten(1), labels) for inputs, labels in sides)
+    of_rows = nn.Linear(81, 3)
+    assert fit(of_rows, *rows, **few).config["epochs"] == 30
+    assert fit(small_net(), *sides, **{**few, "epochs": 1}).config["epochs"] == 1
+
+
 def test_unlabelled_examples_and_tables_are_refused() -> None:
     x, y = pictures(12, 0)
     with pytest.raises(UsageError, match="fit_unlabelled is for the plain recipe: with recipe='strong' call fit"):

@@ -24,6 +24,7 @@ from soseleto.training.defaults import (
     PRETRAINED_IMAGE_LR,
     PRETRAINED_LR,
     PRETRAINED_WEIGHT_STEP,
+    STRONG_EPOCHS,
     STRONG_LR,
     STRONG_WEIGHT_DECAY,
     SUSPECT_PRECISION,
@@ -127,7 +128,7 @@ def fit(
         int | None,
         typer.Option(
             help=f"Passes over the source. [default: {EPOCHS}; {PRETRAINED_EPOCHS} if pretrained, "
-            f"{PRETRAINED_IMAGE_EPOCHS} for images]"
+            f"{PRETRAINED_IMAGE_EPOCHS} for images; {STRONG_EPOCHS} for images with --recipe strong]"
         ),
     ] = None,
     batch_size: Annotated[

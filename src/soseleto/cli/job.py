@@ -24,7 +24,7 @@ from soseleto.prediction.temperature import fit_temperature
 from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source_rows import Rows
-from soseleto.training.defaults import EPOCHS
+from soseleto.training.defaults import EPOCHS, STRONG_EPOCHS
 from soseleto.training.progress import LiveLine
 from soseleto.training.result import Result
 
@@ -100,18 +100,19 @@ class Job:
 
     def plan(self) -> list[str]:
         """The plan, as lines to print."""
-        options, pair = self.options, self.pair
+        options, pair, epochs = self.options, self.pair, self.trainings.epochs(self.main)
         size = sum(p.numel() for p in self.trainings.module().parameters())
         lines = [
             *([] if pair.preparation is None else pair.preparation.describe()),
             f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
-            f"{counted(self.trainings.epochs, 'epoch')} in batches of {self.trainings.batch_size}",
+            f"{counted(epochs, 'epoch')} in batches of {self.trainings.batch_size}",
             f"model {_in_words(self.trainings.model)} with {counted(size, 'parameter')}; writing to {options.out}",
         ]
         if options.model is None and self.trainings.model == DEEP and self.trainings.device.type == "cpu":
             lines.append("without a GPU this network is slow: --model quick is a smaller one")
-        if options.epochs is None and self.trainings.epochs != EPOCHS:
-            lines.append(f"a pretrained model is trained for {self.trainings.epochs} epochs by default (--epochs N)")
+        if options.epochs is None and epochs != EPOCHS:
+            trained = "the strong recipe trains images" if epochs == STRONG_EPOCHS else "a pretrained model is trained"
+            lines.append(f"{trained} for {epochs} epochs by default (--epochs N)")
         lines += texts.plan(pair, options.model)
         if self.trainings.views is not None or (options.mode == "noisy" and pair.source.inputs.ndim == 4):
             lines.append(recipe_in_words(self.trainings.views, options.mode))

@@ -56,7 +56,7 @@ from soseleto.training.optimizers import (
 )
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
 from soseleto.training.progress import LiveLine
-from soseleto.training.recipe import check_recipe, strong_for
+from soseleto.training.recipe import check_recipe, strong_epochs, strong_for
 from soseleto.training.result import Result
 from soseleto.training.resume import comparable, differences, model_fingerprint
 from soseleto.training.setup import Settings
@@ -109,7 +109,7 @@ class Trainings:
             part.target,
             options.mode,  # type: ignore[arg-type]  # read_pair has checked it
             test=None if part.name else self.pair.test,
-            epochs=self.epochs,
+            epochs=self.epochs(part),
             batch_size=self.batch_size,
             target_batch_size=self._target_batch(part),
             optimizer=self._optimizer(part),
@@ -180,7 +180,7 @@ class Trainings:
         try:
             model = self.module().to(self.device)
             prepare = make_prepare(self.pair.source, model, standardize=self._standardize)
-            given: dict[str, Any] = {"seed": self.options.seed, "epochs": self.epochs, "before": before}
+            given: dict[str, Any] = {"seed": self.options.seed, "epochs": self._plain_epochs, "before": before}
             return usual.method_for_data(model, prepare, self.pair.source, self.pair.target, **given)
         except SoseletoError:
             raise
@@ -230,7 +230,7 @@ class Trainings:
         options = self.options
         settings = Settings(
             mode=options.mode,
-            epochs=self.epochs,
+            epochs=self.epochs(part),
             optimizer=self._optimizer(part),
             schedule=self._schedule,
             loss=as_losses(cross_entropy, options.mode),
@@ -255,9 +255,17 @@ class Trainings:
             return sgd(STRONG_LR if lr is None else lr, STRONG_WEIGHT_DECAY if decay is None else decay, nesterov=True)
         return self._plain_optimizer
 
+    def epochs(self, part: Part) -> int:
+        """As given, or by the recipe, or by the kind of model."""
+        return self._strong_epochs if self._judges_labels(part) else self._plain_epochs
+
     @cached_property
-    def epochs(self) -> int:
-        """As given, or by the kind of model."""
+    def _strong_epochs(self) -> int:
+        usual = strong_epochs(self.views, self.module()) if self.options.epochs is None else None
+        return self._plain_epochs if usual is None else usual
+
+    @cached_property
+    def _plain_epochs(self) -> int:
         return default_epochs(self.module()) if self.options.epochs is None else self.options.epochs
 
     @cached_property
@@ -358,7 +366,10 @@ class Trainings:
         return probes_for(self.options.probes, len(self.pair.source), len(part.target))
 
     def cost(self, part: Part) -> float:
-        """The work of a step, in forward passes of one example."""
+        """The work of a training, in forward passes of one example for every step of an epoch."""
+        return self.epochs(part) * self._cost_of_step(part)
+
+    def _cost_of_step(self, part: Part) -> float:
         target = self._target_batch(part)
         if part.method != METHOD:
             return 3 * (target if part.method == "target_only" else self.batch_size)

@@ -94,8 +94,8 @@ def fit(
             GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``; it takes several times as
             many epochs. It takes uint8 images, rows of numbers, and dicts of tokens; ``StrongTransfer`` is its form
             for transfer mode.
-        epochs: passes over the source; by default 30, and for a model with parts from transformers, timm or peft 3, or
-            10 if it reads images.
+        epochs: passes over the source; by default 30, 100 for images with ``recipe="strong"``, and for a model with
+            parts from transformers, timm or peft 3, or 10 if it reads images.
         batch_size: source examples per step; by default 16 to 256, by the size of the source, and for a pretrained
             model of texts at most 64.
         target_batch_size: target examples per step, 32 by default; ``Balanced(32)`` makes the batches class-balanced.
@@ -141,7 +141,7 @@ def fit(
     chosen = asked.choice()
     settings = Settings(
         mode=mode,
-        epochs=default_epochs(model) if epochs is None else epochs,
+        epochs=_epochs(epochs, chosen, model),
         optimizer=chosen.optimizer,
         schedule=default_schedule(model) if schedule == "auto" else schedule,
         loss=as_losses(loss, mode),
@@ -164,7 +164,9 @@ def fit(
     team, where = sharing.reducer, sharing.reducer.device or choose_device(device)
     data = Data.read(source, target, test, mode)
     data.require_shareable(sharing, settings.probes, mode)
-    settings = _by_inputs(settings, asked.choice(data), data, standardize)
+    chosen = asked.choice(data)
+    settings = replace(settings, epochs=_epochs(epochs, chosen, model))
+    settings = _by_inputs(settings, chosen, data, standardize)
     if batch_size is None:
         batch_size = default_batch_size(model, len(data.own_source))
 
@@ -194,6 +196,12 @@ def fit(
             result = loop.run(setup.describe())
             team.first(remember)
             return result
+
+
+def _epochs(asked: int | None, chosen: recipes.Choice, model: nn.Module) -> int:
+    """As asked for, or the recipe's, or the model's."""
+    usual = default_epochs(model) if chosen.epochs is None else chosen.epochs
+    return usual if asked is None else asked
 
 
 def _by_inputs(

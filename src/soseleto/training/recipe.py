@@ -14,8 +14,8 @@ from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.strong import Strong, StrongTransfer
 from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.data import Data
-from soseleto.training.defaults import STRONG_LR, STRONG_TARGET_BATCH, STRONG_WEIGHT_DECAY
-from soseleto.training.optimizers import sgd
+from soseleto.training.defaults import STRONG_EPOCHS, STRONG_LR, STRONG_TARGET_BATCH, STRONG_WEIGHT_DECAY
+from soseleto.training.optimizers import is_from_library, sgd
 from soseleto.training.options import as_augments, as_optimizer
 from soseleto.training.usual import Usual
 from soseleto.training.views_for import Augments, usual_views
@@ -28,13 +28,15 @@ NAMES = ("plain", "strong")
 class Choice:
     """What a recipe and the arguments given beside it come to.
 
-    target_batch: target examples per step where none are asked for; None for the usual number
+    target_batch, epochs: target examples per step and passes over the source where none are asked for; None for the
+        usual number
     """
 
     method: Method
     augment: Augments
     optimizer: MakeOptimizer
     target_batch: int | None = None
+    epochs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,12 @@ class Recipe:
             optimizer: MakeOptimizer = sgd(rate, STRONG_WEIGHT_DECAY, nesterov=True)
         else:
             optimizer = as_optimizer(self.optimizer, self.lr, self.model)
-        return Choice(method, (views, views), optimizer, STRONG_TARGET_BATCH)
+        return Choice(method, (views, views), optimizer, STRONG_TARGET_BATCH, strong_epochs(views, self.model))
+
+
+def strong_epochs(views: Augment | AnyViews | None, model: nn.Module) -> int | None:
+    """Of the strong recipe in noisy mode; None where it takes as many as the plain one."""
+    return STRONG_EPOCHS if isinstance(views, Views) and not is_from_library(model) else None
 
 
 def strong_for(views: Augment | AnyViews | None) -> Strong:
