@@ -225,6 +225,26 @@ def test_logistic_regression_is_trained_on_what_its_title_says(tiny: dict[str, A
     assert experiment._logistic(mixed, data)["accuracy"] == 100.0
 
 
+def test_the_oracle_learns_the_right_labels_of_other_texts(tiny: dict[str, Any]) -> None:
+    """Two classes that lie apart: all given labels are wrong but some, and those that were never checked are left out."""
+    config = configuration("logistic_right", encoder="frozen", **tiny)
+    data = prepare_data(config, device="cpu")
+    truth = torch.arange(len(data.source)) % 2
+    labels = torch.where(torch.arange(len(truth)) < 10, truth, 1 - truth)
+    inputs = torch.randn(len(truth), 3, generator=torch.Generator().manual_seed(0)) + 20.0 * truth[:, None]
+    source = replace(data.source, inputs=inputs, labels=labels)
+    trusted = source.subset(torch.arange(10))
+    evaluated = replace(source, labels=truth)
+    row = experiment._logistic(config, replace(data, source=source, truth=truth, trusted=trusted, evaluated=evaluated))
+    assert row["accuracy"] == 100.0
+    assert row["detection"]["right labels"]["auroc"] == 1.0
+    unchecked = torch.where(torch.arange(len(truth)) < 50, truth, measures.UNKNOWN)
+    row = experiment._logistic(
+        config, replace(data, source=source, truth=unchecked, trusted=trusted, evaluated=evaluated)
+    )
+    assert row["accuracy"] == 100.0
+
+
 class Found:
     """Suspects with given probabilities."""
 

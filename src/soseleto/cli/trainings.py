@@ -85,6 +85,8 @@ class Trainings:
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape, strong = tuple(pair.source.inputs.shape[1:]), options.recipe == "strong"
         _check_recipe(options)
+        if options.epochs is not None and options.epochs < 1:
+            raise UsageError(f"--epochs must be at least 1, got {options.epochs}.")
         model = model_for(options.model, shape, pair.preparation, options.recipe, options.mode)
         return cls(
             options=options,
@@ -373,9 +375,8 @@ class Trainings:
         target = self._target_batch(part)
         if part.method != METHOD:
             return 3 * (target if part.method == "target_only" else self.batch_size)
-        if (
-            self._judges_labels(part) and self.views is not None
-        ):  # by the teacher; strong views of both sides are trained on
+        if self._judges_labels(part) and self.views is not None:
+            # the teacher judges one view of the source, and the network is trained on strong views of both sides
             return self.batch_size + 3 * self.views.count * (self.batch_size + target)
         teacher = self.batch_size + target if self._is_strong(part) else 0
         by_engine = self._is_strong(part) or not self._usual.alignment.replaces_engine

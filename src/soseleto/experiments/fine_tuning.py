@@ -1,11 +1,13 @@
 """What experiments with pretrained networks share: a training and what it tells of the labels, and two rivals' lines.
 
-The rivals are cleanlab, and logistic regression on the frozen network's features.
+The rivals are cleanlab, and logistic regression on the frozen network's features, which is an oracle too where it gets
+the right labels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -71,7 +73,30 @@ def cleaned(
 
 def logistic(sides: Sequence[Examples], evaluated: Examples) -> Row:
     """scikit-learn's logistic regression with its default penalty, on sides whose inputs are features."""
-    made = need("sklearn.linear_model", to="logistic regression").LogisticRegression(max_iter=1000)
-    made.fit(torch.cat([side.inputs for side in sides]).numpy(), torch.cat([side.labels for side in sides]).numpy())
-    right = made.predict(evaluated.inputs.numpy()) == evaluated.labels.numpy()
+    right = _regression(sides).predict(evaluated.inputs.numpy()) == evaluated.labels.numpy()
     return {"accuracy": 100.0 * float(right.mean())}
+
+
+def logistic_on_right_labels(
+    source: Examples, truth: Tensor, trusted: Examples, evaluated: Examples, *, folds: int, seed: int
+) -> Row:
+    """What the features allow: trained on the right label of every example that has a known one, the source's too.
+
+    The given labels are ranked by their probabilities, which come from the right labels of other examples.
+    """
+    known = truth != measures.UNKNOWN
+    checked = replace(source.subset(known), labels=truth[known])
+
+    def predict(training: Examples, inputs: Tensor, fold: int) -> Tensor:
+        return torch.from_numpy(_regression([training, trusted]).predict_proba(inputs.numpy()))
+
+    given = source.labels[known]
+    probabilities = cleanlab.out_of_sample(checked, folds, seed, predict)
+    trust = {"right labels": probabilities.gather(1, given[:, None]).squeeze(1)}
+    return {**logistic([checked, trusted], evaluated), **measures.detection(given, truth[known], trust)}
+
+
+def _regression(sides: Sequence[Examples]) -> Any:
+    made = need("sklearn.linear_model", to="logistic regression").LogisticRegression(max_iter=1000)
+    inputs, labels = (torch.cat([getattr(side, name) for side in sides]).numpy() for name in ("inputs", "labels"))
+    return made.fit(inputs, labels)

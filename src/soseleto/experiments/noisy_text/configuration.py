@@ -81,6 +81,10 @@ LINES: Lines = MappingProxyType(
     {
         "logistic_noisy": ("logistic regression, noisy alone", {"base": LOGISTIC}),
         "logistic_mixed": ("logistic regression, mixed", {"base": LOGISTIC, "settings": (("mixed", True),)}),
+        "logistic_right": (
+            "oracle: logistic regression, all right labels",
+            {"base": LOGISTIC, "settings": (("right", True),)},
+        ),
         "ordinary": ("ordinary training", {"base": "ordinary"}),
         "target_only": ("target only", {"base": "target_only"}),
         "target_only_longer": ("target only, 5 epochs at 1e-4", {"base": "target_only"}),

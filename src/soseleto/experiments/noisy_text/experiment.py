@@ -42,6 +42,7 @@ from soseleto.training.optimizers import SCHEDULES, adamw, sgd
 from soseleto.training.options import Compute, Probes
 from soseleto.training.result import Result
 
+ORACLE_FOLDS = 5
 OPTIMIZERS: Mapping[str, Callable[[float, float], MakeOptimizer]] = MappingProxyType({"adamw": adamw, "sgd": sgd})
 
 
@@ -165,8 +166,12 @@ def _cleaned(config: Config, data: Data, root: str | Path | None, device: str) -
 
 
 def _logistic(config: Config, data: Data) -> Row:
-    mixed = dict(config.settings).get("mixed")
-    return fine_tuning.logistic([data.source, data.trusted] if mixed else [data.source], data.evaluated)
+    settings, sides = dict(config.settings), (data.source, data.trusted)
+    if settings.get("right"):
+        return fine_tuning.logistic_on_right_labels(
+            data.source, data.truth, data.trusted, data.evaluated, folds=ORACLE_FOLDS, seed=config.seed
+        )
+    return fine_tuning.logistic(sides if settings.get("mixed") else sides[:1], data.evaluated)
 
 
 def train(config: Config, data: Data, root: str | Path | None, device: str, signals: Signals | None = None) -> Result:

@@ -21,6 +21,7 @@ SIGNALS = (
     ("cleanlab", "cleanlab_margin", "cleanlab, normalised margin"),
     ("cleanlab", "cleanlab_confident", "cleanlab, confident thresholds"),
     ("meta_weight_net", "score", "Meta-Weight-Net, mean weight"),
+    ("logistic_right", "right labels", "oracle: logistic regression, right labels of four other fifths"),
     ("soseleto", "weight", "SOSELETO, weight"),
     ("soseleto", "score", "SOSELETO, score"),
     ("soseleto_shared", "weight", "SOSELETO, target gradient in θ's step, weight"),
