@@ -445,13 +445,13 @@ def test_penalty_gives_each_the_same_probes(tmp_path: Path, monkeypatch: pytest.
     np.savez(tmp_path / coverage.FILE, **{"table/x": points, "table/y": truth})
     cell = coverage.Cell("table", "uniform", 0.2, 0)
     rows = list(penalty.rows_of(cell, tmp_path / coverage.FILE, "cpu", (400, 100, 300)))
-    assert [row["penalty"] for row in rows] == list(penalty.PENALTIES) * 2
+    assert [tuple(row["penalties"]) for row in rows] == list(penalty.PENALTIES) * 2
     assert all(row["auroc"] > 0.8 for row in rows)
     lines = penalty.summary(rows)
     assert [line["draws"] for line in lines] == [2] * len(penalty.PENALTIES)
-    exact = {"penalty": 3.0, "auroc": 1.0, "brier": 0.0, "recall": 0.5}
+    exact = {"target": 100, "penalties": [3.0, 3.0], "auroc": 1.0, "brier": 0.0, "recall": 0.5}
     found = {"precision": 0.8, "held": True, "width": 0.2}
-    line = penalty.summary([{**exact, "penalty": one, **found} for one in penalty.PENALTIES] + [exact])[2]
+    line = penalty.summary([{**exact, "penalties": list(one), **found} for one in penalty.PENALTIES] + [exact])[2]
     assert (line["draws"], line["with suspects"], line["off by"]) == (2, 1, pytest.approx(0.1))
 
 

@@ -226,7 +226,7 @@ def test_logistic_regression_is_trained_on_what_its_title_says(tiny: dict[str, A
 
 
 def test_the_oracle_learns_the_right_labels_of_other_texts(tiny: dict[str, Any]) -> None:
-    """Two classes that lie apart: all given labels are wrong but some, and those that were never checked are left out."""
+    """Two classes that lie apart, nearly all labels wrong; texts that were never checked are left out."""
     config = configuration("logistic_right", encoder="frozen", **tiny)
     data = prepare_data(config, device="cpu")
     truth = torch.arange(len(data.source)) % 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-RIDGE, PULL = 1.0, 25.0  # penalties of the regression (benchmarks/penalty.py) and of its tempering
+RIDGE, APART, PULL = 1.0, 2.0, 25.0  # penalties of the regression (benchmarks/penalty.py) and of its tempering
 FAR = 4.0  # signals are clipped at this many standard deviations
 SMALLEST = 1e-4  # shares are clipped to [SMALLEST, 1 − SMALLEST]
 _SMALLEST_STEP, _ROUNDING = 1e-8, 1e-9
@@ -23,37 +23,42 @@ def standardized(signals: Array, reference: int) -> Array:
     return np.clip((signals - middle) / np.where(spread > 0, spread, 1.0), -FAR, FAR)
 
 
-def log_ratio(features: Array, positive: Array, ridge: float = RIDGE, *, towards: float = 0.0) -> Array:
-    """Coefficients (d + 1,), constant last, of log f₊(x)/f₋(x), by logistic regression with penalty ridge·‖β − β₀‖²/2.
+def log_ratio(
+    features: Array, positive: Array, ridge: float = RIDGE, apart: float = APART, *, towards: float = 0.0
+) -> Array:
+    """Coefficients (d + 1,), constant last, of log f₊(x)/f₋(x), by logistic regression with a penalty.
 
+    The penalty is ½·ridge·d(β̄ − β₀)² + ½·apart·Σ_j (β_j − β̄)², with β̄ the mean coefficient and β₀ ``towards``: a large
+    ``apart`` says that all signals count alike until many examples say otherwise.
     The share of positives among the known examples is removed from the constant: only the densities are learned.
     """
     x = with_one(features)
     y = positive.astype(float)
-    penalty = np.full(x.shape[1], ridge)
-    penalty[-1] = 1e-6
-    centre = np.append(np.full(features.shape[1], towards), 0.0)
-    beta = _most_likely(x, y, penalty, centre)
+    d = features.shape[1]
+    penalty = np.zeros((d + 1, d + 1))
+    penalty[:d, :d] = apart * np.eye(d) + (ridge - apart) / d
+    penalty[d, d] = 1e-6
+    beta = _most_likely(x, y, penalty, np.append(np.full(d, towards), 0.0))
     beta[-1] -= logit(y.mean())
     return beta
 
 
 def _most_likely(x: Array, y: Array, penalty: Array, centre: Array) -> Array:
-    """The maximum of the penalised likelihood, from ``centre`` on by Newton's method.
+    """The maximum of the likelihood less the quadratic form ``penalty``/2, from ``centre`` on by Newton's method.
 
     A step that overshoots is halved; without that the iteration can alternate between two points for ever. A decrease
     within rounding is none: the last steps are whole ones, which converge to the same digits on every machine.
     """
 
     def likelihood(beta: Array) -> float:
-        z = x @ beta
-        return float((y * z - np.logaddexp(0.0, z)).sum() - (penalty * (beta - centre) ** 2).sum() / 2)
+        z, away = x @ beta, beta - centre
+        return float((y * z - np.logaddexp(0.0, z)).sum() - away @ penalty @ away / 2)
 
     beta, value = centre, likelihood(centre)
     for _ in range(50):
         p = sigmoid(x @ beta)
-        slope = x.T @ (y - p) - penalty * (beta - centre)
-        step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + np.diag(penalty), slope)
+        slope = x.T @ (y - p) - penalty @ (beta - centre)
+        step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + penalty, slope)
         least = value - _ROUNDING * (1.0 + abs(value))
         while (after := likelihood(beta + step)) < least and np.abs(step).max() >= _SMALLEST_STEP:
             step = step / 2

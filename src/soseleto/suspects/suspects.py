@@ -135,7 +135,9 @@ class Calibrated:
     counted: Rectifier
 
     @classmethod
-    def learn(cls, evidence: Evidence, seed: int = 0, *, penalty: float = calibration.RIDGE) -> Calibrated:
+    def learn(
+        cls, evidence: Evidence, seed: int = 0, *, ridge: float = calibration.RIDGE, apart: float = calibration.APART
+    ) -> Calibrated:
         n, probes = evidence.n_source, evidence.probes
         signals = np.stack([signal.double().numpy() for signal in evidence.signals.values()], axis=1)
         features = calibration.standardized(signals, n)
@@ -143,7 +145,7 @@ class Calibrated:
         draw = np.random.default_rng(seed_for(seed, "probes/resample"))
         places = np.sort(draw.choice(n, min(n, MOST_RESAMPLED), replace=False))
         redrawn = [_redraw(wrong, draw) for _ in range(RESAMPLES)]
-        betas = np.stack([calibration.log_ratio(known[at], wrong[at], penalty) for at in redrawn], axis=1)
+        betas = np.stack([calibration.log_ratio(known[at], wrong[at], ridge, apart) for at in redrawn], axis=1)
         unseen = np.stack([~np.isin(np.arange(len(wrong)), at) for at in redrawn], axis=1)
         betas = calibration.tempered(betas, known, wrong, unseen)
         ratios = source[places] @ betas
