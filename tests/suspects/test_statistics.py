@@ -78,6 +78,33 @@ def test_a_regression_ends_at_the_maximum_of_its_likelihood(factor: float, seed:
     assert abs(left.sum()) < 1e-5
 
 
+@pytest.mark.parametrize(("ridge", "apart", "towards"), [(1.0, 2.0, 0.0), (0.5, 20.0, -1.0), (3.0, 3.0, 0.5)])
+def test_two_penalties_against_the_slope_of_their_formula(ridge: float, apart: float, towards: float) -> None:
+    draw = np.random.default_rng(0)
+    positive = np.arange(40) % 4 == 0
+    x = draw.normal(np.where(positive, -1.0, 1.0)[:, None], 1.0, (40, 3)) * np.array([1.0, 2.0, 0.1])
+    found = calibration.log_ratio(x, positive, ridge, apart, towards=towards)
+    found[-1] += calibration.logit(positive.mean())
+
+    def value(beta: np.ndarray) -> float:
+        z, mean = calibration.with_one(x) @ beta, beta[:3].mean()
+        likelihood = (positive * z - np.log1p(np.exp(z))).sum()
+        return float(likelihood - ridge * 3 * (mean - towards) ** 2 / 2 - apart * ((beta[:3] - mean) ** 2).sum() / 2)
+
+    for direction in np.eye(4) * 1e-4:
+        assert value(found + direction) < value(found) > value(found - direction)
+
+
+def test_penalised_apart_all_signals_count_as_their_sum() -> None:
+    draw = np.random.default_rng(0)
+    positive = np.arange(60) % 2 == 0
+    x = draw.normal(np.where(positive, -1.0, 1.0)[:, None], 1.0, (60, 4)) * np.array([1.0, 2.0, 0.1, 5.0])
+    *alike, constant = calibration.log_ratio(x, positive, 1.5, 1e9)
+    slope, of_sum = calibration.log_ratio(x.sum(1, keepdims=True) / 2, positive, 1.5)  # 2 = √4
+    assert alike == pytest.approx([slope / 2] * 4, rel=1e-6)
+    assert constant == pytest.approx(of_sum, abs=1e-6)
+
+
 def test_signals_without_any_variation_give_the_share() -> None:
     evidence = evidence_of(np.zeros((60, 2)), 40, np.arange(20) % 2 == 0, (100, 20))
     found = Calibrated.learn(evidence)

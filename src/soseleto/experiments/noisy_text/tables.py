@@ -15,8 +15,11 @@ RUNS = 5  # seeds
 # Signals that rank labels: the line, the entry of its row, and the title.
 SIGNALS = (
     ("ordinary", "loss", "ordinary training, running mean loss"),
+    ("ordinary", "margin", "… running margin"),
     ("target_only", "loss", "target only, running mean loss"),
+    ("target_only", "margin", "… running margin"),
     ("mixed", "loss", "noisy and trusted mixed, running mean loss"),
+    ("mixed", "margin", "… running margin"),
     ("cleanlab", "cleanlab_self_confidence", "cleanlab, self-confidence"),
     ("cleanlab", "cleanlab_margin", "cleanlab, normalised margin"),
     ("cleanlab", "cleanlab_confident", "cleanlab, confident thresholds"),
@@ -32,6 +35,7 @@ SIGNALS = (
     ("soseleto_usual", "weight", "SOSELETO, default for many wrong labels, weight"),
     ("soseleto_usual", "score", "SOSELETO, default for many wrong labels, score"),
     ("soseleto_usual", "loss", "SOSELETO, default for many wrong labels, running mean loss"),
+    ("soseleto_usual", "margin", "… running margin"),
     ("soseleto_probes", "probability", "**SOSELETO, calibrated probability**"),
     ("soseleto_probes_alone", "probability", "… earlier labels unknown"),
     ("soseleto_shared_probes", "probability", "**SOSELETO, target gradient in θ's step, calibrated probability**"),

@@ -1,0 +1,1 @@
+"""The generated parts of README and docs/, by what they are about."""

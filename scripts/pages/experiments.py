@@ -1,0 +1,45 @@
+"""The paper's synthetic experiment, and the table of census data."""
+
+from __future__ import annotations
+
+import statistics
+
+from pages.common import load
+from soseleto.experiments import results as experiments
+
+
+def synthetic() -> str:
+    found = load("synthetic.json")
+    lines = [f"| mean ± standard deviation of {len(found['rows'])} seeds | |", "|---|---|"]
+    for key, title, scale, digits in (
+        ("clean_above", "correctly labelled points with a weight above 0.1", 100, 1),
+        ("flipped_below", "flipped points with a weight below 0.1", 100, 1),
+        ("accuracy", "accuracy on 2,000 fresh points", 1, 1),
+        ("missed_distance", "median distance of the missed flipped points from the separator", 1, 3),
+    ):
+        values = [scale * row[key] for row in found["rows"]]
+        unit = " %" if digits == 1 else ""
+        lines.append(
+            f"| {title} | {statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}{unit} |"
+        )
+        if key == "flipped_below":
+            lines.append(f"| … in the worst of the seeds | {min(values):.0f}{unit} |")
+    return "\n".join(lines)
+
+
+def adult() -> str:
+    """Adult with flipped labels: accuracy of the networks and of boosting."""
+    lines = {
+        "gradient_boosting": "gradient boosting on source and target",
+        "soseleto": "SOSELETO, `--model table`",
+        "soseleto_then_boosting_doubted": "**SOSELETO, `--final boosting`**",
+        "soseleto_then_boosting_frozen_doubted": "… learned weights frozen at 1",
+        "soseleto_then_boosting_mean": "… labels not doubted",
+        "boosting_frozen": "… labels not doubted, learned weights frozen at 1",
+        "soseleto_then_boosting_each": "… labels not doubted, each row with its own learned weight",
+        "gradient_boosting_clean": "gradient boosting, all labels corrected",
+    }
+    rows = load("tables.json")["rows"]
+    noises = dict.fromkeys(row["setting"]["noise"] for row in rows)
+    settings = {f"{100 * noise:.0f} % flipped": {"noise": noise, "n_target": 300} for noise in sorted(noises)}
+    return experiments.table(rows, lambda row: row.get("accuracy"), methods=lines, settings=settings)

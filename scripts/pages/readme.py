@@ -1,0 +1,136 @@
+"""The generated parts of the README."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pages.common import load
+from pages.speed import STEPS
+from soseleto.errors import counted
+from soseleto.experiments import results as experiments
+from soseleto.experiments.cifar10_deep import tables as cifar10_deep
+from soseleto.experiments.cifar10_noise import tables as cifar10
+from soseleto.experiments.results import Spread
+
+
+def summary() -> str:
+    """Table 1 in six lines: where SOSELETO is ahead and where it is not."""
+    lines = {
+        "ordinary": "ordinary training",
+        "mixed": "source and target mixed",
+        "sukhbaatar": "Sukhbaatar et al., a noise model",
+        "soseleto_usual_frozen": "SOSELETO, weights frozen at 0.7",
+        "soseleto_usual": "**SOSELETO, what `fit` uses**",
+        "oracle": "oracle: all labels corrected",
+    }
+    rows = cifar10.at_every_noise(load("cifar10-noise.json")["rows"])
+    columns = {"40 % flipped": 0.4}
+    for title, noise in (("CIFAR-10N worse", "worse_label"), ("CIFAR-10N aggregate", "aggre_label")):
+        columns[f"{title}, {wrong_share(rows, noise):.0f} % wrong"] = noise
+    settings = {title: {"noise": noise} for title, noise in columns.items()}
+    return experiments.table(rows, lambda row: row.get("accuracy"), methods=lines, settings=settings)
+
+
+def deep() -> str:
+    """What the weights add on a deep network, in one sentence."""
+    lines = {"soseleto_last_layer": "learned", "soseleto_last_layer_frozen": "frozen"}
+    parts = []
+    for title, noise in (("40 % flipped", 0.4), ("CIFAR-10N worse", "worse_label")):
+        found = _accuracies("cifar10-noise-resnet18.json", {"noise": noise}, lines)
+        parts.append(f"{title} {Spread.of(found['learned'])} against {Spread.of(found['frozen'])}")
+    return (
+        f"- ResNet-18, plain training ({len(found['learned'])} seeds), weights learned or frozen: {', '.join(parts)}."
+    )
+
+
+def wrong_share(rows: Sequence[dict[str, Any]], noise: str) -> float:
+    """The true share of wrong labels, percent, as the runs with probes recorded it."""
+    row = next(row for row in rows if row["setting"]["noise"] == noise and row.get("suspects"))
+    return row["suspects"][0]["wrong_share"]["truth"]
+
+
+def transfer() -> str:
+    """Table 2 in one sentence."""
+    lines = {
+        "soseleto": "SOSELETO",
+        "soseleto_frozen": "weights frozen",
+        "target_only": "target alone",
+        "fine_tuning": "fine-tuning",
+    }
+    found = _accuracies("svhn-mnist.json", {"n_target": 25, "source": "0-4", "unlabelled": False}, lines)
+    cells = [f"{title} {Spread.of(values).with_error()}" for title, values in found.items()]
+    draws = f"{len(found['SOSELETO'])} draws, ± standard error"
+    return f"Table 2, SVHN digits to 25 MNIST digits of other classes ({draws}): {', '.join(cells)}."
+
+
+def fine_tuned() -> str:
+    """Pretrained models, texts and photos in a sentence each."""
+    lines = {
+        "soseleto_usual": "SOSELETO",
+        "soseleto_usual_frozen": "weights frozen",
+        "target_only": "target alone",
+        "cleanlab": "after cleanlab",
+        "ordinary": "ordinary",
+    }
+    sentences = []
+    for what, file, setting in (
+        (
+            "News that people labelled, 20 % wrong, 200 checked, MiniLM",
+            "noisy-text.json",
+            {"noise": "ag_news", "n_trusted": 200, "encoder": "trained"},
+        ),
+        (
+            "CIFAR-10N worse, 40 % wrong, 1,000 checked, EfficientNet-lite0",
+            "pretrained-images.json",
+            {"noise": "worse_label", "size": 96, "n_trusted": 1000},
+        ),
+    ):
+        found = _accuracies(file, setting, lines)
+        seeds = len(found["SOSELETO"])
+        cells = [
+            f"{title} {Spread.of(values)}"
+            + ("" if len(values) == seeds else f" ({counted(len(values), 'seed', 'seeds')})")
+            for title, values in found.items()
+        ]
+        sentences.append(f"- {what} ({seeds} seeds): {', '.join(cells)}.")
+    return "\n".join(sentences)
+
+
+def strong_recipe() -> str:
+    """The strong recipe in a sentence."""
+    rows = [row for row in load("cifar10-deep.json")["rows"] if row["method"] == "strong" and row["seed"] == 0]
+    rows = [row for row in rows if row["config"]["n_trusted"] == cifar10_deep.Config.n_trusted]
+    of = {row["setting"]["noise"]: row for row in rows}
+    minutes = max(of[noise]["seconds"] for noise in cifar10_deep.MAIN) / 60
+    cells = [
+        f"{title} {of[noise]['accuracy']:.1f}" for title, noise in (("40 % flipped", 0.4), ("worse", "worse_label"))
+    ]
+    return (
+        "- [Strong recipe](docs/results/cifar10-deep.md), which learns from rejected images too, PreAct ResNet-18, "
+        f"1,000 checked, {minutes:.1f} minutes (1 seed): {', '.join(cells)}."
+    )
+
+
+def _accuracies(file: str, setting: dict[str, Any], titles: Mapping[str, str]) -> dict[str, list[float]]:
+    """Of the methods in one setting, by their titles."""
+    rows = [row for row in load(file)["rows"] if row["setting"] == setting]
+    return {title: [r["accuracy"] for r in rows if r["method"] == name] for name, title in titles.items()}
+
+
+def cost() -> str:
+    """The price of a step in one sentence."""
+    found = load(STEPS[0])
+    every = [*found["rows"], *load("step-batch-norm-gpu.json")["rows"]]
+    exact = [row for row in every if not row["engine"].startswith("held")]
+    small = [row["times"] for row in exact if row["T"] * 8 == row["B"]]
+    equal = [row["times"] for row in exact if row["T"] == row["B"]]
+    return (
+        f"A step costs {min(small):.2f} to {max(small):.2f} ordinary steps with a target batch an eighth of "
+        f"the source batch, {max(equal):.2f} with equal batches ({found['device']})."
+    )
+
+
+def parts() -> dict[str, str]:
+    weights = f"{deep()}\n{fine_tuned()}\n{strong_recipe()}"
+    return {"summary": summary(), "weights": weights, "transfer": transfer(), "cost": cost()}

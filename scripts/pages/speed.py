@@ -1,0 +1,217 @@
+"""Tables of steps, engines and rivals."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from pages.common import load, of_files, spread, table
+
+STEPS = ("step-gpu.json", "step-cpu.json")
+
+
+ENGINES = ("layerwise", "forward", "double_backward", "loop")
+
+
+def engines() -> str:
+    lines = ["| | " + " | ".join(ENGINES) + " |", "|---|" + "---|" * len(ENGINES)]
+    for name in ("engines-gpu.json", "engines-cpu.json"):
+        found = load(name)
+        for case in dict.fromkeys((row["model"], row["precision"]) for row in found["rows"]):
+            times = {row["engine"]: row["times"] for row in found["rows"] if (row["model"], row["precision"]) == case}
+            cells = [f"{times[e]:.2f}x" if isinstance(times[e], float) else "declines" for e in ENGINES]
+            lines.append(f"| {', '.join(case)}, {found['device']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def held() -> str:
+    """Exact alignments and those with BatchNorm's statistics held, mean ± standard deviation over seeds."""
+    titles = {
+        "exact": "exact",
+        "held_statistics": "`held_statistics`",
+        "held_statistics_and_gradient": "`held_statistics_and_gradient`",
+        "ordinary": "weights kept at 1",
+    }
+    columns = {"test accuracy": "accuracy", "AUROC of weights": "AUROC weight", "AUROC of scores": "AUROC score"}
+    columns |= {"norm of the convolutions": "norm of convolutions"}
+    rows, lines = load("held_statistics-cpu.json")["rows"], []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        for line, title in titles.items():
+            own = [row for row in rows if (row["data"], row["line"]) == (data, line)]
+            digits = {"accuracy": 1, "norm of convolutions": 1}
+            cells = [spread([row[c] for row in own if c in row], digits.get(c, 3)) for c in columns.values()]
+            lines.append([data, title, *cells])
+    return table(["data", "alignments", *columns], lines)
+
+
+def similar() -> str:
+    """How close held alignments are to exact ones within a batch, in one sentence."""
+    rows = [row for row in load("held_statistics-cpu.json")["rows"] if row["line"] == "exact"]
+    parts = []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        own = [row for row in rows if row["data"] == data]
+        means = {key: statistics.fmean(row[key] for row in own) for key in ("correlation", "rank correlation")}
+        lowest = min(row["lowest correlation"] for row in own)
+        by_rank = f"{means['rank correlation']:.2f} by rank"
+        parts.append(f"{means['correlation']:.2f} on {data} ({by_rank}, {lowest:.2f} at the lowest)")
+    return f"Within a batch the held alignments correlate with the exact ones by {' and '.join(parts)}."
+
+
+def step(row: dict[str, Any]) -> list[str]:
+    form = ", ".join([row["precision"], *(["channels last"] if row.get("layout") == "channels last" else [])])
+    memory = "" if row["memory"] is None else f"{row['memory']:.2f}x"
+    times = [f"{row['ordinary ms']:.2f}", f"{row['times']:.2f}x", f"{row['floor']:.2f}x"]
+    return [row["model"], form, f"{row['B']}, {row['T']}", row["engine"], *times, memory]
+
+
+def fine_tuning(row: dict[str, Any]) -> list[str]:
+    title = {"fit": "`fit` against a plain loop", "trainer": "`SoseletoTrainer` against `Trainer`"}[row["part"]]
+    sizes, form = f"{row['B']}, {row['T']}", "graph" if row["graph"] else "one kernel at a time"
+    memory = ["" if row.get(name) is None else f"{row[name]:.2f}x" for name in ("memory", "whole memory")]
+    return [
+        title,
+        row["precision"],
+        sizes,
+        row["engine"],
+        form,
+        f"{row['plain ms']:.1f}",
+        f"{row['times']:.2f}x",
+        *memory,
+    ]
+
+
+def whole_model(row: dict[str, Any]) -> list[str]:
+    sizes, form = f"{row['B']}, {row['T']}", "graph" if row["graph"] else "one kernel at a time"
+    times = [f"{row['ordinary ms']:.1f}", f"{row['times']:.2f}x", f"{row['memory']:.2f}x"]
+    return [row["model"], row["precision"], sizes, row["engine"], form, *times]
+
+
+def price(row: dict[str, Any]) -> list[str] | None:
+    if row["engine"].startswith("held"):  # not exact
+        return None
+    return [f"{row['model']}, {row['engine']}", row["precision"], f"{row['times']:.2f}x", f"{row['floor']:.2f}x"]
+
+
+def peer(row: dict[str, Any]) -> list[str]:
+    if "times ours" not in row:
+        return [row["model"], row["job"], row["contender"], row["error"], ""]
+    return [row["model"], row["job"], row["contender"], f"{row['times ours']:.1f}", f"{row['error']:.0e}"]
+
+
+def language_peer(row: dict[str, Any]) -> list[str]:
+    """A contender at the largest batch that fits; what cannot be run says why."""
+    if "times ours" not in row:
+        return [row["contender"], str(row["B"]), row["error"], "", "", ""]
+    form = "graph" if row["graph ms"] is not None and row["graph ms"] < row["ms"] else "one kernel at a time"
+    numbers = f"{row['ms an example']:.1f}", f"{row['times ours']:.2f}", f"{row['extra MiB an example']:,.0f}"
+    return [row["contender"], str(row["B"]), form, *numbers]
+
+
+def update(row: dict[str, Any]) -> list[str] | None:
+    if row["against"] != "source examples":
+        return None
+    return [f"{row['size']:,}", f"{row['update µs']:.1f}", f"{row['share %']:.2f} %"]
+
+
+def sweep(row: dict[str, Any]) -> list[str] | None:
+    if row["against"] == "source examples":
+        return None
+    memory = [f"{row['ours MiB']:,.0f}", f"{row['ordinary MiB']:,.0f}"]
+    return [row["against"], f"{row['size']:,}", f"{row['ours ms']:.2f}", f"{row['times']:.2f}x", *memory]
+
+
+def training(row: dict[str, Any]) -> list[str]:
+    accuracy = "random images" if row["accuracy"] is None else f"{row['accuracy']:.1f}"
+    return [row["training"], row["form"], f"{row['seconds']:.1f}", accuracy]
+
+
+def overhead(row: dict[str, Any]) -> list[str]:
+    return [row["step"], f"{row['ms']:.1f}", f"{row['operations ms']:.1f}", f"{row['overhead %']:.1f} %"]
+
+
+def parts() -> dict[str, str]:
+    """The tables of docs/explanation/speed.md, by their marks."""
+    heads = ["model", "precision", "B, T", "engine", "ordinary, ms", "ours", "floor", "memory"]
+    trainings = ("end_to_end-gpu.json", "end_to_end-bf16-gpu.json")
+    return {
+        "step": of_files(
+            heads,
+            step,
+            STEPS[0],
+            "step-channels-last-gpu.json",
+            "step-batch-norm-gpu.json",
+            "step-last-layer-gpu.json",
+            STEPS[1],
+        ),
+        "models": of_files(
+            ["model", "precision", "B, T", "engine", "steps", "ordinary, ms", "ours", "memory"],
+            whole_model,
+            "models-gpu.json",
+            "models-eager-gpu.json",
+            "models-cpu.json",
+        ),
+        "fine-tuning": of_files(
+            ["training", "precision", "B, T", "engine", "steps", "plain, ms", "ours", "memory", "whole memory"],
+            fine_tuning,
+            "fine_tuning-gpu.json",
+        ),
+        "peers": of_files(
+            ["model", "job", "implementation", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"
+        ),
+        "language peers": of_files(
+            ["implementation", "B", "steps", "ms an example", "times ours", "extra MiB an example"],
+            language_peer,
+            "peers-language-gpu.json",
+        ),
+        "sweeps": of_files(
+            ["against", "size", "ours, ms", "over an ordinary step", "MiB", "MiB, ordinary on B+T"],
+            sweep,
+            "scaling-gpu.json",
+        ),
+        "update": of_files(["source examples", "µs", "of a Quick step"], update, "scaling-gpu.json"),
+        "training": of_files(["training", "form", "seconds", "test accuracy"], training, *trainings),
+        "overhead": of_files(["step", "ms", "operations, ms", "overhead"], overhead, "overhead-cpu.json"),
+    }
+
+
+def strong_steps() -> str:
+    """The table of docs/explanation/strong.md: a step of the strong recipe and of its rivals."""
+
+    def line(row: dict[str, Any]) -> list[str]:
+        how = [
+            name for name, on in (("torch.compile", row["compiled"]), ("cudnn.benchmark", row["cudnn.benchmark"])) if on
+        ]
+        return [row["line"], ", ".join(how), f"{row['ms a step']:.1f}", f"{row['times']:.2f}x"]
+
+    return of_files(["step", "with", "ms", "ordinary steps"], line, "strong_step-gpu.json")
+
+
+def scale() -> str:
+    """The table of docs/how-to/scale.md: our step over an ordinary one, and the costs that grow with the source."""
+    steps, sizes = load("step-gpu.json"), load("scaling-gpu.json")
+    lines = [
+        [
+            f"a step of {row['model']} in {row['precision']}, B={row['B']}, T={row['T']}",
+            f"{row['times']:.2f} ordinary steps",
+        ]
+        for row in steps["rows"]
+        if row["model"] in ("ResNet-18 GroupNorm", "transformer")
+    ]
+    lines += [
+        [
+            f"weights and scores of a batch of 256, of {row['size']:,} examples in {row['MB']:,.0f} MB",
+            f"{row['update µs']:.1f} µs a step, and {row['summary ms']:.1f} ms an epoch for their summary",
+        ]
+        for row in sizes["rows"]
+        if row["against"] == "source examples" and row["size"] >= 1_000_000
+    ]
+    return table(["measured", steps["device"]], lines)
+
+
+def prices() -> str:
+    return of_files(["model", "precision", "ours", "floor"], price, *STEPS)
+
+
+def of_engines() -> dict[str, str]:
+    """Of docs/explanation/engines.md."""
+    return {"engines": engines(), "held": held(), "similar": similar()}
