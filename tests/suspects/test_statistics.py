@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import Examples
+from soseleto.experiments.detection import auroc
 from soseleto.suspects import calibration
 from soseleto.suspects.intervals import Rectifier
 from soseleto.suspects.probes import PlantedProbes, plant
@@ -103,6 +104,20 @@ def test_penalised_apart_all_signals_count_as_their_sum() -> None:
     slope, of_sum = calibration.log_ratio(x.sum(1, keepdims=True) / 2, positive, 1.5)  # 2 = √4
     assert alike == pytest.approx([slope / 2] * 4, rel=1e-6)
     assert constant == pytest.approx(of_sum, abs=1e-6)
+
+
+def test_few_probes_rank_by_all_signals_rather_than_by_one_that_separates_them_by_chance() -> None:
+    """Five signals know as much as each other; a sixth knows nothing, but fits the ten probes perfectly."""
+    draw = np.random.default_rng(0)
+    wrong = np.arange(1010) % 2 == 0
+    signals = draw.normal(np.where(wrong, -1.0, 1.0)[:, None], 2.0, (1010, 6))
+    signals[:, 5] = np.where(np.arange(1010) < 1000, draw.normal(size=1010), np.where(wrong, -2.0, 2.0))
+    evidence = evidence_of(signals, 1000, wrong[1000:], (100, 50))
+    rankings = [Calibrated.learn(evidence, ridge=1.0, apart=apart).probability for apart in (1.0, 2.0, 1e9)]
+    found = [auroc(-torch.from_numpy(p), torch.from_numpy(wrong[:1000])) for p in rankings]
+    assert found[0] < found[1] < found[2]
+    total = calibration.standardized(signals, 1000)[:1000].sum(1)
+    assert found[2] == pytest.approx(auroc(torch.from_numpy(total), torch.from_numpy(wrong[:1000])), abs=1e-3)
 
 
 def test_signals_without_any_variation_give_the_share() -> None:
