@@ -10,8 +10,7 @@ diagonal and (1 − π)/(C − 1) elsewhere, and
     w = π q_y / (π q_y + (1 − π)(1 − q_y)/(C − 1)).
 
 T is estimated as it is used: J_cy is the running mean of r_c over examples with label y, π its trace, and T_cy =
-J_cy/Σ_k J_ck where every class has mistakes of its own (expectation-maximisation, one batch at a time). These J may be
-counted only where the teacher is sure: else its own confusions, which are often those of people, count as mistakes.
+J_cy/Σ_k J_ck where every class has mistakes of its own (expectation-maximisation, one batch at a time).
 """
 
 from __future__ import annotations
@@ -29,23 +28,18 @@ MEMORY = 0.99  # of the running means over steps
 
 @dataclass(frozen=True)
 class Judge:
-    """temperature: τ; balance: whether answers are balanced; by_class: whether classes have mistakes of their own.
-
-    sure: these are counted on examples whose largest q is at least so large
-    """
+    """temperature: τ; balance: whether answers are balanced; by_class: whether classes have mistakes of their own."""
 
     classes: int
     temperature: float
     balance: bool
     by_class: bool
-    sure: float = 0.0
 
     def init(self, device: torch.device) -> dict[str, Tensor]:
-        """J, q̄ and t, and J where the teacher is sure."""
+        """J, q̄ and t."""
         even = torch.full((self.classes,), 1.0 / self.classes, device=device)
-        joint = transition(torch.tensor(FIRST_SHARE, device=device), self.classes) / self.classes
-        counted = {"counted": joint.clone()} if self.by_class else {}
-        return {"joint": joint, "answers": even, "trusted": even.clone(), **counted}
+        start = torch.tensor(FIRST_SHARE, device=device)
+        return {"joint": transition(start, self.classes) / self.classes, "answers": even, "trusted": even.clone()}
 
     def answer(self, scores: Tensor, trusted_labels: Tensor, state: dict[str, Tensor]) -> Tensor:
         """q (B, C), balanced and at temperature τ; the running means learn from the batch first."""
@@ -58,13 +52,10 @@ class Judge:
 
     def posterior(self, q: Tensor, labels: Tensor, state: dict[str, Tensor]) -> Tensor:
         """r (B, C); J learns from it."""
-        t = by_class(state["counted"]) if self.by_class else transition(clean_share(state), self.classes)
+        t = by_class(state["joint"]) if self.by_class else transition(clean_share(state), self.classes)
         r = q * t.T[labels]
         r = r / r.sum(1, keepdim=True).clamp(min=SMALLEST**2)
-        given = one_hot(labels, self.classes).to(r.dtype) / len(labels)
-        _learn(state["joint"], r.T @ given)
-        if self.by_class:
-            _learn(state["counted"], (r * (q.amax(1, keepdim=True) >= self.sure)).T @ given)
+        _learn(state["joint"], r.T @ one_hot(labels, self.classes).to(r.dtype) / len(labels))
         return r
 
 
@@ -88,7 +79,7 @@ def transition(share: Tensor, classes: int) -> Tensor:
 
 def by_class(joint: Tensor) -> Tensor:
     """T (C, C) from J; a hundredth of it is even, so that no mistake is impossible."""
-    rows = joint / joint.sum(1, keepdim=True).clamp(min=torch.finfo(joint.dtype).tiny)
+    rows = joint / joint.sum(1, keepdim=True).clamp(min=SMALLEST)
     return 0.99 * rows + 0.01 / len(joint)
 
 

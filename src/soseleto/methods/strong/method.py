@@ -50,7 +50,6 @@ class Strong:
         the teacher's answers alone
     answers: the teacher's answers replace doubted labels; without, an example counts as much as its label is believed
     by_class: every class has mistakes of its own, estimated in the training; else one share of right labels for all
-    sure: mistakes by class are counted on examples whose judged answer is at least so probable; 0 counts all
     balance: the teacher's answers are brought to the class shares of the trusted labels
     judging: temperature of the answers that labels are judged by; below 1 if the teacher is underconfident
     temperature: of sharpening what is trained on; 1 leaves it as it is
@@ -65,7 +64,6 @@ class Strong:
     labels: Literal["doubted", "believed", "ignored"] = "doubted"
     answers: bool = True
     by_class: bool = False
-    sure: float = 0.0
     balance: bool = True
     judging: float = 0.5
     temperature: float = 1.0
@@ -80,7 +78,7 @@ class Strong:
     takes_views = True
 
     def __post_init__(self) -> None:
-        for name in ("teacher", "sure", "ramp", "cutmix", "target_share"):
+        for name in ("teacher", "ramp", "cutmix", "target_share"):
             if getattr(self, name) is not None:
                 require_share(name, getattr(self, name))
         if self.labels not in LABELS:
@@ -104,7 +102,7 @@ class Strong:
 
     def parts(self, task: Task) -> dict[str, Any]:
         """What a state begins with."""
-        judge = Judge(require_classes(task, self.name), self.judging, self.balance, self.by_class, self.sure)
+        judge = Judge(require_classes(task, self.name), self.judging, self.balance, self.by_class)
         return {
             "weights": Weights(task.n_source, device=task.device),
             "teacher": Teacher(task.model, self.teacher),
