@@ -98,7 +98,8 @@ def fit(
             parts from transformers, timm or peft 3, or 10 if it reads images.
         batch_size: source examples per step; by default 16 to 256, by the size of the source, and for a pretrained
             model of texts at most 64.
-        target_batch_size: target examples per step, 32 by default; ``Balanced(32)`` makes the batches class-balanced.
+        target_batch_size: target examples per step, by default 32, or 64 for ``recipe="strong"`` in noisy mode;
+            ``Balanced(32)`` makes the batches class-balanced.
         lr: learning rate of the default optimizer: 0.03 of SGD, 0.1 with ``recipe="strong"``, 3e-5 of AdamW, 1e-4 for
             images and adapters.
         optimizer: ``soseleto.sgd(lr, weight_decay)``, ``soseleto.adamw(lr, weight_decay)``, or a function from
