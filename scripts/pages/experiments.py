@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-
-from pages.common import load
+from pages.common import load, spread
 from soseleto.experiments import results as experiments
 
 
@@ -19,9 +17,7 @@ def synthetic() -> str:
     ):
         values = [scale * row[key] for row in found["rows"]]
         unit = " %" if digits == 1 else ""
-        lines.append(
-            f"| {title} | {statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}{unit} |"
-        )
+        lines.append(f"| {title} | {spread(values, digits)}{unit} |")
         if key == "flipped_below":
             lines.append(f"| … in the worst of the seeds | {min(values):.0f}{unit} |")
     return "\n".join(lines)

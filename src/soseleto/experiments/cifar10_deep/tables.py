@@ -87,7 +87,7 @@ def _table(
 
 
 def chosen_table(rows: Sequence[Row]) -> str:
-    """Runs of the recipe on held-out images, by which its settings were chosen; the best of the same kind are bold."""
+    """Runs of the recipe on held-out images, by which its settings were chosen."""
     names = {noise: name for name, noise in COLUMNS.items()}
     order = sorted(rows, key=lambda row: list(names).index(row["setting"]["noise"]))
     lines = ["| noise | epochs | views | changes | mixed by | otherwise | held out |", "|---|---|---|---|---|---|---|"]
