@@ -4,8 +4,10 @@
 
 ``fit``: the step of ``soseleto.fit`` (source batch of B texts, target batch of T, AdamW, engine ``auto``) against
 forward, backward and AdamW on the source batch alone; on a GPU in bfloat16, with both as CUDA graphs and with both
-eager. ``trainer``: ``SoseletoTrainer`` against ``transformers.Trainer`` with the same model, data and arguments, in
-seconds per step over a window of steps without a proof of the engine; they train in turns, and the median is taken.
+eager. It is that of the method which ``fit`` chooses where many labels are wrong, by the alignments of the last blocks,
+and that of ``Soseleto()``, by all layers. ``trainer``: ``SoseletoTrainer`` against ``transformers.Trainer`` with the
+same model, data and arguments, in seconds per step over a window of steps without a proof of the engine; they train in
+turns, and the median is taken.
 
 ``memory`` is the peak of our step over that of a plain step on B+T texts, both above what was allocated before; on a
 CPU it counts tensors. ``whole memory`` (GPU) is the peak of everything, model, optimizer and running means included,
@@ -39,11 +41,13 @@ from soseleto.engines import trainable
 from soseleto.engines.peak_memory import peak_bytes
 from soseleto.integrations.huggingface import SoseletoTrainer
 from soseleto.models.pretrained_text import PretrainedText, make_text_model
+from soseleto.models.trained_parts import last_blocks
 from soseleto.task.cuda_graph import as_if_recording
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task
 from soseleto.training.defaults import PRETRAINED_LR
 from soseleto.training.optimizers import adamw
+from soseleto.training.usual import LAST_BLOCKS, Usual
 
 CLASSES = 4
 PARTS = ("fit", "trainer")
@@ -117,11 +121,23 @@ class Case:
 # --- the step of fit ----------------------------------------------------------------------------------------------
 
 
-def fit_row(case: Case, *, graph: bool) -> dict[str, Any]:
-    """Time and memory of a step by ``auto``."""
+def many_wrong(model: nn.Module) -> Soseleto:
+    """What ``fit`` chooses where many labels are wrong."""
+    blocks = last_blocks(model, LAST_BLOCKS)
+    return Usual().method_for_classes(many_wrong=True, pretrained=True, last_blocks=blocks)
+
+
+METHODS: Mapping[str, Callable[[nn.Module], Soseleto]] = {
+    "many wrong": many_wrong,
+    "Soseleto()": lambda model: Soseleto(),
+}
+
+
+def fit_row(case: Case, name: str, *, graph: bool) -> dict[str, Any]:
+    """Time and memory of a step by ``auto``, of the method by that name."""
     with as_if_recording() if graph else nullcontext():
         start = _allocated(case.device)
-        ours, engine = our_step(case)
+        ours, engine = our_step(case, METHODS[name])
         with_ours = _allocated(case.device)
         plain = plain_step(case)
         source, both = case.batch(case.source), case.batch(case.source + case.target)
@@ -134,6 +150,7 @@ def fit_row(case: Case, *, graph: bool) -> dict[str, Any]:
         seconds, is_graph = timed({"plain": lambda: plain(source), "ours": ours}, case.device, graph=graph)
     return {
         "part": "fit",
+        "method": name,
         "B": case.source,
         "T": case.target,
         "tokens": case.tokens,
@@ -150,9 +167,10 @@ def fit_row(case: Case, *, graph: bool) -> dict[str, Any]:
     }
 
 
-def our_step(case: Case) -> tuple[Callable[[], object], Callable[[], str]]:
+def our_step(case: Case, made: Callable[[nn.Module], Soseleto]) -> tuple[Callable[[], object], Callable[[], str]]:
     """SOSELETO's step, after those that hold the first proofs, and the name of its engine."""
-    model, method = case.fit_model(), Soseleto()
+    model = case.fit_model()
+    method = made(model)
     task = Task(
         model=model,
         losses=NoisyLosses(precision=Precision(case.precision)),
@@ -279,7 +297,9 @@ def shortfalls(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What --check reports."""
     found = []
     for row in rows:
-        name = f"{row['part']}{', graph' if row['graph'] else ''}"
+        name = ", ".join(
+            [row["part"], *([row["method"]] if "method" in row else []), *(["graph"] if row["graph"] else [])]
+        )
         if row["engine"] != "layerwise":
             found.append(f"{name}: the engine is {row['engine']}, not layerwise")
         if row["at most"] is not None and row["times"] > row["at most"]:
@@ -329,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     case, rows = case_of(options), list[dict[str, Any]]()
     graphs = (True, False) if case.device.type == "cuda" else (False,)
     jobs = {
-        "fit": [partial(fit_row, case, graph=graph) for graph in graphs],
+        "fit": [partial(fit_row, case, name, graph=graph) for graph in graphs for name in METHODS],
         "trainer": [partial(trainer_row, case, graph=graph) for graph in graphs],
     }
     for job in [job for part in options.only for job in jobs[part]]:

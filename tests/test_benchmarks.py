@@ -184,9 +184,10 @@ def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fine_tuning = importlib.import_module("fine_tuning")
     monkeypatch.setattr(fine_tuning, "settle", lambda step, engine: step())
     rows = run("fine_tuning", tmp_path / "fine_tuning.json")
-    assert [(row["part"], row["engine"], row["graph"]) for row in rows] == [
-        ("fit", "layerwise", False),
-        ("trainer", "layerwise", False),
+    assert [(row["part"], row.get("method"), row["engine"], row["graph"]) for row in rows] == [
+        ("fit", "many wrong", "layerwise", False),
+        ("fit", "Soseleto()", "layerwise", False),
+        ("trainer", None, "layerwise", False),
     ]
     assert all(row["times"] == pytest.approx(row["ours ms"] / row["plain ms"]) for row in rows)
     assert 1.0 < rows[0]["memory"] < 5.0  # that of a step with a proof

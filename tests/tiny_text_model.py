@@ -12,7 +12,7 @@ WORDS = (*GOOD, *BAD, "the", "a", "film", "book", "was", "and", "very", *map(str
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def make_folder(folder: Path, *, longest: int = 64) -> Path:
+def make_folder(folder: Path, *, longest: int = 64, layers: int = 1) -> Path:
     """Write the model; about 4,000 parameters."""
     import tokenizers
     import transformers
@@ -31,7 +31,7 @@ def make_folder(folder: Path, *, longest: int = 64) -> Path:
     config = transformers.BertConfig(
         vocab_size=len(vocabulary),
         hidden_size=16,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         intermediate_size=32,
         max_position_embeddings=longest,

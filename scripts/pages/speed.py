@@ -65,7 +65,9 @@ def step(row: dict[str, Any]) -> list[str]:
 
 
 def fine_tuning(row: dict[str, Any]) -> list[str]:
-    title = {"fit": "`fit` against a plain loop", "trainer": "`SoseletoTrainer` against `Trainer`"}[row["part"]]
+    method = {"many wrong": "`fit`, many wrong labels", "Soseleto()": "`fit`, `Soseleto()`"}
+    fit = f"{method[row.get('method', 'Soseleto()')]}, against a plain loop"
+    title = {"fit": fit, "trainer": "`SoseletoTrainer` against `Trainer`"}[row["part"]]
     sizes, form = f"{row['B']}, {row['T']}", "graph" if row["graph"] else "one kernel at a time"
     memory = ["" if row.get(name) is None else f"{row[name]:.2f}x" for name in ("memory", "whole memory")]
     return [

@@ -20,6 +20,7 @@ from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import TextClassifier
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import PRETRAINED, RunFolder
+from soseleto.training import usual
 from soseleto.training.resume import Keeper
 from tiny_text_model import make_folder, write_reviews
 
@@ -98,6 +99,23 @@ def test_the_default_number_of_epochs_is_in_the_plan(desk: Path, monkeypatch: py
     assert "noisy mode, 3 epochs in batches of" in printed
     assert said not in plan("--epochs", "5")
     assert "noisy mode, 30 epochs in batches of" in plan(model=False)
+
+
+def test_the_plan_says_what_moves_the_weights(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(job: Job, progress: object) -> None:
+        raise UsageError("planned")
+
+    def plan(*more: object) -> str:
+        words = [str(word) for word in (*fit_words(desk, "none", model=False), *more)]
+        return CliRunner().invoke(app, [*words, "--model", f"hf:{desk / 'three'}"]).output
+
+    make_folder(desk / "three", layers=3)
+    monkeypatch.setattr(Job, "run", stop)
+    monkeypatch.setattr(usual, "wrong_at_least", lambda *_, **__: 0.3)
+    many = "2 in a usual visit, since many labels of the source seem wrong"
+    assert f"weights move by the alignments of the last blocks, {many}" in plan()
+    assert f"weights move by the alignments of all layers, {many}" in plan("--alignments", "all")
+    assert f"weights move by the alignments of the last layer, {many}" in plan("--alignments", "last")
 
 
 def test_the_strong_recipe_drops_tokens(desk: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from soseleto.errors import DataError, UsageError
 from soseleto.experiments import cleanlab, measures
@@ -19,6 +20,10 @@ from soseleto.experiments.noisy_text.command import configs, main, parser
 from soseleto.experiments.noisy_text.configuration import TRUSTED, Config, configuration, lines_of
 from soseleto.experiments.noisy_text.experiment import heading, make_method, prepare_data, run_all, run_one
 from soseleto.experiments.results import Row, started
+from soseleto.extensions import chain
+from soseleto.models.pretrained_text import make_text_model
+from soseleto.models.trained_parts import last_blocks
+from soseleto.training.usual import Usual
 from tiny_text_model import BAD, GOOD, make_folder
 
 N, TESTED = 160, 40
@@ -84,7 +89,7 @@ def test_every_line_gets_the_same_data_and_is_a_method(tiny: dict[str, Any]) -> 
             for side in ("source", "trusted", "evaluated"):
                 assert getattr(data, side).fingerprint() == getattr(first, side).fingerprint()
             if config.base != "logistic":
-                assert make_method(config).name == config.base
+                assert make_method(config, nn.Linear(1, 1)).name == config.base
             steps = (config.epochs, config.batch_size, config.lr, config.optimizer, config.schedule)
             same = steps == tuple(getattr(configuration("ordinary", encoder=encoder, **tiny), n) for n in STEPS)
             assert same != (line == "target_only_longer")
@@ -97,6 +102,17 @@ def test_the_weight_step_follows_the_epochs() -> None:
     steps = [dict(configuration("soseleto_usual", encoder=e).settings)["weight_step"] for e in ("trained", "frozen")]
     assert steps == [2.0, 0.3]
     assert dict(configuration("soseleto_usual_frozen").settings)["weight_step"] is None
+
+
+def test_the_default_is_what_fit_uses(tmp_path: Path) -> None:
+    model = make_text_model(f"hf:{make_folder(tmp_path / 'three', layers=3)}", "noisy", classes=2)
+    blocks = last_blocks(model, 2)
+    assert blocks == (*(f"encoder.language_model.encoder.layer.{at}." for at in (1, 2)), "classifier.")
+    of_blocks = {"pretrained": True, "last_blocks": blocks}
+    for encoder, one, kind in (("trained", model, of_blocks), ("frozen", nn.Linear(3, 2), {})):
+        ours = make_method(configuration("soseleto_usual", encoder=encoder), one)
+        usual: Any = Usual().method_for_classes(many_wrong=True, **kind)
+        assert ours == replace(usual, gradients=chain(usual.gradients))
 
 
 def test_more_trusted_texts_contain_the_fewer() -> None:

@@ -46,8 +46,8 @@ def normalised(values: list[float]) -> list[float]:
 # Judgement
 
 
-@pytest.mark.parametrize("by_class", [False, True])
-def test_posterior_and_what_it_learns_against_a_loop(by_class: bool) -> None:
+@pytest.mark.parametrize("by_class", [0.0, 0.25, 1.0])
+def test_posterior_and_what_it_learns_against_a_loop(by_class: float) -> None:
     seeded = torch.Generator().manual_seed(0)
     judge = Judge(C, 0.5, True, by_class)
     state = {name: value.double() for name, value in judge.init(torch.device("cpu")).items()}
@@ -69,12 +69,13 @@ def test_posterior_and_what_it_learns_against_a_loop(by_class: bool) -> None:
             balanced = [plain[i][c] * trusted[c] / answers[c] for c in range(C)]
             sharp = normalised([value**2 for value in balanced])
             assert q[i].tolist() == pytest.approx(sharp, rel=1e-6)
-            if by_class:
-                t = [0.99 * told[c][y] / sum(told[c]) + 0.01 / C for c in range(C)]
-                expected = normalised([sharp[c] * t[c] for c in range(C)])
-            else:
+            own = [0.99 * told[c][y] / sum(told[c]) + 0.01 / C for c in range(C)]
+            same = [share if c == y else (1 - share) / (C - 1) for c in range(C)]
+            expected = normalised([sharp[c] * (by_class * own[c] + (1 - by_class) * same[c]) for c in range(C)])
+            if not by_class:
                 w = share * sharp[y] / (share * sharp[y] + (1 - share) * (1 - sharp[y]) / (C - 1))
-                expected = [w if c == y else (1 - w) * sharp[c] / (1 - sharp[y]) for c in range(C)]
+                alone = [w if c == y else (1 - w) * sharp[c] / (1 - sharp[y]) for c in range(C)]
+                assert expected == pytest.approx(alone)  # the form of one share
             assert r[i].tolist() == pytest.approx(expected, rel=1e-6)
             for c in range(C):
                 joint[c][y] += 0.01 * expected[c] / B
@@ -86,7 +87,7 @@ def test_shares_of_right_labels_are_found() -> None:
     truth = torch.randint(C, (64 * 300,), generator=seeded)
     flip = (truth == 2) & (torch.rand(len(truth), generator=seeded) < 0.4)
     labels = torch.where(flip, 0, truth)
-    for by_class in (False, True):
+    for by_class in (0.0, 0.5, 1.0):
         judge = Judge(C, 1.0, False, by_class)
         state = judge.init(torch.device("cpu"))
         for rows in torch.arange(len(truth)).split(64):

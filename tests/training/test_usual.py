@@ -13,7 +13,7 @@ import soseleto
 from soseleto import Soseleto, squared_error
 from soseleto.data.preprocess import make_prepare
 from soseleto.errors import UsageError
-from soseleto.extensions import beyond_noise, chain, label_doubt, normalized, target_share
+from soseleto.extensions import beyond_noise, chain, label_doubt, normalized, running_mean, target_share
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training import usual
 from soseleto.training.settings import method_of
@@ -94,6 +94,39 @@ def test_weights_of_a_pretrained_network_can_cross_in_one_visit() -> None:
         assert (method.weight_step, method.initial_weight, method.alignment) == (2.0, 1.0, alignment)
         few = Usual().method_for_classes(many_wrong=False, epochs=10, **kind)
         assert (few.weight_step, few.initial_weight) == (0.09, 1.0)
+
+
+class Stacked(nn.Module):
+    """As pretrained networks are: what reads the input, a list of blocks, and a classifier."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        part = type("Block", (nn.Linear,), {"__module__": "transformers.models.block"})
+        self.first, self.blocks = nn.Linear(3, 4), nn.ModuleList(part(4, 4) for _ in range(blocks))
+        self.classifier = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + torch.relu(block(x))
+        return self.classifier(x)  # type: ignore[no-any-return]
+
+
+def test_weights_of_a_pretrained_network_move_by_its_last_blocks(tmp_path: Path) -> None:
+    layers = ("blocks.1.", "blocks.2.", "classifier.")
+    method = used(tmp_path / "three", Stacked(3), wrong=0.4)
+    assert (method.direction, method.alignment) == (running_mean(layers=layers), chain(*SIZED))
+    assert used(tmp_path / "two", Stacked(2), wrong=0.4).direction == running_mean()  # these are all
+    assert used(tmp_path / "few", Stacked(3)).alignment == FEW
+
+
+@pytest.mark.parametrize("asked", [Usual(all_layers=True), Usual(engine="layerwise")])
+def test_all_layers_of_a_pretrained_network_where_they_are_asked_for(asked: Usual) -> None:
+    kind: Any = {"many_wrong": True, "pretrained": True, "last_blocks": ("blocks.2.",)}
+    assert Usual().method_for_classes(**kind).direction == running_mean(layers=("blocks.2.",))
+    assert asked.method_for_classes(**kind).direction == running_mean()
+    assert Usual().method_for_classes(**{**kind, "pretrained": False}).direction == running_mean()
+    assert Usual().method_for_classes(convolutional=True, **kind).alignment.replaces_engine
 
 
 def test_labels_are_learned_by_heart_with_ten_parameters_an_example() -> None:

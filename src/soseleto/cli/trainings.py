@@ -170,7 +170,8 @@ class Trainings:
     @property
     def method_in_words(self) -> str:
         """The line of the plan about what moves the weights."""
-        layers = "the last layer" if self._usual.alignment.replaces_engine else "all layers"
+        some = "the last blocks" if getattr(self._usual.direction, "layers", None) else "all layers"
+        layers = "the last layer" if self._usual.alignment.replaces_engine else some
         many = self._usual.gradients == target_share(MANY_SHARE)
         seem = f", since {'many' if many else 'few'} labels of the source seem wrong"
         chosen = seem if self.options.weight_step is None and self.options.target_share is None else ""

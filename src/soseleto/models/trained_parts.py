@@ -26,6 +26,25 @@ def freeze(network: nn.Module, train: str) -> None:
         p.requires_grad_(name in kept)
 
 
+def last_blocks(network: nn.Module, wanted: int) -> tuple[str, ...]:
+    """What the names of their parameters begin with, and of those that follow; empty if no more blocks are trained.
+
+    Example:
+        >>> blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+        >>> last_blocks(nn.Sequential(blocks, nn.Linear(3, 2)), 2)
+        ('0.2.', '0.3.', '1.')
+    """
+    found = _longest_list(network)
+    if found is None:
+        return ()
+    name, blocks = found
+    trained = [at for at, block in enumerate(blocks) if any(p.requires_grad for p in block.parameters())]
+    if len(trained) <= wanted:
+        return ()
+    after = (key.rpartition(".")[0] for key in _by_longest_list(network)[-1])
+    return (*(f"{name}.{at}." for at in trained[-wanted:]), *(f"{module}." for module in dict.fromkeys(after)))
+
+
 def _last(network: nn.Module, wanted: int) -> set[str]:
     """The parameters of the last blocks, and of all that comes after them."""
     groups = _by_matcher(network) if hasattr(network, "group_matcher") else _by_longest_list(network)
@@ -44,14 +63,20 @@ def _by_matcher(network: Any) -> list[list[str]]:
 
 def _by_longest_list(network: nn.Module) -> list[list[str]]:
     """Stem, blocks and end by the ModuleList with the most parameters; the names are in the order of the layers."""
-    lists = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.ModuleList) and len(m) > 1]
-    if not lists:
+    found = _longest_list(network)
+    if found is None:
         raise UsageError(f"{type(network).__name__} has no list of blocks: write --train all or --train head.")
-    name, blocks = max(lists, key=lambda found: sum(p.numel() for p in found[1].parameters()))
+    name, blocks = found
     names = [key for key, _ in network.named_parameters()]
     inside = [[key for key in names if key.startswith(f"{name}.{at}.")] for at in range(len(blocks))]
     begin, end = names.index(inside[0][0]), names.index(inside[-1][-1])
     return [names[:begin], *inside, names[end + 1 :]]
+
+
+def _longest_list(network: nn.Module) -> tuple[str, nn.ModuleList] | None:
+    """The ModuleList with the most parameters, by name."""
+    lists = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.ModuleList) and len(m) > 1]
+    return max(lists, key=lambda found: sum(p.numel() for p in found[1].parameters()), default=None)
 
 
 def add_lora(network: nn.Module, rank: int, head: str) -> nn.Module:

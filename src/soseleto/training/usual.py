@@ -9,7 +9,7 @@ weights depends on how many labels are wrong, which is estimated from the data b
   fall fast, before the network has learned the wrong labels. In a network with convolutions that was worse than mixed
   training: there the last layer's alignments move them, as they are. One that is too small to learn the labels by heart
   needs no haste: its weights start at 0.7, and move as where few are wrong. A pretrained one has few epochs: a weight
-  can go all the way in one visit.
+  can go all the way in one visit; the alignments of its last two blocks serve as well as those of all, and cost less.
 
 A model that does not end in a linear layer has the alignments of all layers in both cases. What other choices came to
 is in ``docs/explanation/alignments.md``.
@@ -37,6 +37,7 @@ from soseleto.extensions import (
     label_doubt,
     last_layer,
     normalized,
+    running_mean,
     scale_by_rms,
     target_share,
     unit_length,
@@ -44,6 +45,7 @@ from soseleto.extensions import (
     without_own_error,
 )
 from soseleto.models.evaluation import evaluation_mode
+from soseleto.models.trained_parts import last_blocks
 from soseleto.suspects.mistakes import can_estimate
 from soseleto.task.last_layer import no_last_layer
 from soseleto.task.losses import NoisyLosses
@@ -68,6 +70,7 @@ MANY = 0.125  # the share of wrong labels from which they are many, by the lower
 MANY_PRETRAINED = 0.04  # the same of a pretrained network, which sees half of people's mistakes beforehand
 STANDARD_ERRORS = 2.0  # of an example's mean alignment, before its weight moves
 BY_HEART = 10  # parameters an example, from which a network can learn labels by heart; compared with 3 and with 48
+LAST_BLOCKS = 2  # of a pretrained network, by whose alignments weights move
 DOUBTFUL = 0.7  # the first weight where many labels are wrong and the network is too small for that
 LAST_LAYER = last_layer(whitened(shrink=1.0), unit_length(), at_temperature(4.0), without_own_error())
 SIZED: tuple[Piece, ...] = (scale_by_rms(), hold_when_vanished())
@@ -106,12 +109,14 @@ class Usual:
         convolutional: bool = False,
         by_heart: bool = True,
         pretrained: bool = False,
+        last_blocks: tuple[str, ...] = (),
         epochs: int = EPOCHS,
     ) -> Soseleto:
         """For classes with wrong labels, many or few, and a model that ends in a linear layer or not.
 
         by_heart: whether the model has parameters enough to learn the labels by heart.
         pretrained: it is trained for few epochs, in which its weights must move.
+        last_blocks: what names of parameters in its last blocks begin with; empty if it has no list of blocks.
 
         Example:
             >>> Usual().method_for_classes(many_wrong=True).weight_step
@@ -126,20 +131,30 @@ class Usual:
         else:
             pieces, step = SIZED, convolutional_weight_step(epochs) if convolutional else MANY_WEIGHT_STEP
         share = MANY_SHARE if many_wrong else TARGET_SHARE
-        made = self._made(pieces, step, share, doubt=True, all_layers=all_layers)
+        by_blocks = pretrained and not patient and self.all_layers is None and self.engine == "auto"
+        layers = last_blocks if by_blocks and not convolutional else ()
+        made = self._made(pieces, step, share, doubt=True, all_layers=all_layers, layers=layers)
         if many_wrong and patient:
             made = replace(made, initial_weight=DOUBTFUL)
         return replace(made, scores=LAST_LAYER) if ends_in_linear and not made.alignment.replaces_engine else made
 
     def _made(
-        self, pieces: tuple[Piece, ...], weight_step: float, share: float, *, doubt: bool, all_layers: bool
+        self,
+        pieces: tuple[Piece, ...],
+        weight_step: float,
+        share: float,
+        *,
+        doubt: bool,
+        all_layers: bool,
+        layers: tuple[str, ...] = (),
     ) -> Soseleto:
-        """With these settings, unless others were asked for."""
+        """With these settings, unless others were asked for; layers: those that alignments are taken over, or all."""
         share = share if self.target_share is None else self.target_share
         doubt = doubt if self.doubt is None else self.doubt
         all_layers = all_layers if self.all_layers is None else self.all_layers
         return Soseleto(
             weight_step=weight_step if self.weight_step is None else self.weight_step,
+            direction=running_mean(layers=layers or None),
             alignment=chain(*pieces) if all_layers else chain(LAST_LAYER, *pieces),
             source_loss=label_doubt() if doubt else normalized(),
             gradients=target_share(share) if share else chain(),
@@ -164,9 +179,13 @@ class Usual:
         """
         try:
             kind = {"ends_in_linear": ends_in_linear(model, prepare, source), "convolutional": convolutional(model)}
-            kind["pretrained"] = is_from_library(model)
             kind["by_heart"] = by_heart(model, source)
-            few, many = (self.method_for_classes(many_wrong=many, epochs=epochs, **kind) for many in (False, True))
+            kind["pretrained"] = is_from_library(model)
+            blocks = last_blocks(model, LAST_BLOCKS) if kind["pretrained"] else ()
+            few, many = (
+                self.method_for_classes(many_wrong=many, epochs=epochs, last_blocks=blocks, **kind)
+                for many in (False, True)
+            )
             for method in (few, many):
                 if before is not None and before == json.loads(json.dumps(settings_of(method))):
                     return method

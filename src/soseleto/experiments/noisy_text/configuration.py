@@ -11,6 +11,7 @@ from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments.fine_tuning import LOGISTIC
 from soseleto.experiments.lines import Lines, fields_of
 from soseleto.training.defaults import MANY_SHARE, MANY_WEIGHT_STEP, PRETRAINED_WEIGHT_STEP
+from soseleto.training.usual import LAST_BLOCKS
 
 TRUSTED: Mapping[str, tuple[int, ...]] = MappingProxyType({"ag_news": (100, 200, 500), "hausa": (200,)})
 HELD_OUT: Mapping[str, int] = MappingProxyType({"ag_news": 2000, "hausa": 500})
@@ -22,7 +23,8 @@ USUAL_STEPS: Mapping[str, float] = MappingProxyType({"trained": PRETRAINED_WEIGH
 class Config:
     """One run, complete.
 
-    method: the row's name; base, settings: which method that is, and what differs from its defaults
+    method: the row's name; base, settings: which method that is, and what differs from its defaults; "last_blocks" is
+        how many of the model's blocks the alignments are taken over
     noise: which news; n_trusted: trusted texts; n_source, n_test: maximum number of texts
     encoder: "trained", fine-tuned with a new linear classifier, or "frozen", a linear classifier of its embeddings
     model: the folder of the pretrained model, or its name below ``ROOT/pretrained``; max_tokens: of a text
@@ -76,6 +78,7 @@ USUAL: tuple[tuple[str, Any], ...] = (
     ("weight_step", USUAL_STEP),
     ("last_layer", True),
 )
+BY_BLOCKS: tuple[tuple[str, Any], ...] = (*USUAL, ("last_blocks", LAST_BLOCKS))  # of a model that is fine-tuned
 # The lines: title, and what makes each differ from the common configuration.
 LINES: Lines = MappingProxyType(
     {
@@ -111,13 +114,13 @@ LINES: Lines = MappingProxyType(
             {"base": "soseleto", "settings": (*DOUBTING, ("weight_step", None), ("initial_weight", 0.7))},
         ),
         "soseleto_doubting_probes": ("… with probes", {"base": "soseleto", "settings": DOUBTING, "probes": "auto"}),
-        "soseleto_usual": ("**SOSELETO, default for many wrong labels**", {"base": "soseleto", "settings": USUAL}),
+        "soseleto_usual": ("**SOSELETO, default for many wrong labels**", {"base": "soseleto", "settings": BY_BLOCKS}),
         "soseleto_usual_frozen": (
             "… weights frozen at 0.7",
             {"base": "soseleto", "settings": (*USUAL, ("weight_step", None), ("initial_weight", 0.7))},
         ),
         "soseleto_usual_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": USUAL}),
-        "soseleto_usual_probes": ("… with probes", {"base": "soseleto", "settings": USUAL, "probes": "auto"}),
+        "soseleto_usual_probes": ("… with probes", {"base": "soseleto", "settings": BY_BLOCKS, "probes": "auto"}),
     }
 )  # fmt: skip
 # The target alone profits from more steps where trusted texts are hard, as the Hausa titles are.
@@ -155,5 +158,9 @@ def configuration(
         other = next(one for one in ENCODERS if one != encoder)
         raise UsageError(f"{method} has no line for the encoder {encoder!r}: choose the encoder {other!r}.")
     step = USUAL_STEPS[encoder]
-    settings = tuple((name, step if value == USUAL_STEP else value) for name, value in fields.pop("settings", ()))
+    settings = tuple(
+        (name, step if value == USUAL_STEP else value)
+        for name, value in fields.pop("settings", ())
+        if name != "last_blocks" or encoder == "trained"
+    )
     return Config(noise=noise, n_trusted=n_trusted, encoder=encoder, seed=seed, settings=settings, **fields)

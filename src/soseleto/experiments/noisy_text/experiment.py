@@ -36,6 +36,7 @@ from soseleto.experiments.results import Row
 from soseleto.experiments.shuffled_weights import ShuffledWeights
 from soseleto.methods import Recording, Signals, by_name
 from soseleto.models.pretrained_text import make_text_model
+from soseleto.models.trained_parts import last_blocks
 from soseleto.parallel.device import choose_device
 from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.optimizers import SCHEDULES, adamw, sgd
@@ -108,9 +109,11 @@ def _side(kind: type[Examples], inputs: Tensor, labels: Tensor, classes: tuple[s
     return kind(inputs[index], labels[index], ids=ids, classes=classes)
 
 
-def make_method(config: Config) -> Method:
-    """The method with its settings."""
+def make_method(config: Config, model: nn.Module) -> Method:
+    """The method with its settings, for a model whose last blocks they may name by number."""
     settings = dict(config.settings)
+    if (blocks := settings.pop("last_blocks", None)) is not None:
+        settings["aligned"] = last_blocks(model, blocks) or None
     if config.base in (Soseleto.name, ShuffledWeights.name):
         return soseleto(ShuffledWeights if config.base == ShuffledWeights.name else Soseleto, **settings)
     method: Any = by_name(config.base)
@@ -178,10 +181,11 @@ def train(config: Config, data: Data, root: str | Path | None, device: str, sign
     """One training by the configuration's method, with its optimizer and schedule."""
     from soseleto.training.fit import fit
 
-    method = make_method(config)
+    model = make_model(config, data, root)
+    method = make_method(config, model)
     before = data.before if config.labels_before else None
     return fit(
-        make_model(config, data, root),
+        model,
         data.source,
         data.trusted,
         mode="noisy",

@@ -10,7 +10,8 @@ diagonal and (1 − π)/(C − 1) elsewhere, and
     w = π q_y / (π q_y + (1 − π)(1 − q_y)/(C − 1)).
 
 T is estimated as it is used: J_cy is the running mean of r_c over examples with label y, π its trace, and T_cy =
-J_cy/Σ_k J_ck where every class has mistakes of its own (expectation-maximisation, one batch at a time).
+J_cy/Σ_k J_ck where every class has mistakes of its own (expectation-maximisation, one batch at a time). Between the two
+forms is any mean of both.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ MEMORY = 0.99  # of the running means over steps
 
 @dataclass(frozen=True)
 class Judge:
-    """temperature: τ; balance: whether answers are balanced; by_class: whether classes have mistakes of their own."""
+    """temperature: τ; balance: whether answers are balanced; by_class: how far classes have mistakes of their own."""
 
     classes: int
     temperature: float
     balance: bool
-    by_class: bool
+    by_class: float
 
     def init(self, device: torch.device) -> dict[str, Tensor]:
         """J, q̄ and t."""
@@ -52,7 +53,9 @@ class Judge:
 
     def posterior(self, q: Tensor, labels: Tensor, state: dict[str, Tensor]) -> Tensor:
         """r (B, C); J learns from it."""
-        t = by_class(state["joint"]) if self.by_class else transition(clean_share(state), self.classes)
+        t = transition(clean_share(state), self.classes)
+        if self.by_class:
+            t = torch.lerp(t, by_class(state["joint"]), float(self.by_class))
         r = q * t.T[labels]
         r = r / r.sum(1, keepdim=True).clamp(min=SMALLEST**2)
         _learn(state["joint"], r.T @ one_hot(labels, self.classes).to(r.dtype) / len(labels))

@@ -49,7 +49,8 @@ class Strong:
     labels: of the source, "doubted", or "believed", which trains on every label as it is, or "ignored", which trains on
         the teacher's answers alone
     answers: the teacher's answers replace doubted labels; without, an example counts as much as its label is believed
-    by_class: every class has mistakes of its own, estimated in the training; else one share of right labels for all
+    by_class: 1 if every class has mistakes of its own, estimated in the training, 0 for one share of right labels for
+        all, and between them a mean of both
     balance: the teacher's answers are brought to the class shares of the trusted labels
     judging: temperature of the answers that labels are judged by; below 1 if the teacher is underconfident
     temperature: of sharpening what is trained on; 1 leaves it as it is
@@ -63,7 +64,7 @@ class Strong:
     teacher: float = 0.999
     labels: Literal["doubted", "believed", "ignored"] = "doubted"
     answers: bool = True
-    by_class: bool = False
+    by_class: float = 0.0
     balance: bool = True
     judging: float = 0.5
     temperature: float = 1.0
@@ -78,7 +79,7 @@ class Strong:
     takes_views = True
 
     def __post_init__(self) -> None:
-        for name in ("teacher", "ramp", "cutmix", "target_share"):
+        for name in ("teacher", "ramp", "by_class", "cutmix", "target_share"):
             if getattr(self, name) is not None:
                 require_share(name, getattr(self, name))
         if self.labels not in LABELS:
