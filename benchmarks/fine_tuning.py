@@ -177,6 +177,7 @@ def our_step(case: Case, made: Callable[[nn.Module], Soseleto]) -> tuple[Callabl
         n_source=case.source,
         steps=1000,
         shared=frozenset(trainable(model)),
+        classes=CLASSES,
         target_head=frozenset(),
         make_optimizer=adamw(PRETRAINED_LR),
         device=case.device,

@@ -56,7 +56,7 @@ def pages() -> dict[Path, str]:
             filled("docs/results/adult.md", {"adult": experiments.adult()}),
             filled("docs/explanation/speed.md", speed.parts()),
             filled("docs/explanation/engines.md", speed.of_engines()),
-            filled("docs/explanation/strong.md", {"chosen": choices.strong(), "step": speed.strong_steps()}),
+            filled("docs/explanation/strong.md", {**choices.strong(), "step": speed.strong_steps()}),
             filled("docs/explanation/alignments.md", choices.parts()),
             filled("docs/how-to/scale.md", {"measured": speed.scale()}),
             filled("docs/how-to/suspects.md", suspects.parts()),

@@ -120,8 +120,10 @@ def convolutional_steps() -> str:
     return table(["weight step", *columns], [[name, *own] for name, own in zip(lines, cells, strict=True)])
 
 
-def strong() -> str:
-    return cifar10_deep.chosen_table(load("cifar10-deep-choose.json")["rows"])
+def strong() -> dict[str, str]:
+    """Of docs/explanation/strong.md."""
+    rows = load("cifar10-deep-choose.json")["rows"]
+    return {"chosen": cifar10_deep.chosen_table(rows), "rivals": cifar10_deep.rivals_table(rows)}
 
 
 def parts() -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from soseleto.experiments.cifar10_deep.experiment import LINES, MAIN, Config
 from soseleto.experiments.results import Row, Spread, fill_page, table
+from soseleto.methods import DivideMix
 from soseleto.methods.strong.method import IMAGES_CUT
 
 COLUMNS: Mapping[str, float | str] = {
@@ -54,8 +55,8 @@ def auroc_table(rows: Sequence[Row]) -> str:
 
 
 def seconds_table(rows: Sequence[Row]) -> str:
-    """Seconds of a training."""
-    return _table(_usual(rows), lambda row: row["seconds"], TITLES)
+    """Seconds of a training that had the GPU to itself."""
+    return _table([row for row in _usual(rows) if row.get("processes", 1) == 1], lambda row: row["seconds"], TITLES)
 
 
 def trusted_table(rows: Sequence[Row]) -> str:
@@ -89,13 +90,24 @@ def _table(
 def chosen_table(rows: Sequence[Row]) -> str:
     """Runs of the recipe on held-out images, by which its settings were chosen."""
     names = {noise: name for name, noise in COLUMNS.items()}
-    order = sorted(rows, key=lambda row: list(names).index(row["setting"]["noise"]))
+    ours = [row for row in rows if row["config"]["base"] == "strong"]
+    order = sorted(ours, key=lambda row: list(names).index(row["setting"]["noise"]))
     lines = ["| noise | epochs | views | changes | mixed by | otherwise | held out |", "|---|---|---|---|---|---|---|"]
     for row in order:
         config = row["config"]
         kind = [names[row["setting"]["noise"]], config["epochs"], config["views"], config["changes"]]
         cells = [*kind, _mixed_by(config["settings"]), ", ".join(_otherwise(config)), f"{row['heldout_accuracy']:.1f}"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def rivals_table(rows: Sequence[Row]) -> str:
+    """Runs of DivideMix on held-out images, by which its settings were chosen."""
+    lines = ["| λ_u | warm-up | learning rate | epochs | source | held out |", "|---|---|---|---|---|---|"]
+    for config, row in ((row["config"], row) for row in rows if row["config"]["base"] == "divide_mix"):
+        settings = {"unlabelled": DivideMix.unlabelled, "warm_up": DivideMix.warm_up, **config["settings"]}
+        cells = [f"{settings['unlabelled']:g}", f"{settings['warm_up']:g}", config["lr"], config["epochs"]]
+        lines.append(f"| {' | '.join(map(str, cells))} | {config['n_source']:,} | {row['heldout_accuracy']:.1f} |")
     return "\n".join(lines)
 
 

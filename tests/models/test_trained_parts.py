@@ -1,0 +1,31 @@
+"""Which parameters belong to the last blocks of a network."""
+
+from torch import nn
+
+from soseleto.models.trained_parts import last_blocks
+
+
+def stacked(blocks: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 3), nn.ModuleList(nn.Linear(3, 3) for _ in range(blocks)), nn.LayerNorm(3))
+
+
+def test_the_last_blocks_and_what_follows() -> None:
+    assert last_blocks(stacked(12), 2) == ("1.10.", "1.11.", "2.")
+    assert last_blocks(stacked(2), 2) == ()  # they are all
+    assert last_blocks(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), 1) == ()
+
+
+def test_the_longest_list_counts() -> None:
+    network = nn.ModuleDict({"layers": stacked(4), "heads": nn.ModuleList(nn.Linear(3, 1) for _ in range(5))})
+    heads = tuple(f"heads.{at}." for at in range(5))
+    assert last_blocks(network, 1) == ("layers.1.3.", "layers.2.", *heads)
+
+
+def test_blocks_that_are_not_trained_do_not_count() -> None:
+    network = stacked(5)
+    blocks = network[1]
+    assert isinstance(blocks, nn.ModuleList)
+    blocks[4].requires_grad_(False)
+    assert last_blocks(network, 2) == ("1.2.", "1.3.", "2.")
+    blocks[:3].requires_grad_(False)
+    assert last_blocks(network, 2) == ()  # one is left
