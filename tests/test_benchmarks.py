@@ -371,6 +371,20 @@ def test_strong_step(tmp_path: Path) -> None:
     assert rows[1]["times"] == rows[1]["ms a step"] / rows[0]["ms a step"] > 0
 
 
+def test_by_class(tmp_path: Path) -> None:
+    by_class = importlib.import_module("by_class")
+    command = ["--tiny", "--seeds", "1", "--epochs", "2", "--noise", "asymmetric", "worst", "--shares", "0", "0.5"]
+    rows = by_class.main([*command, "--out", str(tmp_path / "rows.json")])
+    assert {(row["noise"], row["by_class"]) for row in rows} == {
+        (noise, share) for noise in ("asymmetric", "worst") for share in (0.0, 0.5)
+    }
+    assert all(0 <= row["accuracy"] <= 100 for row in rows)
+    assert by_class.main([*command, "--out", str(tmp_path / "rows.json")]) == rows  # nothing is repeated
+    right = torch.arange(1000) % 10
+    assert int((by_class.noisy("40 %", right, right, 0) != right).sum()) == 400
+    assert int((by_class.noisy("asymmetric", right, right, 0) != right).sum()) == 200
+
+
 def test_tables(tmp_path: Path) -> None:
     from soseleto.data import data_root
 
