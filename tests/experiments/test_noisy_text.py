@@ -107,7 +107,11 @@ def test_the_weight_step_follows_the_epochs() -> None:
 def test_the_default_is_what_fit_uses(tmp_path: Path) -> None:
     model = make_text_model(f"hf:{make_folder(tmp_path / 'three', layers=3)}", "noisy", classes=2)
     blocks = last_blocks(model, 2)
-    assert blocks == (*(f"encoder.language_model.encoder.layer.{at}." for at in (1, 2)), "classifier.")
+    assert blocks == (
+        *(f"encoder.language_model.encoder.layer.{at}." for at in (1, 2)),
+        "classifier.weight",
+        "classifier.bias",
+    )
     of_blocks = {"pretrained": True, "last_blocks": blocks}
     for encoder, one, kind in (("trained", model, of_blocks), ("frozen", nn.Linear(3, 2), {})):
         ours = make_method(configuration("soseleto_usual", encoder=encoder), one)

@@ -113,7 +113,7 @@ class Stacked(nn.Module):
 
 
 def test_weights_of_a_pretrained_network_move_by_its_last_blocks(tmp_path: Path) -> None:
-    layers = ("blocks.1.", "blocks.2.", "classifier.")
+    layers = ("blocks.1.", "blocks.2.", "classifier.weight", "classifier.bias")
     method = used(tmp_path / "three", Stacked(3), wrong=0.4)
     assert (method.direction, method.alignment) == (running_mean(layers=layers), chain(*SIZED))
     assert used(tmp_path / "two", Stacked(2), wrong=0.4).direction == running_mean()  # these are all

@@ -32,7 +32,7 @@ def last_blocks(network: nn.Module, wanted: int) -> tuple[str, ...]:
     Example:
         >>> blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
         >>> last_blocks(nn.Sequential(blocks, nn.Linear(3, 2)), 2)
-        ('0.2.', '0.3.', '1.')
+        ('0.2.', '0.3.', '1.weight', '1.bias')
     """
     found = _longest_list(network)
     if found is None:
@@ -41,8 +41,7 @@ def last_blocks(network: nn.Module, wanted: int) -> tuple[str, ...]:
     trained = [at for at, block in enumerate(blocks) if any(p.requires_grad for p in block.parameters())]
     if len(trained) <= wanted:
         return ()
-    after = (key.rpartition(".")[0] for key in _by_longest_list(network)[-1])
-    return (*(f"{name}.{at}." for at in trained[-wanted:]), *(f"{module}." for module in dict.fromkeys(after)))
+    return (*(f"{name}.{at}." for at in trained[-wanted:]), *_by_longest_list(network)[-1])
 
 
 def _last(network: nn.Module, wanted: int) -> set[str]:
