@@ -113,17 +113,32 @@ def convolutional_steps() -> str:
         found.setdefault((line(row), row["model"], row["noise"]), []).append(row["heldout_accuracy"])
     lines = sorted({name for name, *_ in found})
 
-    def cell(own: list[float]) -> str:
-        return f"{sum(own) / len(own):.1f}" + (f" ({len(own)})" if len(own) > 1 else "") if own else ""
-
-    cells = [[cell(found.get((name, *at), [])) for at in columns.values()] for name in lines]
+    cells = [[_mean(found.get((name, *at), [])) for at in columns.values()] for name in lines]
     return table(["weight step", *columns], [[name, *own] for name, own in zip(lines, cells, strict=True)])
 
 
 def strong() -> dict[str, str]:
     """Of docs/explanation/strong.md."""
     rows = load("cifar10-deep-choose.json")["rows"]
-    return {"chosen": cifar10_deep.chosen_table(rows), "rivals": cifar10_deep.rivals_table(rows)}
+    return {
+        "chosen": cifar10_deep.chosen_table(rows),
+        "rivals": cifar10_deep.rivals_table(rows),
+    }
+
+
+def by_class() -> str:
+    """Accuracy with ``by_class``, mean over seeds."""
+    found: dict[tuple[float, str], list[float]] = {}
+    for row in load("choose-by-class-cpu.json")["rows"]:
+        found.setdefault((row["by_class"], row["noise"]), []).append(row["accuracy"])
+    noises = sorted({noise for _, noise in found})
+    shares = sorted({share for share, _ in found})
+    cells = [[_mean(found.get((share, noise), [])) for noise in noises] for share in shares]
+    return table(["`by_class`", *noises], [[f"{share:g}", *own] for share, own in zip(shares, cells, strict=True)])
+
+
+def _mean(values: list[float]) -> str:
+    return f"{sum(values) / len(values):.1f}" + (f" ({len(values)})" if len(values) > 1 else "") if values else ""
 
 
 def parts() -> dict[str, str]:
