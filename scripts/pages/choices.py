@@ -123,6 +123,7 @@ def strong() -> dict[str, str]:
     return {
         "chosen": cifar10_deep.chosen_table(rows),
         "rivals": cifar10_deep.rivals_table(rows),
+        "by class": by_class(),
     }
 
 
