@@ -156,6 +156,7 @@ def parts() -> dict[str, str]:
             ["training", "precision", "B, T", "engine", "steps", "plain, ms", "ours", "memory", "whole memory"],
             fine_tuning,
             "fine_tuning-gpu.json",
+            "fine_tuning-cpu.json",
         ),
         "peers": of_files(
             ["model", "job", "implementation", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"
