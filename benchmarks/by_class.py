@@ -30,10 +30,10 @@ from torch import Tensor, nn
 
 import soseleto
 from common import arguments, show, write
-from soseleto.data import FeatureViews, by_confusion, generator, symmetric
+from soseleto.data import FeatureViews, generator, symmetric
 from soseleto.data.public.cifar import read_human
 from soseleto.data.public.sets import data_root, load
-from soseleto.experiments.cifar10_deep.experiment import ASYMMETRIC, PAIRS
+from soseleto.experiments.cifar10_deep.experiment import asymmetric
 from soseleto.experiments.pretrained_images.experiment import configuration, features
 from soseleto.methods import Strong
 
@@ -71,12 +71,7 @@ def read(folder: Path | None) -> dict[str, Tensor]:
 def noisy(noise: str, right: Tensor, worst: Tensor, seed: int) -> Tensor:
     if noise == "worst":
         return worst
-    if noise == "40 %":
-        return symmetric(right, 0.4, classes=10, seed=seed).labels
-    confusion = torch.eye(10, dtype=torch.float64)
-    for of, to in PAIRS:
-        confusion[of, of], confusion[of, to] = 1 - ASYMMETRIC, ASYMMETRIC
-    return by_confusion(right, confusion, seed=seed).labels
+    return symmetric(right, 0.4, classes=10, seed=seed).labels if noise == "40 %" else asymmetric(right, seed)
 
 
 def row(noise: str, share: float, seed: int, folder: Path | None, epochs: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ NUMBERS = {
     "weight_decay": float,
     "schedule": str,
     "n_trusted": int,
+    "n_source": int,
     "n_heldout": int,
     "views": int,
     "changes": int,

@@ -208,12 +208,15 @@ def noisy_labels(labels: Tensor, config: Config) -> Tensor:
     """The source's labels with the configuration's noise; human labels are noisy already."""
     if isinstance(config.noise, float):
         return symmetric(labels, config.noise, classes=10, seed=config.seed).labels
-    if config.noise != "asymmetric":
-        return labels
+    return asymmetric(labels, config.seed) if config.noise == "asymmetric" else labels
+
+
+def asymmetric(labels: Tensor, seed: int) -> Tensor:
+    """Five of ten classes flipped to a similar one."""
     confusion = torch.eye(10, dtype=torch.float64)
     for right, wrong in PAIRS:
         confusion[right, right], confusion[right, wrong] = 1 - ASYMMETRIC, ASYMMETRIC
-    return by_confusion(labels, confusion, seed=config.seed).labels
+    return by_confusion(labels, confusion, seed=seed).labels
 
 
 @lru_cache(maxsize=4)
