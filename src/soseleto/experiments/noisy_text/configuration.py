@@ -119,7 +119,7 @@ LINES: Lines = MappingProxyType(
             "… weights frozen at 0.7",
             {"base": "soseleto", "settings": (*USUAL, ("weight_step", None), ("initial_weight", 0.7))},
         ),
-        "soseleto_usual_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": USUAL}),
+        "soseleto_usual_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": BY_BLOCKS}),
         "soseleto_usual_probes": ("… with probes", {"base": "soseleto", "settings": BY_BLOCKS, "probes": "auto"}),
     }
 )  # fmt: skip
