@@ -209,7 +209,7 @@ def test_tables(tmp_path: Path) -> None:
         "| FixMatch, source unlabelled | 92.0 |  |",
     ]
     assert "| 100 trusted images | 90.0 |" in tables.trusted_table(rows)
-    assert "| weight | 99.0 ± 0.0 (2) | 99.0 |" in tables.auroc_table(rows)
+    assert "| **strong recipe** | 99.0 ± 0.0 (2) | 99.0 |" in tables.auroc_table(rows)
     assert "| FixMatch, source unlabelled | 100.0 |  |" in tables.seconds_table(rows)
     text = "".join(f"<!-- {mark} --><!-- /{mark} -->" for mark in tables.TABLES)
     assert tables.page(text, tmp_path / "none.json").count("Not run yet.") == len(tables.TABLES)

@@ -114,8 +114,8 @@ LINES: Lines = MappingProxyType(
         "strong_believed": ("… labels believed", {"base": "strong", "settings": (("labels", "believed"),)}),
         "strong_ignored": ("… labels ignored", {"base": "strong", "settings": (("labels", "ignored"),)}),
         "strong_no_answers": ("… doubted labels not replaced", {"base": "strong", "settings": (("answers", False),)}),
-        "strong_by_class": ("… mistakes estimated by class", {"base": "strong", "settings": (("by_class", True),)}),
-        "strong_half_by_class": ("… half by class", {"base": "strong", "settings": (("by_class", 0.5),)}),
+        "strong_one_share": ("… one share of wrong labels", {"base": "strong", "settings": (("by_class", 0.0),)}),
+        "strong_by_class": ("… mistakes by class alone", {"base": "strong", "settings": (("by_class", 1.0),)}),
         "strong_no_balance": ("… answers not balanced", {"base": "strong", "settings": (("balance", False),)}),
         "strong_no_sharpening": ("… nothing sharpened", {"base": "strong", "settings": (("judging", 1.0),)}),
         "strong_sharp_answers": (

@@ -8,7 +8,7 @@ from typing import Any
 
 from soseleto.experiments.cifar10_deep.experiment import LINES, MAIN, Config
 from soseleto.experiments.results import Row, Spread, fill_page, table
-from soseleto.methods import DivideMix
+from soseleto.methods import DivideMix, Strong
 from soseleto.methods.strong.method import IMAGES_CUT
 
 COLUMNS: Mapping[str, float | str] = {
@@ -32,6 +32,7 @@ PUBLISHED: Mapping[str, Mapping[float | str, str]] = {
         "worse_label": "96.2-96.3",
     },
 }
+SHOWN = ("cutmix", "by_class")  # settings that have columns of their own
 TITLES = {name: title for name, (title, _) in LINES.items()}
 
 
@@ -44,14 +45,9 @@ def accuracy_table(rows: Sequence[Row]) -> str:
 
 
 def auroc_table(rows: Sequence[Row]) -> str:
-    """100·AUROC of right against wrong labels, by the recipe's weight and score."""
-    found = [
-        {**row, "method": name, "value": 100.0 * signal["auroc"]}
-        for row in _usual(rows)
-        if row["method"] == "strong"
-        for name, signal in row.get("detection", {}).items()
-    ]
-    return _table(found, lambda row: row["value"], {"weight": "weight", "score": "score"})
+    """100·AUROC of right against wrong labels, by the weights of every line that has them."""
+    found = [row for row in _usual(rows) if "weight" in row.get("detection", {})]
+    return _table(found, lambda row: 100.0 * row["detection"]["weight"]["auroc"], TITLES)
 
 
 def seconds_table(rows: Sequence[Row]) -> str:
@@ -67,6 +63,8 @@ def trusted_table(rows: Sequence[Row]) -> str:
         if row["method"] == "strong" and row["setting"]["noise"] in MAIN and "accuracy" in row
     ]
     numbers = sorted({row["config"]["n_trusted"] for row in found})
+    if not numbers:
+        return "Not measured yet."
     return _table(found, lambda row: row["accuracy"], {str(n): f"{n:,} trusted images" for n in numbers})
 
 
@@ -92,11 +90,13 @@ def chosen_table(rows: Sequence[Row]) -> str:
     names = {noise: name for name, noise in COLUMNS.items()}
     ours = [row for row in rows if row["config"]["base"] == "strong"]
     order = sorted(ours, key=lambda row: list(names).index(row["setting"]["noise"]))
-    lines = ["| noise | epochs | views | changes | mixed by | otherwise | held out |", "|---|---|---|---|---|---|---|"]
+    head = ["noise", "epochs", "views", "changes", "mixed by", "`by_class`", "otherwise", "held out"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in order:
-        config = row["config"]
+        config, settings = row["config"], row["config"]["settings"]
         kind = [names[row["setting"]["noise"]], config["epochs"], config["views"], config["changes"]]
-        cells = [*kind, _mixed_by(config["settings"]), ", ".join(_otherwise(config)), f"{row['heldout_accuracy']:.1f}"]
+        judged = [_mixed_by(settings), f"{settings.get('by_class', Strong.by_class):g}"]
+        cells = [*kind, *judged, ", ".join(_otherwise(config)), f"{row['heldout_accuracy']:.1f}"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -120,7 +120,7 @@ def _otherwise(config: Mapping[str, Any]) -> list[str]:
     """What else differs from the experiment's configuration."""
     usual = {"lr": ("learning rate", Config.lr), "target_batch_size": ("trusted a step", Config.target_batch_size)}
     found = [f"{name} {config[field]}" for field, (name, value) in usual.items() if config[field] != value]
-    return found + [f"{name} {value}" for name, value in config["settings"].items() if name != "cutmix"]
+    return found + [f"{name} {value}" for name, value in config["settings"].items() if name not in SHOWN]
 
 
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {

@@ -64,7 +64,7 @@ class Strong:
     teacher: float = 0.999
     labels: Literal["doubted", "believed", "ignored"] = "doubted"
     answers: bool = True
-    by_class: float = 0.0
+    by_class: float = 0.5
     balance: bool = True
     judging: float = 0.5
     temperature: float = 1.0
