@@ -47,12 +47,14 @@ def test_per_example_gradients() -> None:
     _close(total, torch.einsum("b,boi->oi", c.double(), each), torch.bfloat16)
 
 
+@pytest.mark.parametrize("one_for_all", [False, True])
 @pytest.mark.parametrize("length", [32, 400])
-def test_a_step_in_bfloat16(length: int) -> None:
+def test_a_step_in_bfloat16(length: int, one_for_all: bool) -> None:
     """Short sequences take the fused kernel, long ones per-example gradients."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64), nn.LayerNorm(64)).cuda()
-    x, w = torch.randn(6, length, 64, device="cuda"), torch.rand(6, device="cuda")
+    x = torch.randn(6, length, 64, device="cuda")
+    w = torch.rand(1 if one_for_all else 6, device="cuda").expand(6)
     direction = {name: torch.randn_like(p) for name, p in trainable(model).items()}
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:

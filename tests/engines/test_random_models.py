@@ -156,7 +156,7 @@ class Training:
     def step(self, number: int) -> None:
         self.clock.step = number
         source, target = self.recipe.batch(SOURCE), self.recipe.batch(TARGET)
-        c = torch.rand(SOURCE, dtype=torch.float64) / SOURCE
+        c = torch.rand(SOURCE if number % 2 else 1, dtype=torch.float64).div(SOURCE).expand(SOURCE)
         direction = {n: torch.randn_like(p) for n, p in trainable(self.model).items()}
         before = {name: b.clone() for name, b in self.model.named_buffers()}, torch.get_rng_state()
         right = self.right(source, target, direction, c)

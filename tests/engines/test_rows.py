@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -92,11 +93,13 @@ def step_of(problem: Problem, coefficients: Tensor | Callable[[Tensor], Tensor],
 
 
 GIVEN = torch.linspace(0.1, 1, B - 2, dtype=torch.float64)
+ONE_FOR_ALL = torch.tensor(0.3, dtype=torch.float64).expand(B - 2)
 
 
+@pytest.mark.parametrize("coefficients", [GIVEN, ONE_FOR_ALL], ids=["given", "one for all"])
 @pytest.mark.parametrize("problem", STEPS, ids=lambda p: p.name)
-def test_steps_equal_loop(problem: Problem) -> None:
-    step = step_of(problem, GIVEN)
+def test_steps_equal_loop(problem: Problem, coefficients: Tensor) -> None:
+    step = step_of(problem, coefficients)
     require_equal(make_engine("layerwise").passes(step), make_engine("loop").passes(step))
 
 
@@ -106,8 +109,11 @@ def test_steps_with_coefficients_of_the_alignment_and_parts_of_steps_equal_loop(
     step = step_of(BY_NAME[name], lambda q: GIVEN + q.tanh())
     engine = make_engine("layerwise")
     require_equal(engine.passes(step), make_engine("loop").passes(step))
-    part = SourceStep(step.model, step.losses.source, step.source, direction_for(step.model), GIVEN)
-    require_equal(engine.source_pass(part), make_engine("loop").source_pass(part))
+    step = replace(step, coefficients=lambda q: (2 + q.sum()).expand_as(q))
+    require_equal(engine.passes(step), make_engine("loop").passes(step))
+    for c in (GIVEN, ONE_FOR_ALL):
+        part = SourceStep(step.model, step.losses.source, step.source, direction_for(step.model), c)
+        require_equal(engine.source_pass(part), make_engine("loop").source_pass(part))
 
 
 @pytest.mark.parametrize(

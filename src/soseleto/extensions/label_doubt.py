@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data.batch import Batch
+from soseleto.engines.autograd import times
 from soseleto.errors import UsageError
 from soseleto.task.losses import NoisyLosses, TransferLosses, cross_entropy
 from soseleto.task.piece import Losses, Passes
@@ -51,7 +52,7 @@ class label_doubt:
         return DoubtedLosses(plain, weights, task.classes)
 
     def coefficients(self, alpha: Tensor, source: Batch, task: Task) -> Tensor:
-        return torch.full_like(alpha, 1.0 / source.total)  # α is in the losses themselves
+        return alpha.new_full((), 1.0 / source.total).expand_as(alpha)  # one for all: α is in the losses themselves
 
     def finish(self, passes: Passes, losses: Losses, source: Batch, task: Task) -> Passes:
         """From the gradient of mean(d) to Σw∂ℓ/Σw, and from alignments of d to those of ℓ."""
@@ -60,7 +61,7 @@ class label_doubt:
         gradient = passes.source_gradient
         if self.normalize:
             total = task.sharing.mean(w, source)
-            gradient = {name: (g / total).to(g.dtype) for name, g in gradient.items()}
+            gradient = times(gradient, 1.0 / total)
         aligned = passes.alignment / w if len(passes.alignment) else passes.alignment
         return replace(passes, source_gradient=gradient, alignment=aligned)
 

@@ -34,5 +34,6 @@ class target_share(Piece):
     def update(self, value: dict[str, Tensor], state: Any, step: Step) -> dict[str, Tensor]:
         assert step.passes is not None
         of_target = step.passes.target_gradient
-        both = value.keys() & of_target.keys() & step.task.shared
-        return value | {name: torch.lerp(value[name], of_target[name], self.share) for name in both}
+        both = [name for name in value if name in of_target and name in step.task.shared]
+        mixed = torch._foreach_lerp([value[n] for n in both], [of_target[n] for n in both], self.share) if both else ()
+        return value | dict(zip(both, mixed, strict=True))

@@ -94,7 +94,7 @@ class Call:
         return self._fold(gram_alignment(delta, a, target_delta, target_a), rows)
 
     def both(
-        self, direction: Mapping[str, Tensor], coefficients: Tensor, rows: slice
+        self, direction: Mapping[str, Tensor], coefficients: Tensor | None, rows: slice
     ) -> tuple[Tensor, dict[str, Tensor]] | None:
         """``alignment`` and ``gradient`` of the chosen rows if one product gives both for less work, else None."""
         if self.large is None or self.large not in direction:
@@ -103,10 +103,9 @@ class Call:
         if not len(delta):
             return None
         along, each = whole(direction[self.large]).to(self.dtype), self._spread(coefficients, rows)
-        assert each is not None
-        c = each.to(self.dtype)
+        c = None if each is None else each.to(self.dtype)
         if self.rule is LINEAR and each_pays(a, delta):
-            alignment, found = each_example(delta, a, along, c)
+            alignment, found = each_example(delta, a, along, delta.new_ones(len(delta)) if c is None else c)
         elif fused := self._fused(delta, a, along, c):
             alignment, found = fused
         else:
@@ -114,7 +113,7 @@ class Call:
         q = self._fold(alignment.to(reductions_dtype(self.dtype)), rows)
         return q, {self.large: self._in_own_dtype(found)}
 
-    def _fused(self, delta: Tensor, a: Tensor, along: Tensor, c: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _fused(self, delta: Tensor, a: Tensor, along: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Alignment and gradient where one kernel multiplies, sums and scales; None where it cannot be used."""
         rule = self.rule
         if not kernels.usable(delta):
@@ -129,8 +128,8 @@ class Call:
             other, scaled = delta, rule.tangent(self.arguments, a, along)
         if not kernels.usable(scaled, other):
             return row_dot(other, scaled), rule.gradient(self.arguments, a, delta, c)
-        if a_is_smaller and not by_adjoint:
-            return kernels.dot_and_scale(scaled, delta, None), rule.gradient(self.arguments, a, delta, c)
+        if c is None or (a_is_smaller and not by_adjoint):
+            return kernels.dot_and_scale(scaled, other, None), rule.gradient(self.arguments, a, delta, c)
         q = kernels.dot_and_scale(scaled, other, c)
         a, delta = (scaled, delta) if by_adjoint else (a, scaled)
         return q, rule.gradient(self.arguments, a, delta, None)

@@ -6,7 +6,7 @@ the alignments, S g, and one the gradients, Sᵀ c, instead of several operation
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -47,20 +47,20 @@ class SmallGradients:
 
     def alignment(self, direction: Mapping[str, Tensor], rows: slice) -> Tensor | None:
         """⟨∂ℓ_j/∂P, direction⟩ of the chosen rows, over the parameters in ``direction``; None if it has none."""
-        if not self._columns.keys() & direction.keys():
+        named = [name for name in self._columns if name in direction]
+        if not named:
             return None
-        matrix = self._all()
-        along = [
-            whole(direction[name]).flatten().to(matrix.dtype)
-            if name in direction
-            else matrix.new_zeros(each[0].numel())
-            for name, each in self._columns.items()
-        ]
+        matrix = self._all() if len(named) == len(self._columns) else self._of(named)
+        along = [whole(direction[name]).flatten().to(matrix.dtype) for name in named]
         return torch.mv(matrix[rows], torch.cat(along))
 
     def _all(self) -> Tensor:
         """S, built at the first use."""
         if self._matrix is None:
-            columns = [each.reshape(len(each), each[0].numel()) for each in self._columns.values()]
-            self._matrix = torch.cat(columns, 1)
+            self._matrix = self._of(self._columns)
         return self._matrix
+
+    def _of(self, names: Iterable[str]) -> Tensor:
+        """The columns of S for these parameters."""
+        columns = (self._columns[name] for name in names)
+        return torch.cat([each.reshape(len(each), each[0].numel()) for each in columns], 1)

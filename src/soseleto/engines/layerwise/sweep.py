@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from soseleto.engines.autograd import add_gradients
+from soseleto.engines.autograd import add_gradients, times
 from soseleto.engines.contract import (
     Coefficients,
     Direction,
@@ -93,7 +93,7 @@ class Sweep:
             self._parts.add(mine.alignment(direction, self._source))
             self._late_small.append(mine)
 
-    def _now(self, call: Call, direction: Direction, coefficients: Tensor, *, alone: bool) -> None:
+    def _now(self, call: Call, direction: Direction, coefficients: Tensor | None, *, alone: bool) -> None:
         """Alignment and weighted gradient of a call, for coefficients that are known."""
         both = call.both(direction, coefficients, self._source)
         if both is None:
@@ -145,13 +145,22 @@ class Sweep:
             self._add(call.gradient(self._coefficients(c, call), self._source))
             call.close()
         for small in (self._small, *self._late_small):
-            self._add(small.gradient(c, self._source))
+            self._add(small.gradient(None if is_one_for_all(c) else c, self._source))
+        if is_one_for_all(c):
+            self.source_gradient = times(self.source_gradient, c[0])
 
-    def _coefficients(self, c: Tensor, call: Call) -> Tensor:
-        """c in the call's precision; cast once per precision."""
+    def _coefficients(self, c: Tensor, call: Call) -> Tensor | None:
+        """c in the call's precision, cast once per precision; None for one number, which multiplies at the end."""
+        if is_one_for_all(c):
+            return None
         if call.dtype not in self._cast:
             self._cast[call.dtype] = c.to(call.dtype)
         return self._cast[call.dtype]
+
+
+def is_one_for_all(coefficients: Tensor) -> bool:
+    """Whether all coefficients are one number, as ``expand`` makes them; its value is not read."""
+    return len(coefficients) > 1 and coefficients.stride(0) == 0
 
 
 class Parts:
