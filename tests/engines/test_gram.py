@@ -106,7 +106,7 @@ def test_long_sequences_are_treated_directly() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 2 * WIDTH * HIGH, per_example.AT_ONCE], ids=["one", "two", "all"])
-@pytest.mark.parametrize("between", [(70,), (8, 8)], ids=["sequences", "planes"])
+@pytest.mark.parametrize("between", [(200,), (14, 14)], ids=["sequences", "planes"])
 def test_long_examples_pay_for_alignment_and_gradient_once(
     between: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +135,7 @@ class Tied(nn.Module):
 def test_a_layer_used_over_many_places_and_over_one_equals_loop() -> None:
     torch.manual_seed(0)
     n = SOURCE + TARGET
-    Trial(Tied().double(), torch.randn(n, 70, 6, dtype=torch.float64), torch.randint(6, (n,)), TARGET).equals_loop()
+    Trial(Tied().double(), torch.randn(n, 200, 6, dtype=torch.float64), torch.randint(6, (n,)), TARGET).equals_loop()
 
 
 RUNS = [p for p in PROBLEMS if not {"loop", "layerwise"} & set(p.declines) and "dropout" not in p.name]
