@@ -70,7 +70,7 @@ class Case:
     folder: of the model's weights; without one they are random, in the architecture of ``config``
     before, steps: of a training by a trainer, steps that are not timed and steps that are; proofs of the engine are
         held at steps 1 to 8, 16, 32 and 64
-    rounds: trainings of each trainer
+    rounds: trainings of each trainer; step_rounds: of single steps, where these are no CUDA graphs
     """
 
     config: Mapping[str, Any]
@@ -82,6 +82,7 @@ class Case:
     steps: int
     rounds: int
     device: torch.device
+    step_rounds: int = 15
 
     @property
     def precision(self) -> torch.dtype | None:
@@ -147,7 +148,9 @@ def fit_row(case: Case, name: str, *, graph: bool) -> dict[str, Any]:
         whole = None
         if case.device.type == "cuda":
             whole = (with_ours - start + peaks[0]) / (with_plain - with_ours + peaks[2])
-        seconds, is_graph = timed({"plain": lambda: plain(source), "ours": ours}, case.device, graph=graph)
+        seconds, is_graph = timed(
+            {"plain": lambda: plain(source), "ours": ours}, case.device, graph=graph, rounds=case.step_rounds
+        )
     return {
         "part": "fit",
         "method": name,
@@ -333,7 +336,7 @@ def _clean(device: torch.device) -> None:
 def case_of(options: Any) -> Case:
     device = torch.device(options.device)
     if options.tiny:
-        return Case(TINY, None, 6, 2, 8, before=2, steps=2, rounds=1, device=device)
+        return Case(TINY, None, 6, 2, 8, before=2, steps=2, rounds=1, device=device, step_rounds=1)
     how = {"before": 33, "steps": 30, "rounds": 5} if device.type == "cuda" else {"before": 9, "steps": 6, "rounds": 1}
     return Case(MINILM, options.minilm, options.batch, options.target_batch, options.tokens, **how, device=device)
 
