@@ -154,12 +154,14 @@ def test_runs_on_frozen_embeddings_and_their_rows(tiny: dict[str, Any], tmp_path
         "soseleto_shared_shuffled",
         "soseleto_doubting",
         "soseleto_probes",
+        "strong",
     )
     todo = [configuration(line, noise="hausa", encoder="frozen", **tiny) for line in lines]
     rows = {row["method"]: row for row in run_tiny(todo, tmp_path)}
     signals = {line: set(row["detection"]) for line, row in rows.items()}
     assert signals["ordinary"] == {"loss", "margin"}
-    assert signals["soseleto_doubting"] == signals["meta_weight_net"] == {"loss", "margin", "weight", "score"}
+    learned = ("soseleto_doubting", "meta_weight_net", "strong")
+    assert all(signals[line] == {"loss", "margin", "weight", "score"} for line in learned)
     assert signals["soseleto_probes"] == {"weight", "score", "probability"}
     assert set(rows["cleanlab"]["issues"]) == {"count", "precision", "recall"}
     (suspects,) = rows["soseleto_probes"]["suspects"]
@@ -172,11 +174,12 @@ def test_runs_on_frozen_embeddings_and_their_rows(tiny: dict[str, Any], tmp_path
 
 
 def test_runs_of_a_model_that_is_fine_tuned_and_their_rows(tiny: dict[str, Any], tmp_path: Path) -> None:
-    lines = ("soseleto_probes_alone", "cleanlab")
+    lines = ("soseleto_probes_alone", "cleanlab", "strong")
     few = {**tiny, "epochs": 1, "n_source": 64}
     todo = [configuration(line, encoder="trained", **{**few, "folds": 2 * (line == "cleanlab")}) for line in lines]
-    ours, theirs = run_tiny(todo, tmp_path)
+    ours, theirs, strong = run_tiny(todo, tmp_path)
     assert ours["suspects"][0]["basis"] == "assumes estimated mistakes"
+    assert {"weight", "score"} <= set(strong["detection"])
     assert "cleanlab_margin" in theirs["detection"]
 
 

@@ -79,6 +79,8 @@ USUAL: tuple[tuple[str, Any], ...] = (
     ("last_layer", True),
 )
 BY_BLOCKS: tuple[tuple[str, Any], ...] = (*USUAL, ("last_blocks", LAST_BLOCKS))  # of a model that is fine-tuned
+# Chosen on frozen embeddings, held-out texts; token ids cannot be mixed.
+STRONG: tuple[tuple[str, Any], ...] = (("by_class", 1.0), ("target_share", 0.5), ("mixup", 0.0))
 # The lines: title, and what makes each differ from the common configuration.
 LINES: Lines = MappingProxyType(
     {
@@ -121,6 +123,7 @@ LINES: Lines = MappingProxyType(
         ),
         "soseleto_usual_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": BY_BLOCKS}),
         "soseleto_usual_probes": ("… with probes", {"base": "soseleto", "settings": BY_BLOCKS, "probes": "auto"}),
+        "strong": ("strong recipe", {"base": "strong", "settings": STRONG}),
     }
 )  # fmt: skip
 # The target alone profits from more steps where trusted texts are hard, as the Hausa titles are.

@@ -34,7 +34,7 @@ from soseleto.experiments.noisy_text.configuration import ENCODERS, TRUSTED, Con
 from soseleto.experiments.noisy_text.data import NAME
 from soseleto.experiments.results import Row
 from soseleto.experiments.shuffled_weights import ShuffledWeights
-from soseleto.methods import Recording, Signals, by_name
+from soseleto.methods import Recording, Signals, Strong, by_name
 from soseleto.models.pretrained_text import make_text_model
 from soseleto.models.trained_parts import last_blocks
 from soseleto.parallel.device import choose_device
@@ -42,6 +42,7 @@ from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.optimizers import SCHEDULES, adamw, sgd
 from soseleto.training.options import Compute, Probes
 from soseleto.training.result import Result
+from soseleto.training.views_for import usual_views
 
 ORACLE_FOLDS = 5
 OPTIMIZERS: Mapping[str, Callable[[float, float], MakeOptimizer]] = MappingProxyType({"adamw": adamw, "sgd": sgd})
@@ -116,7 +117,7 @@ def make_method(config: Config, model: nn.Module) -> Method:
         settings["aligned"] = last_blocks(model, blocks) or None
     if config.base in (Soseleto.name, ShuffledWeights.name):
         return soseleto(ShuffledWeights if config.base == ShuffledWeights.name else Soseleto, **settings)
-    method: Any = by_name(config.base)
+    method: Any = Strong() if config.base == Strong.name else by_name(config.base)
     return replace(method, **settings) if settings else method
 
 
@@ -195,6 +196,7 @@ def train(config: Config, data: Data, root: str | Path | None, device: str, sign
         optimizer=OPTIMIZERS[config.optimizer](config.lr, config.weight_decay),
         schedule=SCHEDULES[config.schedule],
         method=method if signals is None else Recording(method, signals),
+        augment=usual_views(data.source) if config.base == Strong.name else None,
         standardize=data.preparation,
         probes=Probes(share=config.probes, labels_before=before) if config.probes else None,  # type: ignore[arg-type]
         compute=Compute(dtype=_autocast(config, device)),

@@ -36,6 +36,8 @@ SIGNALS = (
     ("soseleto_usual", "score", "SOSELETO, default for many wrong labels, score"),
     ("soseleto_usual", "loss", "SOSELETO, default for many wrong labels, running mean loss"),
     ("soseleto_usual", "margin", "… running margin"),
+    ("strong", "weight", "strong recipe, weight"),
+    ("strong", "margin", "… running margin of the teacher"),
     ("soseleto_probes", "probability", "**SOSELETO, calibrated probability**"),
     ("soseleto_probes_alone", "probability", "… earlier labels unknown"),
     ("soseleto_shared_probes", "probability", "**SOSELETO, target gradient in θ's step, calibrated probability**"),

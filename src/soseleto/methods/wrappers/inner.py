@@ -17,6 +17,10 @@ class Transparent:
     def name(self) -> str:
         return self.method.name
 
+    @property
+    def takes_views(self) -> bool:
+        return bool(getattr(self.method, "takes_views", False))
+
     def __repr__(self) -> str:
         return repr(self.method)
 
