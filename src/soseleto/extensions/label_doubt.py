@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data.batch import Batch
-from soseleto.engines.autograd import times
 from soseleto.errors import UsageError
 from soseleto.task.losses import NoisyLosses, TransferLosses, cross_entropy
-from soseleto.task.piece import Losses, Passes
+from soseleto.task.piece import Losses, Passes, times
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from soseleto.data.batch import Batch
+from soseleto.engines.autograd import times
 from soseleto.engines.contract import Losses, Passes
 from soseleto.task.last_layer import LastLayer
 from soseleto.task.layer_inputs import Moments
@@ -36,6 +37,7 @@ __all__ = [
     "SourceLossPiece",
     "State",
     "Step",
+    "times",
 ]
 
 State = dict[str, Any]
