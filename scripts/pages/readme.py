@@ -99,15 +99,15 @@ def fine_tuned() -> str:
 
 def strong_recipe() -> str:
     """The strong recipe in a sentence."""
-    usual = [row for row in load("cifar10-deep.json")["rows"] if row["config"]["n_trusted"] == 1000]
+    usual = [row for row in load("cifar10-deep.json")["rows"] if row["config"]["n_trusted"] == cifar10_deep.Config.n_trusted]
     of = {(row["method"], row["setting"]["noise"]): row for row in usual if row["seed"] == 0}
     one_share = [of["strong_one_share", noise] for noise in cifar10_deep.MAIN]
     minutes = max(row["seconds"] for row in one_share) / 60
     flipped, worse = (f"{row['accuracy']:.1f}" for row in one_share)
     return (
         "- [Strong recipe](docs/results/cifar10-deep.md), which learns from rejected images too, PreAct ResNet-18, "
-        f"1,000 checked, {minutes:.1f} minutes (1 seed): asymmetric {of['strong', 'asymmetric']['accuracy']:.1f}; "
-        f"with `by_class=0` 40 % flipped {flipped}, worse {worse}."
+        f"1,000 checked (1 seed): asymmetric {of['strong', 'asymmetric']['accuracy']:.1f}; "
+        f"with `by_class=0`, {minutes:.1f} minutes, 40 % flipped {flipped}, worse {worse}."
     )
 
 
