@@ -271,7 +271,7 @@ def measure(line: Line, engine: str, device: torch.device, *, checkpointed: bool
 def timed(
     runs: dict[str, Callable[[], object]], device: torch.device, *, graph: bool = True, rounds: int = 5
 ) -> tuple[dict[str, float], bool]:
-    """Median seconds, and whether the steps were CUDA graphs: all of them, or none; ``rounds`` is for those that are not."""
+    """Median seconds, and whether the steps were CUDA graphs: all of them, or none, which take ``rounds``."""
     how = {"rounds": rounds, "calls": 1, "warm_up": 1} if device.type == "cpu" or not graph else {}
     if not graph:
         return interleaved(runs, device, **how), False

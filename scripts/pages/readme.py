@@ -99,7 +99,9 @@ def fine_tuned() -> str:
 
 def strong_recipe() -> str:
     """The strong recipe in a sentence."""
-    usual = [row for row in load("cifar10-deep.json")["rows"] if row["config"]["n_trusted"] == cifar10_deep.Config.n_trusted]
+    usual = [
+        row for row in load("cifar10-deep.json")["rows"] if row["config"]["n_trusted"] == cifar10_deep.Config.n_trusted
+    ]
     of = {(row["method"], row["setting"]["noise"]): row for row in usual if row["seed"] == 0}
     one_share = [of["strong_one_share", noise] for noise in cifar10_deep.MAIN]
     minutes = max(row["seconds"] for row in one_share) / 60
