@@ -13,7 +13,8 @@ from torch import nn
 
 from soseleto.data.batch import Batch
 from soseleto.engines.proof import Schedule
-from soseleto.task.cuda_graph import WARM_UP, CapturedStep, EagerStep
+from soseleto.engines.unchanged import unchanged
+from soseleto.task.cuda_graph import WARM_UP, CapturedStep, EagerStep, as_if_recording
 
 
 class Engine:
@@ -66,6 +67,18 @@ def test_steps_before_a_recording_run_as_if_it_had_begun(batch: Batch, monkeypat
     assert seen == [True, False]
     assert told == ["steps run one kernel at a time, since a CUDA graph needs an optimizer made with capturable=True"]
     assert torch.cuda.is_current_stream_capturing is before
+
+
+def test_what_has_no_side_effects_has_none_in_a_step_that_runs_as_if_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a proof would move BatchNorm's statistics, and dropout would draw other numbers after it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("soseleto.engines.unchanged._is_capturing", lambda: False)
+    model, before = nn.BatchNorm1d(2), torch.get_rng_state()
+    with as_if_recording(), unchanged(model):
+        model(torch.randn(4, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.num_batches_tracked == 0
+    assert not model.running_mean.any()
 
 
 def made(method: Any, engine: Engine | None, log: Any = pytest.fail, model: nn.Module | None = None) -> Recording:

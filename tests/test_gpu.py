@@ -276,6 +276,19 @@ class Reading(nn.Module):
         return outputs
 
 
+def test_captured_steps_with_dropout_share_a_pass(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10)).to(CUDA)
+    method, told = Soseleto(engine="layerwise"), []
+    state = method.init(quick_task(model))
+    step = CapturedStep(EagerStep(method, state), state, told.append)
+    with caplog.at_level("INFO", logger="soseleto"):
+        for m in range(20):
+            step(random_batch(32, m), random_batch(8, 100 + m))
+    assert not told
+    assert step._recorded
+    assert "separate passes" not in caplog.text
+
+
 @pytest.mark.parametrize("scores", [None, RANKING], ids=["", "with scores of the last layer"])
 def test_texts_of_several_lengths_are_captured(scores: Any) -> None:
     """Every pair of lengths is a graph of its own, and proofs fall due while some of them are recorded."""

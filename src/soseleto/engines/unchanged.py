@@ -10,6 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
+_is_capturing = torch.cuda.is_current_stream_capturing  # torch's own: ``as_if_recording`` replaces the name in torch
+
+
+def is_recording() -> bool:
+    """Whether a CUDA graph is being recorded, not only said to be."""
+    return torch.cuda.is_available() and _is_capturing()
+
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
@@ -37,7 +44,7 @@ class Restore:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._is_recording = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        self._is_recording = is_recording()
         if self._is_recording:
             return
         self._buffers = {name: b.clone() for name, b in model.named_buffers()}

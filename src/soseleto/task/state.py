@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batch import Batch
 from soseleto.engines.contract import Coefficients, Engine, Losses, Passes
+from soseleto.engines.unchanged import is_recording
 from soseleto.task.parameter_states import ParameterStates
 from soseleto.task.piece import Alignment, Step
 from soseleto.task.task import Task, lr_left
@@ -90,8 +91,7 @@ class SoseletoState:
     def advance(self, steps: int) -> None:
         """Count steps, taken or replayed."""
         self.taken += steps
-        is_recording = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if steps > 0 and self.taken % REFRESH == 0 and not is_recording:
+        if steps > 0 and self.taken % REFRESH == 0 and not is_recording():
             self.refresh(self.pieces)
 
     def state(self) -> dict[str, Any]:
