@@ -116,13 +116,18 @@ def test_the_plan_says_what_moves_the_weights(desk: Path, monkeypatch: pytest.Mo
     assert f"weights move by the alignments of the last blocks, {many}" in plan()
     assert f"weights move by the alignments of all layers, {many}" in plan("--alignments", "all")
     assert f"weights move by the alignments of the last layer, {many}" in plan("--alignments", "last")
+    better = "--recipe strong was more accurate on news with many wrong labels"
+    assert better in " ".join(plan().split())
+    monkeypatch.setattr(usual, "wrong_at_least", lambda *_, **__: 0.0)
+    assert better not in " ".join(plan().split())
 
 
 def test_the_strong_recipe_drops_tokens(desk: Path) -> None:
     printed = command(*fit_words(desk, "strong", "--max-tokens", "24", "--recipe", "strong"))
     assert "a teacher judges every label, and 10 % of the tokens are dropped in learning" in printed
     config = RunFolder.open(desk / "strong").config()
-    assert (config["settings"]["name"], config["settings"]["mixup"]) == ("Strong", 0.0)
+    chosen = {"name": "Strong", "mixup": 0.0, "by_class": 1.0, "target_share": 0.5}
+    assert {name: config["settings"][name] for name in chosen} == chosen
     assert config["augment_source"] == repr(TokenViews())
     assert config["optimizer"].startswith("AdamW")
     assert soseleto.load(desk / "strong").outputs(["the film was good"]).shape == (1, 2)

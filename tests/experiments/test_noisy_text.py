@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from soseleto.data import TokenViews
 from soseleto.errors import DataError, UsageError
 from soseleto.experiments import cleanlab, measures
 from soseleto.experiments.noisy_text import data as texts
@@ -21,8 +22,11 @@ from soseleto.experiments.noisy_text.configuration import TRUSTED, Config, confi
 from soseleto.experiments.noisy_text.experiment import heading, make_method, prepare_data, run_all, run_one
 from soseleto.experiments.results import Row, started
 from soseleto.extensions import chain
+from soseleto.methods import Strong
 from soseleto.models.pretrained_text import make_text_model
 from soseleto.models.trained_parts import last_blocks
+from soseleto.training.defaults import STRONG_TEXT_LR
+from soseleto.training.recipe import strong_for, strong_target_batch
 from soseleto.training.usual import Usual
 from tiny_text_model import BAD, GOOD, make_folder
 
@@ -92,7 +96,8 @@ def test_every_line_gets_the_same_data_and_is_a_method(tiny: dict[str, Any]) -> 
                 assert make_method(config, nn.Linear(1, 1)).name == config.base
             steps = (config.epochs, config.batch_size, config.lr, config.optimizer, config.schedule)
             same = steps == tuple(getattr(configuration("ordinary", encoder=encoder, **tiny), n) for n in STEPS)
-            assert same != (line == "target_only_longer")
+            faster = encoder == "trained" and line.startswith("strong")
+            assert same != (line == "target_only_longer" or faster)
 
 
 STEPS = ("epochs", "batch_size", "lr", "optimizer", "schedule")
@@ -155,14 +160,17 @@ def test_runs_on_frozen_embeddings_and_their_rows(tiny: dict[str, Any], tmp_path
         "soseleto_doubting",
         "soseleto_probes",
         "strong",
+        "strong_frozen",
+        "strong_shuffled",
+        "strong_probes",
     )
     todo = [configuration(line, noise="hausa", encoder="frozen", **tiny) for line in lines]
     rows = {row["method"]: row for row in run_tiny(todo, tmp_path)}
     signals = {line: set(row["detection"]) for line, row in rows.items()}
     assert signals["ordinary"] == {"loss", "margin"}
-    learned = ("soseleto_doubting", "meta_weight_net", "strong")
+    learned = ("soseleto_doubting", "meta_weight_net", "strong", "strong_frozen", "strong_shuffled")
     assert all(signals[line] == {"loss", "margin", "weight", "score"} for line in learned)
-    assert signals["soseleto_probes"] == {"weight", "score", "probability"}
+    assert signals["soseleto_probes"] == signals["strong_probes"] == {"weight", "score", "probability"}
     assert set(rows["cleanlab"]["issues"]) == {"count", "precision", "recall"}
     (suspects,) = rows["soseleto_probes"]["suspects"]
     assert suspects["asked"] == 90
@@ -171,6 +179,13 @@ def test_runs_on_frozen_embeddings_and_their_rows(tiny: dict[str, Any], tmp_path
     again: list[str] = []
     run_all(todo, tmp_path / "rows.json", device="cpu", report=again.append)
     assert again == [f"{len(todo)} of {len(todo)} runs are in {tmp_path / 'rows.json'} already"]
+
+
+def test_the_strong_line_is_the_strong_recipe_for_texts() -> None:
+    config, views = configuration("strong", encoder="trained"), TokenViews()
+    assert Strong(**dict(config.settings)) == strong_for(views)
+    assert config.target_batch_size == strong_target_batch(views)
+    assert (config.lr, configuration("strong", encoder="frozen").lr) == (STRONG_TEXT_LR, 0.1)
 
 
 def test_runs_of_a_model_that_is_fine_tuned_and_their_rows(tiny: dict[str, Any], tmp_path: Path) -> None:

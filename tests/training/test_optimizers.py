@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import soseleto
+from soseleto.data import FeatureViews, TokenViews, Views
 from soseleto.errors import UsageError
 from soseleto.training.optimizers import (
     default_batch_size,
@@ -20,6 +21,7 @@ from soseleto.training.optimizers import (
     linear,
     warmup_cosine,
 )
+from soseleto.training.recipe import strong_optimizer, strong_target_batch
 
 
 def pretrained() -> nn.Module:
@@ -82,6 +84,24 @@ def test_pretrained_models_are_trained_for_fewer_epochs() -> None:
 def test_adapters_are_trained_faster() -> None:
     adapter = type("Adapter", (nn.Linear,), {"__module__": "peft.tuners.lora"})(3, 2)
     assert default_optimizer(nn.Sequential(pretrained(), adapter), None) == soseleto.adamw(1e-4)
+
+
+def test_the_strong_recipe_has_a_rate_of_its_own_for_texts_and_for_networks_of_images() -> None:
+    adapter = type("Adapter", (nn.Linear,), {"__module__": "peft.tuners.lora"})(3, 2)
+    adapted = nn.Sequential(pretrained(), adapter)
+    for views, model, given, expected in (
+        (TokenViews(), pretrained(), (None, None), soseleto.adamw(6e-5)),
+        (TokenViews(), pretrained(), (None, 0.01), soseleto.adamw(6e-5, 0.01)),
+        (TokenViews(), pretrained(), (3e-5, None), soseleto.adamw(3e-5)),
+        (TokenViews(), adapted, (None, None), soseleto.adamw(1e-4)),
+        (FeatureViews(), pretrained(), (None, None), soseleto.adamw(3e-5)),
+        (FeatureViews(), nn.Linear(3, 2), (None, None), soseleto.sgd(0.03)),
+        (Views(), pretrained_on_images("timm"), (None, None), soseleto.adamw(1e-4)),
+        (Views(), nn.Linear(3, 2), (None, None), soseleto.sgd(0.1, 5e-4, nesterov=True)),
+        (Views(), nn.Linear(3, 2), (0.2, 0.0), soseleto.sgd(0.2, nesterov=True)),
+    ):
+        assert strong_optimizer(views, model, *given) == expected
+    assert [strong_target_batch(views) for views in (TokenViews(), FeatureViews(), Views())] == [32, 64, 64]
 
 
 def test_batches_of_a_pretrained_model_of_texts_are_small() -> None:

@@ -135,7 +135,7 @@ def fit(
         int | None, typer.Option(help="Source examples per step. [default: 16 to 256, by the size of the source]")
     ] = None,
     target_batch_size: Annotated[
-        int | None, typer.Option(help="Target examples per step. [default: 32; 64 if strong]")
+        int | None, typer.Option(help="Target examples per step. [default: 32; 64 if strong, but for texts]")
     ] = None,
     lr: Annotated[
         float | None,

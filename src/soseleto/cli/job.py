@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from soseleto.cli import comparison, texts
-from soseleto.cli.choices import DEEP, augment_in_words, recipe_in_words
+from soseleto.cli.choices import DEEP, PLAIN_TEXTS, augment_in_words, recipe_in_words
 from soseleto.cli.comparison import BOOSTING, FINAL, METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions
 from soseleto.cli.home import Home
 from soseleto.cli.trainings import Trainings
 from soseleto.data import Pair, TablePreparation
+from soseleto.data.texts.examples import TextExamples
 from soseleto.errors import DiskError, TrainingError, UsageError, counted, did_you_mean, first_line
 from soseleto.parallel.reducer import Reducer
 from soseleto.prediction.final import FINALS, JUDGES, FinalData, boosting, by_recipe, fit_final, gradient_boosting
@@ -116,6 +117,8 @@ class Job:
         lines += texts.plan(pair, options.model)
         if self.trainings.views is not None or (options.mode == "noisy" and pair.source.inputs.ndim == 4):
             lines.append(recipe_in_words(self.trainings.views, options.mode))
+        elif isinstance(pair.source, TextExamples) and options.mode == "noisy" and self.trainings.many_seem_wrong:
+            lines.append(PLAIN_TEXTS)
         if pair.source.inputs.ndim == 4:
             lines.append(augment_in_words(self.trainings.augment(self.main), chosen=options.augment is None))
         if options.mode == "noisy" and options.recipe == "plain":

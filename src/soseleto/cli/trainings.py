@@ -39,9 +39,6 @@ from soseleto.training.data import found_before
 from soseleto.training.defaults import (
     EPOCHS,
     MANY_SHARE,
-    STRONG_LR,
-    STRONG_TARGET_BATCH,
-    STRONG_WEIGHT_DECAY,
     TARGET_BATCH,
 )
 from soseleto.training.fit import fit
@@ -52,11 +49,10 @@ from soseleto.training.optimizers import (
     default_epochs,
     default_optimizer,
     default_schedule,
-    sgd,
 )
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
 from soseleto.training.progress import LiveLine
-from soseleto.training.recipe import check_recipe, strong_epochs, strong_for
+from soseleto.training.recipe import check_recipe, strong_epochs, strong_for, strong_optimizer, strong_target_batch
 from soseleto.training.result import Result
 from soseleto.training.resume import comparable, differences, model_fingerprint
 from soseleto.training.setup import Settings
@@ -147,7 +143,8 @@ class Trainings:
         if part.method != METHOD:
             return methods.by_name(part.method)
         if self._judges_labels(part):
-            return replace(strong_for(self.views), target_share=options.target_share)
+            strong, share = strong_for(self.views), options.target_share
+            return strong if share is None else replace(strong, target_share=share)
         return StrongTransfer(selection=self._usual) if self._is_strong(part) else self._usual
 
     @cached_property
@@ -172,10 +169,14 @@ class Trainings:
         """The line of the plan about what moves the weights."""
         some = "the last blocks" if getattr(self._usual.direction, "layers", None) else "all layers"
         layers = "the last layer" if self._usual.alignment.replaces_engine else some
-        many = self._usual.gradients == target_share(MANY_SHARE)
-        seem = f", since {'many' if many else 'few'} labels of the source seem wrong"
+        seem = f", since {'many' if self.many_seem_wrong else 'few'} labels of the source seem wrong"
         chosen = seem if self.options.weight_step is None and self.options.target_share is None else ""
         return f"weights move by the alignments of {layers}, {self._usual.weight_step:g} in a usual visit{chosen}"
+
+    @property
+    def many_seem_wrong(self) -> bool:
+        """Whether the usual method was chosen for many wrong labels."""
+        return self._usual.gradients == target_share(MANY_SHARE)
 
     def _by_data(self, usual: Usual) -> Soseleto:
         folder = RunFolder(self.home.path)
@@ -253,9 +254,8 @@ class Trainings:
         return self.reducer.device or choose_device(self.options.device)
 
     def _optimizer(self, part: Part) -> Momentum | Adaptive:
-        lr, decay = self.options.lr, self.options.weight_decay
-        if self._judges_images(part):
-            return sgd(STRONG_LR if lr is None else lr, STRONG_WEIGHT_DECAY if decay is None else decay, nesterov=True)
+        if self._judges_labels(part):
+            return strong_optimizer(self.views, self.module(), self.options.lr, self.options.weight_decay)
         return self._plain_optimizer
 
     def epochs(self, part: Part) -> int:
@@ -357,7 +357,7 @@ class Trainings:
         share = AUTO_SHARE if probes == "auto" else probes
         left = len(part.target) - min(AUTO_MOST, round(share * len(part.target)))
         wanted = self.options.target_batch_size
-        usual = STRONG_TARGET_BATCH if self._judges_labels(part) else TARGET_BATCH
+        usual = strong_target_batch(self.views) if self._judges_labels(part) else TARGET_BATCH
         return min(usual, left) if wanted is None else min(wanted, left) if part.name else wanted
 
     def probes(self, part: Part) -> Share:

@@ -15,6 +15,7 @@ MANY_WEIGHT_STEP, MANY_SHARE = 0.3, 0.3  # of a visit, and in place of TARGET_SH
 CONVOLUTIONAL_WAY, LEAST_STEP = 1.5, 0.05  # of a weight over all epochs of a network with convolutions, and of a visit
 PRETRAINED_WEIGHT_STEP = 2.0  # where many labels are wrong, of a pretrained network, which learns them in few epochs
 STRONG_LR, STRONG_WEIGHT_DECAY, STRONG_TARGET_BATCH = 0.1, 5e-4, 64  # of recipe="strong", noisy mode
+STRONG_TEXT_LR = 6e-5  # of AdamW with recipe="strong", where all of a pretrained model of texts is trained
 STRONG_EPOCHS = 100  # of it on images: 95 % on CIFAR-10 with 40 % flipped, where 30 epochs have 92
 LARGEST_BATCH, SMALLEST_BATCH = 256, 16
 PRETRAINED_BATCH = 64  # at most, for texts

@@ -90,18 +90,18 @@ def fit(
             Dataset, or a path. A Dataset that is random, ragged or large is read in every epoch, as by
             ``soseleto.data.Live``.
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
-        recipe: ``"plain"`` is SOSELETO with the settings given here. ``"strong"`` is for images with wrong labels and a
-            GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``; it takes several times as
-            many epochs. It takes uint8 images, rows of numbers, and dicts of tokens; ``StrongTransfer`` is its form
-            for transfer mode.
+        recipe: ``"plain"`` is SOSELETO with the settings given here. ``"strong"`` is for many wrong labels, images or
+            texts, and a GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``. It takes
+            longer, and uint8 images, rows of numbers or dicts of tokens; ``StrongTransfer`` is its form for transfer
+            mode.
         epochs: passes over the source; by default 30, 100 for images with ``recipe="strong"``, and for a model with
             parts from transformers, timm or peft 3, or 10 if it reads images.
         batch_size: source examples per step; by default 16 to 256, by the size of the source, and for a pretrained
             model of texts at most 64.
-        target_batch_size: target examples per step, by default 32, or 64 for ``recipe="strong"`` in noisy mode;
-            ``Balanced(32)`` makes the batches class-balanced.
-        lr: learning rate of the default optimizer: 0.03 of SGD, 0.1 with ``recipe="strong"``, 3e-5 of AdamW, 1e-4 for
-            images and adapters.
+        target_batch_size: target examples per step, by default 32, or 64 for ``recipe="strong"`` in noisy mode but for
+            texts; ``Balanced(32)`` makes the batches class-balanced.
+        lr: learning rate of the default optimizer: 0.03 of SGD, 0.1 with ``recipe="strong"``, 3e-5 of AdamW, 6e-5 with
+            ``recipe="strong"``, and 1e-4 for images and adapters.
         optimizer: ``soseleto.sgd(lr, weight_decay)``, ``soseleto.adamw(lr, weight_decay)``, or a function from
             parameters to any torch optimizer. By default SGD with momentum 0.9, and AdamW for a model with parts from
             transformers, timm or peft.

@@ -14,8 +14,16 @@ from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.strong import Strong, StrongTransfer
 from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.data import Data
-from soseleto.training.defaults import STRONG_EPOCHS, STRONG_LR, STRONG_TARGET_BATCH, STRONG_WEIGHT_DECAY
-from soseleto.training.optimizers import is_from_library, sgd
+from soseleto.training.defaults import (
+    PRETRAINED_LR,
+    STRONG_EPOCHS,
+    STRONG_LR,
+    STRONG_TARGET_BATCH,
+    STRONG_TEXT_LR,
+    STRONG_WEIGHT_DECAY,
+    TARGET_BATCH,
+)
+from soseleto.training.optimizers import Adaptive, Momentum, default_optimizer, is_from_library, sgd
 from soseleto.training.options import as_augments, as_optimizer
 from soseleto.training.usual import Usual
 from soseleto.training.views_for import Augments, usual_views
@@ -87,13 +95,13 @@ class Recipe:
         if self.mode == "transfer":
             plain = as_optimizer(self.optimizer, self.lr, self.model)
             return Choice(self.method or StrongTransfer(selection=Usual().method(self.mode)), (views, views), plain)
-        method = self.method or strong_for(views)
-        rate = STRONG_LR if self.lr is None else self.lr
-        if self.optimizer is None and isinstance(views, Views):
-            optimizer: MakeOptimizer = sgd(rate, STRONG_WEIGHT_DECAY, nesterov=True)
-        else:
-            optimizer = as_optimizer(self.optimizer, self.lr, self.model)
-        return Choice(method, (views, views), optimizer, STRONG_TARGET_BATCH, strong_epochs(views, self.model))
+        return Choice(
+            self.method or strong_for(views),
+            (views, views),
+            as_optimizer(self.optimizer or strong_optimizer(views, self.model, self.lr), self.lr, self.model),
+            strong_target_batch(views),
+            strong_epochs(views, self.model),
+        )
 
 
 def strong_epochs(views: Augment | AnyViews | None, model: nn.Module) -> int | None:
@@ -102,8 +110,28 @@ def strong_epochs(views: Augment | AnyViews | None, model: nn.Module) -> int | N
 
 
 def strong_for(views: Augment | AnyViews | None) -> Strong:
-    """The method of the strong recipe in noisy mode; token ids are not mixed."""
-    return Strong(mixup=0.0) if isinstance(views, TokenViews) else Strong()
+    """The method of the strong recipe in noisy mode; token ids are not mixed, and the rest was chosen on news."""
+    return Strong(mixup=0.0, by_class=1.0, target_share=0.5) if isinstance(views, TokenViews) else Strong()
+
+
+def strong_optimizer(
+    views: Augment | AnyViews | None, model: nn.Module, lr: float | None, weight_decay: float | None = None
+) -> Momentum | Adaptive:
+    """Of the strong recipe in noisy mode: its own for networks of images, for others that of the plain one.
+
+    The rate for pretrained models of texts is the plain one's twice: what it learns by heart are few wrong labels.
+    """
+    if isinstance(views, Views) and not is_from_library(model):
+        decay = STRONG_WEIGHT_DECAY if weight_decay is None else weight_decay
+        return sgd(STRONG_LR if lr is None else lr, decay, nesterov=True)
+    usual = default_optimizer(model, lr, weight_decay or 0.0)
+    is_ours = lr is None and isinstance(views, TokenViews) and usual.lr == PRETRAINED_LR
+    return replace(usual, lr=STRONG_TEXT_LR) if is_ours else usual
+
+
+def strong_target_batch(views: Augment | AnyViews | None) -> int:
+    """Target examples per step of the strong recipe in noisy mode."""
+    return TARGET_BATCH if isinstance(views, TokenViews) else STRONG_TARGET_BATCH
 
 
 def strong_views(views: AnyViews, mode: str) -> AnyViews:

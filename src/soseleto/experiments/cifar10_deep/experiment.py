@@ -29,6 +29,7 @@ from soseleto.experiments import runner
 from soseleto.experiments.cifar10_noise.experiment import detection
 from soseleto.experiments.lines import Lines, fields_of
 from soseleto.experiments.results import Row
+from soseleto.experiments.strong_controls import FrozenStrong, ShuffledStrong
 from soseleto.methods import DivideMix, FixMatch, Mixed, ProMix, Strong, StrongPair
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.device import choose_device
@@ -49,6 +50,8 @@ HELD_OUT = 5000
 METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(
     {
         "strong": Strong,
+        "strong_frozen": FrozenStrong,
+        "strong_shuffled": ShuffledStrong,
         "strong_pair": StrongPair,
         "fixmatch": FixMatch,
         "divide_mix": DivideMix,
@@ -113,6 +116,8 @@ LINES: Lines = MappingProxyType(
         "strong": ("**strong recipe**", {"base": "strong"}),
         "strong_believed": ("… labels believed", {"base": "strong", "settings": (("labels", "believed"),)}),
         "strong_ignored": ("… labels ignored", {"base": "strong", "settings": (("labels", "ignored"),)}),
+        "strong_frozen": ("… weights frozen", {"base": "strong_frozen"}),
+        "strong_shuffled": ("… weights shuffled", {"base": "strong_shuffled"}),
         "strong_no_answers": ("… doubted labels not replaced", {"base": "strong", "settings": (("answers", False),)}),
         "strong_one_share": ("… one share of wrong labels", {"base": "strong", "settings": (("by_class", 0.0),)}),
         "strong_by_class": ("… mistakes by class alone", {"base": "strong", "settings": (("by_class", 1.0),)}),

@@ -10,7 +10,7 @@ from typing import Any
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.experiments.fine_tuning import LOGISTIC
 from soseleto.experiments.lines import Lines, fields_of
-from soseleto.training.defaults import MANY_SHARE, MANY_WEIGHT_STEP, PRETRAINED_WEIGHT_STEP
+from soseleto.training.defaults import MANY_SHARE, MANY_WEIGHT_STEP, PRETRAINED_WEIGHT_STEP, STRONG_TEXT_LR
 from soseleto.training.usual import LAST_BLOCKS
 
 TRUSTED: Mapping[str, tuple[int, ...]] = MappingProxyType({"ag_news": (100, 200, 500), "hausa": (200,)})
@@ -79,7 +79,7 @@ USUAL: tuple[tuple[str, Any], ...] = (
     ("last_layer", True),
 )
 BY_BLOCKS: tuple[tuple[str, Any], ...] = (*USUAL, ("last_blocks", LAST_BLOCKS))  # of a model that is fine-tuned
-# Chosen on frozen embeddings, held-out texts; token ids cannot be mixed.
+# Those of ``fit(recipe="strong")`` for texts, chosen on held-out ones; token ids cannot be mixed.
 STRONG: tuple[tuple[str, Any], ...] = (("by_class", 1.0), ("target_share", 0.5), ("mixup", 0.0))
 # The lines: title, and what makes each differ from the common configuration.
 LINES: Lines = MappingProxyType(
@@ -123,11 +123,17 @@ LINES: Lines = MappingProxyType(
         ),
         "soseleto_usual_shuffled": ("… weights shuffled", {"base": "shuffled_weights", "settings": BY_BLOCKS}),
         "soseleto_usual_probes": ("… with probes", {"base": "soseleto", "settings": BY_BLOCKS, "probes": "auto"}),
-        "strong": ("strong recipe", {"base": "strong", "settings": STRONG}),
+        "strong": ("**strong recipe**", {"base": "strong", "settings": STRONG}),
+        "strong_frozen": ("… weights frozen", {"base": "strong_frozen", "settings": STRONG}),
+        "strong_shuffled": ("… weights shuffled", {"base": "strong_shuffled", "settings": STRONG}),
+        "strong_believed": ("… labels believed", {"base": "strong", "settings": (*STRONG, ("labels", "believed"))}),
+        "strong_ignored": ("… labels ignored", {"base": "strong", "settings": (*STRONG, ("labels", "ignored"))}),
+        "strong_probes": ("… with probes", {"base": "strong", "settings": STRONG, "probes": "auto"}),
     }
 )  # fmt: skip
 # The target alone profits from more steps where trusted texts are hard, as the Hausa titles are.
 LONGER: Mapping[str, Any] = MappingProxyType({"epochs": 5, "lr": 1e-4})
+FASTER: Mapping[str, Any] = MappingProxyType({"lr": STRONG_TEXT_LR})  # of the strong recipe, where a model is trained
 SMALL: Mapping[str, Any] = MappingProxyType({"n_source": 1500, "n_test": 500, "epochs": 3, "batch_size": 64})
 
 
@@ -155,7 +161,7 @@ def configuration(
         changes["n_heldout"] = changes.get("n_heldout") or HELD_OUT[noise]
     elif changes.get("n_heldout"):
         raise UsageError(f"n_heldout is {changes['n_heldout']}, but nothing is held out: add --held-out.")
-    common = {**ENCODERS[encoder], **(LONGER if method == "target_only_longer" else {}), **(SMALL if small else {})}
+    common = {**ENCODERS[encoder], **_of_line(method, encoder), **(SMALL if small else {})}
     fields = fields_of(LINES, method, common, changes)
     if method not in lines_of(encoder) and method in LINES:
         other = next(one for one in ENCODERS if one != encoder)
@@ -167,3 +173,10 @@ def configuration(
         if name != "last_blocks" or encoder == "trained"
     )
     return Config(noise=noise, n_trusted=n_trusted, encoder=encoder, seed=seed, settings=settings, **fields)
+
+
+def _of_line(method: str, encoder: str) -> Mapping[str, Any]:
+    """What a line has in place of what the encoder's lines have."""
+    if method == "target_only_longer":
+        return LONGER
+    return FASTER if method.startswith("strong") and encoder == "trained" else {}

@@ -34,6 +34,7 @@ from soseleto.experiments.noisy_text.configuration import ENCODERS, TRUSTED, Con
 from soseleto.experiments.noisy_text.data import NAME
 from soseleto.experiments.results import Row
 from soseleto.experiments.shuffled_weights import ShuffledWeights
+from soseleto.experiments.strong_controls import FrozenStrong, ShuffledStrong
 from soseleto.methods import Recording, Signals, Strong, by_name
 from soseleto.models.pretrained_text import make_text_model
 from soseleto.models.trained_parts import last_blocks
@@ -45,6 +46,7 @@ from soseleto.training.result import Result
 from soseleto.training.views_for import usual_views
 
 ORACLE_FOLDS = 5
+STRONG: Mapping[str, type[Strong]] = MappingProxyType({m.name: m for m in (Strong, FrozenStrong, ShuffledStrong)})
 OPTIMIZERS: Mapping[str, Callable[[float, float], MakeOptimizer]] = MappingProxyType({"adamw": adamw, "sgd": sgd})
 
 
@@ -117,7 +119,7 @@ def make_method(config: Config, model: nn.Module) -> Method:
         settings["aligned"] = last_blocks(model, blocks) or None
     if config.base in (Soseleto.name, ShuffledWeights.name):
         return soseleto(ShuffledWeights if config.base == ShuffledWeights.name else Soseleto, **settings)
-    method: Any = Strong() if config.base == Strong.name else by_name(config.base)
+    method: Any = STRONG[config.base]() if config.base in STRONG else by_name(config.base)
     return replace(method, **settings) if settings else method
 
 
@@ -196,7 +198,7 @@ def train(config: Config, data: Data, root: str | Path | None, device: str, sign
         optimizer=OPTIMIZERS[config.optimizer](config.lr, config.weight_decay),
         schedule=SCHEDULES[config.schedule],
         method=method if signals is None else Recording(method, signals),
-        augment=usual_views(data.source) if config.base == Strong.name else None,
+        augment=usual_views(data.source) if config.base in STRONG else None,
         standardize=data.preparation,
         probes=Probes(share=config.probes, labels_before=before) if config.probes else None,  # type: ignore[arg-type]
         compute=Compute(dtype=_autocast(config, device)),

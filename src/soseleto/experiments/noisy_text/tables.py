@@ -43,6 +43,7 @@ SIGNALS = (
     ("soseleto_shared_probes", "probability", "**SOSELETO, target gradient in θ's step, calibrated probability**"),
     ("soseleto_doubting_probes", "probability", "**SOSELETO, labels doubted, calibrated probability**"),
     ("soseleto_usual_probes", "probability", "**SOSELETO, default for many wrong labels, calibrated probability**"),
+    ("strong_probes", "probability", "**strong recipe, calibrated probability**"),
 )
 PROBES = {
     "soseleto_probes": "SOSELETO",
@@ -50,6 +51,7 @@ PROBES = {
     "soseleto_shared_probes": "SOSELETO, target gradient in θ's step",
     "soseleto_doubting_probes": "SOSELETO, labels doubted",
     "soseleto_usual_probes": "SOSELETO, default for many wrong labels",
+    "strong_probes": "strong recipe",
 }
 LISTS = {"claimed": "precision, claimed", "truth": "precision, true", "recall": "recall, true"}
 
