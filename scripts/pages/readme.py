@@ -103,10 +103,8 @@ def fine_tuned() -> str:
 def strong_recipe() -> str:
     """The strong recipe in a sentence."""
     of = partial(_deep_rows, n_trusted=cifar10_deep.Config.n_trusted)
-    cells = [
-        f"{title} {Spread.of([row['accuracy'] for row in of('strong', noise)])}"
-        for title, noise in (("40 % flipped", 0.4), ("CIFAR-10N worse", "worse_label"), ("asymmetric (1 seed)", "asymmetric"))
-    ]
+    named = {"40 % flipped": 0.4, "CIFAR-10N worse": "worse_label", "asymmetric (1 seed)": "asymmetric"}
+    cells = [f"{title} {Spread.of([row['accuracy'] for row in of('strong', noise)])}" for title, noise in named.items()]
     seeds = max(len(of("strong", noise)) for noise in cifar10_deep.MAIN)
     alone = [row["seconds"] for noise in cifar10_deep.MAIN for row in of("strong_one_share", noise)]
     return (

@@ -188,7 +188,8 @@ def test_reproduce_runs_every_line_where_it_matters(tmp_path: Path, monkeypatch:
     experiment.reproduce(tmp_path, seeds=3, report=print)
     ours = [(config.noise, config.seed, config.n_trusted) for config in asked if config.method == "strong"]
     assert len(ours) == len(set(ours)) == 3 * 2 + 5 + 2 * 2
-    assert {config.method for config in asked if config.noise == 0.4} == set(LINES)
+    assert {config.method for config in asked if config.noise == 0.4} == set(LINES) - {"strong_longer"}
+    assert [(config.noise, config.epochs) for config in asked if config.method == "strong_longer"] == [(0.8, 200)]
 
 
 def test_tables(tmp_path: Path) -> None:
