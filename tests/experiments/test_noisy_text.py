@@ -188,6 +188,13 @@ def test_the_strong_line_is_the_strong_recipe_for_texts() -> None:
     assert (config.lr, configuration("strong", encoder="frozen").lr) == (STRONG_TEXT_LR, 0.1)
 
 
+def test_a_line_with_one_view_has_one(tiny: dict[str, Any]) -> None:
+    for line, count in (("strong", 2), ("strong_one_view", 1)):
+        config = configuration(line, encoder="trained", **tiny)
+        assert experiment._views(config, prepare_data(config, device="cpu")) == TokenViews(count=count)
+        assert make_method(config, nn.Linear(1, 1)) == strong_for(TokenViews())
+
+
 def test_runs_of_a_model_that_is_fine_tuned_and_their_rows(tiny: dict[str, Any], tmp_path: Path) -> None:
     lines = ("soseleto_probes_alone", "cleanlab", "strong")
     few = {**tiny, "epochs": 1, "n_source": 64}

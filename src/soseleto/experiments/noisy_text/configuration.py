@@ -24,7 +24,7 @@ class Config:
     """One run, complete.
 
     method: the row's name; base, settings: which method that is, and what differs from its defaults; "last_blocks" is
-        how many of the model's blocks the alignments are taken over
+        how many of the model's blocks the alignments are taken over, "views" how many strong views of a text there are
     noise: which news; n_trusted: trusted texts; n_source, n_test: maximum number of texts
     encoder: "trained", fine-tuned with a new linear classifier, or "frozen", a linear classifier of its embeddings
     model: the folder of the pretrained model, or its name below ``ROOT/pretrained``; max_tokens: of a text
@@ -128,6 +128,7 @@ LINES: Lines = MappingProxyType(
         "strong_shuffled": ("… weights shuffled", {"base": "strong_shuffled", "settings": STRONG}),
         "strong_believed": ("… labels believed", {"base": "strong", "settings": (*STRONG, ("labels", "believed"))}),
         "strong_ignored": ("… labels ignored", {"base": "strong", "settings": (*STRONG, ("labels", "ignored"))}),
+        "strong_one_view": ("… one strong view", {"base": "strong", "settings": (*STRONG, ("views", 1))}),
         "strong_probes": ("… with probes", {"base": "strong", "settings": STRONG, "probes": "auto"}),
     }
 )  # fmt: skip

@@ -26,6 +26,7 @@ from soseleto.algorithm import Soseleto
 from soseleto.data import Examples, seed_for
 from soseleto.data.texts.examples import TextExamples
 from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.views import AnyViews
 from soseleto.experiments import fine_tuning, runner
 from soseleto.experiments.flat_settings import soseleto
 from soseleto.experiments.noisy_text import data as texts
@@ -46,6 +47,7 @@ from soseleto.training.result import Result
 from soseleto.training.views_for import usual_views
 
 ORACLE_FOLDS = 5
+VIEWS = "views"  # a setting that is not the method's
 STRONG: Mapping[str, type[Strong]] = MappingProxyType({m.name: m for m in (Strong, FrozenStrong, ShuffledStrong)})
 OPTIMIZERS: Mapping[str, Callable[[float, float], MakeOptimizer]] = MappingProxyType({"adamw": adamw, "sgd": sgd})
 
@@ -114,7 +116,7 @@ def _side(kind: type[Examples], inputs: Tensor, labels: Tensor, classes: tuple[s
 
 def make_method(config: Config, model: nn.Module) -> Method:
     """The method with its settings, for a model whose last blocks they may name by number."""
-    settings = dict(config.settings)
+    settings = {name: value for name, value in config.settings if name != VIEWS}
     if (blocks := settings.pop("last_blocks", None)) is not None:
         settings["aligned"] = last_blocks(model, blocks) or None
     if config.base in (Soseleto.name, ShuffledWeights.name):
@@ -198,13 +200,21 @@ def train(config: Config, data: Data, root: str | Path | None, device: str, sign
         optimizer=OPTIMIZERS[config.optimizer](config.lr, config.weight_decay),
         schedule=SCHEDULES[config.schedule],
         method=method if signals is None else Recording(method, signals),
-        augment=usual_views(data.source) if config.base in STRONG else None,
+        augment=_views(config, data),
         standardize=data.preparation,
         probes=Probes(share=config.probes, labels_before=before) if config.probes else None,  # type: ignore[arg-type]
         compute=Compute(dtype=_autocast(config, device)),
         seed=config.seed,
         device=device,
     )
+
+
+def _views(config: Config, data: Data) -> AnyViews | None:
+    """Of the strong recipe, as many as usual or as the line says."""
+    if config.base not in STRONG:
+        return None
+    views = usual_views(data.source)
+    return replace(views, count=dict(config.settings).get(VIEWS, views.count))
 
 
 def _autocast(config: Config, device: str) -> torch.dtype | None:
