@@ -19,10 +19,7 @@ PROBED_TARGET, PROBED_SOURCE = 34, 50  # the fewest examples that probes can be 
 AUGMENTS = ("none", "crop", "crop+flip", "bend")
 BEND = Augment(rotate=10.0, scale=0.15, shift=0.1, shear=20.0, elastic=0.12)  # for handwriting
 DEEP = "preact-resnet18"  # for the strong recipe
-PLAIN_TEXTS = (
-    "recipe plain, the default; --recipe strong was more accurate on news with many wrong labels, and takes twice as "
-    "long"
-)
+PLAIN_TEXTS = "recipe plain, the default; --recipe strong was more accurate on news with many wrong labels"
 CROP = 12  # an image is shifted by up to 1/12 of its side
 
 
