@@ -229,6 +229,7 @@ def test_a_step_against_a_loop(method: Strong) -> None:
     state = method.init(task(model))
     judge = Judge(C, method.judging, method.balance, method.by_class)
     beliefs, teacher = judge.init(torch.device("cpu")), copy.deepcopy(slow).eval()
+    weights: list[Tensor] = []
     for step in range(3):
         source, target = batch(B, step), batch(T, 100 + step)
         method.step(state, source, target)
@@ -259,7 +260,11 @@ def test_a_step_against_a_loop(method: Strong) -> None:
             decay = min(method.teacher, (1 + step) / (10 + step))
             for mean, value in zip(teacher.state_dict().values(), slow.state_dict().values(), strict=True):
                 mean.copy_(decay * mean + (1 - decay) * value if value.is_floating_point() else value)
-        assert torch.allclose(state.weights.values, r.gather(1, source.labels[:, None]).squeeze(1).float())
+        weights.append(r.gather(1, source.labels[:, None]).squeeze(1).float())
+        assert torch.allclose(state.weights.values, weights[-1])
+        counts = [math.comb(t + 7, 8) for t in range(1, step + 2)]  # t(t + 1)···(t + 7), but for a factor
+        expected = sum(count * w for count, w in zip(counts, weights, strict=True)) / sum(counts)
+        assert torch.allclose(state.weights.scores, expected)
     for mine, expected in zip(model.state_dict().values(), slow.state_dict().values(), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-9)
 

@@ -60,11 +60,20 @@ class State:
             self.weights = self.weights or Weights(self.task.n_source, device=self.task.device)
             self.weights.load_state(state["weights"])
 
-    def report(self, index: Tensor, values: Tensor) -> None:
-        """For methods without persistent weights: store ``values`` as weights, and their running means as scores."""
+    def report(self, index: Tensor, values: Tensor, *, later: int = 0) -> None:
+        """For methods without persistent weights: store ``values`` as weights, and their running means as scores.
+
+        later: p, for means in which the t-th visit counts about as tᵖ: s ← s + (p + 1)/(t + p)·(value − s)
+        """
         if self.weights is None:
             self.weights = Weights(self.task.n_source, device=self.task.device)
-        self.weights.step(index, values - self.weights.take(index), values)
+        rows = self.weights.rows(index)
+        before, scores, visits = rows
+        counted = values
+        if later:  # what, entering the mean with weight 1/t, moves it by that rate
+            t = visits + 1.0
+            counted = scores + (later + 1.0) * t / (t + later) * (values - scores)
+        self.weights.step(index, values - before, counted, rows)
 
     def take(self, gradients: dict[str, Tensor]) -> None:
         """One step of the model."""

@@ -9,7 +9,7 @@
 
 A doubted label is so replaced by the teacher's answer, and its image still trains the network to give the same answer
 for weak and strong views. After the last step the model is the teacher. The weight of a source example is its w at the
-last visit, its score the mean over all visits.
+last visit, its score a mean over all visits in which later ones count more.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from soseleto.weights import Weights
 
 LABELS = ("doubted", "believed", "ignored")
 IMAGES_CUT = 0.5  # share of images that are mixed by cutmix
+LATER = 8  # how much more later visits count in the scores: early teachers know little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ class Strong:
         loss = (1.0 - a) * of_source.mean() + a * of_target.mean()
         state.take(gradient(loss, trainable(state.task.model)))
         state.follow()
-        state.report(source.index, w)
+        state.report(source.index, w, later=LATER)
         numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
         return {**numbers, "clean_share": clean_share(state.beliefs)}
 

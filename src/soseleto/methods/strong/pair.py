@@ -24,7 +24,7 @@ from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.methods.from_views import view_scores
 from soseleto.methods.strong.judgement import clean_share
-from soseleto.methods.strong.method import Strong, StrongState
+from soseleto.methods.strong.method import LATER, Strong, StrongState
 from soseleto.methods.two_networks import Networks
 from soseleto.task.state import load_tree
 from soseleto.task.task import Task
@@ -57,7 +57,7 @@ class StrongPair(Strong):
         loss = (1.0 - a) * of_source.mean(1) + a * of_target.mean(1)
         state.take(gradient(loss.sum(), trainable(task.model)))
         state.follow()
-        state.report(source.index, (w + v) / 2)
+        state.report(source.index, (w + v) / 2, later=LATER)
         numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
         return {**numbers, "clean_share": (clean_share(state.beliefs) + clean_share(state.others)) / 2}
 
