@@ -26,6 +26,7 @@ from soseleto.training.defaults import (
     PRETRAINED_WEIGHT_STEP,
     STRONG_EPOCHS,
     STRONG_LR,
+    STRONG_TEXT_LR,
     STRONG_WEIGHT_DECAY,
     SUSPECT_PRECISION,
     TARGET_SHARE,
@@ -141,7 +142,7 @@ def fit(
         float | None,
         typer.Option(
             help=f"Learning rate, falls to 0. [default: {LR}; {STRONG_LR} if strong; {PRETRAINED_LR} if pretrained, "
-            f"{PRETRAINED_IMAGE_LR} for images and adapters]"
+            f"{STRONG_TEXT_LR} if both, {PRETRAINED_IMAGE_LR} for images and adapters]"
         ),
     ] = None,
     weight_decay: Annotated[

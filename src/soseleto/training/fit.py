@@ -91,9 +91,8 @@ def fit(
             ``soseleto.data.Live``.
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
         recipe: ``"plain"`` is SOSELETO with the settings given here. ``"strong"`` is for many wrong labels, images or
-            texts, and a GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``. It takes
-            longer, and uint8 images, rows of numbers or dicts of tokens; ``StrongTransfer`` is its form for transfer
-            mode.
+            texts, and a GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``. Inputs are
+            uint8 images, rows of numbers or dicts of tokens; ``StrongTransfer`` is its form for transfer mode.
         epochs: passes over the source; by default 30, 100 for images with ``recipe="strong"``, and for a model with
             parts from transformers, timm or peft 3, or 10 if it reads images.
         batch_size: source examples per step; by default 16 to 256, by the size of the source, and for a pretrained
