@@ -385,6 +385,17 @@ def test_by_class(tmp_path: Path) -> None:
     assert int((by_class.noisy("asymmetric", right, right, 0) != right).sum()) == 200
 
 
+def test_strong_scores(tmp_path: Path) -> None:
+    rows = run("strong_scores", tmp_path / "o.json", "--seeds", "10", "--epochs", "3")
+    assert [row["p"] for row in rows] == ["0", "1", "2", "4", "8", "last"]
+    assert all(0 <= row["auroc"] <= 1 for row in rows)
+    score = importlib.import_module("strong_scores").score
+    visits = [(torch.tensor([0, 1]), torch.tensor([0.2, 0.4])), (torch.tensor([0]), torch.tensor([0.8]))]
+    assert score(visits, 2, 0).tolist() == pytest.approx([0.5, 0.4])
+    assert score(visits, 2, 1).tolist() == pytest.approx([(0.2 + 2 * 0.8) / 3, 0.4])
+    assert score(visits, 2, None).tolist() == pytest.approx([0.8, 0.4])
+
+
 def test_tables(tmp_path: Path) -> None:
     from soseleto.data import data_root
 
