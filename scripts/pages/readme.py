@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from pages.common import load
@@ -102,20 +101,22 @@ def fine_tuned() -> str:
 
 def strong_recipe() -> str:
     """The strong recipe in a sentence."""
-    of = partial(_deep_rows, n_trusted=cifar10_deep.Config.n_trusted)
     named = {"40 % flipped": 0.4, "CIFAR-10N worse": "worse_label", "asymmetric (1 seed)": "asymmetric"}
-    cells = [f"{title} {Spread.of([row['accuracy'] for row in of('strong', noise)])}" for title, noise in named.items()]
-    seeds = max(len(of("strong", noise)) for noise in cifar10_deep.MAIN)
+    found: dict[str, list[float]] = {
+        title: [
+            row["accuracy"]
+            for row in load("cifar10-deep.json")["rows"]
+            if row["method"] == "strong"
+            and row["setting"]["noise"] == noise
+            and row["config"]["n_trusted"] == cifar10_deep.Config.n_trusted
+        ]
+        for title, noise in named.items()
+    }
+    cells = [f"{title} {Spread.of(values)}" for title, values in found.items()]
     return (
-        "- [Strong recipe](docs/results/cifar10-deep.md), which uses rejected images, PreAct ResNet-18, "
-        f"1,000 checked ({seeds} seeds): {', '.join(cells)}."
+        "- [Strong recipe](docs/results/cifar10-deep.md), which uses rejected images, PreAct ResNet-18, 1,000 checked "
+        f"({max(map(len, found.values()))} seeds): {', '.join(cells)}."
     )
-
-
-def _deep_rows(method: str, noise: float | str, *, n_trusted: int) -> list[dict[str, Any]]:
-    rows = load("cifar10-deep.json")["rows"]
-    wanted = method, noise, n_trusted
-    return [row for row in rows if (row["method"], row["setting"]["noise"], row["config"]["n_trusted"]) == wanted]
 
 
 def _accuracies(file: str, setting: dict[str, Any], titles: Mapping[str, str]) -> dict[str, list[float]]:
