@@ -90,7 +90,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, first in (("people", 0), ("checked", 80)):
         rows = [f"{20 + i % 41},{'ab'[i % 2]},{i / 7:.2f},{'yes' if i % 3 else 'no'}" for i in range(first, first + 80)]
         (root / f"{name}.csv").write_text("\n".join(["age,town,size,label", *rows]))
-    make_folder(root / "minilm")
+    make_folder(root / "sentence-transformers" / "all-MiniLM-L6-v2")
     write_reviews(root / "reviews.csv", 80, seed=0, wrong=0.2)
     write_reviews(root / "checked_reviews.csv", 40, seed=1)
     shutil.copytree(root / "photos/scraped", root / "S")

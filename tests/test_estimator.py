@@ -14,6 +14,7 @@ import torch
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import GridSearchCV
+from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import soseleto
@@ -34,12 +35,14 @@ class Linear:
 
 
 def quick(**settings: Any) -> SoseletoClassifier:
-    """Ten steps on the whole data: what scikit-learn checks does not depend on more."""
+    """Ten steps on the whole data: what scikit-learn checks does not depend on more, but for the strong recipe."""
     chosen = {"model": Linear(), "epochs": 10, "batch_size": 1000, "lr": 0.3, "random_state": 0, "device": "cpu"}
     return SoseletoClassifier(**{**chosen, **settings})
 
 
-@parametrize_with_checks([quick()], expected_failed_checks=lambda estimator: EXPECTED_FAILURES)
+@parametrize_with_checks(
+    [quick(), quick(recipe="strong", epochs=30)], expected_failed_checks=lambda estimator: EXPECTED_FAILURES
+)
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -146,3 +149,114 @@ def test_suspects_of_an_estimator(flipped: tuple[Arrays, Arrays, Arrays, np.ndar
         quick().fit(X, y, target=target).suspects()
     with pytest.raises(soseleto.UsageError, match=r"give fit a target=\(X, y\)"):
         quick(probes="auto").fit(X, y)
+
+
+# The strong recipe
+
+STRONG_INPUTS = {
+    "rows": np.random.RandomState(0).rand(56, 4).astype(np.float32),
+    "images": np.random.RandomState(0).randint(0, 256, (56, 1, 8, 8), dtype=np.uint8),
+}
+
+
+def sides(kind: str) -> tuple[Arrays, Arrays]:
+    """16 source and 40 target examples: a target batch is 32 of them by the plain recipe, all by the strong one."""
+    X, y = STRONG_INPUTS[kind], np.arange(56) % 3
+    return (X[:16], y[:16]), (X[16:], y[16:])
+
+
+def by_fit(kind: str, mode: Any = "noisy", **settings: Any) -> soseleto.Result:
+    """``soseleto.fit`` by the strong recipe, with the seed, the model and the standardisation of ``strong``."""
+    source, target = (tuple(map(torch.from_numpy, side)) for side in sides(kind))
+    seed = int(check_random_state(0).randint(2**31 - 1))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Linear()(classes=3, shape=source[0].shape[1:])
+    options = {"recipe": "strong", "standardize": True, "seed": seed, "device": "cpu", **settings}
+    return soseleto.fit(model, source, target, mode, **options)
+
+
+def strong(**settings: Any) -> SoseletoClassifier:
+    return SoseletoClassifier(Linear(), recipe="strong", random_state=0, device="cpu", **settings)
+
+
+def assert_same(made: SoseletoClassifier, expected: soseleto.Result) -> None:
+    assert len(made.history_) == len(expected.history)
+    assert (made.source_weights_ == expected.weights.numpy()).all()
+    assert (made.source_scores_ == expected.scores.numpy()).all()
+    for mine, theirs in zip(made.model_.parameters(), expected.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("kind", "epochs"), [("rows", 30), ("images", 4)])
+def test_the_strong_recipe_chooses_what_was_not_given(kind: str, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("soseleto.training.recipe.STRONG_EPOCHS", 4)  # of images; 100 take long
+    source, target = sides(kind)
+    made = strong().fit(*source, target=target)
+    assert len(made.history_) == epochs
+    assert_same(made, by_fit(kind))
+    plain = SoseletoClassifier(Linear(), epochs=epochs, random_state=0, device="cpu").fit(*source, target=target)
+    assert (plain.source_weights_ != made.source_weights_).any()
+
+
+@pytest.mark.parametrize(("kind", "nesterov"), [("rows", False), ("images", True)])
+def test_the_strong_recipe_with_settings_of_the_users_own(kind: str, nesterov: bool) -> None:
+    source, target = sides(kind)
+    sizes = {"epochs": 3, "batch_size": 8, "target_batch_size": 16}
+    optimizer = soseleto.sgd(0.05, 0.01, nesterov=nesterov)
+    made = strong(lr=0.05, weight_decay=0.01, **sizes).fit(*source, target=target)
+    assert_same(made, by_fit(kind, optimizer=optimizer, **sizes))
+
+
+def test_the_strong_recipe_in_transfer_mode_has_a_weight_step() -> None:
+    (X, y), (X_target, y_target) = sides("rows")
+    given = {"mode": "transfer", "epochs": 2, "batch_size": 8}
+    usual, small = (strong(weight_step=step, **given).fit(X, y, target=(X_target, y_target)) for step in (None, 0.01))
+    assert_same(usual, by_fit("rows", **given))
+    assert np.abs(1 - small.source_weights_).max() < np.abs(1 - usual.source_weights_).max()
+
+
+def test_the_strong_recipe_is_searched_cloned_pickled_and_calibrated(
+    flipped: tuple[Arrays, Arrays, Arrays, np.ndarray],
+) -> None:
+    (X, y), target, test, wrong = flipped
+    given = SoseletoClassifier(epochs=10, batch_size=64, random_state=0, device="cpu", probes=0.5)
+    search = GridSearchCV(given, {"recipe": ["strong"]}, cv=2).fit(X, y, target=target)
+    made = search.best_estimator_
+    assert clone(made).get_params()["recipe"] == "strong" == given.set_params(recipe="strong").recipe
+    assert made.score(*test) > 0.9
+    assert made.source_weights_[wrong].mean() + 0.2 < made.source_weights_[~wrong].mean()
+    found = made.suspects(0.8)
+    assert wrong[found.is_suspect.numpy()].mean() > 0.6
+    back = pickle.loads(pickle.dumps(made))
+    assert (back.predict_proba(test[0]) == made.predict_proba(test[0])).all()
+    assert back.suspects(0.8).threshold == found.threshold
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"recipe": "storng"}, "unknown recipe 'storng' (did you mean 'strong'?): choose 'plain' or 'strong'."),
+        ({"recipe": None}, "unknown recipe None: choose 'plain' or 'strong'."),
+        (
+            {"recipe": "strong", "weight_step": 0.2},
+            "weight_step=0.2 has no effect with recipe='strong', whose teacher judges the labels: leave it out, or "
+            "write recipe='plain'.",
+        ),
+    ],
+)
+def test_a_recipe_that_is_off_is_one_sentence_at_fit(settings: dict[str, Any], sentence: str) -> None:
+    source, target = sides("rows")
+    made = quick(**settings)  # the constructor only stores
+    with pytest.raises(soseleto.UsageError) as raised:
+        made.fit(*source, target=target)
+    assert str(raised.value) == sentence
+
+
+def test_the_strong_recipe_refuses_one_class_and_images_of_floats() -> None:
+    (X, y), _ = sides("rows")
+    with pytest.raises(soseleto.UsageError, match="needs two classes or more, and the source has one"):
+        strong().fit(X, np.zeros_like(y))
+    X, y = np.random.RandomState(0).rand(12, 1, 8, 8), np.arange(12) % 3
+    with pytest.raises(soseleto.UsageError, match=r"takes uint8 images .* got torch.float32 of shape \(1, 8, 8\)"):
+        strong().fit(X, y, target=(X, y))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -28,9 +28,11 @@ from soseleto.prediction.final import weighted
 from soseleto.prediction.predictor import Predictor
 from soseleto.suspects.suspects import Calibrated, Suspects
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import default_optimizer
+from soseleto.training.optimizers import Adaptive, Momentum, default_optimizer
 from soseleto.training.options import as_probes
+from soseleto.training.recipe import Recipe, check_recipe, strong_optimizer
 from soseleto.training.usual import Usual
+from soseleto.training.views_for import usual_views
 
 try:
     from scipy.sparse import issparse
@@ -52,14 +54,20 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     Parameters
     ----------
     model : a name (``"table"``, ``"linear"``, ``"mlp"``, ``"lenet"``, ``"quick"``, ``"resnet18"``,
-        ``"resnet18-groupnorm"``), a function ``f(classes=..., shape=...)`` that makes a module, a module (copied before
-        it is trained), or None: ``"table"`` for data frames with words or missing values, ``"linear"`` for sparse
-        matrices, else by the shape of X.
+        ``"preact-resnet18"``, ``"resnet18-groupnorm"``), a function ``f(classes=..., shape=...)`` that makes a module,
+        a module (copied before it is trained), or None: ``"table"`` for data frames with words or missing values,
+        ``"linear"`` for sparse matrices, else by the shape of X.
     mode : ``"noisy"`` when (X, y) and the target have the same classes, ``"transfer"`` when they need not.
+    recipe : ``"plain"`` is SOSELETO; ``"strong"`` is for many wrong labels, images and a GPU, as in ``soseleto.fit``:
+        a teacher judges the labels, and the network is trained on augmented inputs. X is then uint8 images
+        (N, C, H, W), rows of numbers, a sparse matrix or a data frame; for images, choose a ``model`` with BatchNorm,
+        such as ``"preact-resnet18"``.
     epochs, batch_size, target_batch_size, lr : as in ``soseleto.fit``, except that a batch larger than the data is
-        the whole data.
-    weight_decay : of the model's parameters, as in ``soseleto.sgd``.
-    weight_step : how far a source weight moves per visit; None is 0.1, and 0.3 where many labels seem wrong.
+        the whole data; None leaves them to the recipe.
+    weight_decay : of the model's parameters, as in ``soseleto.sgd``; None is 0, and 0.0005 for images by the strong
+        recipe in noisy mode.
+    weight_step : how far a source weight moves per visit; None is 0.1, and 0.3 where many labels seem wrong. The strong
+        recipe has none in noisy mode, and refuses it.
     probes : the share of the target that calibrates ``suspects``, ``"auto"``, a ``soseleto.Probes``, or None for none.
     standardize : centre and scale the inputs by the statistics of X; sparse matrices are only scaled, by one factor
         for all columns, and the columns of data frames with words or missing values are prepared by
@@ -88,11 +96,12 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         model: str | MakeModel | nn.Module | None = None,
         *,
         mode: str = "noisy",
+        recipe: Literal["plain", "strong"] = "plain",
         epochs: int | None = None,
         batch_size: int | None = None,
         target_batch_size: int | None = None,
         lr: float | None = None,
-        weight_decay: float = 0.0,
+        weight_decay: float | None = None,
         weight_step: float | None = None,
         probes: Any = None,
         standardize: bool = True,
@@ -103,6 +112,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     ) -> None:
         self.model = model
         self.mode = mode
+        self.recipe = recipe
         self.epochs = epochs
         self.batch_size = batch_size
         self.target_batch_size = target_batch_size
@@ -126,6 +136,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         same steps: ``Pipeline(..., transform_input=["X_target"])``, with metadata routing enabled and
         ``SoseletoClassifier().set_fit_request(X_target=True, y_target=True)``.
         """
+        self._check_recipe()
         trusted = _trusted(target, X_target, y_target)
         self._fitted_inputs = self._inputs_of(X, y)
         rows, y = self._fitted_inputs.rows(self, X, y, reset=True)
@@ -144,11 +155,12 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             source,
             Examples(rows_target, _index(labels_target, self.classes_)),
             self.mode,  # type: ignore[arg-type]  # fit checks it
+            recipe=self.recipe,
             epochs=self.epochs,
             batch_size=_at_most(len(rows), self.batch_size),
             target_batch_size=_at_most(len(rows_target), self.target_batch_size),
-            optimizer=default_optimizer(model, self.lr, self.weight_decay),
-            method=Usual(weight_step=self.weight_step),
+            optimizer=self._optimizer(model, source),
+            method=self._method(model),
             probes=self._checked_probes(trusted),
             standardize=table or self._fitted_inputs.standardization(rows, self.standardize),
             seed=seed,
@@ -162,6 +174,36 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self._final_reads_rows = False
         self.final_ = self._final(X, y, trusted, torch.cat([rows, rows_target]) if trusted is not None else rows)
         return self
+
+    @property
+    def _judges_labels(self) -> bool:
+        """Whether the training is by the strong recipe for noisy mode, which computes no alignments."""
+        return self.recipe == "strong" and self.mode != "transfer"
+
+    def _check_recipe(self) -> None:
+        """Raise for an unknown recipe, and for a setting that the strong one has not."""
+        check_recipe(self.recipe)
+        if self._judges_labels and self.weight_step is not None:
+            raise UsageError(
+                f"weight_step={self.weight_step} has no effect with recipe='strong', whose teacher judges the labels: "
+                "leave it out, or write recipe='plain'."
+            )
+
+    def _optimizer(self, model: nn.Module, source: Examples) -> Momentum | Adaptive:
+        if self._judges_labels:
+            return strong_optimizer(usual_views(source), model, self.lr, self.weight_decay)
+        return default_optimizer(model, self.lr, self.weight_decay or 0.0)
+
+    def _method(self, model: nn.Module) -> Any:
+        """None leaves the method to the strong recipe, whose form for transfer mode moves weights by a usual one."""
+        usual = Usual(weight_step=self.weight_step)
+        if self.recipe == "plain":
+            return usual
+        if self.weight_step is None:
+            return None
+        given: dict[str, Any] = dict.fromkeys(("method", "augment", "optimizer", "lr"))
+        strong: Any = Recipe.of(self.recipe, model, mode=self.mode, **given).choice().method
+        return replace(strong, selection=usual.method(self.mode))
 
     def _inputs_of(self, X: Any, y: Any) -> _Inputs:
         if is_frame(X) and not _is_plain(X):

@@ -177,5 +177,10 @@ def test_the_plan_names_only_options_that_leave_something_out() -> None:
         "accuracy is measured on 12 test examples beside ordinary training: 1 more training (--no-baselines leaves it "
         "out)"
     )
+    said = comparison.describe_plan(judged, target, 0, epochs_of_others=30)
+    assert "beside ordinary training, for 30 epochs: 1 more training" in said
+    several = comparison.plan(target, target, folds=0, rivals=("ordinary", "mixed"), seed=0)
+    said = comparison.describe_plan(several, target, 0, epochs_of_others=30)
+    assert "beside ordinary training and mixed training, each for 30 epochs: 2 more" in said
     both = comparison.plan(target, None, folds=2, rivals=("target_only",), seed=0)
     assert comparison.describe_plan(both, None, 2).endswith("(--folds 0 and --no-baselines leave them out)")

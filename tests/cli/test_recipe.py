@@ -66,7 +66,10 @@ def test_plain_is_the_default_and_says_so(type_: Type, data: list[object], tmp_p
         (["--recipe", "storng"], "unknown recipe 'storng' (did you mean 'strong'?)"),
         (["--recipe", "strong", "--weight-step", 0.5], "--weight-step has no effect with --recipe strong"),
         (["--recipe", "strong", "--doubt-labels"], "--doubt-labels has no effect with --recipe strong"),
-        (["--recipe", "strong", "--augment", "bend"], "--augment bend has no effect with --recipe strong"),
+        (["--recipe", "strong", "--no-doubt-labels"], "--no-doubt-labels has no effect with --recipe strong"),
+        (["--recipe", "strong", "--mode", "transfer", "--doubt-labels"], "--doubt-labels does not go with --recipe"),
+        (["--recipe", "strong", "--micro-batch-size", 4], "leave it out, or write --recipe plain."),
+        (["--recipe", "strong", "--augment", "bend"], "--recipe strong: write crop or crop+flip, or leave it out."),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(type_: Type, data: list[object], words: list[object], said: str) -> None:
@@ -170,6 +173,7 @@ def test_images_are_trained_longer_by_the_recipe_alone(
     job, plan = planned([*data, "--recipe", "strong", *words], type_=type_, monkeypatch=monkeypatch)
     assert f"{main} epochs in batches of" in plan[0]
     assert ("the strong recipe trains images for 100 epochs by default (--epochs N)" in plan) == said
+    assert ("beside ordinary training, mixed training and target only, each for 30 epochs" in plan[-1]) == said
     of = {part.method: job.trainings.epochs(part) for part in (job.main, *job.parts)}
     assert of == {"soseleto": main, **dict.fromkeys(set(of) - {"soseleto"}, 30)}
     transfer = [*data, "--recipe", "strong", "--mode", "transfer", *words]

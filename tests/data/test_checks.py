@@ -186,3 +186,15 @@ def test_class_counts_of_sets_in_memory():
     target = Examples(torch.rand(2, 5), torch.tensor([0, 2]), classes=("a", "b", "c"))
     problems = check_pair(source, target, mode="noisy")
     assert [(problem.kind, problem.stops) for problem in problems] == [("empty class", False)]
+
+
+def test_a_class_that_nothing_trusted_has_is_reported():
+    source = Examples(torch.rand(5, 5), torch.tensor([0, 0, 1, 2, 2]), classes=("a", "b", "c"))
+    target = Examples(torch.rand(2, 5), torch.tensor([0, 1]), classes=("a", "b", "c"))
+    (problem,) = check_pair(source, target, mode="noisy")
+    assert str(problem) == (
+        "target: the class c has no example in the target, and 2 examples in the source, which will lose weight: add "
+        "target examples."
+    )
+    assert not problem.stops
+    assert not check_pair(source, target, mode="transfer")

@@ -21,7 +21,7 @@ from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
 from soseleto.data.unlabelled_views import UnlabelledViews
 from soseleto.engines import trainable
-from soseleto.errors import UsageError
+from soseleto.errors import TrainingError, UsageError
 from soseleto.methods import Mixed, Recording, Signals, Strong, StrongPair
 from soseleto.methods.strong.judgement import Judge, clean_share
 from soseleto.methods.strong.method import StrongState
@@ -34,6 +34,7 @@ from soseleto.training.fit import fit
 from soseleto.training.optimizers import linear, sgd
 from soseleto.training.options import Checkpoints, Probes
 from soseleto.training.settings import method_of, settings_of
+from soseleto.training.usual import Usual
 from tiny_pictures import Stop, pictures, small_net, stopping, wrong
 
 C, B, T, WIDTH, STEPS = 4, 6, 3, 5, 10
@@ -50,7 +51,10 @@ def normalised(values: list[float]) -> list[float]:
 def test_posterior_and_what_it_learns_against_a_loop(by_class: float) -> None:
     seeded = torch.Generator().manual_seed(0)
     judge = Judge(C, 0.5, True, by_class)
-    state = {name: value.double() for name, value in judge.init(torch.device("cpu")).items()}
+    state = {
+        name: value if name == "seen" else value.double() for name, value in judge.init(torch.device("cpu")).items()
+    }
+    seen: set[int] = set()  # the classes of trusted examples so far; the others are not balanced
     joint, answers, trusted = (state[name].tolist() for name in ("joint", "answers", "trusted"))
     for _ in range(3):
         scores = torch.randn(B, C, generator=seeded, dtype=torch.float64)
@@ -62,11 +66,13 @@ def test_posterior_and_what_it_learns_against_a_loop(by_class: float) -> None:
         plain = [normalised([math.exp(value) for value in row]) for row in scores.tolist()]
         answers = [0.99 * answers[c] + 0.01 * sum(row[c] for row in plain) / B for c in range(C)]
         trusted = [0.99 * trusted[c] + 0.01 * trusted_labels.tolist().count(c) / T for c in range(C)]
+        seen |= set(trusted_labels.tolist())
+        given = sum(answers[c] for c in seen)
         share = sum(joint[c][c] for c in range(C))
         told = joint
         joint = [[0.99 * value for value in row] for row in told]
         for i, y in enumerate(labels.tolist()):
-            balanced = [plain[i][c] * trusted[c] / answers[c] for c in range(C)]
+            balanced = [plain[i][c] * (given * trusted[c] / answers[c] if c in seen else 1.0) for c in range(C)]
             sharp = normalised([value**2 for value in balanced])
             assert q[i].tolist() == pytest.approx(sharp, rel=1e-6)
             own = [0.99 * told[c][y] / sum(told[c]) + 0.01 / C for c in range(C)]
@@ -95,6 +101,30 @@ def test_shares_of_right_labels_are_found() -> None:
             judge.posterior(judge.answer(scores, truth[rows], state), labels[rows], state)
         assert float(clean_share(state)) == pytest.approx(0.9, abs=0.04)
         assert float(state["joint"][2, 0]) == pytest.approx(0.1, abs=0.04)
+
+
+def test_a_class_without_a_trusted_example_is_not_erased() -> None:
+    seeded = torch.Generator().manual_seed(2)
+    judge = Judge(C, 1.0, True, 0.5)
+    state = judge.init(torch.device("cpu"))
+    for _ in range(2000):
+        truth = torch.randint(C, (64,), generator=seeded)
+        q = judge.answer(4.0 * torch.eye(C)[truth], torch.randint(C - 1, (16,), generator=seeded), state)
+        w = judge.posterior(q, truth, state).gather(1, truth[:, None]).squeeze(1)
+    assert float(state["trusted"][C - 1]) < 1e-8  # which was its factor
+    assert float(w[truth == C - 1].mean()) > 0.95
+    assert float(w[truth != C - 1].mean()) > 0.95
+
+
+def test_the_example_that_is_not_finite_is_named() -> None:
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    bad = x.clone()
+    bad[7, 2] = math.nan
+    for method in (Strong(), StrongPair()):
+        model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
+        with pytest.raises(TrainingError, match=r"1 source example \(id 7\)"):
+            fit(model, (bad, y), (x[:16], y[:16]), recipe="strong", method=method, epochs=1, device="cpu")
 
 
 def test_a_label_between_two_classes_is_believed_less_where_its_mistake_is_known() -> None:
@@ -468,13 +498,34 @@ def test_unlabelled_examples_and_tables_are_refused() -> None:
         ({"mixup": -1.0}, "mixup must be 0 or more"),
         ({"mixup": 0.0, "cutmix": 0.5}, "cutmix has no effect without mixup"),
         ({"unlabelled": [1, 2]}, r"unlabelled must be a tensor of inputs, got list: say torch.as_tensor\(inputs\)"),
-        ({"unlabelled_batch": 0}, "unlabelled_batch must be at least 1, got 0"),
+        ({"unlabelled_batch": 0}, "unlabelled_batch must be a whole number of at least 1, got 0"),
+        ({"unlabelled_batch": 2.5}, "unlabelled_batch must be a whole number of at least 1, got 2.5"),
         ({"teacher": 1.5}, r"teacher must lie in \[0, 1\]"),
+        ({"teacher": "0.9"}, r"teacher must lie in \[0, 1\], got '0.9'"),
+        ({"mixup": "x"}, "mixup must be 0 or more, got 'x'"),
+        ({"judging": None}, "judging must be above 0, got None"),
     ],
 )
 def test_bad_settings_are_one_sentence(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Strong(**fields)
+
+
+def test_one_class_and_a_usual_method_are_refused() -> None:
+    x, y = pictures(12, 0)
+    with pytest.raises(UsageError, match="strong needs two classes or more, and the source has one class: train it"):
+        fit(nn.Sequential(nn.Flatten(), nn.Linear(81, 1)), (x, y * 0), (x, y * 0), recipe="strong", device="cpu")
+    with pytest.raises(UsageError, match=r"leave out method=Usual\(...\), or the recipe"):
+        trained(small_net(), recipe="strong", method=Usual())
+
+
+def test_beliefs_of_an_earlier_version_are_continued() -> None:
+    method = Strong(mixup=0.0)
+    state = method.init(task(net()))
+    saved = state.state()
+    del saved["beliefs"]["seen"]  # which versions before it did not save
+    state.load_state(saved)
+    assert set(state.beliefs) == {"joint", "answers", "trusted", "seen"}
 
 
 def test_a_model_with_too_many_outputs_is_refused() -> None:

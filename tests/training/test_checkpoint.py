@@ -410,7 +410,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
         ({"target": points(20, 9)}, "the target data changed"),
         ({"test": None}, "the test data changed"),
         ({"batch_size": 16}, "batch_size was 8 and is 16"),
-        ({"method": Mixed()}, 'method was "soseleto" and is "mixed"'),
+        ({"method": Mixed()}, 'method was "soseleto" and is "mixed", settings.name was "Soseleto" and is "Mixed": '),
         ({"model": nn.Linear(4, 3)}, "parameters was 67 and is 15, the model changed"),
         ({"model": nn.Sequential(*net(), nn.Tanh())}, "the model changed"),
     ],

@@ -47,6 +47,9 @@ def test_weight_decay_acts_on_matrices_alone() -> None:
     optimizer = soseleto.adamw(0.1, weight_decay=0.5)(model.parameters())
     decayed = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert decayed == {model.weight: 0.5, model.bias: 0.0}
+    for make in (soseleto.sgd, soseleto.adamw):
+        with pytest.raises(UsageError, match=r"weight_decay must be 0 or more, got -1.0: 0.0005 is usual"):
+            make(0.1, -1.0)
     with pytest.raises(UsageError, match="lr must be above 0, got 0"):
         soseleto.adamw(0)
 

@@ -129,24 +129,28 @@ def fit(
         int | None,
         typer.Option(
             help=f"Passes over the source. [default: {EPOCHS}; {PRETRAINED_EPOCHS} if pretrained, "
-            f"{PRETRAINED_IMAGE_EPOCHS} for images; {STRONG_EPOCHS} for images with --recipe strong]"
+            f"{PRETRAINED_IMAGE_EPOCHS} for images; {STRONG_EPOCHS} for images with --recipe strong, noisy]"
         ),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Source examples per step. [default: 16 to 256, by the size of the source]")
     ] = None,
     target_batch_size: Annotated[
-        int | None, typer.Option(help="Target examples per step. [default: 32; 64 if strong, but for texts]")
+        int | None, typer.Option(help="Target examples per step. [default: 32; 64 if strong and noisy, but for texts]")
     ] = None,
     lr: Annotated[
         float | None,
         typer.Option(
-            help=f"Learning rate, falls to 0. [default: {LR}; {STRONG_LR} if strong; {PRETRAINED_LR} if pretrained, "
-            f"{STRONG_TEXT_LR} if both, {PRETRAINED_IMAGE_LR} for images and adapters]"
+            help=f"Learning rate, falls to 0. [default: {LR}; {STRONG_LR} for images with --recipe strong, noisy; "
+            f"{PRETRAINED_LR} if pretrained, {STRONG_TEXT_LR} if strong too, {PRETRAINED_IMAGE_LR} for images and "
+            "adapters]"
         ),
     ] = None,
     weight_decay: Annotated[
-        float | None, typer.Option(help=f"Of the model's parameters. [default: 0; {STRONG_WEIGHT_DECAY} if strong]")
+        float | None,
+        typer.Option(
+            help=f"Of the parameters. [default: 0; {STRONG_WEIGHT_DECAY} for images with --recipe strong, noisy]"
+        ),
     ] = None,
     weight_step: Annotated[
         float | None,
@@ -161,7 +165,7 @@ def fit(
         typer.Option(
             metavar="SHARE",
             help=f"Of the target's gradient in the step. [default: {TARGET_SHARE}; {MANY_SHARE} if many labels are "
-            f"wrong; {TRANSFER_SHARE} in transfer]",
+            f"wrong; {TRANSFER_SHARE} in transfer; if strong and noisy, by the batches, 0.5 for pretrained texts]",
         ),
     ] = None,
     augment: Annotated[
@@ -549,7 +553,14 @@ def audit(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="synthetic", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="synthetic, cifar10-noise, cifar10-deep, noisy-text, pretrained-images or svhn-mnist.",
+            show_default=False,
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Where to write results and runs.", show_default=False)],
     seeds: Annotated[int, typer.Option(metavar="N", help="Seeds 0 to N-1.")] = 20,
 ) -> None:

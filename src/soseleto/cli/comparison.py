@@ -117,10 +117,14 @@ def _in_folds(method: str, target: Examples, pieces: Sequence[Tensor]) -> list[P
     return [Part(f"fold-{i}/{method}", method, *split(target, piece), piece) for i, piece in enumerate(pieces, start=1)]
 
 
-def describe_plan(parts: Sequence[Part], test: Examples | None, folds: int) -> str:
+def describe_plan(
+    parts: Sequence[Part], test: Examples | None, folds: int, *, epochs_of_others: int | None = None
+) -> str:
     rivals = [TITLES[method] for method in dict.fromkeys(part.method for part in parts) if method != METHOD]
     judged = f"{folds} held-out folds of the target" if test is None else counted(len(test), "test example")
     beside = f" beside {', '.join(rivals[:-1])}{' and ' * (len(rivals) > 1)}{rivals[-1]}" if rivals else ""
+    if beside and epochs_of_others is not None:
+        beside += f", {'each ' if len(rivals) > 1 else ''}for {counted(epochs_of_others, 'epoch')}"
     folded = any(part.name.startswith("fold-") for part in parts)
     options = [*(["--folds 0"] if folded else []), *(["--no-baselines"] if rivals else [])]
     leave = f"{' and '.join(options)} {'leave' if len(options) > 1 else 'leaves'}"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from soseleto.cli.fit_options import FitOptions, reading_of
+from soseleto.cli.fit_options import FitOptions, check_values, reading_of
 from soseleto.cli.job import Job
 from soseleto.cli.summary import summary
 from soseleto.data import Pair, read_pair
@@ -35,6 +35,7 @@ def fit(options: FitOptions, echo: Callable[[str], None]) -> None:
 def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> None:
     require_same_settings(reducer, _settings(options))
     check_rescue(options.rescue, options.out)
+    check_values(options)
     out = options.out
     if not reducer.first(lambda: _only_report_missing(RunFolder(out))):
         out = _train_all(options, echo, reducer)

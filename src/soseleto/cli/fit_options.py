@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,6 +62,31 @@ class FitOptions:
     skip_bad: bool
     max_tokens: int | None
     reading: Reading
+
+
+def check_values(options: FitOptions) -> None:
+    """Raise for numbers that no data could make right, before any are read."""
+    rates = {"--lr": options.lr, "--weight-decay": options.weight_decay, "--weight-step": options.weight_step}
+    for name, value in rates.items():
+        least = "0 or more" if name == "--weight-decay" else "above 0"
+        if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and least == "0 or more"))):
+            raise UsageError(f"{name} must be {least}, got {value}: leave it out for the default.")
+    for name, value in {"--target-share": options.target_share, "--probes": options.probes}.items():
+        if value is not None and not (0.0 < value < 1.0 or (name == "--probes" and value == 0.0)):
+            none = ", or be 0 for none" if name == "--probes" else ""
+            raise UsageError(
+                f"{name} must be a share between 0 and 1{none}, got {value}: leave it out for the default."
+            )
+    sizes = {
+        "--epochs": options.epochs,
+        "--batch-size": options.batch_size,
+        "--target-batch-size": options.target_batch_size,
+        "--micro-batch-size": options.micro_batch_size,
+    }
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise UsageError(f"{name} must be at least 1, got {size}: leave it out for the default.")
+    dtype_of(options.dtype)
 
 
 def reading_of(options: FitOptions) -> Reading:

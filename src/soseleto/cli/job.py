@@ -99,6 +99,12 @@ class Job:
         compared = self.options.baselines and (self.pair.test is not None or self.trainings.folds > 0)
         return compared and bool(self.trainings.probes(self.main))
 
+    @property
+    def _epochs_of_others(self) -> int | None:
+        """For how long the rivals are trained, if not as long as SOSELETO; they have the plain recipe's settings."""
+        found = {self.trainings.epochs(part) for part in self.parts if part.method != METHOD}
+        return next(iter(found), None) if found != {self.trainings.epochs(self.main)} else None
+
     def plan(self) -> list[str]:
         """The plan, as lines to print."""
         options, pair, epochs = self.options, self.pair, self.trainings.epochs(self.main)
@@ -133,7 +139,8 @@ class Job:
         if self._boosts and len(pair.source) > MOST_BOOSTED:
             lines.append(f"gradient boosting is trained on {MOST_BOOSTED:,} of the source rows, evenly spaced")
         if self.parts:
-            lines.append(comparison.describe_plan(self.parts, pair.test, self.trainings.folds))
+            others = self._epochs_of_others
+            lines.append(comparison.describe_plan(self.parts, pair.test, self.trainings.folds, epochs_of_others=others))
         return lines
 
     def run(self, progress: LiveLine) -> None:
@@ -227,6 +234,8 @@ class Job:
             "judged_on": "target" if self.pair.test is None else "test",
             "folds": self.trainings.folds,
         }
+        if (others := self._epochs_of_others) is not None:
+            how["epochs_of_others"] = others
         rows = comparison.rows(self._judged)
         for row in rows:
             if difference := comparison.differences(self._judged).get(row["method"]):

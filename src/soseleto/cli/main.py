@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import traceback
 
@@ -82,6 +83,18 @@ def _is_usage(error: Exception) -> bool:
     return getattr(error, "exit_code", None) == MISUSED
 
 
+def _in_options(sentence: str, command: str) -> str:
+    """What the library says of an argument, said of the command's option: --mode transfer for mode='transfer'."""
+    found = typer.main.get_command(app).commands.get(command)  # type: ignore[attr-defined]
+    known = set() if found is None else {word for option in found.params for word in option.opts}
+
+    def option(match: re.Match[str]) -> str:
+        name = f"--{match['name'].replace('_', '-')}"
+        return f"{name} {match['text'] or match['number']}" if name in known else match[0]
+
+    return re.sub(r"\b(?P<name>[a-z_]+)=(?:'(?P<text>[\w:.+-]+)'|(?P<number>\d[\d.]*\d|\d))", option, sentence)
+
+
 def _sentence(error: Exception, arguments: list[str]) -> str:
     if hasattr(error, "format_message"):
         known = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
@@ -89,7 +102,7 @@ def _sentence(error: Exception, arguments: list[str]) -> str:
         message = error.format_message().rstrip(".?")
         return f"{message[:1].lower()}{message[1:]} (see `soseleto{name} --help`)."
     if isinstance(error, SoseletoError):
-        return str(error)
+        return _in_options(str(error), arguments[0])
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {(error.strerror or str(error)).lower()}."
     return f"unexpected {type(error).__name__}: {error} (add --debug to see where)."

@@ -31,9 +31,9 @@ def _suspects(folder: RunFolder) -> str:
         count = int(is_suspect(folder.ranking()).sum())
         if folder.config().get("mode") == "transfer":
             low = counted(count, "source example has", "source examples have")
-            return f"{low} a weight below {LOW_WEIGHT} (soseleto rank {folder.path} --worst 20)"
+            return f"{low} a weight below {LOW_WEIGHT:g} (soseleto rank {folder.path} --worst 20)"
         return (
-            f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT}, with an unknown precision "
+            f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT:g}, with an unknown precision "
             f"({command}; soseleto audit {folder.path} measures it)"
         )
     if not found["count"]:

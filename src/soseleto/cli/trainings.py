@@ -23,7 +23,7 @@ from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views
 from soseleto.data.preprocess import make_prepare
 from soseleto.data.texts.preparation import TextPreparation
 from soseleto.data.views import AnyViews
-from soseleto.errors import SoseletoError, UsageError
+from soseleto.errors import SoseletoError, UsageError, counted
 from soseleto.extensions import target_share
 from soseleto.methods.strong import StrongTransfer
 from soseleto.models.by_name import make_model
@@ -81,8 +81,6 @@ class Trainings:
             raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
         shape, strong = tuple(pair.source.inputs.shape[1:]), options.recipe == "strong"
         _check_recipe(options)
-        if options.epochs is not None and options.epochs < 1:
-            raise UsageError(f"--epochs must be at least 1, got {options.epochs}.")
         model = model_for(options.model, shape, pair.preparation, options.recipe, options.mode)
         return cls(
             options=options,
@@ -357,6 +355,13 @@ class Trainings:
         share = AUTO_SHARE if probes == "auto" else probes
         left = len(part.target) - min(AUTO_MOST, round(share * len(part.target)))
         wanted = self.options.target_batch_size
+        if wanted is not None and wanted > left and not part.name:
+            planted = len(part.target) - left
+            beside = f" beside {counted(planted, 'probe')}" if planted else ""
+            raise UsageError(
+                f"--target-batch-size is {wanted}, but the target has {counted(left, 'example')} to train on{beside}: "
+                f"write --target-batch-size {left} or less."
+            )
         usual = strong_target_batch(self.views) if self._judges_labels(part) else TARGET_BATCH
         return min(usual, left) if wanted is None else min(wanted, left) if part.name else wanted
 
@@ -391,11 +396,18 @@ def _check_recipe(options: FitOptions) -> None:
         "--weight-step": options.weight_step is not None,
         "--engine": options.engine != "auto",
         "--alignments": options.alignments is not None,
-        "--doubt-labels": options.doubt_labels is not None,
+        "--doubt-labels": options.doubt_labels is True,
+        "--no-doubt-labels": options.doubt_labels is False,
     }
+    if options.recipe == "strong" and options.micro_batch_size is not None:
+        raise UsageError("--micro-batch-size does not go with --recipe strong: leave it out, or write --recipe plain.")
+    if options.recipe == "strong" and options.mode == "transfer" and options.doubt_labels:
+        raise UsageError(
+            "--doubt-labels does not go with --recipe strong in transfer mode, which mixes labels: leave it out."
+        )
     if options.recipe == "strong" and options.mode == "noisy" and any(changed.values()):
         named = next(name for name, is_changed in changed.items() if is_changed)
-        raise UsageError(f"{named} has no effect with --recipe strong, which computes no alignments: leave it out.")
+        raise UsageError(f"{named} has no effect with --recipe strong, whose teacher judges the labels: leave it out.")
 
 
 def _class_names(pair: Pair) -> tuple[str, ...] | None:

@@ -64,7 +64,9 @@ class Preprocess:
                 f"inputs of shape {tuple(inputs.shape)} do not match the standardisation "
                 f"of {len(self.mean)} channels or columns: the second dimension must be {len(self.mean)}."
             )
-        scale, offset = _constants(self, str(inputs.device), inputs.ndim, inputs.dtype == torch.uint8)
+        # while a graph is traced, tensors belong to it, and a cache would give them to other callers
+        constants = _constants.__wrapped__ if torch.compiler.is_compiling() else _constants
+        scale, offset = constants(self, str(inputs.device), inputs.ndim, inputs.dtype == torch.uint8)
         if inputs.device.type == "cpu":  # converting first is twice as fast on a CPU; on a GPU it is one more kernel
             return inputs.to(torch.float32, copy=True).mul_(scale).add_(offset)
         return torch.mul(inputs, scale).add_(offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Self
 
 import torch
@@ -114,8 +115,13 @@ def require_noisy(task: Task, name: str) -> None:
 
 
 def require_share(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise UsageError(f"{name} must lie in [0, 1], got {value}.")
+    if not (is_number(value) and 0.0 <= value <= 1.0):
+        raise UsageError(f"{name} must lie in [0, 1], got {value!r}.")
+
+
+def is_number(value: object) -> bool:
+    """Python compares a text or None with no number."""
+    return isinstance(value, Real)
 
 
 def source_losses(task: Task, batch: Batch) -> Tensor:

@@ -52,6 +52,7 @@ def _render(run: RunFiles) -> str:
         sentences=sentences.sentences(run),
         figures=sentences.key_figures(run),
         compared=sentences.compared(run),
+        compared_how=sentences.compared_how(run),
         evaluated_on=sentences.evaluated_on(run) if sentences.compared(run) else "",
         panels=figure1.panels(run),
         curves=_curves(run),

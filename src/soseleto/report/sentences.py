@@ -81,7 +81,7 @@ def _of_weights(run: RunFiles) -> str:
 def of_scores(run: RunFiles) -> str:
     """The caption of their histogram."""
     if run.is_strong:
-        return "Mean over all visits of the probability that the label is right."
+        return "Mean of the probability that the label is right over all visits, of which later ones count more."
     return "Mean alignment with the target gradient; positive lowers the target loss to first order."
 
 
@@ -151,6 +151,15 @@ def compared(run: RunFiles) -> list[tuple[str, float, float, float]]:
     """(method, accuracy, low, high) in percent of this run and its baselines; empty without a comparison."""
     rows = run.comparison.get("rows") or []
     return [(_method(row["method"]), row["accuracy"], row["low"], row["high"]) for row in rows]
+
+
+def compared_how(run: RunFiles) -> str:
+    """The caption of the comparison."""
+    same, others = "Comparison with other methods on the same data", run.comparison.get("epochs_of_others")
+    if others is None:
+        return f"{same} and for as many epochs"
+    ours = counted(run.config["epochs"], "epoch")
+    return f"{same}: SOSELETO by the strong recipe for {ours}, the others plainly for {others}"
 
 
 def evaluated_on(run: RunFiles) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 from soseleto.data import Augment, Reading
 from soseleto.data.preprocess import Standardize
 from soseleto.data.views import AnyViews
+from soseleto.errors import UsageError
 from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.parallel.device import choose_device
@@ -136,6 +137,8 @@ def fit(
         torch.Size([64])
     """
     usual = Usual() if method is None and recipe == "plain" else method if isinstance(method, Usual) else None
+    if usual is not None and recipe == "strong":
+        raise UsageError("recipe='strong' is a method of its own: leave out method=Usual(...), or the recipe.")
     named = None if isinstance(method, Usual) else method
     asked = recipes.Recipe.of(recipe, model, mode=mode, method=named, augment=augment, optimizer=optimizer, lr=lr)
     chosen = asked.choice()

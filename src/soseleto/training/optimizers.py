@@ -93,19 +93,21 @@ def _can_fuse(parameters: Sequence[nn.Parameter]) -> bool:
 def sgd(lr: float, weight_decay: float = 0.0, momentum: float = 0.9, *, nesterov: bool = False) -> Momentum:
     """SGD with momentum, on request Nesterov's. Weight decay acts on the model's parameters, never on the source
     weights."""
-    _require_rate(lr)
+    _require_rate(lr, weight_decay)
     return Momentum(lr, weight_decay, momentum, nesterov)
 
 
 def adamw(lr: float, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999)) -> Adaptive:
     """AdamW. Weight decay acts on matrices and filters, not on biases, norms or the source weights."""
-    _require_rate(lr)
+    _require_rate(lr, weight_decay)
     return Adaptive(lr, weight_decay, betas)
 
 
-def _require_rate(lr: float) -> None:
+def _require_rate(lr: float, weight_decay: float) -> None:
     if not (lr > 0 and math.isfinite(lr)):
-        raise UsageError(f"lr must be above 0, got {lr}.")
+        raise UsageError(f"lr must be above 0, got {lr}: 0.03 is usual for SGD, 3e-5 for a pretrained model.")
+    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
+        raise UsageError(f"weight_decay must be 0 or more, got {weight_decay}: 0.0005 is usual.")
 
 
 def linear(optimizer: Optimizer, steps: int) -> LRScheduler:

@@ -142,7 +142,7 @@ def strong_views(views: AnyViews, mode: str) -> AnyViews:
 def check_recipe(name: str) -> None:
     """Raise for an unknown recipe."""
     if name not in NAMES:
-        raise UsageError(f"unknown recipe {name!r}{did_you_mean(name, NAMES)}: choose 'plain' or 'strong'.")
+        raise UsageError(f"unknown recipe {name!r}{did_you_mean(str(name), NAMES)}: choose 'plain' or 'strong'.")
 
 
 def _require_views(method: Method, augments: Augments) -> None:

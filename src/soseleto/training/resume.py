@@ -297,6 +297,8 @@ def _difference(name: str, old: Any, new: Any) -> list[str]:
     if name in _CHANGED:
         return [f"{_CHANGED[name]} changed"]
     if isinstance(old, dict) and isinstance(new, dict):
+        if old.get("name") != new.get("name"):  # of different methods, whose other settings say nothing more
+            old, new = {"name": old.get("name")}, {"name": new.get("name")}
         return [clause for key in {**old, **new} for clause in _difference(f"{name}.{key}", old.get(key), new.get(key))]
     was, now = json.dumps(old), json.dumps(new)
     return [f"{name} was {was} and is {now}" if len(was) + len(now) < 100 else f"{name} changed"]

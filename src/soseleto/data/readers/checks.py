@@ -33,6 +33,8 @@ def check_examples(sets: dict[str, Examples], *, mode: str, preparation: Prepara
         found += _empty_classes(source)
     if source is not None and "target" in sets and mode == "noisy":
         found += _missing_in_source(source, sets["target"])
+        if not any(problem.kind == "absurd classes" for problem in found):
+            found += _missing_in_target(source, sets["target"])
     if "target" in sets:
         found += [p for other in ("source", "test") if other in sets for p in _copies(sets, other, mode, preparation)]
     return found
@@ -130,6 +132,23 @@ def _missing_in_source(source: Examples, target: Examples) -> list[Problem]:
     are = "is" if len(missing) == 1 else "are"
     text = f"{_the_classes(len(missing))} {names} {are} not in the source: add source examples, or use mode='transfer'."
     return [Problem("target", "class not in source", text, _ids(target, rows))]
+
+
+def _missing_in_target(source: Examples, target: Examples) -> list[Problem]:
+    """In noisy mode nothing trusted says what such a class looks like, so its examples tend to lose their weight."""
+    if source.labels.dtype.is_floating_point or target.labels.dtype.is_floating_point:
+        return []
+    rows = ~torch.isin(source.labels.cpu(), torch.unique(target.labels.cpu()))
+    missing = torch.unique(source.labels.cpu()[rows]).tolist()
+    if not missing:
+        return []
+    names = some([source.classes[c] if source.classes else str(c) for c in missing])
+    have = "has" if len(missing) == 1 else "have"
+    text = (
+        f"{_the_classes(len(missing))} {names} {have} no example in the target, and "
+        f"{counted(int(rows.sum()), 'example')} in the source, which will lose weight: add target examples."
+    )
+    return [Problem("target", "class not in target", text, stops=False)]
 
 
 def _copies(sets: dict[str, Examples], other: str, mode: str, preparation: Preparation | None) -> list[Problem]:

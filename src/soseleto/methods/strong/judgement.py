@@ -1,6 +1,7 @@
 """What is believed about the class of a source example, given the teacher's answer and the label.
 
-    q ← q·t/q̄, normalised            class balance: q̄ mean of the teacher's answers, t shares of the trusted labels
+    q ← q·t/q̄, normalised            class balance: q̄ mean of the teacher's answers, t shares of the trusted labels;
+                                     classes that no trusted example has keep their share of the answers
     q ← q^(1/τ), normalised          sharpened or smoothed, where the teacher is under- or overconfident
     r_c = q_c T_cy / Σ_k q_k T_ky    posterior of class c given label y,  T_cy = P(label y | class c)
 
@@ -37,18 +38,25 @@ class Judge:
     by_class: float
 
     def init(self, device: torch.device) -> dict[str, Tensor]:
-        """J, q̄ and t."""
+        """J, q̄, t, and the classes that trusted examples have had."""
         even = torch.full((self.classes,), 1.0 / self.classes, device=device)
         start = torch.tensor(FIRST_SHARE, device=device)
-        return {"joint": transition(start, self.classes) / self.classes, "answers": even, "trusted": even.clone()}
+        return {
+            "joint": transition(start, self.classes) / self.classes,
+            "answers": even,
+            "trusted": even.clone(),
+            "seen": torch.zeros_like(even, dtype=torch.bool),
+        }
 
     def answer(self, scores: Tensor, trusted_labels: Tensor, state: dict[str, Tensor]) -> Tensor:
         """q (B, C), balanced and at temperature τ; the running means learn from the batch first."""
         q = scores.softmax(1)
         _learn(state["answers"], q.mean(0))
-        _learn(state["trusted"], one_hot(trusted_labels, self.classes).mean(0))
+        trusted = one_hot(trusted_labels, self.classes)
+        _learn(state["trusted"], trusted.mean(0))
+        state["seen"].logical_or_(trusted.any(0))
         if self.balance:
-            q = q * (state["trusted"] / state["answers"].clamp(min=SMALLEST))
+            q = q * _balance(state)
         return sharpened(q, self.temperature)
 
     def posterior(self, q: Tensor, labels: Tensor, state: dict[str, Tensor]) -> Tensor:
@@ -89,6 +97,13 @@ def by_class(joint: Tensor) -> Tensor:
 def one_hot(labels: Tensor, classes: int) -> Tensor:
     """(B, C) float32."""
     return (labels[:, None] == torch.arange(classes, device=labels.device)).float()
+
+
+def _balance(state: Mapping[str, Tensor]) -> Tensor:
+    """t/q̄ (C,), with t of the seen classes taken as shares of what the answers give to these; 1 for the others."""
+    answers, seen = state["answers"], state["seen"]
+    share = (answers * seen).sum()
+    return torch.where(seen, share * state["trusted"] / answers.clamp(min=SMALLEST), 1.0)
 
 
 def _learn(mean: Tensor, new: Tensor) -> None:

@@ -30,7 +30,7 @@ from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.methods.from_views import joint_scores, require_classes, view_scores, views_of
-from soseleto.methods.state import require_share
+from soseleto.methods.state import is_number, require_share
 from soseleto.methods.strong.judgement import Judge, clean_share, one_hot, sharpened
 from soseleto.methods.strong.mixing import mixed
 from soseleto.methods.strong.teacher import TaughtState, Teacher, no_steps
@@ -86,16 +86,16 @@ class Strong:
         if self.labels not in LABELS:
             raise UsageError(f"labels must be one of {', '.join(map(repr, LABELS))}, got {self.labels!r}.")
         for name in ("judging", "temperature"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be above 0, got {getattr(self, name)}: 0.5 sharpens, 1 does not.")
-        if not self.mixup >= 0:
-            raise UsageError(f"mixup must be 0 or more, got {self.mixup}.")
+            if not (is_number(value := getattr(self, name)) and value > 0):
+                raise UsageError(f"{name} must be above 0, got {value!r}: 0.5 sharpens, 1 does not.")
+        if not (is_number(self.mixup) and self.mixup >= 0):
+            raise UsageError(f"mixup must be 0 or more, got {self.mixup!r}.")
         more: Any = self.unlabelled
         if not isinstance(more, Tensor | UnlabelledViews | None):
             kind = type(more).__name__
             raise UsageError(f"unlabelled must be a tensor of inputs, got {kind}: say torch.as_tensor(inputs).")
-        if self.unlabelled_batch < 1:
-            raise UsageError(f"unlabelled_batch must be at least 1, got {self.unlabelled_batch}.")
+        if not isinstance(self.unlabelled_batch, int) or self.unlabelled_batch < 1:
+            raise UsageError(f"unlabelled_batch must be a whole number of at least 1, got {self.unlabelled_batch!r}.")
         if self.cutmix and not self.mixup:
             raise UsageError("cutmix has no effect without mixup, whose Beta(a, a) gives its area: say mixup=1.0.")
 
@@ -104,7 +104,10 @@ class Strong:
 
     def parts(self, task: Task) -> dict[str, Any]:
         """What a state begins with."""
-        judge = Judge(require_classes(task, self.name), self.judging, self.balance, self.by_class)
+        classes = require_classes(task, self.name)
+        if classes < 2:
+            raise UsageError(f"{self.name} needs two classes or more, and the source has one class: train it plainly.")
+        judge = Judge(classes, self.judging, self.balance, self.by_class)
         return {
             "weights": Weights(task.n_source, device=task.device),
             "teacher": Teacher(task.model, self.teacher),
@@ -176,7 +179,7 @@ class Strong:
             parts = [inputs]
         losses = -(classes * joint_scores(task, network, parts).log_softmax(1)).sum(1)  # H(y, p)
         of_source, of_target = losses[:n].view(count, -1).mean(0), losses[n:].view(count, -1).mean(0)
-        task.guard("source", of_source.detach()[: len(source)], source.index)
+        task.guard("source", _blamed(of_source.detach()[: len(source)], state.judged), source.index)
         task.guard("target", of_target.detach(), target.index)
         return of_source, of_target
 
@@ -201,6 +204,13 @@ class Strong:
         return labels + g * (doubted - labels), w
 
 
+def _blamed(losses: Tensor, judged: Tensor | None) -> Tensor:
+    """The losses, or where the teacher has bad scores of some examples, those: one bad example spoils every loss."""
+    assert judged is not None
+    by_teacher = judged.sum(1)
+    return torch.where(by_teacher.isfinite().all(), losses, by_teacher)
+
+
 @dataclass(kw_only=True)
 class StrongState(TaughtState):
     """Beside optimizer, weights and teacher: what is believed about labels.
@@ -218,5 +228,5 @@ class StrongState(TaughtState):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
-        self.beliefs = load_tree(self.beliefs, state["beliefs"], self.task.device)
+        self.beliefs |= load_tree(self.beliefs, state["beliefs"], self.task.device)
         self.key = state["key"]

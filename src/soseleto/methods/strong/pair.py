@@ -32,7 +32,11 @@ from soseleto.task.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class StrongPair(Strong):
-    """The strong recipe with two networks that judge for each other; its settings are those of ``Strong``."""
+    """The strong recipe with two networks that judge for each other; its settings are those of ``Strong``.
+
+    The second network begins with new initial values, also where the model is a pretrained one. The mean of both is
+    evaluated; a run folder keeps the first network alone.
+    """
 
     name = "strong_pair"
 
@@ -79,5 +83,5 @@ class StrongPairState(StrongState):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
-        self.others = load_tree(self.others, state["others"], self.task.device)
+        self.others |= load_tree(self.others, state["others"], self.task.device)
         self.networks.second.load_state_dict(state["second"])
