@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -23,6 +23,7 @@ from soseleto.data.readers.tables import prepared
 from soseleto.data.table_columns import values
 from soseleto.data.table_columns.hashed_words import LENGTH
 from soseleto.errors import UsageError
+from soseleto.methods.strong import StrongTransfer
 from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.final import weighted
 from soseleto.prediction.predictor import Predictor
@@ -30,7 +31,7 @@ from soseleto.suspects.suspects import Calibrated, Suspects
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import Adaptive, Momentum, default_optimizer
 from soseleto.training.options import as_probes
-from soseleto.training.recipe import Recipe, check_recipe, strong_optimizer
+from soseleto.training.recipe import check_recipe, strong_optimizer
 from soseleto.training.usual import Usual
 from soseleto.training.views_for import usual_views
 
@@ -160,7 +161,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             batch_size=_at_most(len(rows), self.batch_size),
             target_batch_size=_at_most(len(rows_target), self.target_batch_size),
             optimizer=self._optimizer(model, source),
-            method=self._method(model),
+            method=self._method(),
             probes=self._checked_probes(trusted),
             standardize=table or self._fitted_inputs.standardization(rows, self.standardize),
             seed=seed,
@@ -194,16 +195,14 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             return strong_optimizer(usual_views(source), model, self.lr, self.weight_decay)
         return default_optimizer(model, self.lr, self.weight_decay or 0.0)
 
-    def _method(self, model: nn.Module) -> Any:
+    def _method(self) -> Usual | StrongTransfer | None:
         """None leaves the method to the strong recipe, whose form for transfer mode moves weights by a usual one."""
         usual = Usual(weight_step=self.weight_step)
         if self.recipe == "plain":
             return usual
         if self.weight_step is None:
             return None
-        given: dict[str, Any] = dict.fromkeys(("method", "augment", "optimizer", "lr"))
-        strong: Any = Recipe.of(self.recipe, model, mode=self.mode, **given).choice().method
-        return replace(strong, selection=usual.method(self.mode))
+        return StrongTransfer(selection=usual.method(self.mode))
 
     def _inputs_of(self, X: Any, y: Any) -> _Inputs:
         if is_frame(X) and not _is_plain(X):

@@ -158,6 +158,10 @@ def test_the_comparison_is_in_the_summary_and_drawn(tmp_path: Path) -> None:
         "ordinary training 80.0 %, target only 61.0 %." in text
     )
     assert "ordinary training 80.0 % 75.0 % to 84.0 %" in text
+    assert "Comparison with other methods on the same data and for as many epochs" in text
+    run.write_comparison({**comparison, "epochs_of_others": 30})
+    said = "on the same data: SOSELETO by the strong recipe for 3 epochs, the others plainly for 30"
+    assert said in text_of(render(run.path))
     run.write_comparison({**comparison, "judged_on": "test", "rows": rows[:1]})
     page = render(run.path)
     assert "Held-out accuracy on 1,200 test examples: SOSELETO 91.5 %." in text_of(page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import re
@@ -10,6 +11,7 @@ import traceback
 
 import typer
 
+from soseleto.cli import commands
 from soseleto.cli.commands import app
 from soseleto.errors import Interrupted, RankStopped, SoseletoError, TrainingError, UsageError
 
@@ -85,12 +87,12 @@ def _is_usage(error: Exception) -> bool:
 
 def _in_options(sentence: str, command: str) -> str:
     """What the library says of an argument, said of the command's option: --mode transfer for mode='transfer'."""
-    found = typer.main.get_command(app).commands.get(command)  # type: ignore[attr-defined]
-    known = set() if found is None else {word for option in found.params for word in option.opts}
+    function = getattr(commands, command.replace("-", "_"), None)
+    known = inspect.signature(function).parameters if callable(function) else {}
 
     def option(match: re.Match[str]) -> str:
-        name = f"--{match['name'].replace('_', '-')}"
-        return f"{name} {match['text'] or match['number']}" if name in known else match[0]
+        name = match["name"]
+        return f"--{name.replace('_', '-')} {match['text'] or match['number']}" if name in known else match[0]
 
     return re.sub(r"\b(?P<name>[a-z_]+)=(?:'(?P<text>[\w:.+-]+)'|(?P<number>\d[\d.]*\d|\d))", option, sentence)
 

@@ -158,7 +158,7 @@ def compared_how(run: RunFiles) -> str:
     same, others = "Comparison with other methods on the same data", run.comparison.get("epochs_of_others")
     if others is None:
         return f"{same} and for as many epochs"
-    ours = counted(run.config["epochs"], "epoch")
+    ours = counted(len(run.epochs), "epoch")
     return f"{same}: SOSELETO by the strong recipe for {ours}, the others plainly for {others}"
 
 
