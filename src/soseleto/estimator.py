@@ -23,7 +23,6 @@ from soseleto.data.readers.tables import prepared
 from soseleto.data.table_columns import values
 from soseleto.data.table_columns.hashed_words import LENGTH
 from soseleto.errors import UsageError
-from soseleto.methods.strong import StrongTransfer
 from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.final import weighted
 from soseleto.prediction.predictor import Predictor
@@ -31,7 +30,7 @@ from soseleto.suspects.suspects import Calibrated, Suspects
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import Adaptive, Momentum, default_optimizer
 from soseleto.training.options import as_probes
-from soseleto.training.recipe import check_recipe, strong_optimizer
+from soseleto.training.recipe import check_recipe, strong_optimizer, strong_transfer
 from soseleto.training.usual import Usual
 from soseleto.training.views_for import usual_views
 
@@ -195,14 +194,14 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             return strong_optimizer(usual_views(source), model, self.lr, self.weight_decay)
         return default_optimizer(model, self.lr, self.weight_decay or 0.0)
 
-    def _method(self) -> Usual | StrongTransfer | None:
+    def _method(self) -> Any:
         """None leaves the method to the strong recipe, whose form for transfer mode moves weights by a usual one."""
         usual = Usual(weight_step=self.weight_step)
         if self.recipe == "plain":
             return usual
         if self.weight_step is None:
             return None
-        return StrongTransfer(selection=usual.method(self.mode))
+        return strong_transfer(usual)
 
     def _inputs_of(self, X: Any, y: Any) -> _Inputs:
         if is_frame(X) and not _is_plain(X):

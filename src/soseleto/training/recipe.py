@@ -94,7 +94,7 @@ class Recipe:
         views = self.augment[0] or strong_views(Views() if data is None else usual_views(data.source), self.mode)
         if self.mode == "transfer":
             plain = as_optimizer(self.optimizer, self.lr, self.model)
-            return Choice(self.method or StrongTransfer(selection=Usual().method(self.mode)), (views, views), plain)
+            return Choice(self.method or strong_transfer(Usual()), (views, views), plain)
         return Choice(
             self.method or strong_for(views),
             (views, views),
@@ -112,6 +112,11 @@ def strong_epochs(views: Augment | AnyViews | None, model: nn.Module) -> int | N
 def strong_for(views: Augment | AnyViews | None) -> Strong:
     """The method of the strong recipe in noisy mode; token ids are not mixed, and the rest was chosen on news."""
     return Strong(mixup=0.0, by_class=1.0, target_share=0.5) if isinstance(views, TokenViews) else Strong()
+
+
+def strong_transfer(usual: Usual) -> StrongTransfer:
+    """The method of the strong recipe in transfer mode, whose weights move by the usual one."""
+    return StrongTransfer(selection=usual.method("transfer"))
 
 
 def strong_optimizer(
