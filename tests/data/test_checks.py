@@ -193,8 +193,8 @@ def test_a_class_that_nothing_trusted_has_is_reported():
     target = Examples(torch.rand(2, 5), torch.tensor([0, 1]), classes=("a", "b", "c"))
     (problem,) = check_pair(source, target, mode="noisy")
     assert str(problem) == (
-        "target: the class c has no example in the target, and 2 examples in the source, which will lose weight: add "
-        "target examples."
+        "target: the class c has no example in the target, and 2 examples in the source, for which nothing trusted "
+        "speaks: add target examples."
     )
     assert not problem.stops
     assert not check_pair(source, target, mode="transfer")

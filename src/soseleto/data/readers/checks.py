@@ -135,7 +135,7 @@ def _missing_in_source(source: Examples, target: Examples) -> list[Problem]:
 
 
 def _missing_in_target(source: Examples, target: Examples) -> list[Problem]:
-    """In noisy mode nothing trusted says what such a class looks like, so its examples tend to lose their weight."""
+    """In noisy mode weights follow the target: nothing trusted speaks for the examples of such a class."""
     if source.labels.dtype.is_floating_point or target.labels.dtype.is_floating_point:
         return []
     rows = ~torch.isin(source.labels.cpu(), torch.unique(target.labels.cpu()))
@@ -146,7 +146,7 @@ def _missing_in_target(source: Examples, target: Examples) -> list[Problem]:
     have = "has" if len(missing) == 1 else "have"
     text = (
         f"{_the_classes(len(missing))} {names} {have} no example in the target, and "
-        f"{counted(int(rows.sum()), 'example')} in the source, which will lose weight: add target examples."
+        f"{counted(int(rows.sum()), 'example')} in the source, for which nothing trusted speaks: add target examples."
     )
     return [Problem("target", "class not in target", text, stops=False)]
 
