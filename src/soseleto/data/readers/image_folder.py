@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from soseleto.data.readers.file_names import escaped
 from soseleto.data.readers.labels import Names
 from soseleto.data.readers.problems import Problem, some
@@ -39,6 +41,27 @@ def read_folder(folder: Path, *, name: str, reading: Reading) -> Raw:
     return Raw(
         name,
         labels,
+        files=files,
+        ids=tuple(map(escaped, ids)),
+        paths=tuple(map(escaped, files)),
+        problems=problems,
+    )
+
+
+def read_any_folder(folder: Path, *, name: str, reading: Reading) -> Raw:
+    """All images at any depth, in class folders or not, sorted by path; every label is 0."""
+    allow = reading.allow_outside
+    linked = [] if allow else [one.name for one in os.scandir(folder) if _is_class(one) and one.is_symlink()]
+    found = [(path.removeprefix("./"), link) for path, link in _images(folder, ".", allow_outside=allow)]
+    found += [(path, True) for c in linked for path, _ in _images(folder, c, allow_outside=allow)]
+    ids = sorted(path for path, _ in found)
+    if not ids:
+        raise DataError(f"no images below {folder} of the {name}: put {', '.join(SUFFIXES[:3])} ... files there.")
+    files = tuple(f"{folder}{os.sep}{path}" for path in ids)
+    problems = () if allow else _outside(folder, sorted(path for path, link in found if link), name=name)
+    return Raw(
+        name,
+        torch.zeros(len(ids), dtype=torch.int64),
         files=files,
         ids=tuple(map(escaped, ids)),
         paths=tuple(map(escaped, files)),

@@ -45,12 +45,12 @@ def read_npz(path: Path, *, name: str, encoding: str | None = None) -> Raw:
     )
 
 
-def read_npz_inputs(path: Path) -> Tensor:
+def read_npz_inputs(path: Path, *, name: str = "predicted") -> Tensor:
     """Only the array x."""
     arrays = load_arrays(path)
     if "x" not in arrays:
         raise DataError(f"{path} has no array 'x': save it with np.savez(path, x=inputs).")
-    return inputs_of(arrays["x"], name="predicted")
+    return inputs_of(arrays["x"], name=name)
 
 
 def _ids(values: list[Any], path: Path, encoding: str | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from soseleto.data import structure
@@ -21,6 +22,7 @@ from soseleto.data.readers.table_files import SUFFIXES as TABLES
 from soseleto.data.texts.examples import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
+UNLABELLED = "unlabelled set"
 _FORMS = (
     "a path (image folder, .csv, .tsv, .parquet, .jsonl, .npz), a pair (inputs, labels), "
     "a Dataset of (input, label), a data frame or Examples"
@@ -100,16 +102,32 @@ def _from_frame(data: Any, *, name: str, reading: Reading) -> Raw:
 def _from_path(path: Path, *, name: str, reading: Reading) -> Raw:
     if path.is_dir():
         return image_folder.read_folder(path, name=name, reading=_folder_options(reading, path))
+    if _is_npz(path, name):
+        return replace(npz.read_npz(path, name=name, encoding=reading.encoding), name=name)
+    return tables.read_table(path, name=name, reading=reading)
+
+
+def _is_npz(path: Path, name: str) -> bool:
+    """Whether a file is an ``.npz`` file or a table; any other raises."""
     suffix = path.suffix.lower()
     if suffix not in (*TABLES, ".npz"):
         known = f"an image folder, or a file ending in {', '.join(TABLES)} or .npz"
-        problem = "has an unknown ending" if path.exists() else "is not there"
-        raise UsageError(f"the {name} {str(path)!r} {problem}{_close(path)}: give {known}.")
+        problem = "has an unknown ending" if path.exists() else f"is not there{_close(path)}"
+        raise UsageError(f"the {name} {str(path)!r} {problem}: give {known}.")
     if not path.is_file():
         raise UsageError(f"the {name} {str(path)!r} is not there{_close(path)}: check the path.")
-    if suffix == ".npz":
-        return replace(npz.read_npz(path, name=name, encoding=reading.encoding), name=name)
-    return tables.read_table(path, name=name, reading=reading)
+    return suffix == ".npz"
+
+
+def raw_without_labels(path: Path, *, source: Raw, reading: Reading) -> Raw:
+    """Inputs like the source's from a path; labels are not read, and every one is 0."""
+    if path.is_dir():
+        return image_folder.read_any_folder(path, name=UNLABELLED, reading=reading)
+    if _is_npz(path, UNLABELLED):
+        inputs = npz.read_npz_inputs(path, name=UNLABELLED)
+        return Raw(UNLABELLED, torch.zeros(len(inputs), dtype=torch.int64), inputs=inputs)
+    features = () if source.table is None else source.table.column_names
+    return tables.read_any_table(path, name=UNLABELLED, reading=reading, features=features)
 
 
 def _folder_options(reading: Reading, path: Path) -> Reading:

@@ -15,7 +15,7 @@ _SHOWN = 5
 class Problem:
     """One problem of one data set.
 
-    where: "source", "target" or "test"
+    where: "source", "target", "test" or "unlabelled set"
     kind: a short keyword, such as "unreadable" or "duplicate"
     text: one sentence for the user
     ids: the examples to leave out, as skip_bad does

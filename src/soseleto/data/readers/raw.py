@@ -19,7 +19,7 @@ class Raw:
     set.
     """
 
-    name: str  # "source", "target" or "test", for error messages
+    name: str  # "source", "target", "test" or "unlabelled set", for error messages
     labels: Names | Tensor  # class names, class indices or regression targets
     inputs: Inputs | None = None
     table: Any = None  # a pyarrow table of features, not yet prepared

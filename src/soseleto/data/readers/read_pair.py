@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Never
 
 import torch
@@ -17,7 +19,7 @@ from soseleto.data.live import Live, is_free
 from soseleto.data.readers.checks import CHECKED, check_examples, labels_in_source
 from soseleto.data.readers.class_indices import number_labels
 from soseleto.data.readers.images import pixels_of, shape_for
-from soseleto.data.readers.open import is_dataset, raw_of
+from soseleto.data.readers.open import UNLABELLED, is_dataset, raw_of, raw_without_labels
 from soseleto.data.readers.prepare_tables import Preparation, prepare_tables
 from soseleto.data.readers.problems import Problem, ProblemsError, some
 from soseleto.data.readers.raw import Raw
@@ -45,6 +47,7 @@ class Pair:
     columns: tuple[str, ...] | None = None
     labels_before: Tensor | None = None
     preparation: Preparation | None = None  # of tables
+    unlabelled: Tensor | None = None  # further inputs like the source's, (M, ...)
 
 
 def as_example_set(data: Any, *, name: str, preparation: Preparation | None = None) -> ExampleSet:
@@ -97,6 +100,7 @@ def read_pair(
     test: Any = None,
     *,
     mode: str,
+    unlabelled: str | os.PathLike[str] | None = None,
     reading: Reading | None = None,
     skip_bad: bool = False,
     progress: Progress | None = None,
@@ -108,9 +112,11 @@ def read_pair(
     that are in the target under another label are left out in any case, see ``Pair.labels_before``. In noisy mode
     source and target share one list of classes; in transfer mode target and test have their own. File options are
     fields of ``reading``: ``read_pair("scraped", "checked", mode="noisy", reading=Reading(image_size=64))``.
+
+    unlabelled: path of further inputs, which are read and checked like the source's; labels in it are ignored
     """
     refuse_keywords(unknown, function="read_pair")
-    sets, problems, preparation = _read(source, target, test, mode, reading or Reading(), progress)
+    sets, problems, preparation = _read(source, target, test, mode, reading or Reading(), progress, unlabelled)
     if not skip_bad and any(problem.stops for problem in problems):
         raise ProblemsError(problems)
     dropped = tuple(problem for problem in problems if problem.stops or problem.kind == CHECKED)
@@ -127,6 +133,7 @@ def read_pair(
         columns=None if preparation is None else preparation.names,
         labels_before=before,
         preparation=preparation,
+        unlabelled=kept[UNLABELLED].inputs if UNLABELLED in kept else None,
     )
 
 
@@ -143,13 +150,21 @@ def check_mode(mode: str) -> None:
 
 
 def _read(
-    source: Any, target: Any, test: Any, mode: str, reading: Reading, progress: Progress | None
+    source: Any,
+    target: Any,
+    test: Any,
+    mode: str,
+    reading: Reading,
+    progress: Progress | None,
+    unlabelled: str | os.PathLike[str] | None = None,
 ) -> tuple[dict[str, Examples], list[Problem], Preparation | None]:
     check_mode(mode)
     given = {"source": source, "target": target} | ({} if test is None else {"test": test})
     raws = [raw_of(data, name=name, reading=reading) for name, data in given.items()]
     _refuse_structures(raws)
     raws = number_labels(raws, shared=mode == "noisy", merge=reading.merge_labels)
+    if unlabelled is not None:
+        raws.append(raw_without_labels(Path(unlabelled).expanduser(), source=raws[0], reading=reading))
     raws, preparation = prepare_tables(raws, reading)
     shape = shape_for(raws[0], reading)
     sets: dict[str, Examples] = {}
@@ -220,3 +235,6 @@ def _check_shapes(sets: dict[str, Examples]) -> None:
                 f"{name} inputs have shape {tuple(examples.inputs.shape[1:])} but the source's have "
                 f"{tuple(source.inputs.shape[1:])}: bring them to one shape."
             )
+        if name == UNLABELLED and examples.inputs.dtype != source.inputs.dtype:
+            kinds = examples.inputs.dtype, source.inputs.dtype
+            raise DataError(f"{name} inputs are {kinds[0]} but the source's are {kinds[1]}: save them as such.")

@@ -36,6 +36,22 @@ def read_table(path: Path, *, name: str, reading: Reading) -> Raw:
     )
 
 
+def read_any_table(path: Path, *, name: str, reading: Reading, features: Sequence[str]) -> Raw:
+    """A table whose labels are not used, if it has any: every label is 0.
+
+    features: of the source, none of which holds the labels
+    """
+    table = load(path, name, reading, all_text=True)
+    others = [column for column in table.column_names if column not in features]
+    label = reading.label_column or usual(others, LABELS) or LABELS[0]
+    if label in table.column_names:
+        table = table.drop_columns([label])
+    labels = need("pyarrow", to="reading tables").array(np.zeros(table.num_rows, dtype=np.int64))
+    reading = replace(reading, label_column=label)
+    raw = from_table(table.append_column(label, labels), name=name, reading=reading, folder=path.parent, what=str(path))
+    return replace(raw, labels=torch.zeros(len(raw), dtype=torch.int64), truth=None)
+
+
 def read_prepared(path: Path, preparation: TablePreparation | TextPreparation, encoding: str | None = None) -> Tensor:
     """The inputs of a table by the preparation of a training; columns that it did not use are ignored."""
     table = load(path, "", Reading(encoding=encoding), all_text=True)
