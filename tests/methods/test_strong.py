@@ -601,7 +601,7 @@ def test_fit_makes_the_views_of_inputs_without_labels(tmp_path: Path) -> None:
         with pytest.raises(Stop):
             trained(small_net(), optimizer=stopping(8), **kept)
         others = replace(method, unlabelled=pictures(50, 8)[0])
-        with pytest.raises(UsageError, match=r"cannot be resumed, since settings\.unlabelled\.values changed"):
+        with pytest.raises(UsageError, match="cannot be resumed, since the unlabelled data changed: give"):
             trained(small_net(), optimizer=stopping(0), **{**kept, "method": others})
         found = trained(again, optimizer=stopping(0), **kept)
         assert torch.equal(found.weights, expected.weights)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto import Soseleto, extensions
+from soseleto.data.content import stand_for
 from soseleto.errors import UsageError
 from soseleto.extensions import (
     Coral,
@@ -118,3 +119,14 @@ def test_a_tensor_is_known_by_its_values() -> None:
     assert json.dumps(to_data(torch.ones(2, 2)[:, 0])) == json.dumps(to_data(torch.ones(2)))
     with pytest.raises(UsageError, match="Tensor is an object of the program that wrote the settings"):
         from_data(to_data(tensors[0]), {})
+
+
+def test_a_tensor_of_the_image_cache_is_known_by_its_files() -> None:
+    values = torch.arange(6).view(2, 3)
+    mapped, other = values.clone(), values.clone()
+    stand_for(mapped, "files")
+    stand_for(other, "other files")
+    assert to_data(mapped)["values"].startswith("by the content of the image files: ")
+    assert to_data(mapped) != to_data(other)
+    mapped += 1  # the key no longer stands for it
+    assert to_data(mapped) == to_data(values + 1)

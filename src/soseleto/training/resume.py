@@ -34,9 +34,11 @@ _CHANGED = {  # instead of two long values
     "model_fingerprint": "the model",
     "module_fingerprint": "the model",
     "data": "the data",
+    "settings.unlabelled": "the unlabelled data",
     **{f"{side}_fingerprint": f"the {side} data" for side in ("source", "target", "test")},
 }
-_MAY_DIFFER = ("format", "versions", "device_name", "ranks", "micro_batch_size")  # without effect on the result
+# Without effect on the result; of unlabelled data the path, whose content is a setting of the method:
+_MAY_DIFFER = ("format", "versions", "device_name", "ranks", "micro_batch_size", "unlabelled")
 
 
 class Keeper:
