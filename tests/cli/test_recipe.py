@@ -157,13 +157,16 @@ def test_a_deep_network_without_a_gpu_is_called_slow(
 
 
 def test_the_time_of_a_training_is_estimated_by_its_passes(
-    type_: Type, data: list[object], monkeypatch: pytest.MonkeyPatch
+    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--recipe", "strong", "--batch-size", 24, "--target-batch-size", 8]
     job, _ = planned([*data, *words], type_=type_, monkeypatch=monkeypatch)
     (ordinary,) = {job.trainings.cost(part) for part in job.parts if part.method == "ordinary"}
     assert ordinary == 30 * 3 * 24
     assert job.trainings.cost(job.main) == 100 * (24 + 3 * 2 * (24 + 8))  # judged, and two views of all learned
+    more = ["--unlabelled", pictures(tmp_path / "u.npz", 10, 2)]
+    job, _ = planned([*data, *words, *more], type_=type_, monkeypatch=monkeypatch)
+    assert job.trainings.cost(job.main) == 100 * (34 + 3 * 2 * (34 + 8))
 
 
 @pytest.mark.parametrize(("words", "main", "said"), [([], 100, True), (["--epochs", 30], 30, False)])

@@ -175,6 +175,12 @@ def test_ranking_review_and_report_have_the_texts(desk: Path) -> None:
     assert rows[0]["x0"] in page
 
 
+def test_texts_without_labels_are_refused(desk: Path) -> None:
+    said = refusal(*fit_words(desk, "unlabelled", "--recipe", "strong", "--unlabelled", desk / "source.csv"))
+    assert said.startswith("--unlabelled is for images and tables, and the model hf:")
+    assert said.endswith(" reads texts: leave it out.")
+
+
 def test_an_interrupted_training_ends_as_if_it_had_not_been(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     after = Keeper.after
 

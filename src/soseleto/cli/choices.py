@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
 
 from soseleto.data import Augment, Examples, FeatureViews, TablePreparation, TokenViews, Views
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.views import AnyViews
-from soseleto.errors import UsageError, did_you_mean
+from soseleto.errors import UsageError, counted, did_you_mean
+from soseleto.methods.strong import Strong
 from soseleto.models.by_name import default_name
 from soseleto.suspects.probes import Share
 from soseleto.training.recipe import strong_views
@@ -77,6 +81,24 @@ def views_for(
         raise UsageError(f"--augment {name} has no effect with --recipe strong: {images}leave it out.")
     found = augment_for(name, tuple(source.inputs.shape[1:]), classes)
     return strong_views(usual_views(source) if found is None else Views(flip=found.flip), mode)
+
+
+def unlabelled_batch(inputs: Tensor | None) -> int:
+    """How many of the inputs without labels a step takes: none of them twice."""
+    return 0 if inputs is None else min(Strong.unlabelled_batch, len(inputs))
+
+
+def with_unlabelled(method: Strong, inputs: Tensor | None) -> Strong:
+    """The method of the strong recipe with inputs without labels, if there are any."""
+    if inputs is None:
+        return method
+    return replace(method, unlabelled=inputs, unlabelled_batch=unlabelled_batch(inputs))
+
+
+def unlabelled_in_words(inputs: Tensor) -> str:
+    """The line of the plan about inputs without labels."""
+    count = counted(len(inputs), "unlabelled example")
+    return f"{count}, {unlabelled_batch(inputs)} in every step: the teacher's answers stand in for their labels"
 
 
 def are_natural(shape: tuple[int, ...], classes: Sequence[str] | None) -> bool:

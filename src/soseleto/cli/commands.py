@@ -95,6 +95,10 @@ def fit(
     target: Annotated[Path, typer.Option(help="The small, trusted set.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
     test: Annotated[Path | None, typer.Option(help="A set to measure the accuracy on.")] = None,
+    unlabelled: Annotated[
+        Path | None,
+        typer.Option(help="Further inputs without labels, to learn from with --recipe strong, noisy."),
+    ] = None,
     mode: Annotated[str, typer.Option(metavar="noisy|transfer", help="Same classes, or different ones.")] = "noisy",
     recipe: Annotated[
         str,
@@ -297,6 +301,7 @@ def fit(
         target=target,
         out=out,
         test=test,
+        unlabelled=unlabelled,
         mode=mode,
         recipe=recipe,
         model=model,

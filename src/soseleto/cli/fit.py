@@ -51,9 +51,8 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
 def _settings(options: FitOptions) -> dict[str, Any]:
     """The options, which must be the same on every rank; the same data may have another path on another machine."""
     settings: dict[str, Any] = to_data(options)
-    return {
-        name: value for name, value in settings.items() if name not in ("source", "target", "test", "out", "rescue")
-    }
+    paths = ("source", "target", "test", "unlabelled", "out", "rescue")
+    return {name: value for name, value in settings.items() if name not in paths}
 
 
 def _only_report_missing(folder: RunFolder) -> bool:
@@ -71,7 +70,13 @@ def _train_all(options: FitOptions, echo: Callable[[str], None], reducer: Reduce
     def read() -> tuple[Pair, Rows | None]:
         sets = options.source, options.target, options.test
         with unchanged(options.source):
-            pair = read_pair(*sets, mode=options.mode, reading=reading_of(options), skip_bad=options.skip_bad)
+            pair = read_pair(
+                *sets,
+                mode=options.mode,
+                unlabelled=options.unlabelled,
+                reading=reading_of(options),
+                skip_bad=options.skip_bad,
+            )
             return pair, Rows.of(options.source, options.reading) if reducer.rank == 0 else None
 
     pair, rows = first_reads(reducer, read)

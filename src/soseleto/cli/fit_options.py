@@ -11,9 +11,10 @@ from torch import Tensor
 
 from soseleto.cli.choices import folds_for
 from soseleto.cli.texts import with_tokenizer
-from soseleto.data import Pair, Reading, column_of, read_labels_before
+from soseleto.data import Pair, Reading, check_mode, column_of, read_labels_before
 from soseleto.errors import UsageError, counted, did_you_mean
 from soseleto.training.data import found_before
+from soseleto.training.recipe import check_recipe
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -26,6 +27,7 @@ class FitOptions:
     target: Path
     out: Path
     test: Path | None
+    unlabelled: Path | None
     mode: str
     recipe: str
     model: str | None
@@ -87,11 +89,31 @@ def check_values(options: FitOptions) -> None:
         if size is not None and size < 1:
             raise UsageError(f"{name} must be at least 1, got {size}: leave it out for the default.")
     dtype_of(options.dtype)
+    if options.unlabelled is not None:
+        _check_unlabelled(options.recipe, options.mode)
+
+
+def _check_unlabelled(recipe: str, mode: str) -> None:
+    check_recipe(recipe)
+    check_mode(mode)
+    if recipe != "strong":
+        raise UsageError(
+            f"--unlabelled has no effect with --recipe {recipe}, which learns from labels: write --recipe strong, or "
+            "leave it out."
+        )
+    if mode == "transfer":
+        raise UsageError(
+            "--unlabelled has no effect with --mode transfer, which learns from labelled examples: leave it out."
+        )
 
 
 def reading_of(options: FitOptions) -> Reading:
     """With the tokenizer of a pretrained text model, and the column of earlier labels, which is not a feature."""
     reading = with_tokenizer(options.reading, options.source, options.model, options.max_tokens)
+    if options.unlabelled is not None and reading.tokenizer is not None:
+        raise UsageError(
+            f"--unlabelled is for images and tables, and the model {options.model} reads texts: leave it out."
+        )
     if options.labels_before is None:
         return reading
     if options.mode == "transfer":

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from soseleto.cli import comparison, texts
-from soseleto.cli.choices import DEEP, PLAIN_TEXTS, augment_in_words, recipe_in_words
+from soseleto.cli.choices import DEEP, PLAIN_TEXTS, augment_in_words, recipe_in_words, unlabelled_in_words
 from soseleto.cli.comparison import BOOSTING, FINAL, METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions
 from soseleto.cli.home import Home
@@ -115,6 +115,8 @@ class Job:
             f"{counted(epochs, 'epoch')} in batches of {self.trainings.batch_size}",
             f"model {_in_words(self.trainings.model)} with {counted(size, 'parameter')}; writing to {options.out}",
         ]
+        if pair.unlabelled is not None:
+            lines.insert(-1, unlabelled_in_words(pair.unlabelled))
         if options.model is None and self.trainings.model == DEEP and self.trainings.device.type == "cpu":
             lines.append("without a GPU this network is slow: --model quick is a smaller one")
         if options.epochs is None and epochs != EPOCHS:

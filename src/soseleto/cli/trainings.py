@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from soseleto import methods
 from soseleto.algorithm import Soseleto
 from soseleto.cli import texts
-from soseleto.cli.choices import augment_for, model_for, probes_for, views_for
+from soseleto.cli.choices import augment_for, model_for, probes_for, unlabelled_batch, views_for, with_unlabelled
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_before_of
 from soseleto.cli.home import Home
@@ -141,7 +141,7 @@ class Trainings:
         if part.method != METHOD:
             return methods.by_name(part.method)
         if self._judges_labels(part):
-            strong, share = strong_for(self.views), options.target_share
+            strong, share = with_unlabelled(strong_for(self.views), self.pair.unlabelled), options.target_share
             return strong if share is None else replace(strong, target_share=share)
         return StrongTransfer(selection=self._usual) if self._is_strong(part) else self._usual
 
@@ -304,6 +304,8 @@ class Trainings:
     def _checkpoints(self, part: Part) -> Checkpoints:
         """With the entries of ``config.json`` in addition to the training's own settings."""
         notes = {**self._notes, "probe_share": self.probes(part)}
+        if self.options.unlabelled is not None and self._judges_labels(part):
+            notes["unlabelled"] = str(self.options.unlabelled)
         rescue = None if self.home.rescue is None else _within(self.home.rescue, part)
         return Checkpoints(seconds=self.options.checkpoint_every, rescue=rescue, notes=notes)
 
@@ -383,7 +385,8 @@ class Trainings:
             return 3 * (target if part.method == "target_only" else self.batch_size)
         if self._judges_labels(part) and self.views is not None:
             # the teacher judges one view of the source, and the network is trained on strong views of both sides
-            return self.batch_size + 3 * self.views.count * (self.batch_size + target)
+            judged = self.batch_size + unlabelled_batch(self.pair.unlabelled)
+            return judged + 3 * self.views.count * (judged + target)
         teacher = self.batch_size + target if self._is_strong(part) else 0
         by_engine = self._is_strong(part) or not self._usual.alignment.replaces_engine
         return (4 if by_engine else 3) * self.batch_size + 3 * target + teacher

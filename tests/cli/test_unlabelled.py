@@ -1,0 +1,276 @@
+"""``soseleto fit --recipe strong --unlabelled``: photos and tables without labels, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from soseleto.data import Reading, read_pair
+from soseleto.run_folder.folder import RunFolder
+from soseleto.training.resume import Keeper
+from typing_in import Type
+
+SHORT = ["--recipe", "strong", "--epochs", 2, "--folds", 0, "--no-baselines", "--device", "cpu"]
+ANSWERS = "in every step: the teacher's answers stand in for their labels"
+Fit = Callable[..., tuple[int, str, str]]
+
+
+def photos(folder: Path, n: int, seed: int, *, side: int = 12, classes: bool = True) -> Path:
+    """PNG files whose upper or lower half is bright; without class folders some lie deep and some at the top."""
+    draw = np.random.default_rng(seed)
+    for at in range(n):
+        lower = int(draw.integers(2))
+        image = draw.integers(100, size=(side, side, 3))
+        image[side // 2 * lower : side // 2 * (lower + 1)] += 150
+        below = ("upper", "lower")[lower] if classes else ("", "more/deep")[at % 2]
+        (folder / below).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.astype(np.uint8)).save(folder / below / f"{seed}-{at}.png")
+    return folder
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders ``source``, ``target`` and ``more``, which has no classes and photos of another size."""
+    monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / "cache"))
+    photos(tmp_path / "source", 48, 0)
+    photos(tmp_path / "target", 12, 1)
+    photos(tmp_path / "more", 20, 2, side=16, classes=False)
+    return tmp_path
+
+
+def words(desk: Path, out: str = "run", more: str = "more") -> list[object]:
+    sets = ["--source", desk / "source", "--target", desk / "target", "--unlabelled", desk / more]
+    return ["fit", *sets, "--model", "mlp", "--out", desk / out, *SHORT]
+
+
+@pytest.fixture
+def fit(type_: Type, desk: Path) -> Fit:
+    """``fit(out, more, *words)`` types the command for the photos of the desk."""
+    return lambda out="run", more="more", *others: type_(*words(desk, out, more), *others)
+
+
+def test_photos_are_learned_from_counted_and_recorded(desk: Path, fit: Fit, type_: Type) -> None:
+    code, said, err = fit()
+    assert code == 0, err
+    assert f"20 unlabelled examples, 20 {ANSWERS}\n" in said
+    config = RunFolder.open(desk / "run").config()
+    assert config["unlabelled"] == str(desk / "more")
+    assert config["settings"]["unlabelled"]["shape"] == [20, 3, 12, 12]
+    assert config["settings"]["unlabelled_batch"] == 20
+    without = [word for word in words(desk, "without") if word not in ("--unlabelled", desk / "more")]
+    assert type_(*without)[0] == 0
+    assert "unlabelled" not in RunFolder.open(desk / "without").config()
+    one, other = (RunFolder.open(desk / name).ranking() for name in ("run", "without"))
+    assert sorted(one["weight"].tolist()) != sorted(other["weight"].tolist())
+
+
+def test_a_step_takes_128_of_many(desk: Path, fit: Fit) -> None:
+    np.savez(desk / "many.npz", x=np.zeros((130, 12, 12, 3), np.uint8))  # the array y is not needed
+    code, said, err = fit("run", "many.npz", "--epochs", 1)
+    assert code == 0, err
+    assert f"130 unlabelled examples, 128 {ANSWERS}\n" in said
+    assert RunFolder.open(desk / "run").config()["settings"]["unlabelled_batch"] == 128
+
+
+def test_photos_are_read_as_the_sources(desk: Path) -> None:
+    sides = desk / "source", desk / "target"
+    pair = read_pair(*sides, mode="noisy", unlabelled=desk / "source")
+    assert pair.unlabelled is not None
+    in_order = sorted(range(48), key=pair.source.id_of)  # sorted by path, as the unlabelled ones
+    assert torch.equal(pair.unlabelled, pair.source.inputs[in_order])
+    (desk / "list.csv").write_text("path\nmore/2-0.png\nmore/more/deep/2-1.png\n")
+    folder, listed = (
+        read_pair(*sides, mode="noisy", unlabelled=desk / name).unlabelled for name in ("more", "list.csv")
+    )
+    assert folder is not None
+    assert listed is not None
+    assert folder.shape == (20, 3, 12, 12)
+    assert torch.equal(listed[0], folder[0])
+    assert any(torch.equal(listed[1], one) for one in folder)
+
+
+def numbers(path: Path, n: int, seed: int, columns: str = "a,y,colour,label") -> Path:
+    """A table with gaps; ``y`` is a feature, since the labels are in ``label``."""
+    draw = np.random.default_rng(seed)
+    a, y = draw.normal(size=(2, n)).round(3)
+    found = {
+        "a": ["" if row % 7 == 0 else str(a[row]) for row in range(n)],
+        "y": [str(value) for value in y],
+        "colour": [("red", "blue", "green")[row % 3] for row in range(n)],
+        "label": ["high" if value > 0 else "low" for value in y],
+        "also": ["1"] * n,
+    }
+    named = columns.split(",")
+    lines = [",".join(found[name][row] for name in named) for row in range(n)]
+    path.write_text("\n".join([columns, *lines]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("columns", ["a,y,colour", "colour,label,y,a"])
+def test_a_table_with_or_without_its_label_column(columns: str, type_: Type, tmp_path: Path) -> None:
+    source, target = numbers(tmp_path / "s.csv", 60, 0), numbers(tmp_path / "t.csv", 20, 1)
+    same = numbers(tmp_path / "same.csv", 60, 0, columns)
+    pair = read_pair(source, target, mode="noisy", unlabelled=same)
+    assert pair.unlabelled is not None
+    assert torch.equal(pair.unlabelled, pair.source.inputs)
+    sets = ["--source", source, "--target", target, "--unlabelled", numbers(tmp_path / "u.csv", 40, 2, columns)]
+    code, said, err = type_("fit", *sets, "--out", tmp_path / "run", *SHORT)
+    assert code == 0, err
+    assert f"40 unlabelled examples, 40 {ANSWERS}\n" in said
+
+
+def test_a_label_column_by_its_name(tmp_path: Path) -> None:
+    source, target = numbers(tmp_path / "s.csv", 60, 0), numbers(tmp_path / "t.csv", 20, 1)
+    reading = Reading(label_column="colour", drop_columns=["label"])
+    same = numbers(tmp_path / "u.csv", 60, 0, "a,y,label")
+    pair = read_pair(source, target, mode="noisy", unlabelled=same, reading=reading)
+    assert pair.unlabelled is not None
+    assert torch.equal(pair.unlabelled, pair.source.inputs)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("a,label,colour", "the unlabelled set table lacks y: give every table the feature columns"),
+        ("a,y,colour,also", "the unlabelled set table also has also: give every table the feature columns"),
+    ],
+)
+def test_other_columns_are_refused(columns: str, said: str, type_: Type, tmp_path: Path) -> None:
+    sets = ["--source", numbers(tmp_path / "s.csv", 60, 0), "--target", numbers(tmp_path / "t.csv", 20, 1)]
+    given = ["--unlabelled", numbers(tmp_path / "u.csv", 40, 2, columns)]
+    code, _, err = type_("fit", *sets, *given, "--out", tmp_path / "run", *SHORT)
+    assert (code, said in err) == (1, True), err
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (
+            ["--recipe", "plain"],
+            "--unlabelled has no effect with --recipe plain, which learns from labels: write ",
+        ),
+        (["--recipe", "stong"], "unknown recipe 'stong' (did you mean 'strong'?)"),
+        (["--mode", "transfer"], "--unlabelled has no effect with --mode transfer, which learns from labelled"),
+        (["--unlabelled", "mroe"], "the unlabelled set 'mroe' is not there"),
+        (["--unlabelled", __file__], "has an unknown ending: give an image folder, or a file ending in .csv"),
+    ],
+)
+def test_mistakes_in_the_command(desk: Path, fit: Fit, others: list[str], said: str) -> None:
+    code, out, err = fit("run", "more", *others)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert not (desk / "run").exists()
+
+
+def spoiled(desk: Path, how: str) -> str:
+    if how == "empty":
+        (desk / "empty" / "folder").mkdir(parents=True)
+    elif how == "text":
+        (desk / "more" / "text.png").write_text("no image")
+        return "more"
+    elif how == "outside":
+        (desk / "outside").mkdir()
+        (desk / "outside" / "link").symlink_to(desk / "more", target_is_directory=True)
+    elif how == "floats":
+        np.savez(desk / "floats", x=np.zeros((5, 3, 12, 12), np.float32))
+        return "floats.npz"
+    elif how == "features":
+        numbers(desk / "features", 5, 0).rename(desk / "features.csv")
+        return "features.csv"
+    return how
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("empty", "empty of the unlabelled set: put .jpg, .jpeg, .png ... files there."),
+        ("text", "more/text.png is not an image of a known kind."),
+        (
+            "outside",
+            "link/2-12.png, link/2-14.png, link/2-16.png and 15 more lead outside",
+        ),
+        ("floats", "unlabelled set inputs are torch.float32 but the source's are torch.uint8: save them as such."),
+        ("features", "the unlabelled set has features but the source has not: give both the same kind."),
+    ],
+)
+def test_bad_files_are_named_before_anything_is_trained(desk: Path, fit: Fit, how: str, said: str) -> None:
+    code, out, err = fit("run", spoiled(desk, how))
+    assert (code, out) == (1, "")
+    assert said in err
+    assert not (desk / "run").exists()
+
+
+def test_bad_photos_are_left_out_when_asked(desk: Path, fit: Fit) -> None:
+    code, said, err = fit("run", spoiled(desk, "text"), "--skip-bad")
+    assert code == 0, err
+    assert "unlabelled set: " in said
+    assert f"20 unlabelled examples, 20 {ANSWERS}\n" in said
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    after = Keeper.after
+
+    def stopped(self: Keeper, now: int) -> None:
+        if now == step:
+            self._received = signal.SIGTERM
+        after(self, now)
+
+    monkeypatch.setattr(Keeper, "after", stopped)
+
+
+def test_a_moved_folder_is_the_same_and_a_changed_one_is_not(
+    desk: Path, fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        stop_at(2, patched)
+        assert fit()[0] == 143
+    shutil.copytree(desk / "more", desk / "changed")
+    Image.new("RGB", (16, 16), "red").save(desk / "changed" / "2-0.png")
+    code, _, err = fit("run", "changed")
+    assert code == 2
+    assert "holds an unfinished run that cannot be resumed, since the unlabelled data changed: give the same" in err
+    (desk / "more").rename(desk / "moved")
+    code, _, err = fit("run", "moved")
+    assert code == 0, err
+    assert any(one.get("text") == "resumed after step 2" for one in RunFolder(desk / "run").metrics())
+
+
+def in_a_shell(*given: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "soseleto", *map(str, given)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
+def test_a_stopped_process_ends_with_the_same_bits(desk: Path) -> None:
+    long = ["--epochs", 60]
+    whole, resumed = [*words(desk, "whole"), *long], [*words(desk, "resumed"), *long]
+    process = in_a_shell(*resumed)
+    metrics = desk / "resumed" / "metrics.jsonl"
+    while not (metrics.exists() and '"epoch"' in metrics.read_text()):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert "which is saved: run the same again" in process.communicate(timeout=120)[1]
+    assert process.returncode == 143
+    for given in (resumed, whole):
+        process = in_a_shell(*given)
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+    assert any(str(one.get("text")).startswith("resumed after") for one in RunFolder(desk / "resumed").metrics())
+    one, other = (desk / name / "model.safetensors" for name in ("whole", "resumed"))
+    assert one.read_bytes() == other.read_bytes()
+    first, second = (RunFolder.open(desk / name).ranking() for name in ("whole", "resumed"))
+    assert first.keys() == second.keys()
+    assert all(first[column].tolist() == second[column].tolist() for column in first)
