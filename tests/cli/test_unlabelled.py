@@ -254,7 +254,7 @@ def in_a_shell(*given: object) -> subprocess.Popen[str]:
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
 def test_a_stopped_process_ends_with_the_same_bits(desk: Path) -> None:
-    long = ["--epochs", 60]
+    long = ["--epochs", 30]
     whole, resumed = [*words(desk, "whole"), *long], [*words(desk, "resumed"), *long]
     process = in_a_shell(*resumed)
     metrics = desk / "resumed" / "metrics.jsonl"
