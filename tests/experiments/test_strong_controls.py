@@ -41,7 +41,22 @@ def given_by(method: Strong) -> tuple[Tensor, Tensor, Tensor]:
     return s, w, labels
 
 
-def test_labels_are_believed_by_other_weights_and_answers_keep_their_proportions() -> None:
+def test_labels_are_believed_by_other_weights_and_the_rest_by_the_teachers_answer() -> None:
+    for ramp, g in ((0.0, 1.0), (0.5, 0.2)):
+        _, w, labels = given_by(Strong(ramp=ramp))
+        q = given_by(Strong(ramp=0.0, labels="ignored"))[0]
+        label = torch.eye(C)[labels]
+        for method, v in (
+            (FrozenStrong(ramp=ramp), w.mean().expand(B)),
+            (ShuffledStrong(ramp=ramp), torch.stack([w[i - 1] for i in range(B)])),
+        ):
+            found, learned, _ = given_by(method)
+            assert torch.equal(learned, w)
+            expected = (1 - g) * label + g * (v[:, None] * label + (1 - v[:, None]) * q)
+            torch.testing.assert_close(found, expected)
+
+
+def test_with_others_answers_keep_their_proportions() -> None:
     for ramp in (0.0, 0.5):  # g is 1, and 0.2
         s, w, labels = given_by(Strong(ramp=ramp))
         own = s.gather(1, labels[:, None]).squeeze(1)
@@ -49,8 +64,8 @@ def test_labels_are_believed_by_other_weights_and_answers_keep_their_proportions
         others = others / others.sum(1, keepdim=True)
         assert float(own.max() - own.min()) > 0.1
         for method, expected in (
-            (FrozenStrong(ramp=ramp), own.mean().expand(B)),
-            (ShuffledStrong(ramp=ramp), torch.stack([own[i - 1] for i in range(B)])),
+            (FrozenStrong(ramp=ramp, others=True), own.mean().expand(B)),
+            (ShuffledStrong(ramp=ramp, others=True), torch.stack([own[i - 1] for i in range(B)])),
         ):
             found, learned, _ = given_by(method)
             assert torch.equal(learned, w)

@@ -1,4 +1,9 @@
-"""Controls of the strong recipe: what it is worth that every label has a weight of its own."""
+"""Controls of the strong recipe: what it is worth that every label has a weight of its own.
+
+    s = v·label + (1 − v)·q,    v a mean weight, or the weight of another example
+
+The teacher's answer q may be the label, so that a right label that is doubted is not lost.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +11,28 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from soseleto.data.batch import Batch
-from soseleto.methods.strong.judgement import SMALLEST, one_hot
-from soseleto.methods.strong.method import Strong, StrongState
+from soseleto.methods.strong.judgement import SMALLEST
+from soseleto.methods.strong.method import Strong
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenStrong(Strong):
-    """Every label of a batch has the batch's mean weight; the teacher's other answers share what is left."""
+    """Every label of a batch has the batch's mean weight; the weights that are learned stay.
+
+    others: the rest goes to the teacher's other classes, as in the recipe, which turns right labels into wrong ones
+    """
+
+    others: bool = False
 
     name = "strong_frozen"
 
-    def believed(
-        self, state: StrongState, judged: Tensor, beliefs: dict[str, Tensor], source: Batch, target: Batch
-    ) -> tuple[Tensor, Tensor]:
-        """As ``Strong`` does, but each label is believed as ``weights`` says; the weights that are learned stay."""
-        s, w = super().believed(state, judged, beliefs, source, target)
-        labels = one_hot(source.labels, s.shape[1])
-        others = s * (1.0 - labels) + SMALLEST * (1.0 - labels)
-        given = self.weights((s * labels).sum(1, keepdim=True))
-        return given * labels + (1.0 - given) * others / others.sum(1, keepdim=True), w
+    def doubted(self, r: Tensor, q: Tensor, labels: Tensor) -> Tensor:
+        v = self.weights((r * labels).sum(1, keepdim=True))
+        answer = (r + SMALLEST) * (1.0 - labels) if self.others else q
+        return v * labels + (1.0 - v) * answer / answer.sum(1, keepdim=True)
 
     def weights(self, own: Tensor) -> Tensor:
-        """What labels are believed by, (B, 1)."""
+        """v (B, 1)."""
         return own.mean(0, keepdim=True).expand_as(own)
 
 

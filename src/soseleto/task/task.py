@@ -29,7 +29,8 @@ class Task:
 
     Every trainable parameter belongs to one of three parts: θ (named in ``shared``), φᵗ (named in ``target_head``) or
     φˢ (the others). In noisy-label mode all are shared. ``n_source`` counts the source examples of this process;
-    ``sharing`` divides the work of a step over ranks and micro-batches.
+    ``sharing`` divides the work of a step over ranks and micro-batches. ``target_shares`` are the target's class
+    shares, where its batches are class-balanced.
     """
 
     model: nn.Module
@@ -44,6 +45,7 @@ class Task:
     guard: Guard = field(default_factory=lambda: require_finite)
     classes: int | None = None  # of the source; None if its labels are not class indices
     sharing: Sharing = field(default_factory=Sharing)
+    target_shares: Tensor | None = None
 
 
 class MethodState(Protocol):

@@ -197,6 +197,11 @@ def class_count(examples: ExampleSet, outputs: int | None = None) -> int | None:
     return int(examples.labels.max()) + 1
 
 
+def class_shares(examples: ExampleSet, classes: int) -> Tensor:
+    """The share of every class, (C,) float32."""
+    return torch.bincount(examples.labels.cpu(), minlength=classes).float() / len(examples)
+
+
 def are_class_indices(labels: Tensor) -> bool:
     """One integer per example."""
     return labels.ndim == 1 and not labels.is_floating_point()

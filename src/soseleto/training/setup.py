@@ -25,7 +25,7 @@ from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses
 from soseleto.task.settings import to_data
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, Task
 from soseleto.training.checks import TaskLosses, check_fit
-from soseleto.training.data import BatchSizes, Data, class_count, classes_of
+from soseleto.training.data import BatchSizes, Data, class_count, class_shares, classes_of
 from soseleto.training.optimizers import Adaptive, Momentum
 from soseleto.training.options import Checkpoints, Compute, Heads, Probes
 from soseleto.training.settings import settings_of
@@ -188,6 +188,10 @@ class Setup:
     def task(self, guard: Guard) -> Task:
         settings, n_source = self.settings, len(self.data.source)
         noisy = settings.mode == "noisy"
+        classes = class_count(self.data.source, self.outputs)
+        shares = None
+        if noisy and self.sizes.balanced and classes is not None:
+            shares = class_shares(self.data.target, classes).to(self.device)
         return Task(
             model=self.model,
             losses=self.losses,
@@ -198,7 +202,8 @@ class Setup:
             make_optimizer=settings.optimizer,
             make_schedule=settings.schedule,
             device=self.device,
-            classes=class_count(self.data.source, self.outputs),
+            classes=classes,
+            target_shares=shares,
             guard=guard,
             sharing=self.sharing,
         )

@@ -121,6 +121,14 @@ LINES: Lines = MappingProxyType(
         "strong_ignored": ("… labels ignored", {"base": "strong", "settings": (("labels", "ignored"),)}),
         "strong_frozen": ("… weights frozen", {"base": "strong_frozen"}),
         "strong_shuffled": ("… weights shuffled", {"base": "strong_shuffled"}),
+        "strong_frozen_others": (
+            "… weights frozen, the rest to other classes",
+            {"base": "strong_frozen", "settings": (("others", True),)},
+        ),
+        "strong_shuffled_others": (
+            "… weights shuffled, the rest to other classes",
+            {"base": "strong_shuffled", "settings": (("others", True),)},
+        ),
         "strong_no_answers": ("… doubted labels not replaced", {"base": "strong", "settings": (("answers", False),)}),
         "strong_one_share": ("… one share of wrong labels", {"base": "strong", "settings": (("by_class", 0.0),)}),
         "strong_by_class": ("… mistakes by class alone", {"base": "strong", "settings": (("by_class", 1.0),)}),

@@ -30,12 +30,16 @@ MEMORY = 0.99  # of the running means over steps
 
 @dataclass(frozen=True)
 class Judge:
-    """temperature: τ; balance: whether answers are balanced; by_class: how far classes have mistakes of their own."""
+    """temperature: τ; balance: whether answers are balanced; by_class: how far classes have mistakes of their own.
+
+    shares: class shares of all trusted examples, where those of their batches are others
+    """
 
     classes: int
     temperature: float
     balance: bool
     by_class: float
+    shares: Tensor | None = None
 
     def init(self, device: torch.device) -> dict[str, Tensor]:
         """J, q̄, t, and the classes that trusted examples have had."""
@@ -52,9 +56,9 @@ class Judge:
         """q (B, C), balanced and at temperature τ; the running means learn from the batch first."""
         q = scores.softmax(1)
         _learn(state["answers"], q.mean(0))
-        trusted = one_hot(trusted_labels, self.classes)
-        _learn(state["trusted"], trusted.mean(0))
-        state["seen"].logical_or_(trusted.any(0))
+        trusted = one_hot(trusted_labels, self.classes).mean(0) if self.shares is None else self.shares
+        _learn(state["trusted"], trusted)
+        state["seen"].logical_or_(trusted > 0)
         if self.balance:
             q = q * _balance(state)
         return sharpened(q, self.temperature)

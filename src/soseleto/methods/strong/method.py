@@ -107,7 +107,7 @@ class Strong:
         classes = require_classes(task, self.name)
         if classes < 2:
             raise UsageError(f"{self.name} needs two classes or more, and the source has one class: train it plainly.")
-        judge = Judge(classes, self.judging, self.balance, self.by_class)
+        judge = Judge(classes, self.judging, self.balance, self.by_class, task.target_shares)
         return {
             "weights": Weights(task.n_source, device=task.device),
             "teacher": Teacher(task.model, self.teacher),
@@ -200,8 +200,11 @@ class Strong:
         g = (state.taken / ramp).clamp(max=1.0) if self.ramp else 1.0
         if self.labels == "ignored":
             return g * sharpened(q, self.temperature), w
-        doubted = sharpened(r, self.temperature) if self.answers else r * labels
-        return labels + g * (doubted - labels), w
+        return labels + g * (self.doubted(r, q, labels) - labels), w
+
+    def doubted(self, r: Tensor, q: Tensor, labels: Tensor) -> Tensor:
+        """What source examples are trained on in place of their labels, by r, q and one-hot labels (B + U, C)."""
+        return sharpened(r, self.temperature) if self.answers else r * labels
 
 
 def _blamed(losses: Tensor, judged: Tensor | None) -> Tensor:
