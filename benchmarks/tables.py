@@ -44,14 +44,19 @@ class Split(NamedTuple):
     preparation: TablePreparation
 
 
-def split(noise: float, seed: int, tiny: bool = False) -> Split:
-    """The data of one seed; the preparation is fitted on the source alone."""
+def split(
+    noise: float, seed: int, tiny: bool = False, *, choosing: bool = False, n_test: int = TEST, n_source: int = -1
+) -> Split:
+    """The data of one seed; the preparation is fitted on the source alone.
+
+    choosing: take the rows that are not reported; n_source: -1 for all that are left
+    """
     table = load(data_root() / "tables" / "adult.csv", "source", Reading(), all_text=True)
     labels = np.array([label == ">50K" for label in table["class"].to_pylist()], dtype=np.int64)
-    reported = np.random.default_rng(20240601).permutation(len(labels))[CHOOSING:]
+    order = np.random.default_rng(20240601).permutation(len(labels))
     draw = np.random.default_rng(1000 + seed)
-    rows = draw.permutation(reported)
-    at = rows[:TEST], rows[TEST : TEST + TARGET], rows[TEST + TARGET :]
+    rows = draw.permutation(order[:CHOOSING] if choosing else order[CHOOSING:])
+    at = rows[:n_test], rows[n_test : n_test + TARGET], rows[n_test + TARGET :][: n_source if n_source >= 0 else None]
     test, target, source = (part[:400] for part in at) if tiny else at
     flipped = np.where(draw.random(len(source)) < noise, 1 - labels[source], labels[source])
     features = table.drop_columns(["class"])

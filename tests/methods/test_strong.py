@@ -116,6 +116,25 @@ def test_a_class_without_a_trusted_example_is_not_erased() -> None:
     assert float(w[truth != C - 1].mean()) > 0.95
 
 
+def test_class_balanced_batches_are_not_taken_for_the_shares_of_the_target() -> None:
+    beliefs: list[dict[str, Tensor]] = []
+
+    class Watched(Strong):
+        def step(self, state: StrongState, *batches: Batch, monitor: bool = False) -> dict[str, Tensor]:
+            beliefs.append(state.beliefs)
+            return super().step(state, *batches, monitor=monitor)
+
+    x = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
+    y = (torch.arange(400) % 10 == 0).long()
+    for size, rare in ((10, 0.1), (soseleto.Balanced(10), 0.1)):
+        model = nn.Linear(5, 2)
+        soseleto.fit(
+            model, (x, y), (x[:40], y[:40]), method=Watched(), recipe="strong", epochs=20, batch_size=20,
+            target_batch_size=size, augment=soseleto.data.FeatureViews(drop=0.1),
+        )  # fmt: skip
+        assert float(beliefs[-1]["trusted"][1]) == pytest.approx(rare, abs=0.03)
+
+
 def test_the_example_that_is_not_finite_is_named() -> None:
     x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     y = (x[:, 0] > 0).long()

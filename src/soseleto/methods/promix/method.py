@@ -21,8 +21,8 @@ with that of another, λ = max(b, 1 − b), b ~ Beta(4, 4), one a batch,
 so that a wrong pseudo-label reaches the classifier, which makes them, through the features alone. γ rises linearly to
 1. β rises to λ_u in twice the time, and is 0 from then on. A warm-up trains the classifiers on the labels as they are.
 
-Settings and equations are those of the authors' program for CIFAR-10 (R = 0.5 there for human labels and from 40 %
-flipped ones on, 0.7 at 20 %). By compute: its 600 epochs have 10 of warm-up, 50 in which γ rises, and 250 of agreement
+Settings and equations are those of the authors' program for CIFAR-10 (R = 0.5 there for human labels and 50 % flipped
+ones, 0.7 at 20 %). By compute: its 600 epochs have 10 of warm-up, 50 in which γ rises, and 250 of agreement
 at the end; here these are shares of the training, but for the warm-up, 10 of 100. m = 0.9994 remembers the same share
 of the steps as 0.9999 in 600 epochs.
 
@@ -30,6 +30,8 @@ Deviations:
 - FMix, a third mixture, is left out; so is the confidence penalty in the warm-up, for asymmetric mistakes.
 - Losses for the selection are those of the last visit, not of a pass over all images after the epoch, and predictions
   are those of the networks in evaluation mode.
+- One mixture serves both heads, and all views of a step are one pass of the network, so that BatchNorm sees them
+  together; published are a mixture for each head and a pass for each view.
 - Labelled images of a batch are those that the selection finds in it, counted by masks.
 - Strong views are those of this package, in the manner of RandAugment and cutout: ``Views(count=1)``.
 - Optimizer, schedule and batch sizes are those of the training; one optimizer has the parameters of both networks.

@@ -45,7 +45,8 @@ LATER = 8  # how much more later visits count in the scores: early teachers know
 
 @dataclass(frozen=True, kw_only=True)
 class Strong:
-    """teacher: decay d of the running mean of the network; 0 judges by the network of the last step.
+    """teacher: decay d of the running mean of the network, reached as (1 + t)/(10 + t) in step t; 0 judges by the
+        network of the last step
 
     labels: of the source, "doubted", or "believed", which trains on every label as it is, or "ignored", which trains on
         the teacher's answers alone
@@ -58,7 +59,8 @@ class Strong:
     ramp: the share of all steps over which g rises, since the first teachers know nothing
     mixup: a of Beta(a, a); 0 mixes nothing
     cutmix: the share of examples that are mixed by cutmix instead; ``None`` is half of images, and no others
-    target_share: a, the target's share of the loss; ``None`` gives every example of both batches the same weight
+    target_share: a, the share of the loss that the target's rows have, which mixup mixes with rows of both sides;
+        ``None`` gives every example of both batches the same weight
     unlabelled: further inputs like the source's, without labels; unlabelled_batch: how many of them a step takes
     """
 

@@ -81,8 +81,9 @@ class StrongTransfer:
         weak, strong = two_views(batch, self.name)
         scores = state.answers(side, weak)
         labels = one_hot(batch.labels, scores.shape[1]).to(scores.dtype)
-        risen = state.taken / max(1.0, self.ramp * state.task.steps)
-        g = self.consistency * risen.clamp(max=1.0)
+        ramp = max(1.0, self.ramp * state.task.steps)
+        risen = (state.taken / ramp).clamp(max=1.0) if self.ramp else torch.ones_like(state.taken)
+        g = self.consistency * risen
         given = torch.lerp(labels, sharpened(scores.softmax(1), self.temperature), g.to(scores.dtype))
         return replace(batch, inputs=strong, labels=given)
 
