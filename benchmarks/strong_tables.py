@@ -2,9 +2,9 @@
 
     python benchmarks/strong_tables.py [--seeds 5] --out results/choose-strong-tables-cpu.json
 
-Adult from its raw CSV: 2,000 source rows with flipped labels, 300 trusted rows and 3,000 other rows to compare on, all of
-them rows that ``tables.py`` keeps for choosing. ``table_network``, SGD with rate 0.03, 10 epochs. Rows that are in the
-file already are not repeated.
+Adult from its raw CSV: 2,000 source rows with flipped labels, 300 trusted rows and 3,000 other rows to compare on, all
+of them rows that ``tables.py`` keeps for choosing. ``table_network``, SGD with rate 0.03, 10 epochs. Rows that are in
+the file already are not repeated.
 """
 
 from __future__ import annotations

@@ -396,6 +396,21 @@ def test_strong_scores(tmp_path: Path) -> None:
     assert score(visits, 2, None).tolist() == pytest.approx([0.8, 0.4])
 
 
+def test_strong_tables(tmp_path: Path) -> None:
+    from soseleto.data import data_root
+
+    if not (data_root() / "tables" / "adult.csv").exists():
+        pytest.skip("needs tables/adult.csv below SOSELETO_DATA")
+    command = ["--seeds", "1", "--noise", "0.4", "--lines", "plain", "40 %"]
+    rows = run("strong_tables", tmp_path / "o.json", *command)
+    assert [row["line"] for row in rows] == ["plain", "40 %"]
+    assert all(row["auroc"] > 0.6 for row in rows)
+    tables = importlib.import_module("tables")
+    reported, chosen = (tables.split(0.0, 0, n_test=50, n_source=40, choosing=choosing) for choosing in (False, True))
+    assert (len(chosen.source), len(chosen.target), len(chosen.test)) == (40, 300, 50)
+    assert not torch.equal(reported.target.inputs, chosen.target.inputs)
+
+
 def test_tables(tmp_path: Path) -> None:
     from soseleto.data import data_root
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pages.common import ROOT, benchmark, load, table
 from soseleto.experiments.cifar10_deep import tables as cifar10_deep
+from soseleto.experiments.results import Spread
 
 
 def usual() -> str:
@@ -124,7 +125,23 @@ def strong() -> dict[str, str]:
         "chosen": cifar10_deep.chosen_table(rows),
         "rivals": cifar10_deep.rivals_table(rows),
         "by class": by_class(),
+        "dropped values": dropped_values(),
     }
+
+
+def dropped_values() -> str:
+    """Accuracy and AUROC on a table by what strong views lack, mean and standard deviation over seeds."""
+    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for row in load("choose-strong-tables-cpu.json")["rows"]:
+        found.setdefault((row["line"], row["noise"]), []).append(row)
+    lines, noises = (list(dict.fromkeys(key[at] for key in found)) for at in (0, 1))
+
+    def cell(line: Any, noise: Any) -> str:
+        rows = found[line, noise]
+        return f"{Spread.of([row['accuracy'] for row in rows])}, {statistics.fmean(row['auroc'] for row in rows):.2f}"
+
+    head = ["", *(f"{noise:.0%} flipped".replace("%", " %") for noise in noises)]
+    return table(head, [[line, *(cell(line, noise) for noise in noises)] for line in lines])
 
 
 def by_class() -> str:
