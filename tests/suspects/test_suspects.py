@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,14 @@ from soseleto.data import Examples, symmetric
 from soseleto.errors import Interrupted, UsageError
 from soseleto.methods import Ordinary
 from soseleto.models.architectures import mlp
+from soseleto.report import write_report
+from soseleto.report.export import describe_list
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.ranking import about_unknown, is_suspect
 from soseleto.suspects import calibration
+from soseleto.suspects.audit import draw
 from soseleto.suspects.intervals import Rectifier
+from soseleto.suspects.mistakes import Mistakes
 from soseleto.suspects.probes import PlantedProbes, plant
 from soseleto.suspects.signals import Electorate, Evidence
 from soseleto.suspects.suspects import Calibrated, Estimate, Suspects
@@ -392,3 +398,86 @@ def test_a_count_of_zero_is_not_a_rate_of_zero() -> None:
         lows[n] = np.quantile(precision, 0.025)
     assert lows[20] < 0.5
     assert lows[20_000] > 0.9
+
+
+@pytest.fixture(scope="module")
+def lacking(tmp_path_factory: pytest.TempPathFactory) -> soseleto.Result:
+    """Trained for a target without examples of the class 3."""
+    target = quadrants(300, 1)
+    return fit(target=target.subset(target.labels != 3), out=tmp_path_factory.mktemp("runs") / "lacking")
+
+
+def test_a_class_without_target_examples_has_no_suspects(lacking: soseleto.Result, wrong: Tensor) -> None:
+    """About a class of which nothing is trusted nothing is claimed, and the claims about the others hold."""
+    found, labels = lacking.suspects(), lacking.source.labels
+    assert bool(found.probability[labels == 3].isnan().all())
+    assert not bool(found.is_suspect[found.probability.isnan()].any())
+    assert found.unknown == int(found.probability.isnan().sum()) < 800
+    assert 3 not in found.suggested[labels != 3].tolist()
+    assert not bool((found.suggested == labels).any())
+    assert not math.isnan(found.highest)
+    judged = ~found.probability.isnan()
+    assert len(found) > 50
+    assert found.precision.low <= truth_of(found, wrong)[0] <= found.precision.high
+    share = float(wrong[judged].double().mean())
+    assert found.wrong_share.low <= share <= found.wrong_share.high
+    assert len(found.best) <= int(judged.sum())
+
+
+def test_examples_that_look_like_a_class_without_target_examples_are_unknown(lacking: soseleto.Result) -> None:
+    evidence, found = lacking.evidence, lacking.suspects()
+    assert evidence is not None
+    alike = (evidence.support.argmax(1) == 3)[:1500]
+    labelled = lacking.source.labels == 3
+    assert bool((alike & ~labelled).any())
+    assert torch.equal(found.probability.isnan(), alike | labelled)
+
+
+def test_the_run_folder_says_what_is_unknown(lacking: soseleto.Result) -> None:
+    assert lacking.out is not None
+    folder, count = RunFolder.open(lacking.out), lacking.suspects().unknown
+    ranking, kept = folder.ranking(), folder.suspects()
+    assert kept is not None
+    assert kept["unknown"] == int(ranking["is_unknown"].sum()) == count
+    assert f"unknown for {count:,} examples of or like a class without target examples" in describe_list(folder.path)
+    assert about_unknown(ranking) in write_report(folder.path).read_text()
+    drawn = draw(ranking["mislabelled_probability"], is_suspect(ranking), np.zeros(1500, bool), checks=20, seed=0)
+    assert all(0 <= stratum.expected <= 1 for stratum in drawn)  # an audit checks unknown ones too
+
+
+def test_without_probes_a_class_without_target_examples_has_no_suspects_either() -> None:
+    target = quadrants(300, 1)
+    ranking = fit(target=target.subset(target.labels != 3), probes=None).ranking()
+    assert is_suspect(ranking).any()
+    assert (ranking["weight"][ranking["label"] == 3] < 0.1).any()
+    assert 3 not in ranking["label"][is_suspect(ranking)]
+    assert "is_unknown" not in fit(probes=None, epochs=1).ranking()
+
+
+def test_a_target_of_one_class_gives_no_probabilities() -> None:
+    target = quadrants(400, 1)
+    result = fit(target=target.subset(target.labels == 0), epochs=1)
+    assert result.evidence is None
+    assert "mislabelled_probability" not in result.ranking()
+    assert any("too few of the source's classes" in message for message in result.messages)
+
+
+@pytest.mark.parametrize("estimated", [True, False])
+def test_probes_get_no_label_of_a_class_without_target_examples(estimated: bool) -> None:
+    target = quadrants(200, 1)
+    target = target.subset(target.labels != 1)
+    even = np.where(np.arange(4) == target.labels.numpy()[:, None], 0.0, 1 / 3)
+    mistakes = Mistakes((0.1, 0.2), np.full(len(target), 0.3), even) if estimated else None
+    probes = plant(quadrants(500, 0, 0.3), target, 0.5, seed=0, mistakes=mistakes).probes
+    assert set(probes.labels[probes.wrong].tolist()) == {0, 2, 3}
+
+
+def test_earlier_labels_of_a_class_without_target_examples_are_not_counted() -> None:
+    target = quadrants(400, 1)
+    target = target.subset(target.labels != 3)
+    before = torch.where(torch.rand(len(target), generator=torch.Generator().manual_seed(0)) < 0.2, 3, target.labels)
+    flipped = torch.where(torch.arange(len(target)) % 5 == 0, (target.labels + 1) % 3, before)
+    probes = plant(quadrants(500, 0, 0.3), target, 0.3, seed=0, labels_before=flipped).probes
+    known = flipped != 3
+    assert probes.checked == (int(known.sum()), int((flipped != target.labels)[known].sum()))
+    assert 3 not in probes.labels.tolist()

@@ -408,12 +408,16 @@ def rank(
         raise UsageError("--guarantee has no effect by itself: add --suspects, or --export-clean FILE.")
     if export_clean is not None:
         from soseleto.report.export import guaranteed_rows
+        from soseleto.run_folder.folder import RunFolder
         from soseleto.run_folder.manifest import write_clean
+        from soseleto.run_folder.ranking import about_unknown
 
         chosen = guaranteed_rows(run) if guarantee else None
         rows, dropped, relabelled = write_clean(run, export_clean, relabel=relabel, force=force, rows=chosen)
         count = counted(rows, "example")
         typer.echo(f"wrote {export_clean}: {count}, {dropped:,} dropped, {relabelled:,} relabelled", err=True)
+        if unknown := about_unknown(RunFolder.open(run).ranking()):
+            typer.echo(unknown, err=True)
         return
     if relabel:
         raise UsageError("--relabel has no effect by itself: add --export-clean FILE.")

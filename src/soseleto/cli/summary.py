@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from soseleto.cli import comparison
 from soseleto.errors import counted
 from soseleto.report.sentences import verdict
 from soseleto.run_folder.figures import in_words
 from soseleto.run_folder.folder import FINAL as FINAL_FILE
 from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.ranking import LOW_WEIGHT, is_suspect
+from soseleto.run_folder.ranking import LOW_WEIGHT, about_unknown, is_suspect
 
 
 def summary(folder: RunFolder) -> list[str]:
@@ -21,6 +23,7 @@ def summary(folder: RunFolder) -> list[str]:
         *(["predictions are made by the final model, SOSELETO, then boosting"] if folder.has(FINAL_FILE) else []),
         f"effective source size {last['effective_source']:,.0f} of {n_source:,}",
         _suspects(folder),
+        *filter(None, [about_unknown(folder.ranking())]),
     ]
 
 
@@ -37,7 +40,7 @@ def _suspects(folder: RunFolder) -> str:
             f"({command}; soseleto audit {folder.path} measures it)"
         )
     if not found["count"]:
-        highest = f"{100 * float(folder.ranking()['mislabelled_probability'].max()):.0f} %"
+        highest = f"{100 * float(np.nanmax(folder.ranking()['mislabelled_probability'])):.0f} %"
         best = found.get("best") or {}
         return (
             f"no suspects: no label is mislabelled with a probability above {highest} by estimate; the best list has "

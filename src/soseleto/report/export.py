@@ -15,7 +15,7 @@ from soseleto.report.labelling_tools import TOOLS, tool_file
 from soseleto.run_folder.figures import best_count, expected, guaranteed_count, in_words
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.plausible import readable
-from soseleto.run_folder.ranking import Ranking, is_suspect, most_suspicious_first, worst_rows
+from soseleto.run_folder.ranking import Ranking, about_unknown, is_suspect, most_suspicious_first, worst_rows
 
 FORMATS = ("csv", "parquet", "json", *TOOLS)
 
@@ -70,8 +70,13 @@ def guaranteed_rows(run_path: str | os.PathLike[str]) -> Any:
 
 
 def describe_list(run_path: str | os.PathLike[str], *, guarantee: bool = False) -> str:
-    """One sentence about what ``rank --suspects`` lists: how many, with which precision, and on what basis."""
+    """What ``rank --suspects`` lists: how many, with which precision, and on what basis; what is unknown."""
     run = RunFolder.open(run_path)
+    about, unknown = _about_list(run, guarantee=guarantee), about_unknown(run.ranking())
+    return f"{about}. {unknown}" if unknown else about
+
+
+def _about_list(run: RunFolder, *, guarantee: bool) -> str:
     ranking, found = run.ranking(), run.suspects() or {}
     count, asked = len(listed_rows(run, ranking, guarantee=guarantee)), f"{100 * _asked(run):.0f} %"
     if guarantee:

@@ -12,7 +12,7 @@ from soseleto.errors import counted
 from soseleto.report.files import RunFiles
 from soseleto.report.tables import PAPER_THRESHOLD
 from soseleto.run_folder.figures import expected, in_words, is_known
-from soseleto.run_folder.ranking import suspect_rows
+from soseleto.run_folder.ranking import about_unknown, suspect_rows
 
 
 def count(value: float) -> str:
@@ -130,7 +130,7 @@ def _estimate(run: RunFiles, name: str) -> tuple[str, str, str]:
 
 def sentences(run: RunFiles) -> list[str]:
     """The summary in full sentences; those the run has no data for are left out."""
-    parts = (_training, _comparison, _weights, _suspects, _truth, _losses, _engine)
+    parts = (_training, _comparison, _weights, _suspects, _unknown, _truth, _losses, _engine)
     return [sentence for sentence in (part(run) for part in parts) if sentence]
 
 
@@ -238,12 +238,16 @@ def _suspects(run: RunFiles) -> str:
     )
 
 
+def _unknown(run: RunFiles) -> str:
+    return "" if run.ranking is None else about_unknown(run.ranking)
+
+
 def _highest(run: RunFiles) -> str:
     """Why there are no suspects, where the run has probabilities."""
     probability = run.column("mislabelled_probability")
     if probability is None:
         return ""
-    return f": the highest probability of being mislabelled is {number(float(probability.max()))}"
+    return f": the highest probability of being mislabelled is {number(float(np.nanmax(probability)))}"
 
 
 def _truth(run: RunFiles) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from soseleto.errors import counted
+
 LOW_WEIGHT = np.float32(0.1)  # suspects without probes: examples of lower weight
 PER_CLASS = 12
 MOST_CLASSES = 60
@@ -29,10 +31,28 @@ class ClassRows:
 
 
 def is_suspect(ranking: Ranking) -> np.ndarray:
-    """(N,) whether an example is a suspect: ``is_label_issue`` where the run had probes, else a low weight."""
+    """(N,) whether an example is a suspect: ``is_label_issue`` where the run had probes, else a low weight.
+
+    Never where nothing is known about the label.
+    """
     if "is_label_issue" in ranking:
         return np.asarray(ranking["is_label_issue"], dtype=bool)
-    return np.asarray(ranking["weight"] < LOW_WEIGHT)
+    return np.asarray(ranking["weight"] < LOW_WEIGHT) & ~is_unknown(ranking)
+
+
+def is_unknown(ranking: Ranking) -> np.ndarray:
+    """(N,) whether an example is labelled as a class without target examples, or with probes looks like one."""
+    return np.asarray(ranking.get("is_unknown", np.zeros(len(ranking["weight"]))), dtype=bool)
+
+
+def about_unknown(ranking: Ranking) -> str:
+    """A sentence about the examples of which nothing is known; empty where there are none."""
+    if not (count := int(is_unknown(ranking).sum())):
+        return ""
+    return (
+        f"Whether the label is right is unknown for {counted(count, 'example')} of or like a class without target "
+        "examples, which are never suspects."
+    )
 
 
 def most_suspicious_first(ranking: Ranking) -> np.ndarray:

@@ -63,7 +63,7 @@ def draw(probability: Array | None, is_suspect: Array, decided: Array, *, checks
     The order of a stratum is its part of one permutation of all rows, so that it hardly depends on ``decided``.
     """
     place = np.random.default_rng(seed).permutation(len(is_suspect))
-    guess = np.where(is_suspect, 0.5, FLOOR) if probability is None else probability
+    guess = np.where(is_suspect, 0.5, FLOOR) if probability is None else np.nan_to_num(probability, nan=0.5)
     made: list[Stratum] = []
     for suspects in (True, False):
         rows = np.flatnonzero((is_suspect == suspects) & ~decided)

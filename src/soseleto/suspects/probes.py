@@ -101,23 +101,25 @@ def plant(
     right ones, but at most half of all wrong ones, so that the target keeps examples that were mislabelled. With
     ``mistakes`` wrong probes are examples that are often mislabelled, and get labels that they are mistaken for.
     With neither, every second probe of a class gets any other label, and every class has its share of the probes.
+    Probes get no label of a class without target examples, since none could get it rightly.
     """
     classes = class_count_of_both(source, target)
     truth = target.labels.cpu()
+    present = truth.unique() if len(truth.unique()) > 1 else torch.arange(classes)
     m = number_of_probes(share, len(source), len(target))
     if labels_before is not None:
         before = _checked_before(labels_before, truth, classes)
-        known = (before >= 0).nonzero().flatten()
+        known = torch.isin(before, present).nonzero().flatten()
         wrong = (before != truth)[known]
         chosen = known[_some_of_both(wrong, truth[known], min(m, len(known)), classes, seed)]
         probes = PlantedProbes(len(source), before[chosen], truth[chosen], (len(known), int(wrong.sum())))
     elif mistakes is not None:
-        chosen, labels = _mistaken(mistakes, truth, m, classes, seed)
+        chosen, labels = _mistaken(mistakes, truth, m, present, seed)
         probes = PlantedProbes(len(source), labels, truth[chosen], share=mistakes.share)
     else:
         chosen = _in_proportion(truth, m, classes, seed)
-        shift = torch.randint(1, classes, (m,), generator=generator(seed, "probes/labels"))
-        labels = (truth[chosen] + shift * (torch.arange(m) % 2)) % classes
+        shift = torch.randint(1, len(present), (m,), generator=generator(seed, "probes/labels"))
+        labels = present[(torch.searchsorted(present, truth[chosen]) + shift * (torch.arange(m) % 2)) % len(present)]
         probes = PlantedProbes(len(source), labels, truth[chosen])
     return _moved(source, target, probes, chosen)
 
@@ -145,7 +147,7 @@ def _moved(source: ExampleSet, target: ExampleSet, probes: PlantedProbes, places
     return Planted(_behind(source, target.subset(places), probes), target.subset(left), probes)
 
 
-def _mistaken(mistakes: Mistakes, truth: Tensor, m: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+def _mistaken(mistakes: Mistakes, truth: Tensor, m: int, present: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """The indices and the labels of m probes, the wrong ones first; the target keeps one example of each class."""
     draw = np.random.default_rng(seed_for(seed, "probes/mistakes"))
     order = draw.permutation(len(truth))
@@ -155,7 +157,8 @@ def _mistaken(mistakes: Mistakes, truth: Tensor, m: int, classes: int, seed: int
     wrong = _weighted(np.flatnonzero(free), mistakes.rates, m // 2, draw)
     free[wrong] = False
     right = _weighted(np.flatnonzero(free), 1.0 - mistakes.rates, m - len(wrong), draw)
-    sums = mistakes.labels[wrong].cumsum(axis=1)
+    of_wrong = mistakes.labels[wrong]
+    sums = (of_wrong * np.isin(np.arange(of_wrong.shape[1]), present.numpy())).cumsum(axis=1)
     labels = (sums < draw.random((len(wrong), 1)) * sums[:, -1:]).sum(axis=1)
     chosen = torch.from_numpy(np.concatenate([wrong, right]))
     return chosen, torch.cat([torch.from_numpy(labels), truth[chosen[len(wrong) :]]])

@@ -35,6 +35,7 @@ class Evidence:
 
     signals: by name (n + m,), each a trust: the higher, the more probably the label is right
     labels: (n + m,) as given; probabilities: (n + m, classes) by the model; support: the mean of these and of the votes
+    missing: classes without a target example
     """
 
     probes: PlantedProbes
@@ -42,10 +43,25 @@ class Evidence:
     signals: Mapping[str, Tensor]
     probabilities: Tensor
     support: Tensor
+    missing: tuple[int, ...] = ()
 
     @property
     def n_source(self) -> int:
         return self.probes.n_source
+
+    @property
+    def judged(self) -> Tensor:
+        """(n + m,) whether the probes say anything about an example: neither its label nor the class that it looks
+        like is a missing one."""
+        missing = torch.tensor(self.missing, dtype=torch.int64)
+        return ~(torch.isin(self.labels, missing) | torch.isin(self.support.argmax(1), missing))
+
+    @property
+    def can_calibrate(self) -> bool:
+        """Whether there are right and wrong probes, and examples to judge by them."""
+        judged = self.judged
+        wrong = self.probes.wrong.cpu()[judged[self.n_source :]]
+        return bool(judged[: self.n_source].any() and wrong.any() and not wrong.all())
 
 
 def gather(
@@ -56,11 +72,12 @@ def gather(
     probes: PlantedProbes,
     recorded: Mapping[str, Tensor],
     *,
+    missing: tuple[int, ...] = (),
     seed: int = 0,
 ) -> Evidence:
     """Combine the signals ``recorded`` during training (trusts) with those computed from the trained model.
 
-    source: with its probes; target: without them
+    source: with its probes; target: without them; missing: classes without a target example
     """
     labels = source.labels.cpu()
     weights = recorded.get("weight", torch.ones(len(labels))).cpu()
@@ -92,6 +109,7 @@ def gather(
         signals={name: signal.detach().float().cpu() for name, signal in signals.items()},
         probabilities=probabilities,
         support=(probabilities + agreement + neighbours) / 3,
+        missing=missing,
     )
 
 

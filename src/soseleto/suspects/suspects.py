@@ -35,9 +35,11 @@ Array = np.ndarray
 class Suspects:
     """Every source example's probability of being mislabelled, and those at or above ``threshold``.
 
-    probability: (n,) float32; suggested: (n,) int64, the class with the most support among those that are not the given
-        label; is_suspect: (n,) bool
-    precision, recall: of the suspects, estimated by the probes; wrong_share: share of wrong labels in the whole source
+    probability: (n,) float32, NaN where it is unknown, since the example is labelled as a class without target examples
+        or looks like one; suggested: (n,) int64, the class with the most support among those of the target that are
+        not the given label; is_suspect: (n,) bool
+    precision, recall: of the suspects, estimated by the probes; wrong_share: share of wrong labels in the whole source.
+        All three are about the examples that have a probability.
     """
 
     probability: Tensor
@@ -72,7 +74,12 @@ class Suspects:
     @property
     def highest(self) -> float:
         """The highest probability of any example, an upper bound on precision."""
-        return float(self.probability.max())
+        return float(self.probability[~self.probability.isnan()].max())
+
+    @property
+    def unknown(self) -> int:
+        """The number of examples without a probability."""
+        return int(self.probability.isnan().sum())
 
     def __str__(self) -> str:
         if len(self) == 0:
@@ -101,6 +108,7 @@ class Suspects:
             "threshold": self.threshold,
             "count": len(self),
             "n_source": len(self.probability),
+            "unknown": self.unknown,
             "n_probes": len(self.calibrated.evidence.probes),
             **self._figures("precision", "recall", "wrong_share"),
             "best": None if len(self) else {"count": len(self.best), **self.best._figures("precision", "recall")},
@@ -124,7 +132,8 @@ class Calibrated:
     Regressions on bootstrap samples of the probes give RESAMPLES probabilities per example; their mean is the
     probability and their spread its uncertainty. Errors of the regression's form are counted on the probes.
 
-    probability: (n,); resampled: (RESAMPLES, k), at the indices ``places`` (k,) of the source
+    probability: (j,) of the j source examples that are judged; resampled: (RESAMPLES, k), at the indices ``places`` (k,)
+        of these
     counted: rates counted on the probes, each judged by the regressions made without it
     """
 
@@ -138,10 +147,12 @@ class Calibrated:
     def learn(
         cls, evidence: Evidence, seed: int = 0, *, ridge: float = calibration.RIDGE, apart: float = calibration.APART
     ) -> Calibrated:
-        n, probes = evidence.n_source, evidence.probes
+        probes, judged = evidence.probes, evidence.judged.numpy()
+        of_source, of_probes = np.split(judged, [evidence.n_source])
+        n = int(of_source.sum())
         signals = np.stack([signal.double().numpy() for signal in evidence.signals.values()], axis=1)
-        features = calibration.standardized(signals, n)
-        known, wrong, source = features[n:], probes.wrong.cpu().numpy(), calibration.with_one(features[:n])
+        features = calibration.standardized(signals[judged], n)
+        known, wrong, source = features[n:], probes.wrong.cpu().numpy()[of_probes], calibration.with_one(features[:n])
         draw = np.random.default_rng(seed_for(seed, "probes/resample"))
         places = np.sort(draw.choice(n, min(n, MOST_RESAMPLED), replace=False))
         redrawn = [_redraw(wrong, draw) for _ in range(RESAMPLES)]
@@ -153,8 +164,8 @@ class Calibrated:
         pieces = np.array_split(source, 1 + n // 10_000)
         mean = [calibration.posterior(piece @ betas, shares).mean(axis=1) for piece in pieces]
         probability = np.concatenate(mean)
-        of_probes = calibration.posterior(calibration.with_one(known) @ betas, shares)
-        without = np.average(of_probes, axis=1, weights=unseen + 1e-12)  # a probe in every sample: the mean of all
+        at_probes = calibration.posterior(calibration.with_one(known) @ betas, shares)
+        without = np.average(at_probes, axis=1, weights=unseen + 1e-12)  # a probe in every sample: the mean of all
         counted = Rectifier.draw(probability, without, wrong, RESAMPLES, draw, probes.checked, probes.share)
         return cls(evidence, probability, calibration.posterior(ratios, shares).T, places, counted)
 
@@ -175,15 +186,21 @@ class Calibrated:
 
     @cached_property
     def suggestion(self) -> Tensor:
-        """The class, other than the label, with the most support by the model and the nearest examples, (n,)."""
+        """The class of the target, other than the label, with the most support by the model and the nearest examples."""
         n = self.evidence.n_source
-        return self.evidence.support[:n].scatter(1, self.evidence.labels[:n, None], -1.0).argmax(1)
+        support = self.evidence.support[:n].clone()
+        support[:, list(self.evidence.missing)] -= 2.0
+        return support.scatter(1, self.evidence.labels[:n, None], -3.0).argmax(1)
 
     def at(self, threshold: float) -> Suspects:
         if not 0.0 <= threshold <= 1.0:
             raise UsageError(f"the threshold is a probability between 0 and 1, got {threshold}.")
         chosen = self.probability >= threshold
-        is_suspect = torch.from_numpy(chosen)
+        judged = self.evidence.judged[: self.evidence.n_source]
+        probability = torch.full((len(judged),), torch.nan)
+        probability[judged] = torch.from_numpy(self.probability.astype(np.float32))
+        is_suspect = judged.clone()
+        is_suspect[judged] = torch.from_numpy(chosen)
         precision, recall = _rates(self.probability[None], chosen)
         resampled = [_rates(self.resampled, chosen[self.places])]
         if chosen.any():
@@ -191,7 +208,7 @@ class Calibrated:
         else:
             resampled.append((np.repeat([0.0, 1.0], 50), np.zeros(1)))  # without suspects, precision is undetermined
         return Suspects(
-            probability=torch.from_numpy(self.probability.astype(np.float32)),
+            probability=probability,
             suggested=self.suggestion,
             threshold=threshold,
             is_suspect=is_suspect,

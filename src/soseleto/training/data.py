@@ -81,6 +81,14 @@ class Data:
         """The source without the probes."""
         return self.source if self.probes is None else self.probes.without(self.source)
 
+    def classes_without_target(self) -> tuple[int, ...]:
+        """The classes of the source that no target example has; read after planting."""
+        source, target = self.own_source.labels.cpu(), self.target.labels.cpu()
+        if source.is_floating_point() or source.ndim != 1:
+            return ()
+        known = set(target.tolist()) | set(() if self.probes is None else self.probes.truth.tolist())
+        return tuple(sorted(set(source.unique().tolist()) - known))
+
     def with_probes(self, planted: Planted) -> Data:
         return replace(self, source=planted.source, target=planted.target, probes=planted.probes)
 

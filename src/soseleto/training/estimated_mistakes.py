@@ -21,6 +21,9 @@ def estimate_mistakes(
     """From some of the source: features are the inputs, and those of the network before training."""
     some = torch.randperm(len(source), generator=generator(seed, "probes/some"))[: mistakes.MOST_SOURCE]
     source = source.subset(some)
+    trusted = torch.isin(source.labels.cpu(), target.labels.cpu())  # of another class nothing can be estimated
+    if not trusted.all():
+        source = source.subset(trusted)
     return mistakes.estimate(
         _blocks(model, prepare, source, seed),
         source.labels.cpu().numpy(),

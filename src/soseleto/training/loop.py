@@ -92,7 +92,9 @@ class Loop:
 
     def finish(self, state: Any, config: dict[str, Any]) -> Result:
         """Everything after the last step: rank and write the run."""
-        result = self._with_evidence(replace(self._result(state, config), learned=self._gathered(state)), state)
+        missing = self.data.classes_without_target() if config.get("mode") == "noisy" else ()
+        result = replace(self._result(state, config), learned=self._gathered(state), missing=missing)
+        result = self._with_evidence(result, state)
         parameters = self._whole_parameters(result) if self.keeps else {}
         self.team.first(lambda: self._close(result, parameters))
         written = self.records.folder
@@ -263,7 +265,12 @@ class Loop:
         recorded = {"mean_loss": -signals.loss, "mean_margin": signals.margin}
         if state.weights is not None:
             recorded |= {"weight": state.weights.values, "score": state.weights.scores}
-        evidence = gather(result.model, result.outputs, data.source, data.target, probes, recorded, seed=seed)
+        evidence = gather(
+            result.model, result.outputs, data.source, data.target, probes, recorded, missing=result.missing, seed=seed
+        )
+        if not evidence.can_calibrate:
+            self.records.message("suspects have no probabilities, since the target has too few of the source's classes")
+            return result
         return replace(result, evidence=evidence)
 
     def _facts(self) -> dict[str, Any]:

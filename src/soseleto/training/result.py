@@ -62,6 +62,7 @@ class Result(Predictor):
     messages: the log messages of the run, such as which engine it used
     learned: the weights, None for a method without
     unlabelled: of ``fit_unlabelled``, the labels and weights of the unlabelled examples
+    missing: the source's classes without target examples, which nothing is known about
     """
 
     source: ExampleSet
@@ -73,6 +74,7 @@ class Result(Predictor):
     config: dict[str, Any] = field(default_factory=dict)
     evidence: Evidence | None = None  # where the run had probes
     unlabelled: Guesses | None = None
+    missing: tuple[int, ...] = ()
     suspect_precision: float = 0.95
     guarantee: bool = False
 
@@ -96,7 +98,8 @@ class Result(Predictor):
         precision: the share of them that should really be mislabelled; by default that of ``Probes``, 0.95
         guarantee: the lower end of the precision's interval must reach it; by default as in ``Probes``
 
-        Every source example gets a probability; ``.at(threshold)`` gives precision and recall at any threshold, and
+        Every source example gets a probability, except where the target has no example of its label or of the class
+        that it looks like; ``.at(threshold)`` gives precision and recall at any threshold, and
         ``.best`` the best list there is where none reaches the precision.
         """
         return self._calibrated.for_precision(
@@ -121,7 +124,8 @@ class Result(Predictor):
         """Every source example, best first: id, label, weight, score, visits, and the truth where it is known.
 
         For a classifier also ``predicted_label``, for a table its values and the columns that speak ``against`` the
-        label, and with probes ``mislabelled_probability``, ``is_label_issue`` and ``suggested_label``.
+        label, and with probes ``mislabelled_probability``, ``is_label_issue`` and ``suggested_label``. Where the target
+        lacks classes, ``is_unknown`` has the examples that are labelled as one, or with probes look like one.
         """
         learned = self._weights
         suspects = None if self.evidence is None else self.suspects()
@@ -130,6 +134,7 @@ class Result(Predictor):
             learned,
             predicted=self._predicted,
             suspects=suspects,
+            missing=self.missing,
             table=self.preparation,
             against=self._against,
         )
@@ -191,6 +196,7 @@ def ranking_table(
     *,
     predicted: Tensor | None = None,
     suspects: Suspects | None = None,
+    missing: tuple[int, ...] = (),
     table: Preparation | None = None,
     against: Against | None = None,
 ) -> Table:
@@ -208,6 +214,9 @@ def ranking_table(
         columns["mislabelled_probability"] = suspects.probability.numpy()[at]
         columns["is_label_issue"] = suspects.is_suspect.numpy()[at]
         columns["suggested_label"] = _labels(source, suspects.suggested)[at]
+    if missing:
+        without = torch.isin(source.labels.cpu(), torch.tensor(missing))
+        columns["is_unknown"] = (without if suspects is None else suspects.probability.isnan()).numpy()[at]
     if source.paths is not None:
         columns["path"] = np.array(source.paths, dtype=object)[at]
     if source.truth is not None:
