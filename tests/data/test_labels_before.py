@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import soseleto
+from soseleto.cli.main import main
 from soseleto.data import Examples, Reading, as_examples, column_of, read_labels_before, read_pair
 from soseleto.errors import DataError, UsageError
+from soseleto.run_folder.folder import RunFolder
 
 CLASSES = ("cat", "dog", "eel")
 
@@ -116,6 +118,22 @@ def test_labels_before_are_found_in_the_source(tmp_path: Path) -> None:
     assert before is not None
     assert before[:10].tolist() == [-1] * 10
     assert (before[10:] != pair.target.labels[10:]).tolist() == [n % 3 == 0 for n in range(30)]
+    assert pair.copies == tuple(str(n) for n in range(30))
+    assert pair.checked == {str(n): "cat" if n % 2 else "dog" for n in range(0, 30, 3)}
+
+
+@pytest.mark.parametrize("by", ["fit", "command"])
+def test_a_run_remembers_the_copies_and_their_checked_labels(tmp_path: Path, by: str) -> None:
+    source, target = checked(tmp_path, differ=True)
+    if by == "fit":
+        soseleto.fit(soseleto.models.mlp(4, 2), source, target, epochs=1, out=tmp_path / "run")
+    else:
+        words = ["--epochs", "1", "--folds", "0", "--no-baselines", "--probes", "0"]
+        with pytest.raises(SystemExit, match="0"):
+            main(["fit", f"--source={source}", f"--target={target}", f"--out={tmp_path / 'run'}", *words])
+    known = RunFolder.open(tmp_path / "run").source()
+    assert known["copies"] == [str(n) for n in range(30)]
+    assert known["checked"] == {str(n): "cat" if n % 2 else "dog" for n in range(0, 30, 3)}
 
 
 def test_copies_under_the_same_label_stop_the_training(tmp_path: Path) -> None:

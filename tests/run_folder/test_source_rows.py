@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow
 import pytest
 
+from soseleto.cli.main import main
 from soseleto.data import Reading
 from soseleto.errors import DataError
 from soseleto.review.decisions import Decision, Decisions
@@ -178,3 +179,29 @@ def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> No
         assert Rows.of(tmp_path / "source.csv", Reading()) is not None
     with pytest.raises(DataError, match="changed while it was read"), unchanged(tmp_path / "source.csv"):
         (tmp_path / "source.csv").write_text("x,label\n2,a\n3,b\n")
+
+
+@pytest.mark.parametrize("kind", ["without_ids", "with_ids"])
+def test_copies_of_target_examples_are_dropped_or_get_the_targets_label(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The training left them out; their labels in the source are known, and some known to be wrong."""
+    run, source = request.getfixturevalue(kind)
+    ranking = run.ranking()
+    names, left = [str(name) for name in ranking["id"]], slice(0, N - 4)
+    run.write_ranking({name: values[left] for name, values in ranking.items()})
+    copies = manifest.Copies(names[-4:], {names[-1]: "c", names[-2]: "c"})
+    manifest.remember(run, source, Reading(), copies=copies)
+    before = source.read_text().replace(".50", ".5").splitlines()[1:]
+    export = ["rank", str(run.path), "--export-clean"]
+    with pytest.raises(SystemExit, match="0"):
+        main([*export, str(tmp_path / "clean.csv")])
+    assert rows(tmp_path / "clean.csv") == set(before[SUSPECTS:-4])
+    assert "11 examples, 9 dropped, 0 relabelled, 4 of them because they are in the target" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main([*export, str(tmp_path / "relabelled.csv"), "--relabel"])
+    fixed = {line[:-1] + "fixed" for line in before[:SUSPECTS]}
+    assert rows(tmp_path / "relabelled.csv") == fixed | set(before[SUSPECTS:-2]) | {
+        line[:-1] + "c" for line in before[-2:]
+    }
+    assert "20 examples, 0 dropped, 7 relabelled, 2 of them because they are in the target" in capsys.readouterr().err

@@ -33,6 +33,14 @@ def of_noise(seed: int, checked: tuple[int, int] | None = (2000, 600)) -> Eviden
     return evidence_of(draw.normal(size=(340, 8)), 300, np.arange(40) % 2 == 0, checked)
 
 
+def test_the_share_of_wrong_labels_is_the_counted_one() -> None:
+    found = Calibrated.learn(of_noise(0, checked=(80, 29)))
+    assert found.wrong_share.value == 29 / 80
+    assert found.wrong_share.low < found.probability.mean() < found.wrong_share.high  # which the regressions say
+    inferred = Calibrated.learn(of_noise(0, checked=None))
+    assert inferred.wrong_share.value == inferred.probability.mean()
+
+
 def test_probes_are_judged_by_regressions_that_did_not_see_them() -> None:
     """Without information in the signals wrong and right probes look the same, unless they were learned from."""
     gaps = []

@@ -413,9 +413,10 @@ def rank(
         from soseleto.run_folder.ranking import about_unknown
 
         chosen = guaranteed_rows(run) if guarantee else None
-        rows, dropped, relabelled = write_clean(run, export_clean, relabel=relabel, force=force, rows=chosen)
-        count = counted(rows, "example")
-        typer.echo(f"wrote {export_clean}: {count}, {dropped:,} dropped, {relabelled:,} relabelled", err=True)
+        done = write_clean(run, export_clean, relabel=relabel, force=force, rows=chosen)
+        count, change = counted(done.rows, "example"), f"{done.dropped:,} dropped, {done.relabelled:,} relabelled"
+        copies = f", {done.copies:,} of them because they are in the target" if done.copies else ""
+        typer.echo(f"wrote {export_clean}: {count}, {change}{copies}", err=True)
         if unknown := about_unknown(RunFolder.open(run).ranking()):
             typer.echo(unknown, err=True)
         return

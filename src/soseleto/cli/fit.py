@@ -37,6 +37,7 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
     check_rescue(options.rescue, options.out)
     check_values(options)
     out = options.out
+    reducer.first(RunFolder(out).require_place)
     if not reducer.first(lambda: _only_report_missing(RunFolder(out))):
         out = _train_all(options, echo, reducer)
     if reducer.rank != 0:

@@ -218,7 +218,8 @@ class Job:
         folder = RunFolder(self.home.path)
         table = self.pair.preparation
         features, read = (self.pair.columns, ()) if table is None else (table.shown, table.texts)
-        manifest.remember(folder, self.options.source, self.options.reading, features, self.rows, read)
+        copies = manifest.Copies(self.pair.copies, self.pair.checked)
+        manifest.remember(folder, self.options.source, self.options.reading, features, self.rows, read, copies)
         texts.keep_model(folder, self.pair, self.options.model)
         self._write_problems(folder)
         if kept is not None:

@@ -85,17 +85,20 @@ class RunFolder:
         With ``resume`` a run that has not finished is accepted.
         """
         run = cls(path)
-        if run.path.exists() and not run.path.is_dir():
-            raise UsageError(f"{run.path} is a file, but a run needs a folder: give --out another path.")
+        run.require_place()
         with writing(run.path):
             run.path.mkdir(parents=True, exist_ok=True)
-        if run.is_run():
-            if resume and not run.has_ended():
-                return run
+        if run.is_run() and not (resume and not run.has_ended()):
             raise UsageError(f"{run.path} holds a run already: give --out another folder, or delete that one.")
-        if any(not _is_leftover(entry) for entry in run.path.iterdir()):
-            raise UsageError(f"{run.path} holds files that are not a soseleto run: give --out an empty or new folder.")
         return run
+
+    def require_place(self) -> None:
+        """UsageError where a run can never be: at or below a file, or among other files; makes nothing."""
+        path = self.path
+        if above := next((one for one in (path, *path.parents) if one.exists() and not one.is_dir()), None):
+            raise UsageError(f"{above} is a file, but a run needs a folder: give --out another path.")
+        if path.exists() and not self.is_run() and any(not _is_leftover(entry) for entry in path.iterdir()):
+            raise UsageError(f"{path} holds files that are not a soseleto run: give --out an empty or new folder.")
 
     @classmethod
     def clear(cls, path: str | os.PathLike[str], *, written_by: str) -> None:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,16 @@ OPTIONS = ("label_column", "path_column", "id_column", "truth_column", "encoding
 _need = partial(need, to="writing a manifest")
 
 
+class Copies(NamedTuple):
+    """Source examples that are left out because they are in the target: their ids, and the label there, if another."""
+
+    ids: Sequence[str] = ()
+    checked: Mapping[str, str] = MappingProxyType({})
+
+
+NO_COPIES = Copies()
+
+
 def remember(
     run: RunFolder,
     source: str | os.PathLike[str],
@@ -41,8 +52,9 @@ def remember(
     features: Sequence[str] | None = None,
     rows: Rows | None = None,
     texts: Sequence[str] = (),
+    copies: Copies = NO_COPIES,
 ) -> None:
-    """Record the source's path, its column options, the names of its features, and the rows of a table.
+    """Record the source's path, its column options, the names of its features, the rows of a table, and the copies.
 
     rows: as they were when the source was read; by default they are read now
     texts: columns of text, which are added to the ranking's features as they are in the table
@@ -56,6 +68,7 @@ def remember(
     if rows is not None:
         rows.save(run)
         note["columns"] = list(rows.columns)
+        note |= {"copies": list(copies.ids), "checked": dict(copies.checked)} if copies.ids else {}
     run.write_source(note)
 
 
@@ -232,6 +245,7 @@ class Cleaned(NamedTuple):
     rows: int
     dropped: int
     relabelled: int
+    copies: int = 0  # of target examples: dropped, or given the target's label
 
 
 def write_clean(
@@ -244,6 +258,7 @@ def write_clean(
 ) -> Cleaned:
     """Write the source without the suspects; with ``relabel``, keep them with their suggested labels.
 
+    Copies of target examples, which a table may hold, are dropped too; with ``relabel`` they get the target's labels.
     ``force`` replaces an existing file; ``rows`` of the ranking are taken instead of the suspects.
     """
     folder = RunFolder.open(run)
@@ -255,10 +270,12 @@ def _write_clean(folder: RunFolder, out: Path, rows: np.ndarray | None, *, relab
     ranking = folder.ranking()
     suspects = suspect_rows(ranking) if rows is None else rows
     names = [str(name) for name in ranking["id"][suspects]]
+    copies, checked = folder.source().get("copies", []), folder.source().get("checked", {})
     if not relabel:
-        return Cleaned(write(folder, out, drop=set(names), relabel={}, force=force), len(names), 0)
+        drop = {*names, *copies}
+        return Cleaned(write(folder, out, drop=drop, relabel={}, force=force), len(drop), 0, len(copies))
     if "suggested_label" not in ranking:
         raise UsageError(f"{folder.path} was trained without probes and has no suggested labels: leave out --relabel.")
     labels = [str(label) for label in ranking["suggested_label"][suspects]]
-    corrected = dict(zip(names, labels, strict=True))
-    return Cleaned(write(folder, out, drop=set(), relabel=corrected, force=force), 0, len(names))
+    corrected = {**dict(zip(names, labels, strict=True)), **checked}
+    return Cleaned(write(folder, out, drop=set(), relabel=corrected, force=force), 0, len(corrected), len(checked))

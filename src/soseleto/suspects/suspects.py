@@ -132,8 +132,8 @@ class Calibrated:
     Regressions on bootstrap samples of the probes give RESAMPLES probabilities per example; their mean is the
     probability and their spread its uncertainty. Errors of the regression's form are counted on the probes.
 
-    probability: (j,) of the j source examples that are judged; resampled: (RESAMPLES, k), at the indices ``places`` (k,)
-        of these
+    probability: (j,) of the j source examples that are judged; resampled: (RESAMPLES, k), at the indices ``places``
+        (k,) of these
     counted: rates counted on the probes, each judged by the regressions made without it
     """
 
@@ -179,14 +179,17 @@ class Calibrated:
 
     @cached_property
     def wrong_share(self) -> Estimate:
+        """As counted on the target if its earlier labels are known, else the mean probability."""
         resampled = [self.resampled.mean(axis=1), self.counted.wrong_shares(self.probability)]
         if (interval := self.evidence.probes.share) is not None:
             resampled.append(np.repeat(interval, 50))
-        return Estimate.of(float(self.probability.mean()), *resampled)
+        checked = self.evidence.probes.checked
+        value = self.probability.mean() if checked is None else checked[1] / checked[0]
+        return Estimate.of(float(value), *resampled)
 
     @cached_property
     def suggestion(self) -> Tensor:
-        """The class of the target, other than the label, with the most support by the model and the nearest examples."""
+        """The class of the target, other than the label, with the most support by the model and its neighbours, (n,)."""
         n = self.evidence.n_source
         support = self.evidence.support[:n].clone()
         support[:, list(self.evidence.missing)] -= 2.0

@@ -239,7 +239,7 @@ def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None
 
     def write() -> None:
         assert records.folder is not None  # it may be a rescue folder by now
-        manifest.remember(records.folder, path, reading, data.feature_names, rows, data.texts)
+        manifest.remember(records.folder, path, reading, data.feature_names, rows, data.texts, data.copies)
 
     return write
 

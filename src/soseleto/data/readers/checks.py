@@ -45,12 +45,25 @@ def labels_in_source(target: Examples, source: Examples, preparation: Preparatio
 
     A target that was made by checking a part of the source has its labels from before the check there.
     """
-    before = torch.full((len(target),), -1, dtype=torch.int64)
-    chance, labels = _by_chance(target.inputs, preparation), source.labels.cpu()
-    for pair in reversed(duplicates(target.inputs, source.inputs, exact=True)):  # of several copies the first counts
-        if pair.first not in chance:
-            before[pair.first] = labels[pair.second]
+    before, labels = torch.full((len(target),), -1, dtype=torch.int64), source.labels.cpu()
+    for pair in reversed(_copied(target, source, preparation)):  # of several copies the first counts
+        before[pair.first] = labels[pair.second]
     return before
+
+
+def labels_in_target(target: Examples, source: Examples, preparation: Preparation | None = None) -> dict[str, str]:
+    """The ids of source examples that are in the target under another label -> the label there."""
+    names = target.classes or ()
+    return {
+        source.id_of(pair.second): str(names[label]) if names else str(label)
+        for pair in reversed(_copied(target, source, preparation))
+        if (label := int(target.labels[pair.first])) != int(source.labels[pair.second])
+    }
+
+
+def _copied(target: Examples, source: Examples, preparation: Preparation | None) -> list[Duplicate]:
+    chance = _by_chance(target.inputs, preparation)
+    return [pair for pair in duplicates(target.inputs, source.inputs, exact=True) if pair.first not in chance]
 
 
 def _ids(examples: Examples, rows: Tensor) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Never
 
@@ -16,7 +16,7 @@ from soseleto.data.examples import Examples
 from soseleto.data.image_decoding.workers import Progress, Shape
 from soseleto.data.joined import Joined
 from soseleto.data.live import Live, is_free
-from soseleto.data.readers.checks import CHECKED, check_examples, labels_in_source
+from soseleto.data.readers.checks import CHECKED, check_examples, labels_in_source, labels_in_target
 from soseleto.data.readers.class_indices import number_labels
 from soseleto.data.readers.images import pixels_of, shape_for
 from soseleto.data.readers.open import UNLABELLED, is_dataset, raw_of, raw_without_labels
@@ -37,6 +37,7 @@ class Pair:
 
     labels_before: where target examples also lay in the source, some under another label: the labels that they had
         there, (N,) with -1 for the others
+    copies: the ids of these source examples, which are left out; checked: the target's label, where it is another
     """
 
     source: Examples
@@ -46,6 +47,8 @@ class Pair:
     dropped: tuple[Problem, ...] = ()
     columns: tuple[str, ...] | None = None
     labels_before: Tensor | None = None
+    copies: tuple[str, ...] = ()
+    checked: Mapping[str, str] = field(default_factory=dict)
     preparation: Preparation | None = None  # of tables
     unlabelled: Tensor | None = None  # further inputs like the source's, (M, ...)
 
@@ -121,9 +124,11 @@ def read_pair(
         raise ProblemsError(problems)
     dropped = tuple(problem for problem in problems if problem.stops or problem.kind == CHECKED)
     kept = {name: _without(name, examples, dropped) for name, examples in sets.items()}
-    before = None
-    if any(problem.kind == CHECKED for problem in problems):
+    before, checked = None, {}
+    copies = tuple(one for problem in problems if problem.kind == CHECKED for one in problem.ids)
+    if copies:
         before = labels_in_source(kept["target"], sets["source"], preparation)
+        checked = labels_in_target(kept["target"], sets["source"], preparation)
     return Pair(
         kept["source"],
         kept["target"],
@@ -132,6 +137,8 @@ def read_pair(
         dropped,
         columns=None if preparation is None else preparation.names,
         labels_before=before,
+        copies=copies,
+        checked=checked,
         preparation=preparation,
         unlabelled=kept[UNLABELLED].inputs if UNLABELLED in kept else None,
     )
