@@ -260,6 +260,28 @@ def test_demo_replaces_a_demo_and_no_other_run(
     assert (tmp_path / "demo" / "model.safetensors").exists()
 
 
+def test_fit_checks_the_run_folder_before_it_reads_anything(soseleto: Soseleto, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    words = ["fit", "--source", tmp_path / "none.csv", "--target", tmp_path / "none.csv", "--out"]
+    for out in ("file", "file/run"):
+        assert "file is a file, but a run needs a folder" in one_sentence(soseleto(*words, tmp_path / out))
+    assert "holds files that are not a soseleto run" in one_sentence(soseleto(*words, tmp_path))
+
+
+def test_an_unfinished_run_is_called_so(soseleto: Soseleto, tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run").write_config({"mode": "noisy"})
+    for words in (
+        ["audit", tmp_path / "run", "--summary"],
+        ["review", tmp_path / "run", "--export", tmp_path / "r.csv"],
+    ):
+        assert "the run has not finished" in one_sentence(soseleto(*words))
+
+
+def test_force_of_a_folder_is_refused_as_such(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:
+    said = soseleto("export", run, "--pretrained", tmp_path / "folder", "--force")
+    assert "--force has no effect on --pretrained, which never replaces a folder" in one_sentence(said)
+
+
 def test_demo_refuses_a_folder_of_other_files(soseleto: Soseleto, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     said = soseleto("demo", "--out", tmp_path)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from soseleto.data import TablePreparation
 from soseleto.errors import DataError
 from soseleto.prediction import final
 from soseleto.prediction.final import FinalData, boosting, by_recipe
-from soseleto.prediction.onnx import _describe_table, export_onnx
+from soseleto.prediction.onnx import _describe, export_onnx
 from soseleto.run_folder.folder import RunFolder
 
 SHORT = ("--epochs", "2", "--device", "cpu", "--no-baselines", "--folds", "0")
@@ -89,9 +90,13 @@ def test_an_onnx_file_describes_its_table(desk: Path) -> None:
         [onnx.helper.make_node("Identity", ["a"], ["b"])], "g", [value("a", 1, [1])], [value("b", 1, [1])]
     )
     onnx.save(onnx.helper.make_model(graph), str(desk / "tiny.onnx"))
-    preparation = soseleto.load(desk / "run").preparation
-    _describe_table(preparation, desk / "tiny.onnx")
-    assert described(desk / "tiny.onnx") == preparation
+    loaded = soseleto.load(desk / "run")
+    _describe(loaded, desk / "tiny.onnx")
+    assert described(desk / "tiny.onnx") == loaded.preparation
+    props = {entry.key: entry.value for entry in onnx.load(str(desk / "tiny.onnx")).metadata_props}
+    assert json.loads(props["soseleto.classes"]) == list(loaded.classes or ())
+    _describe(replace(loaded, preparation=None), desk / "tiny.onnx")  # images have no preparation
+    assert [entry.key for entry in onnx.load(str(desk / "tiny.onnx")).metadata_props] == ["soseleto.classes"]
 
 
 def described(file: Path) -> TablePreparation:

@@ -215,3 +215,18 @@ def test_json_lines_that_are_not_objects_are_named(tmp_path, line, fault):
     (tmp_path / "t.jsonl").write_text(line)
     with pytest.raises(DataError, match=rf"line 1 of .*t\.jsonl {fault}"):
         as_examples(tmp_path / "t.jsonl", name="source")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("s.csv", "a;b;label\n1.5;2;x\n", r"by semicolons instead of commas: .*read_csv\('s.csv', sep=';'\)"),
+        ("s.csv", "a;b;label\n1,5;2;x\n", r"by semicolons instead of commas: .*sep=';', decimal=','\)"),
+        ("s.csv", "a\tlabel\n1\tx\n", r"by tabs instead of commas: .*sep='\\t'"),
+        ("s.tsv", "a,label\n1,x\n", r"by commas instead of tabs: .*sep=','"),
+    ],
+)
+def test_another_separator_is_named(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=said):
+        as_examples(tmp_path / name, name="source")

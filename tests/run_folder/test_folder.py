@@ -38,6 +38,8 @@ def test_create_refuses_a_file(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(UsageError, match="is a file"):
         RunFolder.create(tmp_path / "out")
+    with pytest.raises(UsageError, match="out is a file, but a run needs a folder"):
+        RunFolder.create(tmp_path / "out" / "run")
 
 
 def test_create_keeps_an_earlier_run_unless_it_was_cleared(run: RunFolder) -> None:

@@ -299,3 +299,7 @@ def test_another_seed_has_other_probes() -> None:
     left = [plant(*sides, 0.3, seed=seed).target.inputs for seed in (0, 0, 1)]
     assert torch.equal(left[0], left[1])
     assert not torch.equal(left[0], left[2])
+
+
+def test_a_best_list_of_one_example() -> None:
+    assert "the best list has 1 example with precision" in str(calibrated([0.5, 0.1, 0.1]).at(1.0))

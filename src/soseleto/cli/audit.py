@@ -29,6 +29,7 @@ def print_summary(run: Path, echo: Callable[[str], None]) -> None:
     require_auditable(folder)
     there = Audit.load(folder)
     if there is None:
+        folder.ranking()  # which an unfinished run does not have
         raise UsageError(f"{run} has not been audited yet: type `soseleto audit {run}`.")
     for line in there.progress(read_decisions(folder)).summary():
         echo(line)

@@ -120,7 +120,7 @@ def fit(
     ] = None,
     train: Annotated[
         str | None,
-        typer.Option(metavar="all|head|last:N", help="Parts of a pretrained model to train. [default: all]"),
+        typer.Option(metavar="all|head|last:N", help="Parts of a pretrained image model to train. [default: all]"),
     ] = None,
     lora: Annotated[
         int | None, typer.Option(metavar="RANK", help="Train LoRA adapters of a pretrained model and its head.")
@@ -460,7 +460,10 @@ def export(
     run: RunArgument,
     onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="The ONNX file to write.")] = None,
     pretrained: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Of a text model: the folder to write, for from_pretrained.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Of a text model: the folder to write, for AutoModel, and classifier.safetensors."
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")
@@ -480,6 +483,8 @@ def export(
 
     if onnx is None and pretrained is None:
         raise UsageError("nothing to write: add --onnx FILE, or --pretrained FOLDER for a text model.")
+    if force and onnx is None:
+        raise UsageError("--force has no effect on --pretrained, which never replaces a folder: give a new one.")
     check_output(run, onnx, force, reads=file_of(model))
     loaded = load(run, model, device="cpu")
     if pretrained is not None:

@@ -44,7 +44,7 @@ def _suspects(folder: RunFolder) -> str:
         best = found.get("best") or {}
         return (
             f"no suspects: no label is mislabelled with a probability above {highest} by estimate; the best list has "
-            f"{best.get('count', 0):,} examples with precision {in_words(best.get('precision'))} ({command})"
+            f"{counted(best.get('count', 0), 'example')} with precision {in_words(best.get('precision'))} ({command})"
         )
     return (
         f"{counted(found['count'], 'suspect')} with precision {in_words(found['precision'])} and recall "

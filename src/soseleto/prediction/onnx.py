@@ -2,8 +2,9 @@
 
 Standardisation and temperature are part of the graph, so that users of the file need not repeat them. A table's rows
 go in as its preparation stores them (numbers, and codes of categories); the file's metadata has that preparation as
-JSON, under ``soseleto.table``. A text model takes ``input_ids`` and ``attention_mask`` of its tokenizer. The exported
-model is run once with onnxruntime and compared with PyTorch before the file gets its final name.
+JSON, under ``soseleto.table``, and the class names under ``soseleto.classes``. A text model takes ``input_ids`` and
+``attention_mask`` of its tokenizer. The exported model is run once with onnxruntime and compared with PyTorch before
+the file gets its final name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from soseleto.run_folder.files import aside
 from soseleto.run_folder.outputs import require_writable
 
 TOLERANCE = 1e-4  # on probabilities
-TABLE = "soseleto.table"  # in the metadata of the file
+CLASSES, TABLE = "soseleto.classes", "soseleto.table"  # in the metadata of the file
 _ROWS = 3  # of the batch given to the exporter
 
 
@@ -73,8 +74,7 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
     whole = (_TextPipeline if isinstance(loaded.preparation, TextPreparation) else _Pipeline)(loaded).eval()
     with aside(file) as part:
         _export(whole, _example(loaded, _ROWS), part)
-        if isinstance(loaded.preparation, TablePreparation):
-            _describe_table(loaded.preparation, part)
+        _describe(loaded, part)
         _compare(whole, _example(loaded, _ROWS - 1), part, file)
     return file
 
@@ -105,10 +105,15 @@ def _export(whole: nn.Module, example: dict[str, Tensor], part: Path) -> None:
         )
 
 
-def _describe_table(preparation: TablePreparation, part: Path) -> None:
+def _describe(loaded: LoadedRun, part: Path) -> None:
+    """Write the class names and a table's preparation to the metadata."""
     onnx: Any = need("onnx", to="writing ONNX")
-    model = onnx.load(str(part))
-    onnx.helper.set_model_props(model, {TABLE: json.dumps(preparation.to_dict())})
+    model, props = onnx.load(str(part)), {}
+    if loaded.classes is not None:
+        props[CLASSES] = json.dumps(list(loaded.classes))
+    if isinstance(loaded.preparation, TablePreparation):
+        props[TABLE] = json.dumps(loaded.preparation.to_dict())
+    onnx.helper.set_model_props(model, props)
     onnx.save(model, str(part))
 
 

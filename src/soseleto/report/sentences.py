@@ -233,7 +233,7 @@ def _suspects(run: RunFiles) -> str:
     asked = run.config.get("suspect_precision")
     at = f" at a precision of {share(asked)}" if _is_number(asked) else ""
     return (
-        f"No label is suspected to be wrong{at}{_highest(run)}. The best list has {count(best['count'])} examples, "
+        f"No label is suspected to be wrong{at}{_highest(run)}. The best list has {counted(best['count'], 'example')}, "
         f"{expected(best.get('precision'))}."
     )
 

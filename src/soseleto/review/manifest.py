@@ -33,10 +33,9 @@ def export_manifest(run_path: str | os.PathLike[str], out: str | os.PathLike[str
 
 
 def _export(run: RunFolder, out: Path, *, force: bool) -> Exported:
-    decisions = read_decisions(run)
+    ranking, decisions = run.ranking(), read_decisions(run)  # an unfinished run has no ranking
     if not decisions:
         raise UsageError(f"{run.path} has no review decisions yet: type `soseleto review {run.path}` first.")
-    ranking = run.ranking()
     drop = {name for name, one in decisions.items() if one.action == "drop"}
     relabel = {name: one.label for name, one in decisions.items() if one.label is not None}
     rows = manifest.write(run, out, drop=drop, relabel=relabel, force=force)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import seed_for
-from soseleto.errors import UsageError
+from soseleto.errors import UsageError, counted
 from soseleto.suspects import calibration
 from soseleto.suspects.estimate import EARLIER_LABELS, ESTIMATED_MISTAKES, RANDOM_MISTAKES, Estimate
 from soseleto.suspects.intervals import Rectifier
@@ -86,8 +86,8 @@ class Suspects:
             best = self.best
             return (
                 f"no suspects of {len(self.probability):,} (the highest probability is {self.highest:.2f}), "
-                f"wrong labels in all {self.wrong_share}; the best list has {len(best):,} examples with precision "
-                f"{best.precision} ({self.basis})"
+                f"wrong labels in all {self.wrong_share}; the best list has {counted(len(best), 'example')} with "
+                f"precision {best.precision} ({self.basis})"
             )
         return (
             f"{len(self):,} suspects of {len(self.probability):,} (probability {self.threshold:.2f} or more): "
@@ -189,7 +189,7 @@ class Calibrated:
 
     @cached_property
     def suggestion(self) -> Tensor:
-        """The class of the target, other than the label, with the most support by the model and its neighbours, (n,)."""
+        """(n,) the class of the target, other than the label, with the most support by model and neighbours."""
         n = self.evidence.n_source
         support = self.evidence.support[:n].clone()
         support[:, list(self.evidence.missing)] -= 2.0

@@ -76,8 +76,9 @@ def parse_csv(text: str, delimiter: str, reading: Reading, *, all_text: bool = F
 def _parse_text(delimiter: str, reading: Reading, all_text: bool, what: str, text: str, before: csv_text.Before) -> Any:
     """A text file or a piece of it, which begins with the header; labels are text."""
     csv, pyarrow = (need(module, to="reading CSV") for module in ("pyarrow.csv", "pyarrow"))
-    rows = csv_text.check_rows(text, delimiter, what, before)
     header = csv_text.header_of(text, delimiter)
+    _check_separator(header, delimiter, text, what)
+    rows = csv_text.check_rows(text, delimiter, what, before)
     exact = _exact_columns(header, reading, all_text)
     convert = csv.ConvertOptions(column_types=dict.fromkeys(exact, pyarrow.string()))
     table = csv.read_csv(
@@ -89,6 +90,21 @@ def _parse_text(delimiter: str, reading: Reading, all_text: bool, what: str, tex
         raise DataError(f"{what} has {rows} rows but {table.num_rows} were read: remove its quotes, or save it again.")
     _check_header_once(table, what, before)
     return _valid(table)
+
+
+_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas"}
+
+
+def _check_separator(header: Sequence[str], delimiter: str, text: str, what: str) -> None:
+    """Refuse a header of one column whose name is a header by another separator."""
+    other = next((one for one in _SEPARATORS if len(header) == 1 and one in header[0]), None)
+    if other is None:
+        return
+    how = f"sep={other!r}" + (", decimal=','" if other == ";" and "," in text[: 1 << 12] else "")
+    raise DataError(
+        f"the columns of {what} are separated by {_SEPARATORS[other]} instead of {_SEPARATORS[delimiter]}: save it "
+        f"again, such as by pandas.read_csv({Path(what).name!r}, {how}).to_csv('new.csv', index=False)."
+    )
 
 
 def _valid(table: Any) -> Any:
