@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 from torch import Tensor
 
-from soseleto.data.readers.large_tables import in_pieces, sampled, sampled_rows
+from soseleto.data.readers.large_tables import sampled, sampled_rows
 from soseleto.data.readers.prepare_texts import prepare_texts
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading, given_kinds
+from soseleto.data.readers.unusable_values import unusable_values
 from soseleto.data.table_columns import values
-from soseleto.data.table_columns.fitted import Number
 from soseleto.data.table_columns.kinds import LEFT_OUT
 from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.data.texts.preparation import TextPreparation
-from soseleto.errors import DataError, UsageError, counted, did_you_mean
+from soseleto.errors import DataError, UsageError, did_you_mean
 
 Preparation = TablePreparation | TextPreparation
-_WORDS = 1000  # words in place of numbers, of which some are shown
-_OTHER_KIND = 0.5  # share of words among the present values, from which a column of numbers is of another kind
 
 
 def prepare_tables(
@@ -98,7 +95,7 @@ def _prepared(raw: Raw, preparation: TablePreparation, unreadable: Sequence[str]
         problems += [_unreadable(raw, name) for name in unreadable]
         problems += _left_out(raw, preparation)
         problems += _from_a_sample(raw)
-    problems += _words_for_numbers(raw, preparation)
+    problems += [one.problem(raw.name) for one in unusable_values(raw.table, preparation, source=raw.name == "source")]
     return replace(
         raw,
         inputs=preparation.read(raw.table),
@@ -134,27 +131,3 @@ def _from_a_sample(raw: Raw) -> list[Problem]:
         f"categories are those of {count:,} of its {raw.table.num_rows:,} rows, evenly spaced."
     )
     return [Problem(raw.name, "sample", text, stops=False)]
-
-
-def _words_for_numbers(raw: Raw, preparation: TablePreparation) -> list[Problem]:
-    """Words in a column of numbers: read as missing, and a problem where they are most of the values."""
-    problems = []
-    for column in preparation.columns:
-        if not isinstance(column, Number):
-            continue
-        count, known = 0, 0
-        words: list[str] = []
-        for piece in in_pieces(raw.table.select([column.name])):
-            found = values.numbers(piece[column.name])
-            count += int(found.others.sum())
-            known += int(np.isfinite(found.values).sum())
-            if found.others.any() and len(words) < _WORDS:
-                words += values.words(piece[column.name]).take(np.flatnonzero(found.others)[:_WORDS]).to_pylist()
-        if not count:
-            continue
-        shown = some([repr(word) for word in dict.fromkeys(words[:_WORDS])])
-        stops = raw.name != "source" and count > _OTHER_KIND * (count + known)
-        fix = "give it the numbers of the source's column" if stops else "they are read as missing"
-        text = f"column {column.name!r} has {counted(count, 'value')} that are not numbers ({shown}): {fix}."
-        problems.append(Problem(raw.name, "not numbers", text, stops=stops))
-    return problems

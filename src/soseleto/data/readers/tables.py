@@ -6,6 +6,7 @@ With a path column the rows are images; else every column other than label, id a
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +25,13 @@ from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import IDS, LABELS, PATHS, load, usual, values_of
+from soseleto.data.readers.unusable_values import unusable_values
 from soseleto.data.table_columns import values
 from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, need
+
+logger = logging.getLogger("soseleto")
 
 
 def read_table(path: Path, *, name: str, reading: Reading) -> Raw:
@@ -67,12 +71,23 @@ def prepared(table: Any, preparation: TablePreparation | TextPreparation, what: 
     twice = [column for column in preparation.used if table.column_names.count(column) > 1]
     if twice:
         raise DataError(f"{what} has two columns of one name: rename one of {some(twice)}.")
+    if isinstance(preparation, TablePreparation):
+        _check_values(table, preparation, what)
     read = preparation.read(table)
     bad = (~read.isfinite()).any(1).nonzero().flatten().tolist()
     if bad:
         rows = some([str(row) for row in bad])
         raise DataError(f"{counted(len(bad), 'row')} of {what} with infinite values ({rows}): remove them.")
     return read
+
+
+def _check_values(table: Any, preparation: TablePreparation, what: str) -> None:
+    """Raise where most values of a column of numbers or dates are none; log where a category's are unseen."""
+    problems = [one.problem(what) for one in unusable_values(table, preparation) if one.is_most]
+    if stopping := [str(problem) for problem in problems if problem.stops]:
+        raise DataError(" ".join(stopping))
+    for problem in problems:
+        logger.warning("%s", problem)
 
 
 def read_columns(path: Path, columns: Sequence[str], encoding: str | None = None) -> Tensor:

@@ -6,7 +6,8 @@ of those: pieces of a piecewise-linear encoding, and one place for each category
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from soseleto.data.table_columns import hashed_words
-from soseleto.data.table_columns.values import counts_of, numbers, times, words
+from soseleto.data.table_columns.dates import spelling, times
+from soseleto.data.table_columns.values import counts_of, numbers, plain, words
 
 BINS = 8  # of a number's piecewise-linear encoding; more of them help to memorise wrong labels
 PER_BIN = 60  # examples: a small source gets fewer bins
@@ -117,11 +119,18 @@ class Category:
         return (self.name,)
 
     def read(self, column: Any) -> np.ndarray:
-        place = {value: FIRST + at for at, value in enumerate(self.values)}
+        place = self._places()
         encoded = words(column).dictionary_encode()
-        codes = np.array([place.get(value, OTHER) for value in encoded.dictionary.to_pylist()] + [GONE])
+        found = [place.get(value, place.get(plain(value), OTHER)) for value in encoded.dictionary.to_pylist()]
+        codes = np.array([*found, GONE])
         at = encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
         return codes[at].astype(np.float32)[:, None]
+
+    def _places(self) -> dict[str, int]:
+        """The codes of the values as the source spells them, and as every file format would."""
+        place = {value: FIRST + at for at, value in enumerate(self.values)}
+        alike = Counter(map(plain, place))
+        return {plain(value): code for value, code in place.items() if alike[plain(value)] == 1} | place
 
     def gone(self, stored: Tensor) -> Tensor:
         return stored[:, 0] == GONE
@@ -142,7 +151,7 @@ class Date:
     """A day or time: days since 1970, month, day of the week and hour, each a number."""
 
     name: str
-    format: str | None  # of words; None where the file has times
+    format: str | None  # of the source's words; None where its file has times
     parts: tuple[Number, ...]
 
     @classmethod
@@ -155,6 +164,10 @@ class Date:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name for part in self.parts for name in part.names)
+
+    def spelled_as(self, column: Any) -> Self:
+        """A copy that reads the words or numbers of another table's column, all of which must be given."""
+        return replace(self, format=spelling(column, self.format))
 
     def read(self, column: Any) -> np.ndarray:
         found = _parts(times(column, self.format))

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from soseleto.data.table_columns import values
+from soseleto.data.table_columns import dates, values
 from soseleto.errors import counted
 
 NUMBERS = 0.9  # share of the present words that are numbers, in a column of numbers
-TIMES = 0.95
 UNIQUE = 0.5  # share of different words among the present ones, above which they are near-unique
 LONG = 6.0  # words of a value on average, from which near-unique values are texts and not names
 ENOUGH = 20  # rows from which a column can be recognised as an id, a copy of the label or near-unique
@@ -64,8 +63,8 @@ def kind_of(
     found = values.numbers(column)
     if not found.others.sum() > (1 - NUMBERS) * present:
         return Kind(LEFT_OUT, "it numbers the rows") if _numbers_rows(name, found.values, rows) else Kind("number")
-    format, parsed = values.time_format(text)
-    if parsed >= TIMES * present:
+    format, parsed = dates.time_format(text)
+    if parsed >= dates.TIMES * present:
         return Kind("date", format=format)
     return _of_words(text, present, distinct)
 

@@ -122,16 +122,21 @@ class TablePreparation:
 
         Those of a large table are on disk, where they are written some rows at a time.
         """
+        columns = self.spelled_as(table)
         check_size(4 * table.num_rows * len(self.names), what="the table")
         inputs = on_disk.empty(table.num_rows, len(self.names), what="the table")
         for first in range(0, table.num_rows, on_disk.PIECE):
             rows = table.slice(first, on_disk.PIECE)
             at = 0
-            for column in self.columns:
+            for column in columns:
                 piece = torch.from_numpy(column.read(rows[column.name]))
                 inputs[first : first + len(piece), at : at + piece.shape[1]] = piece
                 at += piece.shape[1]
         return inputs
+
+    def spelled_as(self, table: Any) -> tuple[Fitted, ...]:
+        """The columns, with dates in the format that this table has them in."""
+        return tuple(one.spelled_as(table[one.name]) if isinstance(one, Date) else one for one in self.columns)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Stored numbers (N, D) as the model gets them, (N, width) float32, on the same device."""

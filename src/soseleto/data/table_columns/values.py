@@ -1,7 +1,8 @@
-"""The values of one column of a pyarrow table, read as words, numbers or times; missing ones are None or NaN."""
+"""The values of one column of a pyarrow table, read as words or numbers; missing ones are None or NaN."""
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,16 +15,7 @@ _need = partial(need, to="reading tables")
 # Compared in lower case and without surrounding blanks.
 MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "#na", "nan", "-nan", "null", "none", "nil", "<na>")
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?[iI][nN][fF]([iI][nN][iI][tT][yY])?$"
-FORMATS = (
-    "%Y-%m-%d",
-    "%Y-%m-%d %H:%M:%S",
-    "%Y-%m-%dT%H:%M:%S",
-    "%Y-%m-%d %H:%M",
-    "%Y/%m/%d",
-    "%d.%m.%Y",
-    "%m/%d/%Y",
-    "%d/%m/%Y",
-)
+_WHOLE = re.compile(r"^([+-]?\d+)\.0*$")
 
 
 class Numbers(NamedTuple):
@@ -86,27 +78,10 @@ def numbers(column: Any) -> Numbers:
     return Numbers(values, others)
 
 
-def times(column: Any, format: str | None) -> np.ndarray:
-    """The column as (N,) datetime64[s], NaT where missing or not in ``format``."""
-    pyarrow, compute = _need("pyarrow"), _need("pyarrow.compute")
-    if is_time(column):
-        zone = getattr(column.type, "tz", None)
-        values = column.cast(pyarrow.timestamp("s", zone), safe=False).to_numpy()
-    else:
-        text = words(column)
-        parsed = compute.strptime(text, format=format or FORMATS[0], unit="s", error_is_null=True)
-        values = parsed.to_numpy(zero_copy_only=False)
-    return np.asarray(values, dtype="datetime64[s]")
-
-
-def time_format(text: Any) -> tuple[str, int]:
-    """The format in which most of these words are times, and their number."""
-    compute = _need("pyarrow.compute")
-    counts = [
-        len(text) - compute.strptime(text, format=format, unit="s", error_is_null=True).null_count for format in FORMATS
-    ]
-    best = int(np.argmax(counts))
-    return FORMATS[best], counts[best]
+def plain(word: str) -> str:
+    """One spelling of booleans and whole numbers, which file formats write differently: true for True, 2 for 2.0."""
+    lower = word.lower()
+    return lower if lower in ("true", "false") else _WHOLE.sub(r"\1", word)
 
 
 def counts_of(text: Any) -> list[tuple[str, int]]:
