@@ -64,7 +64,7 @@ def test_spellings_that_the_source_tells_apart_stay_apart():
     assert read.tolist() == [FIRST, FIRST + 1, FIRST + 2, FIRST + 4, FIRST + 3, FIRST + 4, OTHER, FIRST + 3]
 
 
-DAYS = pd.date_range("2021-01-05 10:30", periods=30, freq="D")
+DAYS = pd.date_range("2021-01-05 10:30", periods=30, freq="25h")
 SPELLED = {
     "z": [f"{day:%Y-%m-%dT%H:%M:%SZ}" for day in DAYS],
     "fraction": [f"{day:%Y-%m-%d %H:%M:%S}.250" for day in DAYS],
