@@ -10,7 +10,7 @@ that the command can be repeated after a stop; a line is written to the file aft
 
 - *uniform*: any other class; *pairs*: always the next class
 - *hard*: examples that a model of its own finds hard, taken for the class that it finds most likely beside the truth
-- *human*: CIFAR-10N's worse labels and NoisyAG-News, of whose mistakes a random part is corrected; *human, aggregate*
+- *human*: CIFAR-10N's worst labels and NoisyAG-News, of whose mistakes a random part is corrected; *human, aggregate*
   and *human, random 1* are CIFAR-10N's as they are, the last one for choosing settings: it is not reported
 """
 

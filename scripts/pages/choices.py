@@ -95,9 +95,9 @@ def convolutional_steps() -> str:
         "Quick, 30 %": ("quick", 0.3),
         "Quick, 40 %": ("quick", 0.4),
         "Quick, 50 %": ("quick", 0.5),
-        "Quick, CIFAR-10N worse": ("quick", "worse_label"),
+        "Quick, CIFAR-10N worst": ("quick", "worse_label"),
         "ResNet-18, 40 %": ("resnet18", 0.4),
-        "ResNet-18, CIFAR-10N worse": ("resnet18", "worse_label"),
+        "ResNet-18, CIFAR-10N worst": ("resnet18", "worse_label"),
     }
 
     def line(row: dict[str, Any]) -> str:

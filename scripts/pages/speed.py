@@ -8,6 +8,7 @@ from typing import Any
 from pages.common import load, of_files, spread, table
 
 STEPS = ("step-gpu.json", "step-cpu.json")
+BATCH_NORM = "step-batch-norm-gpu.json"
 
 
 ENGINES = ("layerwise", "forward", "double_backward", "loop")
@@ -58,10 +59,14 @@ def similar() -> str:
 
 
 def step(row: dict[str, Any]) -> list[str]:
-    form = ", ".join([row["precision"], *(["channels last"] if row.get("layout") == "channels last" else [])])
     memory = "" if row["memory"] is None else f"{row['memory']:.2f}x"
     times = [f"{row['ordinary ms']:.2f}", f"{row['times']:.2f}x", f"{row['floor']:.2f}x"]
-    return [row["model"], form, f"{row['B']}, {row['T']}", row["engine"], *times, memory]
+    return [row["model"], precision(row), f"{row['B']}, {row['T']}", row["engine"], *times, memory]
+
+
+def precision(row: dict[str, Any]) -> str:
+    """With the memory format, where it is not the usual one."""
+    return ", ".join([row["precision"], *(["channels last"] if row.get("layout") == "channels last" else [])])
 
 
 def fine_tuning(row: dict[str, Any]) -> list[str]:
@@ -91,7 +96,7 @@ def whole_model(row: dict[str, Any]) -> list[str]:
 def price(row: dict[str, Any]) -> list[str] | None:
     if row["engine"].startswith("held"):  # not exact
         return None
-    return [f"{row['model']}, {row['engine']}", row["precision"], f"{row['times']:.2f}x", f"{row['floor']:.2f}x"]
+    return [f"{row['model']}, {row['engine']}", precision(row), f"{row['times']:.2f}x", f"{row['floor']:.2f}x"]
 
 
 def peer(row: dict[str, Any]) -> list[str]:
@@ -141,7 +146,7 @@ def parts() -> dict[str, str]:
             step,
             STEPS[0],
             "step-channels-last-gpu.json",
-            "step-batch-norm-gpu.json",
+            BATCH_NORM,
             "step-last-layer-gpu.json",
             STEPS[1],
         ),
@@ -212,7 +217,7 @@ def scale() -> str:
 
 
 def prices() -> str:
-    return of_files(["model", "precision", "ours", "floor"], price, *STEPS)
+    return of_files(["model", "precision", "ours", "floor"], price, STEPS[0], BATCH_NORM, STEPS[1])
 
 
 def of_engines() -> dict[str, str]:

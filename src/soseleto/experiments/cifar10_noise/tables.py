@@ -15,7 +15,7 @@ SETTINGS = {
     "30 %": 0.3,
     "40 %": 0.4,
     "50 %": 0.5,
-    "CIFAR-10N worse": "worse_label",
+    "CIFAR-10N worst": "worse_label",
     "CIFAR-10N aggregate": "aggre_label",
 }
 PAPER = (
