@@ -609,6 +609,30 @@ def test_inputs_without_labels_learn_the_teachers_answers() -> None:
     assert len(state.judged) == B
 
 
+def test_views_of_inputs_without_labels_draw_other_numbers_than_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both follow from the key and the step; the places of inputs are row numbers of the mixed batch too."""
+    of_views: list[Tensor] = []
+    of_mixing: list[Tensor] = []
+
+    def views(x: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        of_views.append(draws.uniform(4).T)
+        return x, x
+
+    def mixing(inputs: Tensor, classes: Tensor, draws: Draws, **_: Any) -> tuple[Tensor, Tensor]:
+        of_mixing.append(draws.uniform(4).T)
+        return inputs, classes
+
+    monkeypatch.setattr("soseleto.methods.strong.method.mixed", mixing)
+    stream = UnlabelledViews(torch.randn(7, WIDTH, dtype=torch.float64), views, lambda x: x)
+    method = Strong(unlabelled=stream, unlabelled_batch=4)
+    state = method.init(task(net()))
+    for _ in range(3):
+        method.step(state, batch(B, 0), batch(T, 1))
+    streams = torch.cat(of_views + of_mixing)
+    assert len(streams) == 3 * (4 + B + 4 + T)
+    assert len(streams.unique(dim=0)) == len(streams)
+
+
 def test_fit_makes_the_views_of_inputs_without_labels(tmp_path: Path) -> None:
     images = pictures(50, 7)[0]
     for method in (Strong(unlabelled=images, unlabelled_batch=16), StrongPair(unlabelled=images, unlabelled_batch=16)):

@@ -33,5 +33,7 @@ class UnlabelledViews:
         """The views of ``size`` inputs; which ones, and their random numbers, follow from step and key alone."""
         device = self.inputs.device
         places = (step * size + torch.arange(size, device=device)) % len(self.inputs)
-        made = self.views(self.inputs[places], Draws.of(key, places, step.expand(size)))
+        # A counter more than the draws of mixing have, which share the key.
+        draws = Draws.of(key, places, step.expand(size), torch.ones_like(places))
+        made = self.views(self.inputs[places], draws)
         return tuple(map(self.prepare, made))
