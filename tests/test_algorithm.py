@@ -40,6 +40,7 @@ from soseleto.extensions import (
 )
 from soseleto.extensions.class_pooling import estimate
 from soseleto.extensions.renamed import OLD_NAMES
+from soseleto.methods import MetaWeightNet, Sukhbaatar
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.task.finite import DeferredGuard, NonFiniteLoss
@@ -47,6 +48,7 @@ from soseleto.task.losses import NoisyLosses, TransferLosses, squared_error
 from soseleto.task.piece import Step
 from soseleto.task.state import SoseletoState
 from soseleto.task.task import Task
+from soseleto.training.fit import fit
 from soseleto.training.optimizers import cosine, linear, sgd
 
 WIDTH, CLASSES, N = 4, 3, 12
@@ -430,6 +432,39 @@ def test_monitor_tells_the_paper_condition_and_the_change_of_the_target_loss() -
     assert float(numbers["condition"]) == pytest.approx(0.3 * float(q.norm()) / math.sqrt(N), rel=1e-5)
     assert float(numbers["predicted_change"]) == pytest.approx(float(numbers["actual_change"]), rel=1e-2)
     assert float(numbers["predicted_change"]) == pytest.approx(-1e-4 * float((0.5 * q).mean()), rel=1e-5)
+
+
+class Spectral(nn.Module):
+    """A complex filter in front of a real layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(WIDTH // 2 + 1, dtype=torch.complex128))
+        self.out = nn.Linear(WIDTH, CLASSES).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=WIDTH))
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "layerwise"])
+def test_monitor_of_complex_parameters(engine: str) -> None:
+    torch.manual_seed(0)
+    model = Spectral()
+    state = (method := Soseleto(**PAPER, engine=engine)).init(noisy_task(model, make_optimizer=sgd(1e-4, momentum=0.0)))
+    numbers = method.step(state, batch(N, 0), batch(5, 1), monitor=True)
+    q = state.weights.scores.double()
+    assert float(numbers["predicted_change"]) == pytest.approx(float(numbers["actual_change"]), rel=1e-2)
+    assert float(numbers["predicted_change"]) == pytest.approx(-1e-4 * float((0.5 * q).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", [Soseleto(), MetaWeightNet(), Sukhbaatar()], ids=lambda method: method.name)
+def test_a_model_with_complex_parameters_is_trained(method: Any) -> None:
+    torch.manual_seed(0)
+    data, model = (torch.randn(60, WIDTH), torch.arange(60) % CLASSES), Spectral()
+    before = model.filter.detach().clone()
+    result = fit(model, data, (data[0][:20], data[1][:20]), epochs=1, method=method, device="cpu")
+    assert math.isfinite(result.history[0]["source_loss"])
+    assert bool(((model.filter - before).abs() > 0).all())
 
 
 @pytest.mark.parametrize(

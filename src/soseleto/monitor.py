@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.engines import trainable
+from soseleto.engines.contract import inner
 from soseleto.engines.shards import whole
 from soseleto.engines.unchanged import unchanged
 from soseleto.task.piece import Step
@@ -30,7 +31,10 @@ def conditions(step: Step, before: dict[str, Tensor], moved: Moved) -> dict[str,
     assert passes is not None
     now = trainable(task.model)
     first_order = sum(
-        (whole((g * (now[name].detach() - before[name])).sum()) for name, g in passes.target_gradient.items()),
+        (
+            whole(inner({name: g}, {name: now[name].detach() - before[name]}))
+            for name, g in passes.target_gradient.items()
+        ),
         start=torch.zeros((), dtype=passes.target_losses.dtype, device=task.device),
     )
     with unchanged(task.model):

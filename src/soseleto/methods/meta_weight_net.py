@@ -61,7 +61,7 @@ class MetaWeightNet:
 
     def init(self, task: Task) -> MetaWeightNetState:
         require_noisy(task, self.name)
-        dtype = next(p.dtype for p in task.model.parameters())
+        dtype = next(p.dtype for p in task.model.parameters() if p.is_floating_point())
         net = _weight_net(self.hidden).to(task.device, dtype)
         return MetaWeightNetState.start(
             task,

@@ -88,7 +88,7 @@ class Sukhbaatar:
     def _pretrain_step(self, state: SukhbaatarState, source: Batch, target: Batch) -> dict[str, Tensor]:
         numbers = state.mixed_step(source, target, self.target_share, self.name)
         if not state.in_first_phase:
-            dtype = next(p.dtype for p in state.task.model.parameters())
+            dtype = next(p.dtype for p in state.task.model.parameters() if p.is_floating_point())
             state.q = state.noise().to(state.task.device, dtype)
         return numbers
 
