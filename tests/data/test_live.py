@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import soseleto
 from soseleto.data import Live, ReadOnce, as_example_set
@@ -127,6 +127,70 @@ def test_a_dataset_is_read_into_memory_where_that_is_free():
             return super().__getitem__(at % 60)
 
     assert isinstance(as_example_set(Large(draws=False), name="source"), Live)
+
+
+def test_a_rare_change_is_found_by_what_is_drawn_or_by_reading_again():
+    class Rare(Noisy):
+        def __getitem__(self, at):
+            drawn = np.random.rand() if self.draws else 1.0  # noqa: NPY002
+            return self.rows[at] * (drawn > 1e-9), at % 2
+
+    assert isinstance(as_example_set(Rare(), name="source"), Live)
+    assert isinstance(as_example_set(Rare(draws=False), name="source"), Examples)
+
+    class Late(Noisy):
+        """Changes after the reads that decide whether it is read into memory; draws from no global generator."""
+
+        reads = 0
+
+        def __getitem__(self, at):
+            self.reads += 1
+            return self.rows[at] + (self.reads if self.reads > 12 * 4 else 0), at % 2
+
+    assert isinstance(as_example_set(Late(draws=False), name="source"), Live)
+
+
+class Doubled(TensorDataset):
+    def __getitem__(self, at):
+        x, y = super().__getitem__(at)
+        return 2 * x, y
+
+
+class Half(TensorDataset):
+    def __len__(self):
+        return super().__len__() // 2
+
+
+class Beside(Dataset):
+    """Has tensors, and items that are not their rows."""
+
+    def __init__(self, *tensors):
+        self.tensors = tensors
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, at):
+        return self.tensors[0][3 - at], int(self.tensors[1][3 - at])
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(Doubled, [0, 2, 4, 6, 8, 10]), (Half, [0, 1, 2]), (Beside, [3, 2, 1])])
+def test_items_of_a_dataset_with_tensors_are_its_own(kind, expected):
+    data = kind(torch.arange(6.0)[:, None], torch.arange(6) % 2)
+    for made in (as_example_set(data, name="source"), as_example_set(ReadOnce(data), name="source")):
+        assert made.inputs.flatten().tolist() == expected
+        assert made.labels.tolist() == [data[at][1] for at in range(len(data))]
+    part = as_example_set(Subset(data, [2, 0]), name="source")
+    assert part.inputs.flatten().tolist() == [expected[2], expected[0]]
+
+
+def test_a_tensor_dataset_is_not_read_item_by_item(monkeypatch):
+    def refuse(self, at):
+        raise AssertionError
+
+    monkeypatch.setattr(TensorDataset, "__getitem__", refuse)
+    x = torch.randn(6, 2)
+    assert as_example_set(TensorDataset(x, torch.arange(6) % 2), name="source").inputs.data_ptr() == x.data_ptr()
 
 
 def test_images_of_pillow_and_numpy_become_channels_first():

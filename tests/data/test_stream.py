@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import soseleto
 from soseleto.data import Stream
@@ -157,6 +157,22 @@ def test_what_is_refused():
     epoch_of(moved, 1)
     with pytest.raises(DataError, match="the same order in every pass"):
         epoch_of(moved, 2)
+
+
+@pytest.mark.parametrize("side", ["source", "target", "test"])
+def test_a_loader_is_refused_with_its_dataset(side):
+    pair = torch.randn(20, 4), torch.arange(20) % 2
+    loader = DataLoader(TensorDataset(*pair), batch_size=5, shuffle=True)
+    sides = {"source": pair, "target": pair, "test": pair, side: loader}
+    with pytest.raises(UsageError, match=r"pass its dataset, as in fit\(model, loader.dataset, \.\.\., batch_size"):
+        soseleto.fit(nn.Linear(4, 2), **sides, epochs=1)
+
+
+def test_a_loader_is_refused_among_shards_and_beside_files(tmp_path):
+    loader = DataLoader(TensorDataset(torch.randn(20, 4), torch.arange(20) % 2), batch_size=None)
+    for read in (lambda: Stream([Shard(0, 5), loader]), lambda: soseleto.read_pair(loader, tmp_path, mode="noisy")):
+        with pytest.raises(UsageError, match="pass its dataset"):
+            read()
 
 
 class Points(IterableDataset):

@@ -75,9 +75,9 @@ class Items(Dataset[Any]):
         if not self._seeded:
             if self._states is None or get_worker_info() is None:  # in a worker nothing else draws between batches
                 seed_generators(0)  # also drops a normal number that NumPy keeps back, which its state does not show
-                self._states = _random_states()
+                self._states = random_states()
             made = self._read(request)
-            self._seeded = self._states != _random_states()
+            self._seeded = self._states != random_states()
             if not self._seeded:
                 return made
         return self._read(request)
@@ -160,7 +160,7 @@ def seed_generators(number: int) -> None:
     random.seed(number)
 
 
-def _random_states() -> tuple[Any, ...]:
+def random_states() -> tuple[Any, ...]:
     """The states of the three generators, for comparison."""
     numpy: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if isinstance(numpy, np.random.MT19937):  # its 624 words and its position, a hundred times faster than get_state

@@ -17,8 +17,9 @@ from torch.utils.data import Subset
 from soseleto.data import structure
 from soseleto.data.batches import source_batches
 from soseleto.data.image_decoding.workers import cores
-from soseleto.data.items import Collate, Items, Request
+from soseleto.data.items import Collate, Items, Request, random_states, seed_generators
 from soseleto.data.read_ahead import MOST_WORKERS, PIECE, ReadAhead
+from soseleto.data.readers.in_memory import is_tensors
 from soseleto.data.readers.read_once import READ_AGAIN, TIMES, own_random_state, same
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, UsageError
@@ -152,13 +153,17 @@ def is_free(dataset: Any) -> bool:
     """Whether a Dataset is better read into memory: that is one pass, and every epoch after it is faster.
 
     So if its items are tensors already, or do not change from read to read, have one shape and are few: at most 256 MB.
-    A few items are read, several times.
+    A few items are read, several times. One that draws a random number may change, though rarely.
     """
-    if isinstance(getattr(dataset, "tensors", None), tuple) or len(dataset) == 0:
+    if is_tensors(dataset) or len(dataset) == 0:
         return True
     with own_random_state():
+        seed_generators(0)  # see Items
+        before = random_states()
         items = {int(at): dataset[int(at)] for at in _spaced(len(dataset), READ_AGAIN)}
         if not all(same(item, dataset[at]) for at, item in items.items() for _ in range(TIMES)):
+            return False
+        if random_states() != before:
             return False
     arrays = [[np.asarray(leaf) for leaf in pytree.tree_leaves(item)] for item in items.values()]
     size = max(sum(array.nbytes for array in item) for item in arrays)

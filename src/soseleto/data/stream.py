@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from soseleto.data import structure
 from soseleto.data.examples import Examples
@@ -174,12 +175,22 @@ def is_stream(data: Any) -> bool:
     return hasattr(data, "__iter__") and not hasattr(data, "__getitem__") and not isinstance(data, Tensor | Mapping)
 
 
+def refuse_loader(data: Any) -> None:
+    """Raise for a DataLoader: its batches are no examples, and what it shuffles has no place of its own."""
+    if isinstance(data, DataLoader):
+        raise UsageError(
+            "a DataLoader gives batches in an order of its own, and every weight belongs to one example: pass its "
+            "dataset, as in fit(model, loader.dataset, ..., batch_size=...)."
+        )
+
+
 def _shards_of(given: Any) -> list[Any]:
     if hasattr(given, "shard") and (hasattr(given, "num_shards") or hasattr(given, "n_shards")):  # Hugging Face
         count = getattr(given, "num_shards", None) or given.n_shards
         return [given.shard(num_shards=count, index=at) for at in range(count)]
     shards = list(given) if isinstance(given, list | tuple) else [given]
     for shard in shards:
+        refuse_loader(shard)
         if not hasattr(shard, "__iter__"):
             raise UsageError(f"a stream must be iterable, got a {type(shard).__name__}.")
         if iter(shard) is shard:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.data import TensorDataset
 
 from soseleto.data import structure
 from soseleto.data.readers.labels import Names, names_of
@@ -81,13 +82,21 @@ def labels_of(values: Any, *, name: str) -> Tensor | Names:
     return labels.to(torch.int64)
 
 
+def is_tensors(dataset: Any) -> bool:
+    """Whether the items are the rows of ``dataset.tensors``: a TensorDataset, and no subclass that reads otherwise."""
+    kind: Any = type(dataset)
+    return isinstance(dataset, TensorDataset) and all(
+        getattr(kind, name) is getattr(TensorDataset, name) for name in ("__getitem__", "__len__")
+    )
+
+
 def stack_dataset(dataset: Any, *, name: str) -> tuple[Any, Any]:
     """Stacked inputs and labels of a map-style Dataset of (input, label), read once; they must not be random."""
     checked = not isinstance(dataset, ReadOnce)
     dataset = dataset if checked else dataset.dataset
-    tensors = getattr(dataset, "tensors", None)
-    if isinstance(tensors, tuple) and len(tensors) == 2:  # a TensorDataset: nothing to stack
-        return tensors
+    if is_tensors(dataset) and len(dataset.tensors) == 2:  # nothing to stack
+        inputs, labels = dataset.tensors
+        return inputs, labels
     if len(dataset) == 0:
         raise DataError(f"the {name} data set is empty: give it at least one example.")
     inputs, labels = [], []

@@ -19,6 +19,7 @@ from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import SUFFIXES as TABLES
+from soseleto.data.stream import refuse_loader
 from soseleto.data.texts.examples import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
@@ -58,6 +59,7 @@ def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
         return _from_frame(data, name=name, reading=reading)
     if is_dataset(data):
         return _from_pair(*stack_dataset(data, name=name), name)
+    refuse_loader(data)
     if hasattr(data, "__iter__") and not isinstance(data, Tensor | dict):
         raise UsageError(
             f"the {name} can only be iterated, but every weight belongs to one example: give a map-style "

@@ -25,13 +25,17 @@ class ReadOnce:
     dataset: Any
 
 
+class ChangingItems(UsageError):
+    """An item of a Dataset differs from its first reading."""
+
+
 def require_constant(first: Callable[[int], Any], again: Callable[[int], Any], count: int, *, name: str) -> None:
     """Read a few items again; raise where one differs from its first reading. Global random state is left as it was."""
     places = sorted({round(at) for at in np.linspace(0, count - 1, min(READ_AGAIN, count))})
     with own_random_state():
         for at in places:
             if not all(same(first(at), again(at)) for _ in range(TIMES)):
-                raise UsageError(
+                raise ChangingItems(
                     f"item {at} of the {name} data set changes from read to read (random augmentation?), and every "
                     "item is read only once beside files: leave the random part out and write "
                     "augment=soseleto.Augment(...), or write soseleto.data.ReadOnce(dataset) to train on the first "

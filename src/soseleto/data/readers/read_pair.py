@@ -23,6 +23,7 @@ from soseleto.data.readers.open import UNLABELLED, is_dataset, raw_of, raw_witho
 from soseleto.data.readers.prepare_tables import Preparation, prepare_tables
 from soseleto.data.readers.problems import Problem, ProblemsError, some
 from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.read_once import ChangingItems
 from soseleto.data.readers.reading import Reading, given_kinds, refuse_keywords
 from soseleto.data.stream import Stream, is_stream
 from soseleto.data.texts.examples import TextExamples
@@ -65,7 +66,12 @@ def as_example_set(data: Any, *, name: str, preparation: Preparation | None = No
         return data
     if is_dataset(data) and not is_free(data):
         return Live(data).named(name)
-    return as_examples(data, name=name, preparation=preparation)
+    try:
+        return as_examples(data, name=name, preparation=preparation)
+    except ChangingItems:
+        if not is_dataset(data):
+            raise
+        return Live(data).named(name)  # so rarely that ``is_free`` missed it
 
 
 def as_examples(
