@@ -227,6 +227,14 @@ def test_ranking_and_run_folder_hold_them(result: soseleto.Result) -> None:
     assert "precision" in str(found)
 
 
+def test_they_are_shown_in_a_line(result: soseleto.Result) -> None:
+    for shown in (result.suspects(), result):
+        assert "\n" not in repr(shown)
+        assert len(repr(shown)) < 500
+    assert str(result.suspects()) in repr(result.suspects())
+    assert f"{len(result.source):,} source examples" in repr(result)
+
+
 def test_labels_before_match_real_mistakes(wrong: Tensor) -> None:
     """Mistakes near the class border are ambiguous: random probes misestimate their number, real mistakes do not."""
 

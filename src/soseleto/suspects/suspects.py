@@ -31,7 +31,7 @@ CURVE = tuple(round(0.01 * step, 2) for step in range(1, 100))
 Array = np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Suspects:
     """Every source example's probability of being mislabelled, and those at or above ``threshold``.
 
@@ -93,6 +93,9 @@ class Suspects:
             f"{len(self):,} suspects of {len(self.probability):,} (probability {self.threshold:.2f} or more): "
             f"precision {self.precision}, recall {self.recall}, wrong labels in all {self.wrong_share} ({self.basis})"
         )
+
+    def __repr__(self) -> str:
+        return f"<Suspects: {self}>"
 
     def to_dict(self) -> dict[str, Any]:
         """The summary that a run folder stores, with a curve of threshold, count, precision and recall.

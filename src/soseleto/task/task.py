@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from soseleto.data.batch import Batch
 from soseleto.engines.contract import Losses
 from soseleto.engines.shards import reshard
-from soseleto.errors import CannotSave
+from soseleto.errors import CannotSave, UsageError
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.task.finite import Guard, require_finite
 from soseleto.weights import Weights
@@ -92,8 +93,19 @@ def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
 def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
     reshard(task.model)
     optimizer = task.make_optimizer([p for p in task.model.parameters() if p.requires_grad])
+    _require_plain_step(optimizer)
     schedule = None if task.make_schedule is None else task.make_schedule(optimizer, task.steps)
     return optimizer, schedule
+
+
+def _require_plain_step(optimizer: Optimizer) -> None:
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError as error:
+        raise UsageError(
+            f"{type(optimizer).__name__} evaluates the loss itself, several times in a step, which no method does: "
+            "write optimizer=soseleto.sgd(0.1), or another one that steps by the gradient alone."
+        ) from error
 
 
 def lr_left(optimizer: Optimizer, first_lr: float) -> Tensor | float:

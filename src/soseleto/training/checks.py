@@ -30,6 +30,10 @@ def check_fit(model: nn.Module, losses: TaskLosses, data: Data, prepare: Prepare
 
     Labels that are class indices and outputs (B, classes) make a classifier, whatever the loss.
     """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UsageError(
+            "no parameter of the model is trainable: write model.requires_grad_(True), or add a layer that is trained."
+        )
     if isinstance(data.source, Examples):
         _check_shapes(data.source, data)
     with evaluation_mode(model), torch.no_grad():

@@ -17,7 +17,7 @@ from soseleto.parallel.micro_batches import Sharing
 from soseleto.run_folder.manifest import NO_COPIES, Copies
 from soseleto.suspects.probes import Planted, PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
 from soseleto.training.defaults import TARGET_BATCH, batch_size_for
-from soseleto.training.options import Balanced, Probes
+from soseleto.training.options import Balanced, Probes, require_whole
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,7 @@ class BatchSizes:
 
 def _size(name: str, size: int, examples: ExampleSet) -> int:
     side, n = "target" if name.startswith("target") else "source", len(examples)
+    require_whole(name, size)
     if size < 1:
         raise UsageError(f"{name} must be at least 1, got {size}.")
     if size > n:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -130,6 +131,12 @@ class Balanced:
     size: int
 
 
+def require_whole(name: str, value: Any) -> None:
+    """Raise for 2.5 or "3", which would fail later and deeper."""
+    if not isinstance(value, Integral):
+        raise UsageError(f"{name} must be a whole number, got {value!r}: write {name}=20, for example.")
+
+
 # Shorthands
 
 
@@ -166,7 +173,7 @@ def as_optimizer(given: MakeOptimizer | None, lr: float | None, model: nn.Module
     """The one given, else the default for this kind of model."""
     if given is None:
         return default_optimizer(model, lr)
-    if isinstance(given, torch.optim.Optimizer):
+    if isinstance(given, torch.optim.Optimizer) or not callable(given):
         raise UsageError(
             "optimizer must be a function that makes one, since transfer mode adds heads: "
             "write optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)."
@@ -263,7 +270,7 @@ def check_arguments(function: str, known: Iterable[str], given: Mapping[str, Any
             raise UsageError(f"{function} has no argument {name!r}: write {RENAMED[name].format(_shown(value))}.")
         hint = did_you_mean(name, known)
         raise UsageError(f"{function} has no argument {name!r}{hint}: see help(soseleto.{function}).")
-    if "lr" in given and given.get("optimizer") is not None:
+    if given.get("lr") is not None and given.get("optimizer") is not None:
         raise UsageError("lr has no effect beside optimizer=...: give it there, as in optimizer=soseleto.sgd(0.1).")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from soseleto.data import Examples, ExampleSet, TablePreparation
 from soseleto.data.on_disk import is_large
 from soseleto.data.readers.prepare_tables import Preparation
-from soseleto.errors import UsageError
+from soseleto.errors import UsageError, counted
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.folder import REPORT, RunFolder
@@ -54,7 +54,7 @@ class Guesses:
         return require_weights(self.learned, self.method).scores.cpu()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result(Predictor):
     """A finished training: a predictor with the learned weights and the records of the run.
 
@@ -77,6 +77,10 @@ class Result(Predictor):
     missing: tuple[int, ...] = ()
     suspect_precision: float = 0.95
     guarantee: bool = False
+
+    def __repr__(self) -> str:
+        model, method = type(self.model).__name__, self.config.get("method", "unknown method")
+        return f"<Result: {model} by {method}, {len(self.source):,} source examples, {counted(len(self.history), 'epoch')}>"
 
     @property
     def weights(self) -> Tensor:

@@ -27,7 +27,7 @@ from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, Task
 from soseleto.training.checks import TaskLosses, check_fit
 from soseleto.training.data import BatchSizes, Data, class_count, class_shares, classes_of
 from soseleto.training.optimizers import Adaptive, Momentum
-from soseleto.training.options import Checkpoints, Compute, Heads, Probes
+from soseleto.training.options import Checkpoints, Compute, Heads, Probes, require_whole
 from soseleto.training.settings import settings_of
 from soseleto.training.views_for import Augments
 
@@ -50,6 +50,7 @@ class Settings:
     seed: int
 
     def __post_init__(self) -> None:
+        require_whole("epochs", self.epochs)
         if self.epochs < 1:
             raise UsageError(f"epochs must be at least 1, got {self.epochs}.")
 
