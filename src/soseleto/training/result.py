@@ -79,8 +79,8 @@ class Result(Predictor):
     guarantee: bool = False
 
     def __repr__(self) -> str:
-        model, method = type(self.model).__name__, self.config.get("method", "unknown method")
-        return f"<Result: {model} by {method}, {len(self.source):,} source examples, {counted(len(self.history), 'epoch')}>"
+        model, epochs = type(self.model).__name__, counted(len(self.history), "epoch")
+        return f"<Result: {model} after {epochs} on {len(self.source):,} source examples>"
 
     @property
     def weights(self) -> Tensor:
