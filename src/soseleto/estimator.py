@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from soseleto.data import Examples, Preprocess, TablePreparation
 from soseleto.data.limits import check_size
 from soseleto.data.readers.frames import frame_table, is_frame, stacked
+from soseleto.data.readers.in_memory import inputs_of
 from soseleto.data.readers.tables import prepared
 from soseleto.data.table_columns import values
 from soseleto.data.table_columns.hashed_words import LENGTH
@@ -377,12 +378,13 @@ def _array(values: Any) -> Any:
 
 
 def _tensor(values: Any) -> Tensor:
-    """uint8 images stay uint8; everything else becomes float32; sparse matrices become dense."""
+    """uint8 images stay uint8; everything else becomes float32, or float64 as in ``inputs_of``; sparse ones dense."""
     if issparse(values):
         check_size(4 * values.shape[0] * values.shape[1], what="the sparse matrix")
         return torch.from_numpy(values.astype(np.float32).toarray())
-    keep = values.dtype == np.uint8 and values.ndim > 2
-    return torch.tensor(values if keep else values.astype(np.float32))
+    if values.dtype != np.uint8 or values.ndim < 3:  # float32 where it holds every value of the type
+        values = values.astype(np.float32 if np.can_cast(values.dtype, np.float32) else np.float64)
+    return inputs_of(values, name="X")
 
 
 def _index(labels: np.ndarray, classes: np.ndarray) -> Tensor:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -140,6 +141,57 @@ def test_transfer_and_custom_losses(tmp_path: Path) -> None:
     assert set(loaded.evaluate((x, numbers))) == {"loss"}
     with pytest.raises(UsageError, match="predict_proba is for classifiers"):
         loaded.predict_proba(x)
+
+
+@pytest.mark.parametrize("shape", [(8, 9, 3), (8, 9)], ids=["channels last", "grey"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+def test_arrays_are_converted_alike_for_training_and_prediction(shape: tuple[int, ...], dtype: Any) -> None:
+    x, y = np.random.default_rng(0).integers(0, 256, (24, *shape)).astype(dtype), np.arange(24) % 3
+    x = x if dtype == np.uint8 else x / 255.0
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 3))
+    result = soseleto.fit(model, (x, y), (x[:6], y[:6]), epochs=1, device="cpu")
+    stored = result.source
+    assert isinstance(stored, soseleto.data.Examples)
+    if len(shape) == 3 or dtype == np.uint8:
+        assert stored.inputs.shape[1:] == (3 if len(shape) == 3 else 1, 8, 9)
+    assert torch.equal(result.outputs(x), result.outputs(stored.inputs))
+    right = 100.0 * float((result.predict(x).numpy() == y).mean())
+    assert result.evaluate((x, y))["accuracy"] == pytest.approx(right)
+    assert torch.equal(result.predict_proba(x), result.predict_proba(stored.inputs))
+
+
+def test_features_are_predicted_from_lists_columns_and_arguments() -> None:
+    x, y = np.random.default_rng(0).normal(size=(24, 1)), np.arange(24) % 2
+    result = soseleto.fit(nn.Linear(1, 2), (x[:, 0], y), (x[:8], y[:8]), epochs=1, device="cpu")
+    assert torch.equal(result.outputs(x.tolist()), result.outputs(x))
+    assert torch.equal(result.outputs(torch.from_numpy(x[:, 0])), result.outputs(x))
+    added = soseleto.fit(Added(), ((x, x), y), ((x[:8], x[:8]), y[:8]), epochs=1, device="cpu")
+    rows = torch.from_numpy(x).float()
+    assert torch.equal(added.outputs([rows, rows]), added.outputs((x, x)))
+
+
+class Added(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 2)
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self.linear(one + other)
+
+
+def test_onnx_of_a_model_that_reads_times(tmp_path: Path) -> None:
+    seconds = np.arange(60.0) % 20
+    x, y = np.stack([1.7e9 + seconds, seconds % 3], axis=1), (seconds > 9).astype(np.int64)
+    soseleto.fit(
+        nn.Linear(2, 2), (x, y), (x[:20], y[:20]), epochs=1, standardize=True, device="cpu", out=tmp_path / "run"
+    )
+    loaded = soseleto.load(tmp_path / "run", model=nn.Linear(2, 2), device="cpu")
+    file = export_onnx(loaded, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {"inputs": x})  # float64
+    assert np.abs(answer - loaded.predict_proba(x).numpy()).max() < 1e-5
+    assert len(np.unique(answer[:, 0])) == 20
 
 
 def test_onnx_takes_raw_inputs_and_returns_calibrated_probabilities(trained: soseleto.Result, tmp_path: Path) -> None:

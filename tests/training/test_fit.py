@@ -255,6 +255,26 @@ def test_inputs_are_standardised_by_the_source_alone() -> None:
     assert found["mean"] == pytest.approx(points(N, 0).inputs.mean(0).tolist(), abs=1e-5)
 
 
+def test_times_are_told_apart_in_training_and_prediction(tmp_path: Path) -> None:
+    """Float32 has a step of 128 at a Unix time."""
+    draw = np.random.default_rng(0)
+    seconds = draw.integers(0, 100, 400)
+    x, y = np.stack([1.7e9 + seconds, draw.normal(size=400)], axis=1), (seconds >= 50).astype(np.int64)
+    given: dict[str, Any] = {
+        "epochs": 15,
+        "batch_size": 16,
+        "standardize": True,
+        "probes": 0.2,
+        "out": tmp_path / "run",
+    }
+    result = fit(source=(x, y), target=(x[:60], y[:60]), test=(x[100:], y[100:]), **given)
+    assert result.evaluate((x, y))["accuracy"] > 97.0
+    assert float((result.predict(x) == torch.from_numpy(y)).double().mean()) > 0.97
+    loaded = soseleto.load(tmp_path / "run", model=net())
+    for one in (loaded, result):
+        torch.testing.assert_close(one.outputs(x[7:8]), result.outputs(torch.from_numpy(x))[7:8])
+
+
 def test_a_transfers_source_is_classified_by_its_own_head() -> None:
     source, target = points(N, 0), points(20, 1)
     both = Heads(source=nn.Linear(2, 3), target=nn.Linear(2, 2))

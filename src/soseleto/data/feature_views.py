@@ -42,12 +42,13 @@ class FeatureViews:
         return False
 
     def __call__(self, inputs: Tensor, draws: Draws) -> tuple[Tensor, ...]:
-        missing, column = _constants(self, str(inputs.device))
+        missing, column = _constants(self, str(inputs.device), inputs.dtype)
         numbers = draws.uniform(self.count * (max(self.columns) + 1)).view(self.count, -1, len(inputs))
         dropped = (numbers < self.drop).transpose(1, 2).index_select(2, column)  # (count, N, D)
-        return inputs, *(torch.where(one, missing.to(inputs.dtype), inputs) for one in dropped)
+        return inputs, *(torch.where(one, missing, inputs) for one in dropped)
 
 
 @lru_cache(maxsize=8)
-def _constants(views: FeatureViews, device: str) -> tuple[Tensor, Tensor]:
-    return torch.tensor(views.missing, device=device), torch.tensor(views.columns, device=device)
+def _constants(views: FeatureViews, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    missing = torch.tensor(views.missing, dtype=dtype, device=device)
+    return missing, torch.tensor(views.columns, device=device)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Examples
+from soseleto.data.preprocess import single_precision
 from soseleto.errors import DataError, UsageError, did_you_mean, need
 from soseleto.prediction.doubted_rows import right_labels
 
@@ -51,7 +52,7 @@ class FinalData:
             )
         own = torch.ones(len(source)) if weights is None else weighted(weights, how)
         return cls(
-            torch.cat([source.inputs, target.inputs]).cpu().float(),
+            single_precision(torch.cat([source.inputs, target.inputs]).cpu()),
             torch.cat([source.labels, target.labels]).cpu(),
             torch.cat([own, torch.ones(len(target))]).float(),
         )

@@ -85,7 +85,9 @@ def _example(loaded: LoadedRun, rows: int) -> dict[str, Tensor]:
         tokens = loaded.preparation.tokens(["text " * (1 + row) for row in range(rows)])
         return loaded.preparation(tokens[:, : 4 + rows])
     assert loaded.shape is not None
-    kind, draw = torch.uint8 if len(loaded.shape) == 3 else torch.float32, torch.Generator().manual_seed(0)
+    exact = getattr(getattr(loaded.prepare, "standardize", None), "exact", False)
+    numbers, draw = torch.float64 if exact else torch.float32, torch.Generator().manual_seed(0)
+    kind = torch.uint8 if len(loaded.shape) == 3 else numbers
     return {"inputs": torch.randint(256, (rows, *loaded.shape), generator=draw).to(kind)}
 
 

@@ -15,6 +15,7 @@ from soseleto.data import ExampleSet, structure
 from soseleto.data.example_set import in_pieces
 from soseleto.data.preprocess import EVALUATION_BATCH
 from soseleto.data.readers.frames import frame_table, is_frame
+from soseleto.data.readers.in_memory import inputs_of
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.tables import prepared
 from soseleto.data.structure import Inputs
@@ -57,13 +58,15 @@ class Predictor:
         return getattr(self.prepare, "evaluation_batch", EVALUATION_BATCH)
 
     def outputs(self, inputs: Any) -> Tensor:
-        """The model's outputs (logits) on the CPU: for uint8 images, features, dicts, a data frame, a list of texts."""
+        """The model's outputs (logits) on the CPU: for images, features, dicts, a data frame, a list of texts.
+
+        Arrays are converted as ``fit`` converts them: images (N, H, W, C) become (N, C, H, W).
+        """
         return self._outputs(self.model, inputs)
 
     def _outputs(self, model: nn.Module, inputs: Any) -> Tensor:
         """Outputs of ``model``, which is ``self.model`` or a part of it."""
-        given = pytree.tree_map(torch.as_tensor, structure.plain(self._stored(inputs)))
-        pieces = structure.split(given, self._batch)
+        pieces = structure.split(self._stored(inputs), self._batch)
         if isinstance(self.preparation, TextPreparation):
             pieces = [trimmed(piece) for piece in pieces]
         return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model, pieces)])
@@ -83,13 +86,15 @@ class Predictor:
             for piece in pieces:
                 yield structure.call(model, self.prepare(structure.to_device(piece, self.device)))
 
-    def _stored(self, inputs: Any) -> Any:
-        """A data frame or a list of texts as the training stored its tables; other inputs as they are."""
+    def _stored(self, inputs: Any) -> Inputs:
+        """As the training stored its inputs."""
         if isinstance(self.preparation, TextPreparation) and isinstance(inputs, list | tuple):
             return self.preparation.tokens(inputs)
         if self.preparation is not None and is_frame(inputs):
             return prepared(frame_table(inputs), self.preparation, "the data frame")
-        return inputs
+        if isinstance(inputs, list) and any(isinstance(part, Tensor) for part in inputs):  # arguments of the model
+            return pytree.tree_map(torch.as_tensor, structure.plain(inputs))
+        return inputs_of(inputs, name="given")
 
     def predict(self, inputs: Any) -> Tensor:
         """Class indices of a classifier, otherwise the outputs themselves."""

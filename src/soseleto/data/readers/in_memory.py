@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
 from soseleto.data import structure
+from soseleto.data.preprocess import single_precision
 from soseleto.data.readers.labels import Names, names_of
 from soseleto.data.readers.read_once import ReadOnce, require_constant
 from soseleto.data.structure import Inputs
@@ -24,6 +25,7 @@ LABELS = ("labels", "label")  # of items that are mappings
 def inputs_of(values: Any, *, name: str) -> Inputs:
     """Inputs as a tensor: uint8 is kept, floats become float32, other integers int64.
 
+    Numbers such as Unix times, whose differences float32 would round away, stay float64.
     NumPy images (N, H, W, C) become (N, C, H, W), and uint8 (N, H, W) becomes (N, 1, H, W); tensors keep their shape.
     A mapping or a tuple of arrays keeps its structure.
     """
@@ -111,7 +113,7 @@ def stack_dataset(dataset: Any, *, name: str) -> tuple[Any, Any]:
     first, raw = inputs[0], parted(dataset[0], name=name)[0]
     if not isinstance(first, Tensor):
         return _stack(inputs), _stack_labels(labels)
-    images = first.dtype == torch.uint8 and first.ndim == 3 and not isinstance(raw, Tensor)
+    images = first.dtype == torch.uint8 and first.ndim in (2, 3) and not isinstance(raw, Tensor)
     stacked = torch.stack(inputs)
     return (stacked.numpy() if images else stacked), _stack_labels(labels)
 
@@ -181,7 +183,7 @@ def _narrow(values: Tensor, *, name: str) -> Tensor:
     if values.ndim == 1:
         values = values[:, None]  # one column
     if values.dtype.is_floating_point:
-        return values.to(torch.float32)
+        return single_precision(values)
     return values if values.dtype == torch.uint8 else values.to(torch.int64)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from soseleto.data.preprocess import single_precision
 from soseleto.data.readers.file_names import escaped, existing
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import Names, is_regression, names_of, text_of
@@ -122,7 +123,7 @@ def _finite_features(table: Any, columns: list[str], path: Path) -> Tensor:
     if wordy:
         raise DataError(f"column {some(wordy)} of {path} holds words, not numbers: the model was trained on numbers.")
     with np.errstate(over="ignore"):
-        read = torch.from_numpy(np.stack([numbers.values for numbers in found.values()], 1).astype(np.float32))
+        read = single_precision(torch.from_numpy(np.stack([numbers.values for numbers in found.values()], 1)))
     bad = (~read.isfinite()).any(1).nonzero().flatten().tolist()
     if bad:
         rows = some([str(row) for row in bad])

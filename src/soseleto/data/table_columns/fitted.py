@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from soseleto.data.precision import SHARE, rounded_away
 from soseleto.data.table_columns import hashed_words
 from soseleto.data.table_columns.dates import spelling, times
 from soseleto.data.table_columns.values import counts_of, numbers, plain, words
@@ -41,6 +42,7 @@ class Number:
     """A number: its value with the median in place of a missing one, and whether it was missing.
 
     edges: quantiles of the source, between which the encoding rises from 0 to 1
+    exact: stored and encoded in float64, for numbers such as Unix times that float32 would round away
     """
 
     name: str
@@ -49,6 +51,7 @@ class Number:
     spread: float
     edges: tuple[float, ...]
     gaps: bool
+    exact: bool = False
 
     @classmethod
     def fit(cls, name: str, values: np.ndarray) -> Self:
@@ -57,15 +60,20 @@ class Number:
         if not len(known):
             known = np.zeros(1)
         shares = np.linspace(0, 1, max(2, min(BINS, len(known) // PER_BIN)) + 1)
-        edges = np.unique(np.quantile(known, shares).astype(np.float32))
-        spread = float(known.std())
+        centre, spread = float(known.mean()), float(known.std())
+        spread = spread if spread > 1e-10 * (1 + abs(centre)) else 1.0
+        exact = rounded_away(torch.from_numpy(known)[:, None], torch.tensor([SHARE * spread]))
+        if not exact and spread <= 1e-6 * (1 + abs(centre)):
+            spread = 1.0
+        edges = np.unique(np.quantile(known, shares).astype(np.float64 if exact else np.float32))
         return cls(
             name,
             fill=float(np.median(known)),
-            centre=float(known.mean()),
-            spread=spread if spread > 1e-6 * (1 + abs(float(known.mean()))) else 1.0,
+            centre=centre,
+            spread=spread,
             edges=tuple(float(edge) for edge in edges),
             gaps=bool(np.isnan(values).any()),
+            exact=exact,
         )
 
     @property
@@ -78,8 +86,8 @@ class Number:
     def fill_in(self, values: np.ndarray) -> np.ndarray:
         gone = np.isnan(values)
         with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is checked later
-            filled = np.where(gone, self.fill, values).astype(np.float32)
-        return np.stack([filled, gone.astype(np.float32)], axis=1) if self.gaps else filled[:, None]
+            filled = np.where(gone, self.fill, values).astype(np.float64 if self.exact else np.float32)
+        return np.stack([filled, gone.astype(filled.dtype)], axis=1) if self.gaps else filled[:, None]
 
     def gone(self, stored: Tensor) -> Tensor:
         """(N,) whether the value is missing, from the stored numbers."""

@@ -1,7 +1,7 @@
 """The preparation of a table: fitted on the source alone, kept in the run as JSON, and applied to every other table.
 
     prepared = TablePreparation.fit(source)      # a pyarrow table of features
-    inputs = prepared.read(table)                # (N, D) float32: what is stored for every example
+    inputs = prepared.read(table)                # (N, D): what is stored for every example
     prepared(inputs)                             # (N, width) float32: what the model gets, on the inputs' device
 
 Numbers become a piecewise-linear encoding between quantiles of the source (Gorishniy et al. 2022, "On Embeddings for
@@ -96,6 +96,12 @@ class TablePreparation:
         return tuple(column.name for column in self.columns if isinstance(column, Text))
 
     @property
+    def exact(self) -> bool:
+        """Whether some numbers are stored and encoded in float64, since float32 would round them away."""
+        parts = [part for column in self.columns for part in getattr(column, "parts", (column,))]
+        return any(isinstance(part, Number) and part.exact for part in parts)
+
+    @property
     def codes(self) -> tuple[int, ...]:
         """The places of the categories among the stored numbers."""
         return tuple(at for at, name in enumerate(self.names) if name in self._categories)
@@ -118,13 +124,13 @@ class TablePreparation:
         )
 
     def read(self, table: Any) -> Tensor:
-        """The stored numbers of a pyarrow table, (N, D) float32; other columns are ignored.
+        """The stored numbers of a pyarrow table, (N, D) float32, or float64 if ``exact``; other columns are ignored.
 
         Those of a large table are on disk, where they are written some rows at a time.
         """
-        columns = self.spelled_as(table)
-        check_size(4 * table.num_rows * len(self.names), what="the table")
-        inputs = on_disk.empty(table.num_rows, len(self.names), what="the table")
+        columns, dtype = self.spelled_as(table), self._dtype
+        check_size(dtype.itemsize * table.num_rows * len(self.names), what="the table")
+        inputs = on_disk.empty(table.num_rows, len(self.names), what="the table", dtype=dtype)
         for first in range(0, table.num_rows, on_disk.PIECE):
             rows = table.slice(first, on_disk.PIECE)
             at = 0
@@ -146,8 +152,8 @@ class TablePreparation:
                 "read by its preparation."
             )
         at, low, scale, least, most, of, code = self._constants(inputs.device)
-        inputs = inputs.float()
-        ramps = ((inputs.index_select(1, at) - low) * scale).maximum(least).minimum(most)
+        inputs = inputs.to(self._dtype)
+        ramps = ((inputs.index_select(1, at) - low) * scale).maximum(least).minimum(most).float()
         if not len(of):
             return ramps
         return torch.cat([ramps, (inputs.index_select(1, of) == code).to(ramps.dtype)], dim=1)
@@ -201,7 +207,12 @@ class TablePreparation:
         numbers = torch.tensor([ramp[1:] for ramp in ramps], dtype=torch.float64).reshape(-1, 4)
         at = torch.tensor([ramp[0] for ramp in ramps], dtype=torch.int64)
         codes = torch.tensor(matches, dtype=torch.int64).reshape(-1, 2)
-        return at, *(numbers[:, k].float() for k in range(4)), codes[:, 0], codes[:, 1].float()
+        dtype = self._dtype
+        return at, *(numbers[:, k].to(dtype) for k in range(4)), codes[:, 0], codes[:, 1].to(dtype)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float64 if self.exact else torch.float32
 
     def describe(self) -> list[str]:
         """The plan as lines to print: column, kind, missing values, a few values."""
