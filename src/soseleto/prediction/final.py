@@ -32,7 +32,7 @@ _SMALLEST = 1e-7  # probability, before its logarithm
 class FinalData:
     """What a final model is trained on: rows, class indices and sample weights of source and target together."""
 
-    inputs: Tensor  # (N, D) float32
+    inputs: Tensor  # (N, D) float32, or float64 as the source has them
     labels: Tensor  # (N,) int64
     weights: Tensor  # (N,) float32
 
