@@ -83,6 +83,10 @@ def batches(steps: int = STEPS) -> list[tuple[Tensor, tuple[Tensor, Tensor], tup
     return found
 
 
+def empty(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return batch[0][:0], batch[1][:0]
+
+
 def by_step(mode: str, optimizer: str, method: Soseleto) -> tuple[nn.Module, Tensor, Tensor]:
     """What ``fit`` does with these batches."""
     model = net(mode)
@@ -383,6 +387,82 @@ def test_a_loop_resumes_from_its_state_dict() -> None:
     assert torch.equal(selection.visits, whole.visits)
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_a_loop_that_sets_its_own_learning_rate_resumes(older: bool) -> None:
+    """The weight step follows the rate from the first one on, which an optimizer does not keep without a scheduler."""
+    found = []
+    for resumes in (False, True):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
+        for step, (index, source, target) in enumerate(batches()):
+            optimizer.param_groups[0]["lr"] = 0.2 * (1 - step / STEPS)
+            if resumes and step == 8:
+                state = selection.state_dict()
+                if older:  # a state from before the rate was saved
+                    del state["first_lr"]
+                selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
+                selection.load_state_dict(state)
+            selection.backward(source, target, index=index)
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(selection)
+    assert torch.equal(found[0].weights, found[1].weights) is not older
+    assert torch.equal(found[0].visits, found[1].visits)
+
+
+def test_a_state_is_loaded_with_and_without_an_optimizer() -> None:
+    """Without one the weight step is constant, whatever was saved."""
+    index, source, target = batches(1)[0]
+    for saves, loads in ((True, False), (False, True)):
+        models = net(), net()
+        one, other = (
+            Selection(
+                model, n_source=N, loss=cross_entropy, optimizer=OPTIMIZERS["sgd"](model.parameters()) if o else None
+            )
+            for model, o in zip(models, (saves, loads), strict=True)
+        )
+        other.load_state_dict(one.state_dict())
+        for selection in (one, other):
+            selection.backward(source, target, index=index)
+        assert torch.equal(one.weights, other.weights)
+
+
+def test_another_optimizer_is_followed_with_the_same_weights() -> None:
+    model = net()
+    first, second = (torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.2, 0.05))
+    selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=first)
+    (index, source, target), (later, *more) = batches(2)
+    selection.backward(source, target, index=index)
+    first.param_groups[0]["lr"] = 0.0
+    before = selection.weights
+    selection.backward(*more, index=later)
+    assert torch.equal(selection.weights, before)
+    selection._recorded[None] = None  # type: ignore[assignment]  # there is no GPU here
+    selection.follow(second)
+    assert not selection._recorded
+    assert torch.equal(selection.weights, before)
+    selection.backward(*more, index=later)
+    assert not torch.equal(selection.weights, before)
+    second.param_groups[0]["lr"] = 0.0
+    before = selection.weights
+    selection.follow(second)  # again: its rate now is not its first
+    selection.backward(*more, index=later)
+    assert torch.equal(selection.weights, before)
+
+
+def test_a_compiled_model_trains_as_the_original() -> None:
+    found = []
+    for compiled in (False, True):
+        model: Any = net()
+        model = torch.compile(model, backend="eager") if compiled else model
+        selection = Selection(model, n_source=N, loss=cross_entropy)
+        for index, source, target in batches(2):
+            selection.backward(source, target, index=index)
+        found.append((selection.weights, [p.grad for p in model.parameters()]))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def on_ranks(reducer: Reducer, mode: str) -> dict[str, Any]:
     """Each rank has its own share of every batch."""
     model = net(mode).double()
@@ -416,6 +496,68 @@ def test_ranks_hold_the_same_weights_as_one_process(mode: str) -> None:
         assert isinstance(answer, dict), answer
         for name, value in alone.items():
             torch.testing.assert_close(torch.as_tensor(answer[name]), torch.as_tensor(value), rtol=1e-5, atol=1e-6)
+
+
+def on_uneven_ranks(reducer: Reducer) -> dict[str, Any]:
+    """The second rank has one example of eight, then none; in float16's manner, with scaled losses."""
+    model = net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    selection = Selection(model, n_source=N, reducer=reducer, optimizer=optimizer, loss=cross_entropy)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for (index, (x, y), (xt, yt)), cut in zip(batches(3), (7, 7, 8), strict=True):
+        cut = 8 if reducer.ranks == 1 else cut
+        mine, of_target = (
+            slice(cut) if reducer.rank == 0 else slice(cut, None),
+            slice(reducer.rank, None, reducer.ranks),
+        )
+        given = (x[mine].double(), y[mine]), (xt[of_target].double(), yt[of_target])
+        selection.backward(*given, index=index[mine], scaler=scaler)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    found = {"weights": selection.weights, "visits": selection.visits, **dict(model.state_dict())}
+    return {name: value.detach().double().numpy() for name, value in found.items()}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
+def test_ranks_may_have_parts_of_any_size() -> None:
+    alone = on_uneven_ranks(Single())
+    for answer in together(2, on_uneven_ranks):
+        assert isinstance(answer, dict), answer
+        for name, value in alone.items():
+            torch.testing.assert_close(torch.as_tensor(answer[name]), torch.as_tensor(value), rtol=1e-5, atol=1e-6)
+
+
+def with_an_example_twice(reducer: Reducer) -> None:
+    index, source, target = batches(1)[0]
+    Selection(net(), n_source=N, reducer=reducer, loss=cross_entropy).backward(source, target, index=index)
+
+
+def with_no_example(reducer: Reducer) -> None:
+    _, source, target = batches(1)[0]
+    Selection(net(), n_source=N, reducer=reducer, loss=cross_entropy).backward(empty(source), target, index=[])
+
+
+def with_no_target(reducer: Reducer) -> None:
+    index, source, target = batches(1)[0]
+    mine = slice(reducer.rank, None, reducer.ranks)
+    part = source[0][mine], source[1][mine]
+    Selection(net(), n_source=N, reducer=reducer, loss=cross_entropy).backward(part, empty(target), index=index[mine])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (with_an_example_twice, "occurs twice in one batch"),
+        (with_no_example, "no source index"),
+        (with_no_target, "the target batch has no examples"),
+    ],
+)
+def test_all_ranks_refuse_a_bad_batch(act: Callable[[Reducer], None], words: str) -> None:
+    for kind, sentence in together(2, act):
+        assert kind == "UsageError", sentence
+        assert words in sentence
 
 
 LAUNCHED = """
@@ -453,6 +595,17 @@ def test_torchrun_runs_a_loop(tmp_path: Path) -> None:
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(5)), "8 losses for 5 indices"),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.zeros(8).long()), "twice in one batch"),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + N), "out of range for 40"),
+        (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + 0.7), r"whole numbers, got torch\.float32"),
+        (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) < 4), r"whole numbers, got torch\.bool"),
+        (
+            lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8)[None]),
+            r"a vector .* got torch\.int64 \(1, 8\)",
+        ),
+        (lambda s: s.backward(empty(batches(1)[0][1]), batches(1)[0][2], index=[]), "the batch has no source index"),
+        (
+            lambda s: s.backward(batches(1)[0][1], empty(batches(1)[0][2]), index=torch.arange(8)),
+            "the target batch has no examples",
+        ),
         (lambda s: Selection(net(), n_source=N, loss=cross_entropy, target_head="head."), "target_head matches no"),
         (
             lambda s: Selection(net(), n_source=N, loss=cross_entropy, method=Soseleto(scores=pooled_by_class())),

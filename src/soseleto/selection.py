@@ -146,6 +146,14 @@ class Selection:
         """The engine that computes the alignments; ``"auto"`` until the first batch."""
         return self._state.engine.name
 
+    def follow(self, optimizer: Optimizer) -> None:
+        """Follow another optimizer from now on, where a training continues with a new one; weights and scores stay."""
+        if optimizer is self._state.optimizer:
+            return
+        self._method.direction.require(optimizer)
+        self._state.follow(optimizer)
+        self._recorded.clear()
+
     def backward(
         self, batch: Any, target_batch: Any, *, index: Any, scale: float = 1.0, scaler: Any = None
     ) -> dict[str, Tensor]:
@@ -164,12 +172,10 @@ class Selection:
         """
         state, device = self._state, self._state.task.device
         self._check_statistics()
-        places = torch.as_tensor(index, dtype=torch.int64).to(device)
+        source, target = self._batches(batch, target_batch, _places(index))
         factor = None if scaler is None else scaler.scale(torch.ones((), device=device))
-        inside = None if factor is None else factor / _power_of_two(len(places))  # losses are not divided by B here
+        inside = None if factor is None else factor / _power_of_two(source.total)  # losses are not divided by B here
         state.task = replace(state.task, sharing=Unscaled(self._sharing, inside))  # type: ignore[arg-type]
-        source = self._batch(places, batch)
-        target = self._batch(torch.zeros(batch_length(target_batch), dtype=torch.int64, device=device), target_batch)
         run = self._run_for(source, target) if factor is None else self._backward
         with self._losses.inside(device, inside):
             numbers, gradients = _apart(run(source, target))
@@ -204,8 +210,11 @@ class Selection:
             logger.info(PER_PART)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, scores, visits and running means, for ``torch.save`` or safetensors; ranks all hold the same."""
-        return {**self._state.state(), "settings": to_data(self._method)}
+        """Weights, scores, visits, running means and the first learning rate, for ``torch.save`` or safetensors.
+
+        Ranks all hold the same.
+        """
+        return {**self._state.state(), "settings": to_data(self._method), "first_lr": self._state.first_lr}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` returned, with the same settings."""
@@ -214,11 +223,25 @@ class Selection:
                 f"the saved selection has other settings ({state['settings']}): make Selection(...) with these."
             )
         self._state.load_state(state)
+        if self._state.first_lr:  # without an optimizer the weight step is constant
+            self._state.first_lr = state.get("first_lr") or self._state.first_lr
 
-    def _batch(self, index: Tensor, data: Any) -> Batch:
-        reducer = self._sharing.reducer
-        whole = None if reducer.ranks == 1 else sum(reducer.every(len(index)))
-        return LoopBatch(index, structure.plain(data) if self._records else data, index, whole)
+    def _batches(self, batch: Any, target_batch: Any, places: Tensor) -> tuple[Batch, Batch]:
+        """This rank's parts; only the batch of all ranks must have examples, each source example at most once."""
+        reducer, device, n = self._sharing.reducer, self._state.task.device, batch_length(target_batch)
+        parts = [places] if reducer.ranks == 1 else reducer.every(places.cpu())
+        if reducer.ranks > 1 or not len(places):  # the weights check the indices of a single process
+            self._state.weights.check(torch.cat(parts))
+        lengths = [length for length in reducer.every(n) if length is not None]
+        if lengths and not sum(lengths):
+            raise UsageError("the target batch has no examples: give at least one.")
+        of_target = torch.zeros(n or 0, dtype=torch.int64, device=device)
+        source = self._batch(places.to(device), batch, sum(map(len, parts)))
+        return source, self._batch(of_target, target_batch, sum(lengths))
+
+    def _batch(self, index: Tensor, data: Any, whole: int) -> Batch:
+        alone = self._sharing.reducer.ranks == 1
+        return LoopBatch(index, structure.plain(data) if self._records else data, index, None if alone else whole)
 
     def _exchange(self, found: Evaluated) -> None:
         """Every rank applies the moves of all ranks, so that all hold the same weights."""
@@ -275,6 +298,18 @@ def _names(model: nn.Module, part: Part, argument: str) -> frozenset[str]:
             f"{argument} matches no trainable parameter of the model: give a submodule or prefixes of names."
         )
     return found
+
+
+def _places(index: Any) -> Tensor:
+    places = torch.as_tensor(index)
+    if not places.numel():  # a list without elements has no type of its own
+        return places.new_empty(0, dtype=torch.int64)
+    if places.ndim != 1 or places.dtype.is_floating_point or places.dtype.is_complex or places.dtype == torch.bool:
+        raise UsageError(
+            f"index must be a vector of whole numbers, got {places.dtype} {tuple(places.shape)}: "
+            "give the places of the batch's examples in the source."
+        )
+    return places.to(torch.int64)
 
 
 def _power_of_two(n: int) -> int:

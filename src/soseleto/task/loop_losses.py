@@ -85,9 +85,10 @@ class LoopLosses:
             self.forward, self.factor, self._last = nullcontext, None, None
 
 
-def batch_length(batch: Any) -> int:
-    """The number of examples: the length of the first tensor found in the batch."""
+def batch_length(batch: Any) -> int | None:
+    """The number of examples: the length of the first tensor in the batch that is not empty; None without tensors."""
     if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 0
+        return len(batch) if batch.ndim else None
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return next((n for n in map(batch_length, values) if n), 0)
+    lengths = [n for n in map(batch_length, values) if n is not None]
+    return next((n for n in lengths if n), 0 if lengths else None)
