@@ -5,18 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler, SequentialSampler
 
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
 from soseleto import Selection  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
-from soseleto.integrations.huggingface import INDEX, Join, SelectionMixin, SoseletoTrainer, default_loss  # noqa: E402
+from soseleto.integrations.huggingface import (  # noqa: E402
+    INDEX,
+    Join,
+    SelectionMixin,
+    SoseletoTrainer,
+    _WithIndex,
+    _without_repetitions,
+    default_loss,
+)
+from soseleto.integrations.numbered import Numbered  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -64,7 +75,8 @@ def trainer(folder: Path, model: Any = None, **kwargs: Any) -> Any:
     settings |= kwargs.pop("args", {})
     made = {"train_dataset": texts(48, 0, wrong=12), "target_dataset": texts(16, 1), "data_collator": collate}
     args = transformers.TrainingArguments(str(folder), **settings)
-    return SoseletoTrainer(bert() if model is None else model, args, **(made | kwargs))
+    model = bert() if model is None and "model_init" not in kwargs else model
+    return SoseletoTrainer(model, args, **(made | kwargs))
 
 
 def test_weights_find_the_wrong_labels(tmp_path: Path) -> None:
@@ -253,10 +265,68 @@ def test_smoothed_labels_are_refused(tmp_path: Path) -> None:
         trainer(tmp_path, args={"label_smoothing_factor": 0.1})
 
 
+def test_another_loss_is_refused(tmp_path: Path) -> None:
+    def of_batch(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        return outputs.logits.mean()
+
+    class Logging(SoseletoTrainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs)
+
+    with pytest.raises(UsageError, match=r"compute_loss_func would be ignored.*give per_example_loss="):
+        trainer(tmp_path, compute_loss_func=of_batch)
+    args = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    given = {"args": args, "train_dataset": texts(8, 0), "target_dataset": texts(4, 1), "data_collator": collate}
+    with pytest.raises(UsageError, match=r"compute_loss of Logging would be ignored.*such as default_loss\(model\)"):
+        Logging(bert(), **given)
+    loss = default_loss(bert())
+    assert Logging(bert(), compute_loss_func=of_batch, per_example_loss=loss, **given).per_example_loss is loss
+
+
+def test_each_training_of_model_init_starts_afresh(tmp_path: Path) -> None:
+    """As a Trainer's: the same seed, the same model, and here the same weights."""
+    twice = trainer(tmp_path, model_init=lambda: bert(), args={"max_steps": 4})
+    found = []
+    for _ in range(2):
+        twice.train()
+        found.append((twice.weights, [p.detach().clone() for p in twice.model.parameters()], twice.selection.visits))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    assert not all(torch.equal(p, q) for p, q in zip(twice.model.parameters(), bert().parameters(), strict=True))
+    assert int(found[1][2].sum()) == 4 * 8
+
+
+def test_a_model_that_is_trained_again_keeps_its_weights(tmp_path: Path) -> None:
+    again = trainer(tmp_path)
+    again.train()
+    before = again.weights
+    again.optimizer = None  # as a new one for the second training
+    again.train()
+    assert (again.selection.visits == 2).all()
+    assert not torch.equal(again.weights, before)
+
+
 def test_streams_are_refused(tmp_path: Path) -> None:
     stream = texts(8, 0).to_iterable_dataset()
     with pytest.raises(UsageError, match="streams are not supported"):
         trainer(tmp_path, target_dataset=stream)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("n", [5, 32, 38, 44])
+def test_ranks_have_every_example_once(n: int, split: bool) -> None:
+    """And as many batches each, of which some may have no example."""
+    from accelerate.data_loader import BatchSamplerShard
+
+    items, found = Numbered(texts(n, 0)), []
+    for rank in range(2):
+        batches = BatchSampler(SequentialSampler(items), 16 if split else 8, drop_last=False)
+        loader = SimpleNamespace(batch_sampler=BatchSamplerShard(batches, 2, rank, split_batches=split))
+        batches = list(_without_repetitions(loader).batch_sampler)
+        assert len(batches) == len(loader.batch_sampler) == -(-n // 16)
+        found.append([_WithIndex(collate)([items[i] for i in batch]) for batch in batches])
+    assert sorted(torch.cat([batch[INDEX] for batches in found for batch in batches]).tolist()) == list(range(n))
+    for batch in found[0] + found[1]:
+        assert batch["labels"].tolist()[: len(batch[INDEX])] == [items[i][1]["label"] for i in batch[INDEX].tolist()]
 
 
 # The second rank is forked from the first after the imports, which take most of the time; else as torchrun starts them.
@@ -270,7 +340,7 @@ os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD
     "MASTER_ADDR": "localhost", "MASTER_PORT": sys.argv[4]}
 args = transformers.TrainingArguments(sys.argv[1], per_device_train_batch_size=int(sys.argv[3]), max_steps=3, seed=3,
     optim="sgd", learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True)
-t = SoseletoTrainer(bert(), args, train_dataset=texts(48, 0), target_dataset=texts(16, 1), data_collator=collate,
+t = SoseletoTrainer(bert(), args, train_dataset=texts(38, 0), target_dataset=texts(16, 1), data_collator=collate,
     target_batch_size=int(sys.argv[3]) // 2)
 t.train()
 if args.process_index == 0:
@@ -292,9 +362,12 @@ def test_two_ranks_share_the_weights(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = torch.load(tmp_path / "found.pt")
-    assert found["weights"].shape == (48,)
-    assert (found["visits"] == 1).all()  # three steps of two ranks with eight examples each
+    assert (found["visits"] == 1).all()  # two steps of two ranks with eight examples each, one of six and none
     assert found["weights"].unique().numel() > 2
+    args = {"per_device_train_batch_size": 16, "max_steps": 3, "optim": "sgd", "learning_rate": 0.1}
+    alone = trainer(tmp_path, args=args, train_dataset=texts(38, 0), target_batch_size=8)
+    alone.train()
+    torch.testing.assert_close(found["weights"], alone.weights, rtol=1e-4, atol=1e-4)
 
 
 def test_the_mixin_goes_with_other_trainers(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.data_loader import BatchSamplerShard
 from torch import Tensor, nn
 from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -24,7 +25,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from soseleto.algorithm import Soseleto
 from soseleto.data.texts.lengths import padded_length
 from soseleto.errors import UsageError
-from soseleto.integrations.target_batches import Numbered, TargetBatches
+from soseleto.integrations.numbered import FullBatches, Numbered
+from soseleto.integrations.target_batches import TargetBatches
 from soseleto.parallel.reducer import Ranks, Single
 from soseleto.selection import Selection
 from soseleto.task.loop_losses import PerExampleLoss
@@ -75,11 +77,8 @@ class SelectionMixin(_AnyTrainer):
         _require_plain(self)
         if not hasattr(target_dataset, "__len__") or not hasattr(self.train_dataset, "__len__"):
             raise UsageError("train_dataset and target_dataset need a length and places: streams are not supported.")
-        if per_example_loss is None and self.args.label_smoothing_factor:
-            raise UsageError(
-                f"label_smoothing_factor={self.args.label_smoothing_factor} would be ignored: leave it out, or give "
-                "per_example_loss= with smoothed labels."
-            )
+        if per_example_loss is None:
+            _require_plain_loss(self)
         self.target_dataset = target_dataset
         self.per_example_loss = per_example_loss or default_loss(self.model)
         self.method = method
@@ -87,6 +86,7 @@ class SelectionMixin(_AnyTrainer):
         self._join = Join(getattr(self.processing_class, "pad_token_id", None))
         self._target_batch_size = target_batch_size
         self._selection: Selection | None = None
+        self._selected_for: Any = None  # the model of the selection
         self._targets: TargetBatches | None = None
         self._saved: dict[str, Any] | None = None
         self._target_losses: list[Tensor] = []  # since the last log
@@ -135,8 +135,12 @@ class SelectionMixin(_AnyTrainer):
         return numbers["source_loss"].detach() / self.current_gradient_accumulation_steps
 
     def _begin(self, model: nn.Module) -> TargetBatches:
-        """Selection and target batches, made at the first step, when model and optimizer are where they stay."""
-        if self._targets is None:
+        """Selection and target batches, made at a model's first step, when it and its optimizer are where they stay.
+
+        With ``model_init`` every ``train()`` has a model of its own, which starts with weights of its own; a model that
+        is trained again keeps them.
+        """
+        if self._targets is None or self._selected_for is not self.model:
             plain, ranks = self.accelerator.unwrap_model(model), self.accelerator.num_processes
             reducer = Single() if ranks == 1 else Ranks(self.args.device)
             self._selection = Selection(
@@ -156,6 +160,8 @@ class SelectionMixin(_AnyTrainer):
             if self._saved is not None:
                 self._selection.load_state_dict(self._saved["selection"])
                 self._targets.drawn, self._saved = int(self._saved["targets"]), None
+            self._selected_for, self._target_losses = self.model, []
+        self.selection.follow(self.optimizer.optimizer)
         return self._targets
 
     def _get_dataloader(
@@ -175,9 +181,10 @@ class SelectionMixin(_AnyTrainer):
         sampler = sampler_fn and (lambda _: sampler_fn(dataset))
         self.data_collator = _WithIndex(_collator(self, own))
         try:
-            return make(Numbered(_of_columns(self, dataset)), description, batch_size, sampler, is_training, **kwargs)
+            made = make(Numbered(_of_columns(self, dataset)), description, batch_size, sampler, is_training, **kwargs)
         finally:
             self.data_collator = own
+        return _without_repetitions(made)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs and self._target_losses:
@@ -317,13 +324,15 @@ class Join:
 
 
 class _WithIndex:
-    """The trainer's collator on items with their places."""
+    """The trainer's collator on items with their places, without those that only fill a batch."""
 
     def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
         self._collate = collate
 
     def __call__(self, items: Sequence[tuple[int, Any]]) -> dict[str, Any]:
-        return {**self._collate([item for _, item in items]), INDEX: torch.tensor([i for i, _ in items])}
+        own = [(i, item) for i, item in items if i >= 0]
+        batch = self._collate([item for _, item in own or items[:1]])  # a rank without examples evaluates no loss
+        return {**batch, INDEX: torch.tensor([i for i, _ in own], dtype=torch.int64)}
 
 
 def _longest(model: Any) -> int:
@@ -342,6 +351,14 @@ def _of_columns(trainer: Any, dataset: Any) -> Any:
     return trainer._remove_unused_columns(dataset) if hasattr(dataset, "remove_columns") else dataset
 
 
+def _without_repetitions(loader: Any) -> Any:
+    """The loader, where ranks would repeat examples to fill their last batches."""
+    shard: Any = getattr(loader, "batch_sampler", None)
+    if isinstance(shard, BatchSamplerShard) and shard.num_processes > 1 and shard.batch_size and not shard.drop_last:
+        shard.batch_sampler = FullBatches(shard.batch_sampler, 1 if shard.split_batches else shard.num_processes)
+    return loader
+
+
 def _require_plain(trainer: Any) -> None:
     """Whole models only: one device, or a copy on each rank."""
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
@@ -349,4 +366,21 @@ def _require_plain(trainer: Any) -> None:
     if trainer.args.n_gpu > 1:
         raise UsageError(
             f"this process sees {trainer.args.n_gpu} GPUs: start one for each by accelerate launch or torchrun."
+        )
+
+
+def _require_plain_loss(trainer: Any) -> None:
+    """The loss of the model's kind would replace any other without a word."""
+    needed = "give per_example_loss=, a function of model and inputs that returns one loss per example"
+    if trainer.args.label_smoothing_factor:
+        raise UsageError(
+            f"label_smoothing_factor={trainer.args.label_smoothing_factor} would be ignored: leave it out, or give "
+            "per_example_loss= with smoothed labels."
+        )
+    if trainer.compute_loss_func is not None:
+        raise UsageError(f"compute_loss_func would be ignored, since it returns one loss for the batch: {needed}.")
+    if type(trainer).compute_loss is not Trainer.compute_loss:
+        raise UsageError(
+            f"compute_loss of {type(trainer).__name__} would be ignored in training: {needed}, such as "
+            "default_loss(model)."
         )

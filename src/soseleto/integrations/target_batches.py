@@ -42,16 +42,3 @@ class TargetBatches:
         first = place * each + self.rank * self.size
         self.drawn += 1
         return self.collate([self.dataset[int(i)] for i in order[first : first + self.size]])
-
-
-class Numbered(torch.utils.data.Dataset[tuple[int, Any]]):
-    """The items of a data set, each with its place."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, i: int) -> tuple[int, Any]:
-        return i, self.dataset[i]
