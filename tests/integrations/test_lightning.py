@@ -89,6 +89,61 @@ def test_a_resumed_training_goes_on_with_its_weights(tmp_path: Path) -> None:
     assert not torch.equal(again.selection.weights, before)
 
 
+class Scheduled(Model):
+    def __init__(self, make: Any, **settings: Any) -> None:
+        super().__init__()
+        self.make, self.settings = make, settings
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.4)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.make(optimizer), **self.settings}}
+
+
+def halved(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def test_a_second_fit_goes_on_with_its_weights_and_its_own_optimizer(tmp_path: Path) -> None:
+    def to_zero(optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 5))
+
+    model = Scheduled(to_zero, interval="step")
+    train(tmp_path, model, 1, enable_checkpointing=False)
+    before = model.selection.weights
+    train(tmp_path, model, 1, enable_checkpointing=False)
+    assert (model.selection.visits == 2).all()
+    assert not torch.equal(model.selection.weights, before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        ({}, [0.4] * 5 + [0.2] * 5 + [0.1] * 5 + [0.05] * 5),  # five batches an epoch
+        ({"frequency": 2}, [0.4] * 10 + [0.2] * 10),
+        ({"interval": "step", "frequency": 3}, [0.4, 0.4, *[0.2] * 5, *[0.1] * 5, *[0.05] * 5, *[0.025] * 3]),
+    ],
+)
+def test_schedules_step_as_in_lightning(tmp_path: Path, settings: dict[str, Any], rates: list[float]) -> None:
+    ours = Scheduled(halved, **settings)
+    train(tmp_path, ours, 4, enable_checkpointing=False)
+    assert ours.rates == pytest.approx(rates)
+
+
+def test_a_schedule_that_watches_a_metric_is_stepped_by_the_module(tmp_path: Path) -> None:
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    with pytest.raises(UsageError, match="Lightning does not pass on what ReduceLROnPlateau monitors"):
+        train(tmp_path, Scheduled(plateau, monitor="source_loss"), 1, enable_checkpointing=False)
+
+    class Own(Scheduled):
+        def on_train_epoch_end(self) -> None:
+            super().on_train_epoch_end()
+            self.lr_schedulers().step(self.trainer.callback_metrics["source_loss"] * 0 + 1)  # never better
+
+    own = Own(lambda optimizer: plateau(optimizer, patience=0, factor=0.5))
+    train(tmp_path, own, 3, enable_checkpointing=False)
+    assert own.rates == pytest.approx([0.4] * 10 + [0.2] * 5)
+
+
 def test_a_module_without_a_loss_says_so() -> None:
     with pytest.raises(UsageError, match="SelectionModule has no per_example_loss"):
         SelectionModule(n_source=3).per_example_loss(None)

@@ -32,7 +32,9 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
     """A module that learns a weight for each source example while Lightning trains it, on one device.
 
     Define ``per_example_loss`` and ``configure_optimizers``; everything else is Lightning's, validation included.
-    Schedulers take a step after every batch, or after every epoch with ``{"interval": "epoch"}``.
+    Schedulers take a step after every epoch, or with ``{"interval": "step"}`` after every batch, and with
+    ``{"frequency": n}`` after every n-th. Of ``ReduceLROnPlateau`` Lightning does not pass on the ``monitor``: step it
+    yourself in ``on_train_epoch_end``.
 
     Args:
         n_source: the number of source examples.
@@ -63,23 +65,30 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
             raise UsageError(
                 f"SelectionModule trains on one device and this Trainer has {self.trainer.world_size}: write devices=1."
             )
+        own = type(self).on_train_epoch_end is not SelectionModule.on_train_epoch_end
+        if not own and any(map(_is_plateau, self.trainer.lr_scheduler_configs)):
+            raise UsageError(
+                "Lightning does not pass on what ReduceLROnPlateau monitors: define on_train_epoch_end, and there call "
+                'self.lr_schedulers().step(self.trainer.callback_metrics["..."]).'
+            )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         (index, source), target = batch["source"], batch["target"]
         optimizer: Any = self.optimizers()
         if self._selection is None:
             self._begin(optimizer.optimizer)
+        self.selection.follow(optimizer.optimizer)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         numbers = self.selection.backward(source, target, index=index, scaler=scaler)
         if self._clip is not None:
             self.clip_gradients(optimizer, gradient_clip_val=self._clip, gradient_clip_algorithm="norm")
         optimizer.step()
         optimizer.zero_grad()
-        self._advance("step")
+        self._advance("step", batch_idx + 1)
         self.log_dict(numbers, prog_bar=True, batch_size=len(index))
 
     def on_train_epoch_end(self) -> None:
-        self._advance("epoch")
+        self._advance("epoch", self.current_epoch + 1)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._selection is not None:
@@ -97,11 +106,14 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
             self._selection.load_state_dict(self._saved)
             self._saved = None
 
-    def _advance(self, interval: str) -> None:
+    def _advance(self, interval: str, number: int) -> None:
         for config in self.trainer.lr_scheduler_configs:
-            if config.interval == interval:
-                scheduler: Any = config.scheduler
-                scheduler.step()
+            if config.interval == interval and number % config.frequency == 0 and not _is_plateau(config):
+                self.lr_scheduler_step(config.scheduler, None)
+
+
+def _is_plateau(config: Any) -> bool:
+    return isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
 def selection_loaders(
