@@ -462,7 +462,7 @@ def test_a_model_with_complex_parameters_is_trained(method: Any) -> None:
     torch.manual_seed(0)
     data, model = (torch.randn(60, WIDTH), torch.arange(60) % CLASSES), Spectral()
     before = model.filter.detach().clone()
-    result = fit(model, data, (data[0][:20], data[1][:20]), epochs=1, method=method, device="cpu")
+    result = fit(model, data, (data[0][:20], data[1][:20]), epochs=2, method=method, device="cpu")
     assert math.isfinite(result.history[0]["source_loss"])
     assert bool(((model.filter - before).abs() > 0).all())
 
