@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,11 +90,11 @@ def test_an_onnx_file_describes_its_table(desk: Path) -> None:
     )
     onnx.save(onnx.helper.make_model(graph), str(desk / "tiny.onnx"))
     loaded = soseleto.load(desk / "run")
-    _describe(loaded, desk / "tiny.onnx")
+    _describe(desk / "tiny.onnx", loaded.classes, loaded.preparation)
     assert described(desk / "tiny.onnx") == loaded.preparation
     props = {entry.key: entry.value for entry in onnx.load(str(desk / "tiny.onnx")).metadata_props}
     assert json.loads(props["soseleto.classes"]) == list(loaded.classes or ())
-    _describe(replace(loaded, preparation=None), desk / "tiny.onnx")  # images have no preparation
+    _describe(desk / "tiny.onnx", loaded.classes, None)  # images have no preparation
     assert [entry.key for entry in onnx.load(str(desk / "tiny.onnx")).metadata_props] == ["soseleto.classes"]
 
 

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.data.texts.preparation import TextPreparation
 from soseleto.errors import DataError, UsageError, need
@@ -74,7 +75,7 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
     whole = (_TextPipeline if isinstance(loaded.preparation, TextPreparation) else _Pipeline)(loaded).eval()
     with aside(file) as part:
         _export(whole, _example(loaded, _ROWS), part)
-        _describe(loaded, part)
+        _describe(part, loaded.classes, loaded.preparation)
         _compare(whole, _example(loaded, _ROWS - 1), part, file)
     return file
 
@@ -107,14 +108,14 @@ def _export(whole: nn.Module, example: dict[str, Tensor], part: Path) -> None:
         )
 
 
-def _describe(loaded: LoadedRun, part: Path) -> None:
+def _describe(part: Path, classes: Sequence[str] | None, preparation: Preparation | None) -> None:
     """Write the class names and a table's preparation to the metadata."""
     onnx: Any = need("onnx", to="writing ONNX")
     model, props = onnx.load(str(part)), {}
-    if loaded.classes is not None:
-        props[CLASSES] = json.dumps(list(loaded.classes))
-    if isinstance(loaded.preparation, TablePreparation):
-        props[TABLE] = json.dumps(loaded.preparation.to_dict())
+    if classes is not None:
+        props[CLASSES] = json.dumps(list(classes))
+    if isinstance(preparation, TablePreparation):
+        props[TABLE] = json.dumps(preparation.to_dict())
     onnx.helper.set_model_props(model, props)
     onnx.save(model, str(part))
 
