@@ -1,0 +1,27 @@
+"""The mistakes of a source, estimated before the training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.data import Examples
+from soseleto.data.preprocess import make_prepare
+from soseleto.training.estimated_mistakes import estimate_mistakes
+
+
+def test_a_class_without_target_examples_is_not_a_mistake() -> None:
+    seeded = torch.Generator().manual_seed(0)
+
+    def draw(n: int, classes: int) -> tuple[Tensor, Tensor]:
+        y = torch.randint(classes, (n,), generator=seeded)
+        return 2 * torch.eye(3)[y] + 0.5 * torch.randn(n, 3, generator=seeded), y
+
+    x, y = draw(900, 3)
+    wrong = (torch.rand(900, generator=seeded) < 0.2) & (y < 2)
+    source, target = Examples(x, torch.where(wrong, 1 - y, y)), Examples(*draw(200, 2))
+    model = nn.Linear(3, 3)
+    found = estimate_mistakes(model, make_prepare(source, model, standardize=None), source, target, 3, seed=0)
+    assert found.share[0] < float(wrong[y < 2].float().mean()) < found.share[1]
+    assert found.share[1] < 0.3
+    assert (found.labels[:, 2] < 0.05).all()
