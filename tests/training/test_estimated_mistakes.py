@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+import soseleto
 from soseleto.data import Examples
 from soseleto.data.preprocess import make_prepare
+from soseleto.errors import UsageError
 from soseleto.training.estimated_mistakes import estimate_mistakes
 
 
@@ -25,3 +28,14 @@ def test_a_class_without_target_examples_is_not_a_mistake() -> None:
     assert found.share[0] < float(wrong[y < 2].float().mean()) < found.share[1]
     assert found.share[1] < 0.3
     assert (found.labels[:, 2] < 0.05).all()
+
+
+@pytest.mark.parametrize("without", [3, 0])  # the source has the target's only class, or not
+def test_a_target_of_one_class_gives_no_suspects(without: int) -> None:
+    y = torch.arange(300) % 3
+    x = 2 * torch.eye(3)[y] + 0.5 * torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    source, target = y != without, y == 0
+    result = soseleto.fit(nn.Linear(3, 3), (x[source], y[source]), (x[target], y[target]), epochs=1, probes="auto")
+    assert any("too few of the source's classes" in message for message in result.messages)
+    with pytest.raises(UsageError, match="the target has too few of the source's classes"):
+        result.suspects()

@@ -22,7 +22,7 @@ def estimate_mistakes(
     some = torch.randperm(len(source), generator=generator(seed, "probes/some"))[: mistakes.MOST_SOURCE]
     source = source.subset(some)
     trusted = torch.isin(source.labels.cpu(), target.labels.cpu())  # of another class nothing can be estimated
-    if not trusted.all():
+    if trusted.any() and not trusted.all():
         source = source.subset(trusted)
     return mistakes.estimate(
         _blocks(model, prepare, source, seed),
