@@ -44,6 +44,7 @@ LONGEST = (
 # Long tests whose parts others test too; with SOSELETO_LONG=1 they all run.
 LONG = (
     "test_algorithm.py::test_memory_does_not_grow",
+    "test_benchmarks.py::test_by_class",
     "test_benchmarks.py::test_coverage_compares_each_basis_with_the_truth",
     "test_benchmarks.py::test_end_to_end",
     "test_benchmarks.py::test_few_wrong",
@@ -64,6 +65,7 @@ LONG = (
     "test_cli.py::test_a_piped_training_prints_a_bounded_number_of_lines",
     "test_docs.py::test_typed_lines_run[soseleto check-gradients",
     "test_docs.py::test_typed_lines_run[soseleto demo",
+    "test_fit.py::test_times_are_told_apart_in_training_and_prediction",
     "test_fit_command.py::test_a_scikit_learn_table_with_flipped_labels_through_a_csv",
     "test_fit_command.py::test_the_best_model_is_kept[soseleto]",
     "test_fit_command.py::test_what_has_ended_is_not_repeated",
@@ -86,8 +88,10 @@ LONG = (
     "test_svhn_mnist.py::test_every_line_runs[soseleto_alone]",
     "test_svhn_mnist.py::test_every_line_runs[soseleto_paper]",
     "test_svhn_mnist.py::test_small_experiment_beats_chance",
+    "test_table_command.py::test_a_final_model_is_rescued_when_the_folder_is_deleted",
     "test_text_command.py::test_transfer_mode_trains_the_encoder_under_two_heads",
     "test_texts.py::test_weights_of_a_fit_do_not_depend_on_the_padding",
+    "test_unlabelled.py::test_a_stopped_process_ends_with_the_same_bits",
 )
 
 
