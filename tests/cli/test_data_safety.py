@@ -15,7 +15,7 @@ import pytest
 
 CAMPAIGNS = Path(__file__).parents[2] / "benchmarks" / "data_safety"
 LONG = os.environ.get("SOSELETO_LONG_CAMPAIGN") == "1"
-SIZES = ["--kills", "200"] if LONG else ["--kills", "2", "--writes", "4", "--short"]
+SIZES = ["--kills", "200"] if LONG else ["--kills", "2", "--writes", "2", "--short"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked, and open files are found in /proc")
@@ -28,5 +28,5 @@ def test_nothing_is_lost_by_a_full_disk_or_a_kill(tmp_path: Path) -> None:
     found = {row["campaign"]: row for row in json.loads(out.read_text())["rows"]}
     assert found["full_disk"]["wrong"] == []
     assert found["kills"]["wrong"] == []
-    assert found["full_disk"]["tried"] >= 4
+    assert found["full_disk"]["tried"] >= 2
     assert sum(found["kills"]["killed"].values()) >= 1  # one may have ended before the signal came
