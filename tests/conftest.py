@@ -82,6 +82,7 @@ LONG = (
     "test_ranks.py::test_no_rank_waits_for_one_that_is_lost[hangs]",
     "test_scale.py::test_micro_batches_train_as_whole_batches[1-",
     "test_selection.py::test_ranks_hold_the_same_weights_as_one_process[transfer]",
+    "test_selection.py::test_torchrun_runs_a_loop",
     "test_strong.py::test_a_network_that_was_compiled_is_one_graph_and_trains_the_same[resnet18]",
     "test_strong.py::test_probes_calibrate_suspects",
     "test_suspects.py::test_labels_before_match_real_mistakes",
