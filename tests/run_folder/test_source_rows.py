@@ -205,3 +205,10 @@ def test_copies_of_target_examples_are_dropped_or_get_the_targets_label(
         line[:-1] + "c" for line in before[-2:]
     }
     assert "20 examples, 0 dropped, 7 relabelled, 2 of them because they are in the target" in capsys.readouterr().err
+    decisions = Decisions(run)
+    decisions.decide(Decision(names[0], "drop"))
+    decisions.close()
+    with pytest.raises(SystemExit, match="0"):
+        main(["review", str(run.path), "--export", str(tmp_path / "reviewed.csv")])
+    assert rows(tmp_path / "reviewed.csv") == {*before[1:-2], *(line[:-1] + "c" for line in before[-2:])}
+    assert "19 examples: 1 dropped, 2 relabelled, 2 of them because they are in the target" in capsys.readouterr().out

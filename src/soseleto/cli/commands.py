@@ -518,8 +518,9 @@ def review(
         from soseleto.review.manifest import export_manifest
 
         done = export_manifest(run, export, force=force)
+        copies = f", {done.copies:,} of them because they are in the target" if done.copies else ""
         typer.echo(
-            f"{counted(done.rows, 'example')}: {done.dropped:,} dropped, {done.relabelled:,} relabelled, "
+            f"{counted(done.rows, 'example')}: {done.dropped:,} dropped, {done.relabelled:,} relabelled{copies}, "
             f"{counted(done.undecided, 'suspect')} not decided and left unchanged"
         )
         typer.echo(f"manifest: {done.path}")
