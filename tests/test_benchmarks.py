@@ -396,6 +396,18 @@ def test_strong_scores(tmp_path: Path) -> None:
     assert score(visits, 2, None).tolist() == pytest.approx([0.8, 0.4])
 
 
+def test_strong_parts(tmp_path: Path) -> None:
+    parts = importlib.import_module("strong_parts")
+    lines = ["all parts", parts.UNLABELLED, "labels ignored"]
+    command = ["--tiny", "--seeds", "1", "--epochs", "40", "--noise", "worst", "--out", str(tmp_path / "rows.json")]
+    rows = parts.main([*command, "--lines", *lines])
+    assert [row["line"] for row in rows] == lines
+    assert rows[0]["accuracy"] > 50
+    assert rows[0]["auroc"] > 0.6
+    assert len({row["auroc"] for row in rows}) == 3
+    assert parts.main([*command, "--lines", *lines]) == rows  # nothing is repeated
+
+
 def test_strong_tables(tmp_path: Path) -> None:
     from soseleto.data import data_root
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from pages.common import ROOT, benchmark, load, table
@@ -125,14 +126,17 @@ def strong() -> dict[str, str]:
         "chosen": cifar10_deep.chosen_table(rows),
         "rivals": cifar10_deep.rivals_table(rows),
         "by class": by_class(),
-        "dropped values": dropped_values(),
+        "dropped values": lines_by_noise(
+            "choose-strong-tables-cpu.json", lambda noise: f"{noise:.0%} flipped".replace("%", " %")
+        ),
+        "parts": lines_by_noise("choose-strong-parts-cpu.json", str),
     }
 
 
-def dropped_values() -> str:
-    """Accuracy and AUROC on a table by what strong views lack, mean and standard deviation over seeds."""
-    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
-    for row in load("choose-strong-tables-cpu.json")["rows"]:
+def lines_by_noise(file: str, title: Callable[[Any], str]) -> str:
+    """Accuracy, mean and standard deviation over seeds, and mean AUROC of every line; title: of a column, by noise."""
+    found: dict[tuple[str, Any], list[dict[str, Any]]] = {}
+    for row in load(file)["rows"]:
         found.setdefault((row["line"], row["noise"]), []).append(row)
     lines, noises = (list(dict.fromkeys(key[at] for key in found)) for at in (0, 1))
 
@@ -140,8 +144,7 @@ def dropped_values() -> str:
         rows = found[line, noise]
         return f"{Spread.of([row['accuracy'] for row in rows])}, {statistics.fmean(row['auroc'] for row in rows):.2f}"
 
-    head = ["", *(f"{noise:.0%} flipped".replace("%", " %") for noise in noises)]
-    return table(head, [[line, *(cell(line, noise) for noise in noises)] for line in lines])
+    return table(["", *map(title, noises)], [[line, *(cell(line, noise) for noise in noises)] for line in lines])
 
 
 def by_class() -> str:
