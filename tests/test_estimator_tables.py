@@ -15,6 +15,7 @@ import sklearn
 from scipy.sparse import csr_matrix
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.exceptions import DataConversionWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -24,6 +25,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 import soseleto
 from soseleto import SoseletoClassifier
 from soseleto.data import TablePreparation
+from soseleto.data.readers.frames import stacked
 
 
 def quick(**options: Any) -> SoseletoClassifier:
@@ -151,6 +153,36 @@ def test_final_estimators_get_frames_and_sparse_matrices_as_they_are() -> None:
     assert sparse.final_.coef_.shape == (1, 10)
     with pytest.raises(soseleto.UsageError, match="KNeighborsClassifier does not take sample_weight"):
         quick(final_estimator=KNeighborsClassifier()).fit(rows, labels, X_target=rows[:10], y_target=labels[:10])
+
+
+def test_a_final_estimator_takes_a_target_of_another_type() -> None:
+    """Whole numbers with a gap, halves among them, and an array in place of a frame of numbers."""
+    X = pd.DataFrame({"age": np.arange(80), "name": ["u", "v"] * 40}).astype({"name": "category"})
+    y = np.where(X.age > 40, "p", "q")
+    part = X.iloc[::4].astype({"age": float})
+    part.iloc[3, 0], part.iloc[4, 0] = np.nan, 16.5
+    whole = stacked(X, part)
+    assert whole.age.iloc[80:].tolist()[4] == 16.5
+    assert whole.age.isna().sum() == 1
+    assert whole.name.dtype == X.name.dtype
+    made = quick(final_estimator=HistGradientBoostingClassifier()).fit(X, y, X_target=part, y_target=y[::4])
+    assert made.final_ is not None
+    numbers = X[["age"]].assign(b=1.0)
+    assert stacked(numbers, np.ones((2, 2))).shape == (82, 2)
+    quick(final_estimator=HistGradientBoostingClassifier()).fit(numbers, y, X_target=np.ones((2, 2)), y_target=y[:2])
+
+
+def test_labels_of_a_frame_with_words_are_checked_as_those_of_numbers() -> None:
+    X = pd.DataFrame({"age": np.arange(40), "name": ["u", "v"] * 20})
+    y = np.where(X.age > 20, "p", "q")
+    with pytest.warns(DataConversionWarning):
+        column = quick().fit(X, y[:, None], X_target=X[:9], y_target=y[:9, None])
+    assert np.array_equal(column.source_weights_, quick().fit(X, y, X_target=X[:9], y_target=y[:9]).source_weights_)
+    for labels in (y[:-1], None, [None, *y[1:]]):
+        with pytest.raises(ValueError, match=r"y should be|label type|numbers of samples"):
+            quick().fit(X, labels)
+        with pytest.raises(ValueError, match=r"y should be|label type|rows but 39 labels"):
+            quick().fit(X, y, target=(X, labels))
 
 
 def test_a_final_estimator_that_cannot_read_words_gets_prepared_numbers() -> None:

@@ -278,6 +278,27 @@ def test_nothing_but_gradients_is_left_on_the_model() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_buffers_that_a_pass_makes_or_enlarges_are_kept() -> None:
+    class Positions(nn.Module):
+        """Its table grows with the inputs; BatchNorm's buffers are undone after the passes that only measure."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.norm, self.out = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] > len(getattr(self, "table", ())):
+                self.register_buffer("table", torch.linspace(0, 1, x.shape[1]), persistent=False)
+            return self.out(self.norm((self.inner(x) + self.table[: x.shape[1], None]).mean(1)))
+
+    model, labels = Positions(), torch.arange(8) % 2
+    selection = Selection(model, n_source=8, loss=lambda m, batch: F.cross_entropy(m(batch), labels, reduction="none"))
+    for length in (5, 9):
+        selection.backward(torch.randn(8, length, 4), torch.randn(8, length, 4), index=torch.arange(8))
+        assert len(model.table) == length
+    assert int(model.norm.num_batches_tracked) == 4  # two batches a step
+
+
 def test_autocast_covers_the_forward_passes_alone() -> None:
     index, (x, y), target = batches(1)[0]
     seen: list[torch.dtype] = []

@@ -40,7 +40,7 @@ try:
     from sklearn.base import BaseEstimator, ClassifierMixin, clone
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+    from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 except ImportError as error:
     raise UsageError(
         "SoseletoClassifier needs scikit-learn 1.6 or newer: type pip install 'soseleto[sklearn]'."
@@ -206,8 +206,8 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 
     def _inputs_of(self, X: Any, y: Any) -> _Inputs:
         if is_frame(X) and not _is_plain(X):
-            table = frame_table(X)
-            return _Inputs(TablePreparation.fit(table, np.unique(_array(y), return_inverse=True)[1]), sparse=False)
+            labels = np.unique(_labels_of(X, y), return_inverse=True)[1]
+            return _Inputs(TablePreparation.fit(frame_table(X), labels), sparse=False)
         return _Inputs(None, sparse=bool(issparse(X)))
 
     def _final(self, X: Any, y: np.ndarray, trusted: tuple[Any, Any] | None, rows: Tensor) -> Any:
@@ -277,7 +277,8 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 
     def _target(self, target: tuple[Any, Any]) -> tuple[Tensor, np.ndarray]:
         X, _ = self._fitted_inputs.rows(self, target[0], None, reset=False)
-        y = check_array(_array(target[1]), ensure_2d=False, dtype=None)
+        y = column_or_1d(_array(target[1]))
+        check_classification_targets(y)
         if len(X) != len(y):
             raise UsageError(f"the target has {len(X)} rows but {len(y)} labels: give one for each.")
         return X, y
@@ -311,8 +312,7 @@ class _Inputs:
         y = None if y is None else _array(y)
         if self.preparation is not None:
             validate_data(estimator, X, reset=reset, skip_check_array=True)
-            labels = None if y is None else check_array(y, ensure_2d=False, dtype=None)
-            return prepared(frame_table(X), self.preparation, "X"), labels
+            return prepared(frame_table(X), self.preparation, "X"), None if y is None else _labels_of(X, y)
         given = {"accept_sparse": "csr", "allow_nd": True, "dtype": "numeric"}
         if y is None:
             return _tensor(validate_data(estimator, _array(X), reset=reset, **given)), None
@@ -338,6 +338,14 @@ def _with_codes(estimator: Any, table: TablePreparation) -> Any:
     if made.get_params().get("categorical_features", "none") in (None, "from_dtype", "warn"):
         made.set_params(categorical_features=list(table.codes) or None)
     return made
+
+
+def _labels_of(X: Any, y: Any) -> np.ndarray:
+    """The labels (N,) of a data frame, checked as ``validate_data`` checks those of arrays."""
+    labels = column_or_1d(_array(y), warn=True)
+    check_consistent_length(X, labels)
+    check_classification_targets(labels)
+    return labels
 
 
 def _is_plain(frame: Any) -> bool:

@@ -74,6 +74,21 @@ def test_weights_find_the_wrong_labels(tmp_path: Path) -> None:
     assert model.rates == pytest.approx([0.3 * (1 - step / 200) for step in range(1, 61)])
 
 
+def test_a_gradient_is_clipped_to_the_same_norm_under_a_grad_scaler(tmp_path: Path) -> None:
+    class Watched(Model):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in self.parameters()])))
+
+    plugins = lightning.pytorch.plugins
+    scaled = plugins.MixedPrecision("bf16-mixed", "cpu")
+    scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    norms: list[float] = []
+    for precision in ([], [scaled]):
+        train(tmp_path, Watched(clip=0.01), 1, plugins=precision, enable_checkpointing=False)
+    assert len(norms) == 10
+    assert norms == pytest.approx([0.01] * 10, rel=1e-3)
+
+
 def test_a_resumed_training_goes_on_with_its_weights(tmp_path: Path) -> None:
     whole = Model()
     trainer = train(tmp_path, whole, 2, enable_checkpointing=False)

@@ -67,7 +67,7 @@ def test_posterior_and_what_it_learns_against_a_loop(by_class: float) -> None:
         answers = [0.99 * answers[c] + 0.01 * sum(row[c] for row in plain) / B for c in range(C)]
         trusted = [0.99 * trusted[c] + 0.01 * trusted_labels.tolist().count(c) / T for c in range(C)]
         seen |= set(trusted_labels.tolist())
-        given = sum(answers[c] for c in seen)
+        given = sum(answers[c] for c in seen) / sum(trusted[c] for c in seen)
         share = sum(joint[c][c] for c in range(C))
         told = joint
         joint = [[0.99 * value for value in row] for row in told]
@@ -112,6 +112,9 @@ def test_a_class_without_a_trusted_example_is_not_erased() -> None:
         q = judge.answer(4.0 * torch.eye(C)[truth], torch.randint(C - 1, (16,), generator=seeded), state)
         w = judge.posterior(q, truth, state).gather(1, truth[:, None]).squeeze(1)
     assert float(state["trusted"][C - 1]) < 1e-8  # which was its factor
+    even = judge.init(torch.device("cpu"))
+    q = judge.answer(torch.zeros(B, C), torch.zeros(T, dtype=torch.int64), even)
+    assert torch.allclose(q, torch.full((B, C), 1 / C))  # from the first step on it keeps its share of the answers
     assert float(w[truth == C - 1].mean()) > 0.95
     assert float(w[truth != C - 1].mean()) > 0.95
 

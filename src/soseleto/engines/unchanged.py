@@ -20,7 +20,10 @@ def is_recording() -> bool:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore the model's buffers and the random states of torch, numpy and Python at the end of the block."""
+    """Restore the model's buffers and the random states of torch, numpy and Python at the end of the block.
+
+    Buffers that the block makes or enlarges stay: a table of positions, for instance, that grows with the inputs.
+    """
     restore = Restore(model)
     try:
         yield
@@ -62,4 +65,6 @@ class Restore:
         random.setstate(self._python)
         np.random.set_state(self._numpy)  # noqa: NPY002
         for name, b in self._model.named_buffers():
-            b.data.copy_(self._buffers[name])  # without a new version, which would invalidate graphs that hold it
+            kept = self._buffers.get(name)
+            if kept is not None and kept.shape == b.shape:
+                b.data.copy_(kept)  # without a new version, which would invalidate graphs that hold it

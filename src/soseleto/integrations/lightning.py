@@ -81,7 +81,8 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         numbers = self.selection.backward(source, target, index=index, scaler=scaler)
         if self._clip is not None:
-            self.clip_gradients(optimizer, gradient_clip_val=self._clip, gradient_clip_algorithm="norm")
+            most = self._clip * (1.0 if scaler is None else scaler.get_scale())  # the gradients are still scaled
+            self.clip_gradients(optimizer, gradient_clip_val=most, gradient_clip_algorithm="norm")
         optimizer.step()
         optimizer.zero_grad()
         self._advance("step", batch_idx + 1)

@@ -39,12 +39,20 @@ def _is_missing(value: Any) -> bool:
 
 
 def stacked(first: Any, second: Any) -> Any:
-    """Rows of ``first`` and then of ``second``, in the form of ``first``: data frames, sparse matrices or arrays."""
+    """Rows of ``first`` and then of ``second``, in the form of ``first``: data frames, sparse matrices or arrays.
+
+    Columns of numbers get a type that holds both, so that whole numbers may have gaps in ``second``.
+    """
     if is_frame(first):
-        if hasattr(first, "vstack"):  # polars
-            return first.vstack(second)
+        if hasattr(first, "to_arrow"):
+            polars = need("polars", to="joining data frames")
+            same = second.select(first.columns) if is_frame(second) else polars.DataFrame(second, schema=first.columns)
+            return polars.concat([first, same], how="vertical_relaxed")
         pandas = need("pandas", to="joining data frames")
-        return pandas.concat([first, second.astype(dict(first.dtypes))], ignore_index=True)
+        if not is_frame(second):
+            second = pandas.DataFrame(second, columns=first.columns)
+        kinds = {name: kind for name, kind in first.dtypes.items() if not pandas.api.types.is_numeric_dtype(kind)}
+        return pandas.concat([first, second.astype(kinds)], ignore_index=True)
     if hasattr(first, "toarray"):
         return need("scipy.sparse", to="joining sparse matrices").vstack([first, second]).tocsr()
     return np.concatenate([np.asarray(first), np.asarray(second)])

@@ -106,8 +106,9 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
 def _balance(state: Mapping[str, Tensor]) -> Tensor:
     """t/q̄ (C,), with t of the seen classes taken as shares of what the answers give to these; 1 for the others."""
     answers, seen = state["answers"], state["seen"]
-    share = (answers * seen).sum()
-    return torch.where(seen, share * state["trusted"] / answers.clamp(min=SMALLEST), 1.0)
+    share, trusted = (answers * seen).sum(), state["trusted"] * seen
+    trusted = trusted / trusted.sum().clamp(min=SMALLEST)
+    return torch.where(seen, share * trusted / answers.clamp(min=SMALLEST), 1.0)
 
 
 def _learn(mean: Tensor, new: Tensor) -> None:
