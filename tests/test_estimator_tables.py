@@ -169,7 +169,9 @@ def test_a_final_estimator_takes_a_target_of_another_type() -> None:
     assert made.final_ is not None
     numbers = X[["age"]].assign(b=1.0)
     assert stacked(numbers, np.ones((2, 2))).shape == (82, 2)
-    quick(final_estimator=HistGradientBoostingClassifier()).fit(numbers, y, X_target=np.ones((2, 2)), y_target=y[:2])
+    boosted = quick(final_estimator=HistGradientBoostingClassifier())
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        boosted.fit(numbers, y, X_target=np.ones((2, 2)), y_target=y[:2])
 
 
 def test_labels_of_a_frame_with_words_are_checked_as_those_of_numbers() -> None:
@@ -178,10 +180,10 @@ def test_labels_of_a_frame_with_words_are_checked_as_those_of_numbers() -> None:
     with pytest.warns(DataConversionWarning):
         column = quick().fit(X, y[:, None], X_target=X[:9], y_target=y[:9, None])
     assert np.array_equal(column.source_weights_, quick().fit(X, y, X_target=X[:9], y_target=y[:9]).source_weights_)
-    for labels in (y[:-1], None, [None, *y[1:]]):
-        with pytest.raises(ValueError, match=r"y should be|label type|numbers of samples"):
+    for labels in (y[:-1], None, [None, *y[1:]], pd.Series(y).where(y == "p")):
+        with pytest.raises(ValueError, match=r"y should be|label type|contains NaN|numbers of samples"):
             quick().fit(X, labels)
-        with pytest.raises(ValueError, match=r"y should be|label type|rows but 39 labels"):
+        with pytest.raises(ValueError, match=r"y should be|label type|contains NaN|rows but 39 labels"):
             quick().fit(X, y, target=(X, labels))
 
 

@@ -38,7 +38,7 @@ from soseleto.training.views_for import usual_views
 try:
     from scipy.sparse import issparse
     from sklearn.base import BaseEstimator, ClassifierMixin, clone
-    from sklearn.utils import check_random_state
+    from sklearn.utils import assert_all_finite, check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 except ImportError as error:
@@ -206,7 +206,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 
     def _inputs_of(self, X: Any, y: Any) -> _Inputs:
         if is_frame(X) and not _is_plain(X):
-            labels = np.unique(_labels_of(X, y), return_inverse=True)[1]
+            labels = np.unique(_labels_of(y, X), return_inverse=True)[1]
             return _Inputs(TablePreparation.fit(frame_table(X), labels), sparse=False)
         return _Inputs(None, sparse=bool(issparse(X)))
 
@@ -277,8 +277,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 
     def _target(self, target: tuple[Any, Any]) -> tuple[Tensor, np.ndarray]:
         X, _ = self._fitted_inputs.rows(self, target[0], None, reset=False)
-        y = column_or_1d(_array(target[1]))
-        check_classification_targets(y)
+        y = _labels_of(target[1])
         if len(X) != len(y):
             raise UsageError(f"the target has {len(X)} rows but {len(y)} labels: give one for each.")
         return X, y
@@ -312,7 +311,7 @@ class _Inputs:
         y = None if y is None else _array(y)
         if self.preparation is not None:
             validate_data(estimator, X, reset=reset, skip_check_array=True)
-            return prepared(frame_table(X), self.preparation, "X"), None if y is None else _labels_of(X, y)
+            return prepared(frame_table(X), self.preparation, "X"), None if y is None else _labels_of(y, X)
         given = {"accept_sparse": "csr", "allow_nd": True, "dtype": "numeric"}
         if y is None:
             return _tensor(validate_data(estimator, _array(X), reset=reset, **given)), None
@@ -340,9 +339,10 @@ def _with_codes(estimator: Any, table: TablePreparation) -> Any:
     return made
 
 
-def _labels_of(X: Any, y: Any) -> np.ndarray:
-    """The labels (N,) of a data frame, checked as ``validate_data`` checks those of arrays."""
+def _labels_of(y: Any, X: Any = None) -> np.ndarray:
+    """The labels (N,), checked as ``validate_data`` checks those of arrays; X: the rows that they are of."""
     labels = column_or_1d(_array(y), warn=True)
+    assert_all_finite(labels, input_name="y")
     check_consistent_length(X, labels)
     check_classification_targets(labels)
     return labels

@@ -161,6 +161,19 @@ def test_a_resumed_training_has_the_same_weights(tmp_path: Path, dropout: float)
         torch.testing.assert_close(mine, right, rtol=0, atol=0)
 
 
+def test_a_finished_training_that_is_resumed_has_its_weights(tmp_path: Path) -> None:
+    args = {"num_train_epochs": 1, "save_strategy": "epoch"}
+    first = trainer(tmp_path, bert(), args=args)
+    first.train()
+    again = trainer(tmp_path, bert(seed=9), args=args)
+    with pytest.raises(UsageError, match=r"call train\(\) first"):
+        _ = again.weights
+    again.train(resume_from_checkpoint=True)
+    assert torch.equal(again.weights, first.weights)
+    assert torch.equal(again.selection.visits, first.selection.visits)
+    assert int(again.selection.visits.sum()) > 0
+
+
 def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
     args = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     plain = transformers.TrainingArguments(

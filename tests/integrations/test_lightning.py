@@ -94,6 +94,8 @@ def test_a_resumed_training_goes_on_with_its_weights(tmp_path: Path) -> None:
     trainer = train(tmp_path, whole, 2, enable_checkpointing=False)
     trainer.save_checkpoint(tmp_path / "two.ckpt")
     before = whole.selection.weights
+    read = Model.load_from_checkpoint(tmp_path / "two.ckpt")
+    assert torch.equal(read.selection.weights, before)
     saved = torch.load(tmp_path / "two.ckpt", weights_only=True)
     again = Model()
     with torch.no_grad():

@@ -27,7 +27,7 @@ from soseleto.data.texts.lengths import padded_length
 from soseleto.errors import UsageError
 from soseleto.integrations.numbered import FullBatches, Numbered
 from soseleto.integrations.target_batches import TargetBatches
-from soseleto.parallel.reducer import Ranks, Single
+from soseleto.parallel.reducer import Ranks, Reducer, Single
 from soseleto.selection import Selection
 from soseleto.task.loop_losses import PerExampleLoss
 
@@ -93,7 +93,9 @@ class SelectionMixin(_AnyTrainer):
 
     @property
     def selection(self) -> Selection:
-        """Weights, scores and visits; there is none before the first step."""
+        """Weights, scores and visits; there is none before the first step, unless a checkpoint has been loaded."""
+        if self._saved is not None:  # no step has been taken since
+            return self._made(self.model, None, Single())
         if self._selection is None:
             raise UsageError("no weights yet: call train() first.")
         return self._selection
@@ -143,26 +145,32 @@ class SelectionMixin(_AnyTrainer):
         if self._targets is None or self._selected_for is not self.model:
             plain, ranks = self.accelerator.unwrap_model(model), self.accelerator.num_processes
             reducer = Single() if ranks == 1 else Ranks(self.args.device)
-            self._selection = Selection(
-                plain,
-                n_source=len(self.train_dataset),
-                loss=self.per_example_loss,
-                method=self.method,
-                optimizer=self.optimizer.optimizer,
-                reducer=reducer,
-                join=self._join,
-                cuda_graph=self._cuda_graph,
-            )
+            self._selection = self._made(plain, self.optimizer.optimizer, reducer)
             size = self._target_batch_size or max(8, self._train_batch_size // 8)
             target = _of_columns(self, self.target_dataset)
             collate, rank = _collator(self, self.data_collator), self.accelerator.process_index
             self._targets = TargetBatches(target, size, collate, seed=self.args.seed, rank=rank, ranks=ranks)
             if self._saved is not None:
-                self._selection.load_state_dict(self._saved["selection"])
                 self._targets.drawn, self._saved = int(self._saved["targets"]), None
             self._selected_for, self._target_losses = self.model, []
         self.selection.follow(self.optimizer.optimizer)
         return self._targets
+
+    def _made(self, model: nn.Module, optimizer: Any, reducer: Reducer) -> Selection:
+        """With the state of the checkpoint, if there is one."""
+        made = Selection(
+            model,
+            n_source=len(self.train_dataset),
+            loss=self.per_example_loss,
+            method=self.method,
+            optimizer=optimizer,
+            reducer=reducer,
+            join=self._join,
+            cuda_graph=self._cuda_graph,
+        )
+        if self._saved is not None:
+            made.load_state_dict(self._saved["selection"])
+        return made
 
     def _get_dataloader(
         self,

@@ -55,7 +55,9 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
 
     @property
     def selection(self) -> Selection:
-        """Weights, scores and visits; there is none before the first step."""
+        """Weights, scores and visits; there is none before the first step, unless a checkpoint has been loaded."""
+        if self._saved is not None:
+            return self._made(None)
         if self._selection is None:
             raise UsageError("no weights yet: call Trainer.fit first.")
         return self._selection
@@ -76,7 +78,7 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
         (index, source), target = batch["source"], batch["target"]
         optimizer: Any = self.optimizers()
         if self._selection is None:
-            self._begin(optimizer.optimizer)
+            self._selection, self._saved = self._made(optimizer.optimizer), None
         self.selection.follow(optimizer.optimizer)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         numbers = self.selection.backward(source, target, index=index, scaler=scaler)
@@ -98,14 +100,16 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._saved, self._selection = checkpoint.get("selection"), None
 
-    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+    def _made(self, optimizer: torch.optim.Optimizer | None) -> Selection:
+        """With the state of the checkpoint, if there is one."""
+
         def loss(model: SelectionModule, batch: Any) -> Tensor:
             return model.per_example_loss(batch)
 
-        self._selection = Selection(self, n_source=self._n_source, loss=loss, method=self._method, optimizer=optimizer)
+        made = Selection(self, n_source=self._n_source, loss=loss, method=self._method, optimizer=optimizer)
         if self._saved is not None:
-            self._selection.load_state_dict(self._saved)
-            self._saved = None
+            made.load_state_dict(self._saved)
+        return made
 
     def _advance(self, interval: str, number: int) -> None:
         for config in self.trainer.lr_scheduler_configs:
