@@ -125,18 +125,22 @@ def features_of(inputs: Inputs, outputs: Outputs, seen: list[Tensor]) -> tuple[T
     """Last features and outputs; without a linear layer that takes one row per input the outputs serve as features."""
     seen.clear()
     found = outputs(inputs)
-    features = torch.cat(seen).flatten(1) if seen else found
+    features = torch.cat(seen) if seen else found
     return (features if len(features) == len(found) else found), found
 
 
 @contextmanager
 def last_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collects the inputs of the model's last linear layer; the hook is removed at the end."""
+    """Collects the inputs of the model's last linear layer; the hook is removed at the end.
+
+    Inputs (B, L, D) are averaged over the positions, so that the width is D at any padded length.
+    """
     seen: list[Tensor] = []
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
 
     def keep(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        seen.append(given[0].detach().float())
+        inputs = given[0].detach().float()
+        seen.append(inputs.flatten(1, -2).mean(1) if inputs.ndim > 2 else inputs)
 
     handles = [module.register_forward_pre_hook(keep) for module in linear[-1:]]
     try:
