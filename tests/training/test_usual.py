@@ -50,6 +50,24 @@ class Scaled(nn.Module):
         return self.scale * self.layer(x)
 
 
+class Averaged(nn.Module):
+    """Averages the outputs of the last linear layer over two positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.stack([x, x.flip(1)], 1)).mean(1)
+
+
+class Sharpened(nn.Linear):
+    """Multiplies the outputs by a constant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 10.0 * super().forward(x)
+
+
 def test_where_few_labels_are_wrong_weights_move_on_evidence_of_the_last_layer(tmp_path: Path) -> None:
     method = used(tmp_path, nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)))
     assert (method.weight_step, method.alignment, method.scores) == (STEP, FEW, None)
@@ -160,6 +178,11 @@ def test_all_layers_of_a_model_that_does_not_end_in_a_linear_one(tmp_path: Path)
     method = used(tmp_path, Scaled())
     assert (method.alignment, method.scores) == (chain(*SIZED, beyond_noise(2.0)), None)
     assert method.source_loss == label_doubt()
+
+
+@pytest.mark.parametrize("model", [Averaged(), Sharpened(3, 2)])
+def test_all_layers_of_a_model_whose_outputs_are_not_those_of_the_last_one(model: nn.Module, tmp_path: Path) -> None:
+    assert not used(tmp_path, model).alignment.replaces_engine
 
 
 def test_other_tasks_keep_the_papers_losses(tmp_path: Path) -> None:

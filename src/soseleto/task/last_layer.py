@@ -140,11 +140,21 @@ def no_last_layer(losses: Losses, model: nn.Module, batch: Batch) -> str | None:
     """Why a model has no last-layer alignments, found by one pass; None if it has."""
     if sharded_modules(model):
         return "its parameters are sharded"
+    seen = WatchedLosses(losses)
     try:
-        WatchedLosses(losses).source(model, batch)
+        seen.source(model, batch)
     except EngineError as error:
         return str(error)
-    return None
+    return None if _are_scores(seen.take()["source"], batch.labels) else "its outputs are not those of the last layer"
+
+
+def _are_scores(last: LastLayer, labels: Tensor) -> bool:
+    """Whether the losses are cross-entropies of one row each of the layer's outputs: softmax(z) − r is the label."""
+    if int(labels.max()) >= last.outputs.shape[-1]:
+        return False
+    found = (last.outputs.softmax(-1) - last.residuals)[last.used]
+    expected = torch.eye(found.shape[-1], device=found.device)[labels[last.used.any(1)]]
+    return found.shape == expected.shape and torch.allclose(found.float(), expected, atol=0.05)
 
 
 class _LinearCalls(TorchFunctionMode):
