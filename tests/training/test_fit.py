@@ -314,6 +314,17 @@ def test_ranking_is_best_first_with_the_truth() -> None:
     assert "..." in repr(table)
 
 
+def test_an_output_without_a_class_name_is_named_by_its_index() -> None:
+    model = nn.Linear(2, 3)
+    model.bias.data[2] = 50.0
+
+    def unless_it_abstains(outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs[:, :2], labels, reduction="none")
+
+    given = {"source": named(N, 0), "target": named(20, 1), "loss": unless_it_abstains, "epochs": 1}
+    assert set(fit(model=model, **given).ranking()["predicted_label"]) == {"2"}
+
+
 def test_run_folder_is_whole(tmp_path: Path) -> None:
     result = fit(out=tmp_path / "run", test=points(50, 9))
     files = {p.name for p in (tmp_path / "run").iterdir()}
@@ -347,9 +358,15 @@ def large_labels(n: int, seed: int) -> Examples:
     return Examples(examples.inputs, examples.labels + 5)
 
 
+def named(n: int, seed: int) -> Examples:
+    examples = points(n, seed)
+    return Examples(examples.inputs, examples.labels, classes=("ant", "bee"))
+
+
 BAD = [
     ({"source": float_labels(N, 0)}, "source labels are of float type"),
     ({"target": large_labels(20, 0)}, r"a target label is 6, but the model has 2 outputs \(labels 0 to 1\)"),
+    ({"source": named(N, 0), "target": named(20, 1), "model": net(outputs=3)}, "3 outputs, but the source names 2"),
     ({"target": (torch.randn(20, 3), torch.zeros(20, dtype=torch.int64))}, r"shape \(2,\) and target inputs \(3,\)"),
     ({"target": (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))}, "empty"),
     ({"batch_size": 500}, "batch_size is 500, but the source has only 120 examples"),

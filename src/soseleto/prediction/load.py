@@ -62,7 +62,8 @@ class LoadedRun(Predictor):
         return None if columns is None else tuple(columns)
 
     def class_name(self, index: int) -> str:
-        return str(index) if self.classes is None else self.classes[index]
+        names = self.classes or ()
+        return names[index] if index < len(names) else str(index)
 
 
 def load(

@@ -12,7 +12,7 @@ from soseleto.data import Examples, ExampleSet, structure
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare
 from soseleto.data.structure import Inputs
-from soseleto.errors import DataError, SoseletoError, UsageError, first_line
+from soseleto.errors import DataError, SoseletoError, UsageError, counted, first_line
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import TaskKind
@@ -98,6 +98,12 @@ def _check_side(model: nn.Module, losses: TaskLosses, side: str, examples: Examp
             raise DataError(
                 f"a {side} label is {highest}, but the model has {classes} outputs (labels 0 to {classes - 1}): "
                 "give the model more outputs or fix the label."
+            )
+        named = classes if examples.classes is None else len(examples.classes)
+        if named < classes:
+            raise UsageError(
+                f"the model has {classes} outputs, but the {side} names {counted(named, 'class', 'classes')}: give the "
+                f"model {counted(named, 'output')}, or name all classes in classes=."
             )
     getattr(losses, side)(model, Batch(torch.zeros(1, dtype=torch.int64), inputs, label))
     return raw
