@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from torch.utils.data import Dataset, TensorDataset
 
 import soseleto
 from soseleto import Heads
-from soseleto.data import Augment, Examples
+from soseleto.data import Augment, Examples, read_pair
 from soseleto.data.batch import Batch
 from soseleto.methods import TargetOnly
+from soseleto.methods.oracle import corrected
 from soseleto.models.architectures import mlp
 from soseleto.parallel.reducer import Single
+from soseleto.report import write_report
 from soseleto.training.history import Records, group_record
 
 N = 120
@@ -312,6 +315,23 @@ def test_ranking_is_best_first_with_the_truth() -> None:
     assert table["wrong"][: N // 2].sum() < table["wrong"][N // 2 :].sum()
     assert table.to_arrow().num_rows == N
     assert "..." in repr(table)
+
+
+def test_an_example_without_a_true_label_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+    source = points(N, 0, wrong=30)
+    assert source.truth is not None
+    source.truth[20:] = -1
+    source = replace(source, classes=("ant", "bee"))
+    result = fit(source=source, target=named(20, 1), epochs=1, out=tmp_path / "run")
+    assert {name: group["count"] for name, group in result.history[-1]["groups"].items()} == {"wrong": 20}
+    table = result.ranking()
+    assert table["wrong"].sum() == 20
+    assert (table["true_label"] == "").sum() == N - 20
+    assert "true labels are known" not in write_report(tmp_path / "run").read_text()
+    assert torch.equal(corrected(source).labels[20:], source.labels[20:])
+    again = read_pair(source, named(20, 1), mode="noisy").source
+    assert again.truth is not None
+    assert torch.equal(again.truth, source.truth)
 
 
 def test_an_output_without_a_class_name_is_named_by_its_index() -> None:

@@ -29,7 +29,7 @@ class Examples:
     labels: (N,) int64 class indices, int64 targets (N, ...) such as tokens, or float targets (N, ...) for regression
     ids: one unique name per example, the same in every run; None means "0", "1", ...
     classes: class names, by class index
-    truth: (N,) the correct labels, where they are known
+    truth: (N,) the correct labels; -1, or NaN of numbers, where they are not known
     paths: the file each example was read from
     """
 
@@ -196,3 +196,8 @@ def _check_labels(examples: Examples) -> None:
         raise DataError(f"a label is {low}: class indices start at 0.")
     if examples.classes is not None and high >= len(examples.classes):
         raise DataError(f"a label is {high} but there are {len(examples.classes)} class names: add the missing ones.")
+
+
+def truth_known(truth: Tensor) -> Tensor:
+    """Where the correct labels are known: neither -1 nor NaN."""
+    return ~truth.isnan() if truth.is_floating_point() else truth >= 0

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from soseleto.data import Examples
+from soseleto.data.examples import truth_known
 from soseleto.errors import DataError
 
 
 def corrected(source: Examples) -> Examples:
-    """Every example with its true label."""
-    return replace(source, labels=_truth(source))
+    """Every example with its true label, and with its own where that is not known."""
+    truth = _truth(source)
+    return replace(source, labels=torch.where(truth_known(truth), truth, source.labels))
 
 
 def correct_only(source: Examples) -> Examples:

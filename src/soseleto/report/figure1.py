@@ -18,7 +18,7 @@ Mark = Callable[[np.ndarray, np.ndarray, str], None]
 
 def panels(run: RunFiles) -> list[Figure]:
     """The five panels; empty where the run has no such source."""
-    weight, wrong, label = run.column("weight"), run.column("wrong"), run.column("label")
+    weight, wrong, label = run.column("weight"), run.wrong, run.column("label")
     if list(run.features) != ["x0", "x1"] or weight is None or wrong is None or label is None:
         return []
     over_time = groups(run, "(d) Mean weight, correctly and incorrectly labelled")

@@ -51,6 +51,12 @@ class RunFiles:
         """A column of the ranking, or None."""
         return None if self.ranking is None else self.ranking.get(name)
 
+    @property
+    def wrong(self) -> np.ndarray | None:
+        """Which labels are wrong, where every true label is known."""
+        truth = self.column("true_label")
+        return self.column("wrong") if truth is None or not _missing(truth).any() else None
+
     @cached_property
     def suggested(self) -> np.ndarray | None:
         """The suggested label of each suspect, see ``suggested_labels``."""
@@ -93,6 +99,13 @@ def read(path: str | os.PathLike[str]) -> RunFiles:
 
 def _first(records: list[Record], event: str) -> Record:
     return next((record for record in records if record.get("event") == event), {})
+
+
+def _missing(truth: np.ndarray) -> np.ndarray:
+    """(N,) which true labels of a ranking are not known: NaN of numbers, -1 of indices, blank of names."""
+    if truth.dtype.kind == "f":
+        return np.isnan(truth)
+    return truth < 0 if truth.dtype.kind == "i" else truth.astype(str) == ""
 
 
 def _messages(records: list[Record]) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ def _render(run: RunFiles) -> str:
 def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     """The sections made from the ranking: suspects, histograms, thresholds, labels, examples."""
     assert run.ranking is not None
-    weight, wrong = run.ranking["weight"], run.column("wrong")
+    weight, wrong = run.ranking["weight"], run.wrong
     table = tables.kept(weight, wrong)
     labels, more_labels = tables.by_label(run.ranking["label"], weight)
     classes, more_classes = gallery.by_class(run)
@@ -153,7 +153,7 @@ def _of_probabilities(run: RunFiles) -> str:
 
 def _truth(run: RunFiles, table: tables.Kept) -> list[Figure]:
     """Charts against the true labels, without those that Figure 1 shows already."""
-    wrong = run.column("wrong")
+    wrong = run.wrong
     assert wrong is not None
     if figure1.panels(run):
         return [charts.noise(wrong)]

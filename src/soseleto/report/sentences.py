@@ -251,7 +251,7 @@ def _highest(run: RunFiles) -> str:
 
 
 def _truth(run: RunFiles) -> str:
-    wrong, weight = run.column("wrong"), run.column("weight")
+    wrong, weight = run.wrong, run.column("weight")
     if wrong is None or weight is None or not wrong.any() or wrong.all():
         return ""
     low = weight < np.float32(PAPER_THRESHOLD)

@@ -186,7 +186,7 @@ def _lost(error: Exception, folder: RunFolder) -> str:
     )
 
 
-def weight_record(weights: Weights, wrong: Tensor | None, reducer: Reducer) -> dict[str, Any]:
+def weight_record(weights: Weights, wrong: Tensor | None, known: Tensor | None, reducer: Reducer) -> dict[str, Any]:
     """A summary of the weights and, where the truth is known, the mean weight of right and wrong labels."""
     summary = weights.summary(reducer.sum)
     record: dict[str, Any] = {
@@ -196,7 +196,9 @@ def weight_record(weights: Weights, wrong: Tensor | None, reducer: Reducer) -> d
         "share_at_one": summary.share_at_one,
         "histogram": list(summary.histogram),
     }
-    return record if wrong is None else {**record, "groups": group_record(weights.values, wrong, reducer)}
+    if wrong is None or known is None:
+        return record
+    return {**record, "groups": group_record(weights.values[known], wrong[known], reducer)}
 
 
 def group_record(weights: Tensor, wrong: Tensor, reducer: Reducer) -> dict[str, dict[str, float]]:

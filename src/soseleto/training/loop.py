@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from soseleto.data import ExampleSet, TargetCycle, feed, seed_for, structure
 from soseleto.data.batch import Batch
+from soseleto.data.examples import truth_known
 from soseleto.engines.shards import reshard, sharded_modules
 from soseleto.errors import TrainingError, UsageError, counted
 from soseleto.methods.wrappers.record_signals import Signals
@@ -206,7 +207,7 @@ class Loop:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.settings.epochs, "step": step}
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
         if (learned := self._learned(state)) is not None:
-            record |= weight_record(learned, self._wrong(), self.team)
+            record |= weight_record(learned, *self._wrong(), self.team)
             if (probes := self.data.probes) is not None:
                 values = state.weights.values[probes.n_source :]
                 record["probe_groups"] = group_record(values, probes.wrong.to(values.device), self.team)
@@ -232,11 +233,14 @@ class Loop:
         """This rank's weights without the probes'; None for a method without weights."""
         return None if state.weights is None else state.weights.first(owned(len(self._source), self.team))
 
-    def _wrong(self) -> Tensor | None:
+    def _wrong(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Which of this rank's labels are wrong, and of which the truth is known."""
         source = self._source
         if source.truth is None:
-            return None
-        return (source.truth != source.labels)[self.team.rank :: self.team.ranks].to(self.task.device)
+            return None, None
+        mine = slice(self.team.rank, None, self.team.ranks)
+        wrong, known = source.truth != source.labels, truth_known(source.truth)
+        return wrong[mine].to(self.task.device), known[mine].to(self.task.device)
 
     def _result(self, state: Any, config: dict[str, Any]) -> Result:
         return Result(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Examples, ExampleSet, TablePreparation
+from soseleto.data.examples import truth_known
 from soseleto.data.on_disk import is_large
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.errors import UsageError, counted
@@ -231,7 +232,7 @@ def ranking_table(
     if source.truth is not None:
         truth = source.truth.cpu()
         columns["true_label"] = _labels(source, truth)[at]
-        columns["wrong"] = (truth != source.labels.cpu()).numpy()[at]
+        columns["wrong"] = ((truth != source.labels.cpu()) & truth_known(truth)).numpy()[at]
     if isinstance(table, TablePreparation) and isinstance(source, Examples):
         columns |= _of_table(table, source, order, columns, against)
     elif (features := _features(source)) is not None:
@@ -278,4 +279,4 @@ def _labels(source: ExampleSet, labels: Tensor) -> np.ndarray:
     unnamed = range(
         len(source.classes), int(labels.max()) + 1
     )  # outputs that a loss of the user's has beyond the classes
-    return np.array([*source.classes, *map(str, unnamed)], dtype=object)[labels.numpy()]
+    return np.array([*source.classes, *map(str, unnamed), ""], dtype=object)[labels.numpy()]  # -1 is the last, blank

@@ -47,7 +47,7 @@ def _named(raw: Raw) -> Raw:
     names: list[str | None] = [None if c < 0 else raw.classes[c] for c in raw.labels.tolist()]
     truth = raw.truth
     if isinstance(truth, Tensor) and not truth.dtype.is_floating_point:
-        truth = Names(tuple(raw.classes[c] for c in truth.tolist()))
+        truth = Names(tuple(None if c < 0 else raw.classes[c] for c in truth.tolist()))
     return replace(raw, labels=Names(tuple(names)), truth=truth)
 
 
