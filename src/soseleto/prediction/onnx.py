@@ -86,10 +86,20 @@ def _example(loaded: LoadedRun, rows: int) -> dict[str, Tensor]:
         tokens = loaded.preparation.tokens(["text " * (1 + row) for row in range(rows)])
         return loaded.preparation(tokens[:, : 4 + rows])
     assert loaded.shape is not None
-    exact = getattr(getattr(loaded.prepare, "standardize", None), "exact", False)
-    numbers, draw = torch.float64 if exact else torch.float32, torch.Generator().manual_seed(0)
-    kind = torch.uint8 if len(loaded.shape) == 3 else numbers
-    return {"inputs": torch.randint(256, (rows, *loaded.shape), generator=draw).to(kind)}
+    kind, draw = _dtype(loaded), torch.Generator().manual_seed(0)
+    highest = 2 if kind == torch.int64 else 256  # indices, of which any embedding has two
+    return {"inputs": torch.randint(highest, (rows, *loaded.shape), generator=draw).to(kind)}
+
+
+def _dtype(loaded: LoadedRun) -> torch.dtype:
+    """Of the inputs that the model was trained on; runs of earlier versions do not record it."""
+    standardize = loaded.prepare.standardize
+    bytes_if_image = "uint8" if loaded.shape is not None and len(loaded.shape) == 3 and standardize else "float32"
+    recorded = loaded.config.get("input_dtype") or bytes_if_image
+    exact = getattr(standardize, "exact", False)
+    if "float" in recorded:
+        return torch.float64 if exact else torch.float32
+    return torch.uint8 if recorded == "uint8" else torch.int64
 
 
 def _export(whole: nn.Module, example: dict[str, Tensor], part: Path) -> None:

@@ -62,6 +62,7 @@ _ENTRIES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("n_classes", _whole(1, MOST_CLASSES), f"a whole number up to {MOST_CLASSES:,}"),
     ("n_source", _whole(0, MOST_EXAMPLES), f"a whole number up to {MOST_EXAMPLES:,}"),
     ("input_shape", _is_shape, f"at most {MOST_SIDES} sizes with {MOST_INPUT:,} numbers in all"),
+    ("input_dtype", lambda value: isinstance(value, str), "a name"),
     ("classes", _are_names, "a list of different names"),
     ("columns", _are_names, "a list of different names"),
     ("model", lambda value: isinstance(value, str), "a name"),

@@ -278,10 +278,12 @@ class Loop:
         return replace(result, evidence=evidence)
 
     def _facts(self) -> dict[str, Any]:
+        first, _ = self.data.source.take(torch.tensor([0]))
         return {
             "n_source": len(self._source),
             "n_target": len(self.data.target) + len(self.data.probes or ()),
-            "input_shape": structure.shape_of(self.data.source.take(torch.tensor([0]))[0]),
+            "input_shape": structure.shape_of(first),
+            "input_dtype": str(first.dtype).removeprefix("torch.") if isinstance(first, Tensor) else None,
             "parameters": sum(p.numel() for p in self.task.model.parameters()),
             "model_fingerprint": model_fingerprint(self.task.model),
             **self.fingerprints,

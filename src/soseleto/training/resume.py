@@ -37,8 +37,9 @@ _CHANGED = {  # instead of two long values
     "settings.unlabelled": "the unlabelled data",
     **{f"{side}_fingerprint": f"the {side} data" for side in ("source", "target", "test")},
 }
-# Without effect on the result; of unlabelled data the path, whose content is a setting of the method:
-_MAY_DIFFER = ("format", "versions", "device_name", "ranks", "micro_batch_size", "unlabelled")
+# Without effect on the result; of unlabelled data the path, whose content is a setting of the method; the dtype, which
+# runs of earlier versions do not have, is in the fingerprint of the source:
+_MAY_DIFFER = ("format", "versions", "device_name", "input_dtype", "ranks", "micro_batch_size", "unlabelled")
 
 
 class Keeper:
