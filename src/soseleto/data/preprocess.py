@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from soseleto.data import structure
 from soseleto.data.example_set import ExampleSet
 from soseleto.data.precision import SHARE, rounded_away
+from soseleto.data.same_scale import like_trained
 from soseleto.data.structure import Inputs
 from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.data.texts.preparation import TextPreparation
@@ -153,16 +154,26 @@ class Prepare:
 
     standardize: of tables their preparation, which also encodes categories; of texts theirs, which makes the tensors
         that a language model takes
+    trained: the type of the source's inputs, if known
     """
 
     standardize: Standardize | None
     dtype: torch.dtype
     channels_last: bool = False
+    trained: torch.dtype | None = None
 
     def __call__(self, inputs: Inputs) -> Inputs:
         if self.standardize is not None:
             inputs = self.standardize(inputs)
         return structure.change(self._converted, inputs)
+
+    def like_trained(self, inputs: Inputs, name: str) -> Inputs:
+        """Inputs of another set than the source, on the source's scale."""
+        if isinstance(self.standardize, TablePreparation | TextPreparation):
+            return inputs
+        if self.standardize is None and self.trained == torch.uint8:  # the model gets numbers from 0 to 255
+            return inputs
+        return like_trained(inputs, self.trained, name)
 
     def _converted(self, inputs: Tensor) -> Tensor:
         if inputs.is_floating_point() or inputs.dtype == torch.uint8:
@@ -195,15 +206,16 @@ def make_prepare(source: ExampleSet, model: nn.Module, *, standardize: Standardi
     """
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     last = any(_channels_last(p) for p in model.parameters())
-    if isinstance(standardize, Standardize):
-        return Prepare(standardize, dtype, last)
     first, _ = source.take(torch.tensor([0]))
+    trained = first.dtype if isinstance(first, Tensor) else None
+    if isinstance(standardize, Standardize):
+        return Prepare(standardize, dtype, last, trained)
     if not isinstance(first, Tensor):
         if standardize:
             raise UsageError("standardize=True is for inputs that are one tensor: standardise the parts in the data.")
         return Prepare(None, dtype, last)
     wanted = first.dtype == torch.uint8 if standardize is None else standardize
-    return Prepare(Preprocess.of(source.sample()) if wanted else None, dtype, last)
+    return Prepare(Preprocess.of(source.sample()) if wanted else None, dtype, last, trained)
 
 
 def _channels_last(p: Tensor) -> bool:

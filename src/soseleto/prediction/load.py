@@ -216,7 +216,9 @@ def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
     if fields is not None and "text" in fields:
         tokenizer = PretrainedText.from_dict(folder.pretrained()).tokenizer
         return Prepare(TextPreparation.from_dict(fields, tokenizer), dtype)
-    return Prepare(None if fields is None else standardization_from(fields), dtype)
+    trained = getattr(torch, str(config.get("input_dtype")), None)
+    known = trained if isinstance(trained, torch.dtype) else None
+    return Prepare(None if fields is None else standardization_from(fields), dtype, trained=known)
 
 
 @dataclass(frozen=True)

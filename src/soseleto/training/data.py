@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import ExampleSet, Live, Stream, TargetCycle, as_example_set, check_mode, read_pair
+from soseleto.data import Examples, ExampleSet, Live, Stream, TargetCycle, as_example_set, check_mode, read_pair
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.problems import some
+from soseleto.data.same_scale import like_trained
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.run_folder.manifest import NO_COPIES, Copies
@@ -52,14 +53,23 @@ class Data:
                 labels_before=found_before(pair.labels_before, pair.target),
                 copies=Copies(pair.copies, pair.checked),
                 preparation=pair.preparation,
-            )
+            )._on_one_scale()
         made = cls(
             as_example_set(source, name="source"),
             as_example_set(target, name="target"),
             None if test is None else as_example_set(test, name="test"),
         )
         made._require_same_classes(mode)
-        return made
+        return made._on_one_scale()
+
+    def _on_one_scale(self) -> Data:
+        """Target and test in bytes where the source is."""
+        if self.preparation is not None:
+            return self
+        first, _ = self.source.take(torch.tensor([0]))
+        trained = first.dtype if isinstance(first, Tensor) else None
+        target = _like_source(self.target, trained, "the target")
+        return replace(self, target=target, test=self.test and _like_source(self.test, trained, "the test set"))
 
     def _require_same_classes(self, mode: str) -> None:
         one, other = self.source.classes, self.target.classes
@@ -130,6 +140,13 @@ class Data:
             target=on_device(self.target, device),
             test=None if self.test is None else on_device(self.test, device),
         )
+
+
+def _like_source(examples: ExampleSet, trained: torch.dtype | None, name: str) -> ExampleSet:
+    if not isinstance(examples, Examples):
+        return examples
+    inputs = like_trained(examples.inputs, trained, name)
+    return examples if inputs is examples.inputs else replace(examples, inputs=inputs)
 
 
 def found_before(labels: Tensor | None, target: ExampleSet) -> Tensor | None:
