@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -386,8 +387,8 @@ def test_settings_are_read_back(method: Method) -> None:
         (DivideMix(), {"augment": Views()}, r"takes two views of every image, got 3: say Views\(count=1\)"),
         (ProMix(), {"augment": Views()}, r"'promix' takes two views of every image, got 3: say Views\(count=1\)"),
         (FixMatch(), {"recipe": "strong"}, "leave out method='fixmatch'"),
-        (FixMatch(), {"loss": soseleto.squared_error}, "the method 'fixmatch' is for class labels"),
-        (DivideMix(), {"loss": soseleto.squared_error}, "the method 'divide_mix' is for class labels"),
+        (FixMatch(), {"loss": partial(soseleto.cross_entropy)}, "the method 'fixmatch' is for class labels"),
+        (DivideMix(), {"loss": partial(soseleto.cross_entropy)}, "the method 'divide_mix' is for class labels"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(method: Method, options: dict[str, Any], said: str) -> None:

@@ -484,7 +484,7 @@ def test_settings_are_read_back() -> None:
         ({"recipe": "strong", "augment": Augment(flip=True)}, "recipe='strong' augments by Views"),
         ({"method": Strong()}, "the method Strong needs two views"),
         ({"augment": Views()}, "the method 'soseleto' takes one view"),
-        ({"recipe": "strong", "loss": soseleto.squared_error}, "the method 'strong' is for class labels"),
+        ({"recipe": "strong", "loss": partial(soseleto.cross_entropy)}, "the method 'strong' is for class labels"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -> None:

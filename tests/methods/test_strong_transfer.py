@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ POOLED = StrongTransfer(selection=Soseleto(scores=pooled_by_class()))
     ("options", "said"),
     [
         ({"augment": Views()}, r"takes two views of every image, got 3: say Views\(count=1\)"),
-        ({"loss": soseleto.squared_error}, "'strong_transfer' is for class labels and cross-entropy"),
+        ({"loss": partial(soseleto.cross_entropy)}, "'strong_transfer' is for class labels and cross-entropy"),
         ({"method": POOLED}, "pooled_by_class needs class indices"),
         ({"mode": "noisy", "recipe": "plain", "method": StrongTransfer()}, "say mode='transfer'"),
     ],

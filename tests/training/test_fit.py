@@ -391,6 +391,8 @@ BAD = [
     ({"target": (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))}, "empty"),
     ({"batch_size": 500}, "batch_size is 500, but the source has only 120 examples"),
     ({"target_batch_size": 21}, "target_batch_size=20 or less"),
+    ({"source": float_labels(N, 0), "target": float_labels(20, 1), "loss": soseleto.squared_error},
+     r"outputs of shape \(1, 2\) and labels of shape \(1,\): give the model as many outputs"),
     ({"epochs": 0}, "epochs must be at least 1"),
     ({"epochs": 2.5}, r"epochs must be a whole number, got 2\.5: write epochs=20"),
     ({"batch_size": 2.5}, r"batch_size must be a whole number, got 2\.5"),

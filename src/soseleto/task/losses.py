@@ -15,6 +15,7 @@ from soseleto.data import structure
 from soseleto.data.batch import Batch
 from soseleto.data.structure import Inputs
 from soseleto.engines.contract import as_loss_vector
+from soseleto.errors import UsageError
 
 # loss(outputs, labels) -> (B,); outputs are what the model returns
 Loss = Callable[[Any, Tensor], Tensor]
@@ -28,7 +29,12 @@ def cross_entropy(outputs: Any, labels: Tensor) -> Tensor:
 def squared_error(outputs: Any, labels: Tensor) -> Tensor:
     """One mean squared error per example; of ``outputs.logits`` where the model returns an object."""
     outputs = structure.scores_of(outputs)
-    labels = labels.reshape(outputs.shape) if labels.numel() == outputs.numel() else labels
+    if labels.numel() != outputs.numel() or labels.shape[:1] != outputs.shape[:1]:
+        raise UsageError(
+            f"squared_error has outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}: "
+            "give the model as many outputs as an example has labels."
+        )
+    labels = labels.reshape(outputs.shape)
     return (outputs - labels).square().flatten(1).mean(1) if outputs.ndim > 1 else (outputs - labels).square()
 
 
