@@ -53,3 +53,8 @@ def test_wrong_shapes_and_values_are_named():
         Preprocess((0.0, 0.0), (1.0,))
     with pytest.raises(UsageError, match="above 0"):
         Preprocess((0.0,), (0.0,))
+
+
+def test_bytes_whose_deviation_is_one_are_not_constant() -> None:
+    x = torch.tensor([[0, 10, 7], [2, 200, 7]] * 5, dtype=torch.uint8)
+    assert torch.allclose(Preprocess.of(x)(x).std(0, unbiased=False), torch.tensor([1.0, 1.0, 0.0]), atol=1e-5)

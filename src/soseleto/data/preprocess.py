@@ -60,11 +60,12 @@ class Preprocess:
         if inputs.dtype == torch.float64 and bool((std < 1e-3 * mean.abs()).any()):  # the squares cancel
             _, squares, count = _sums(inputs, about=mean)
             std, least = (squares / count.clamp(min=1)).sqrt(), 1e-10
-        std = torch.where(std > least * (1 + mean.abs()), std, 1.0)
+        constant = ~(std > least * (1 + mean.abs()))
+        std = torch.where(constant, 1.0, std)
         scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
         return cls(
             tuple((mean / scale).tolist()),
-            tuple(torch.where(std == 1.0, 1.0, std / scale).tolist()),
+            tuple(torch.where(constant, 1.0, std / scale).tolist()),
             exact=rounded_away(inputs, SHARE * std),
         )
 
