@@ -23,6 +23,7 @@ from soseleto.data import Reading, as_examples
 from soseleto.errors import DataError, DiskError, UsageError
 from soseleto.review.decisions import Decision, Decisions, read_decisions
 from soseleto.review.manifest import export_manifest
+from soseleto.review.queue import Queue
 from soseleto.review.server import LARGEST_BODY, Review, Server
 from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import RunFolder
@@ -537,3 +538,11 @@ def test_the_accessibility_check_finds_what_is_wrong(browser: Browser, tmp_path:
     for words in ("language", "title", "enlarged", "level 3 follows 0", "contrast: faint", "a button has no name",
                   "no alt", "0 of main", "smaller than 24", "focus is not visible"):  # fmt: skip
         assert any(words in one for one in found), words
+
+
+def test_columns_with_commas_in_their_names_are_marked() -> None:
+    against = ["age, years, x", "hidden, x", "", "age, years"]
+    ranking = {"id": np.arange(4).astype(str), "against": np.array(against, dtype=object)}
+    features = {"x0": "age", "x1": "age, years", "x2": "x"}
+    queue = Queue(ranking, np.arange(4), {}, ("a",), suggested=None, features=features)
+    assert [queue._against(row) for row in range(4)] == [[1, 2], [2], [], [1]]

@@ -118,8 +118,14 @@ class Queue:
         """The places of the features that speak most against the label; none in an audit."""
         if "against" not in self.ranking or self.blind:
             return []
-        names = list(self.features.values())
-        return [names.index(name) for name in str(self.ranking["against"][row]).split(", ") if name in names]
+        names, found = list(self.features.values()), []
+        text = f"{self.ranking['against'][row]}, "
+        while text:  # names may have commas: the longest that fits
+            fits = [name for name in names if text.startswith(f"{name}, ")]
+            name = max(fits, key=len, default=text.partition(", ")[0])  # or a column that is not shown
+            text = text[len(name) + 2 :]
+            found += [names.index(name)] if fits else []
+        return found
 
     def _typical(self) -> dict[str, list[float | str | None]]:
         """Per class, the medians of the features, or the most frequent words, over the better half of its examples."""
