@@ -174,6 +174,16 @@ def test_hugging_face_images_and_features():
     assert made.inputs.tolist() == [[1, 0], [1, 1]]  # the median, and that it was missing
 
 
+def test_a_class_label_of_none_is_a_missing_label():
+    def data(labels):
+        numbers = [float(at) for at in range(len(labels))]
+        return HuggingFace({"a": numbers, "label": labels}, {"a": object(), "label": ClassLabel(["no", "yes"])})
+
+    pair = read_pair(data([0, 1, None]), data([1, 0]), mode="noisy", skip_bad=True)
+    assert pair.source.labels.tolist() == [0, 1]
+    assert [problem.kind for problem in pair.problems if problem.ids == ("2",)] == ["no label"]
+
+
 def test_noisy_mode_shares_the_classes_and_transfer_mode_does_not(image_folder):
     source = image_folder("source", {"ant": [1], "bee": [2], "cow": [3]})
     target = image_folder("target", {"cow": [4], "bee": [5]})

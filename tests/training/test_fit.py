@@ -18,6 +18,7 @@ import soseleto
 from soseleto import Heads
 from soseleto.data import Augment, Examples, read_pair
 from soseleto.data.batch import Batch
+from soseleto.extensions import running_mean
 from soseleto.methods import TargetOnly
 from soseleto.methods.oracle import corrected
 from soseleto.models.architectures import mlp
@@ -393,6 +394,10 @@ BAD = [
     ({"target_batch_size": 21}, "target_batch_size=20 or less"),
     ({"source": float_labels(N, 0), "target": float_labels(20, 1), "loss": soseleto.squared_error},
      r"outputs of shape \(1, 2\) and labels of shape \(1,\): give the model as many outputs"),
+    ({"schedule": "cosine"}, r"schedule must be a function, got 'cosine': write schedule=soseleto\.linear"),
+    ({"loss": "cross_entropy"}, r"loss must be a function, got 'cross_entropy': write loss=soseleto\.cross_entropy"),
+    ({"method": "soseleto"}, r"method must be an object, got 'soseleto': write method=soseleto\.Soseleto\(\)"),
+    ({"method": soseleto.Soseleto(direction=running_mean(layers=["0."]))}, r"layers must be a tuple .* got \['0\.'\]"),
     ({"epochs": 0}, "epochs must be at least 1"),
     ({"epochs": 2.5}, r"epochs must be a whole number, got 2\.5: write epochs=20"),
     ({"batch_size": 2.5}, r"batch_size must be a whole number, got 2\.5"),

@@ -315,3 +315,8 @@ def test_import_does_not_load_torch() -> None:
     code = "import sys, soseleto, soseleto.training.defaults; dir(soseleto); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_micro_batch_is_a_whole_number_of_examples() -> None:
+    with pytest.raises(soseleto.UsageError, match=r"micro_batch_size must be a whole number, got 2\.5"):
+        soseleto.Compute(micro_batch_size=2.5)  # type: ignore[arg-type]

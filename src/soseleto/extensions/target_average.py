@@ -118,5 +118,7 @@ def _over(found: dict[str, Tensor], layers: tuple[str, ...] | None, task: Task) 
 
 
 def _require_layers(layers: tuple[str, ...] | None, task: Task) -> None:
+    if not isinstance(layers, str | tuple | None):
+        raise UsageError(f"layers must be a tuple of names, got {layers!r}: write layers=('encoder.',), for example.")
     if layers is not None and not any(name.startswith(layers) for name in task.shared):
         raise UsageError(f"layers={layers} match none of θ's parameters: {', '.join(sorted(task.shared))}.")

@@ -43,6 +43,7 @@ from soseleto.training.options import (
     as_probes,
     as_watchers,
     checks_arguments,
+    require_callable,
 )
 from soseleto.training.place import check_rescue
 from soseleto.training.planting import planted, planted_before
@@ -136,6 +137,10 @@ def fit(
         >>> result.weights.shape
         torch.Size([64])
     """
+    if schedule not in ("auto", None):
+        require_callable("schedule", schedule, "soseleto.linear")
+    if method is not None and not isinstance(method, Usual) and not hasattr(method, "init"):
+        raise UsageError(f"method must be an object, got {method!r}: write method=soseleto.Soseleto(), for example.")
     usual = Usual() if method is None and recipe == "plain" else method if isinstance(method, Usual) else None
     if usual is not None and recipe == "strong":
         raise UsageError("recipe='strong' is a method of its own: leave out method=Usual(...), or the recipe.")

@@ -95,6 +95,8 @@ class Compute:
                 f"dtype must be torch.bfloat16, torch.float16 or None (no autocast), got {self.dtype}: leave it out to "
                 "run the model as it is."
             )
+        if self.micro_batch_size is not None:
+            require_whole("micro_batch_size", self.micro_batch_size)
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
             raise UsageError(f"micro_batch_size must be at least 1, got {self.micro_batch_size}.")
         if self.non_finite not in ("stop", "skip"):
@@ -137,6 +139,12 @@ def require_whole(name: str, value: Any) -> None:
         raise UsageError(f"{name} must be a whole number, got {value!r}: write {name}=20, for example.")
 
 
+def require_callable(name: str, value: Any, example: str) -> None:
+    """Raise for a name or a number where a function is meant."""
+    if not callable(value):
+        raise UsageError(f"{name} must be a function, got {value!r}: write {name}={example}, for example.")
+
+
 # Shorthands
 
 
@@ -147,6 +155,8 @@ def as_probes(given: Probes | Share | None) -> Probes:
 
 def as_losses(given: Loss | tuple[Loss, Loss], mode: str) -> tuple[Loss, Loss | None]:
     """The source's loss and the target's, None where it is the same function."""
+    for one in given if isinstance(given, tuple | list) else [given]:
+        require_callable("loss", one, "soseleto.cross_entropy")
     if not isinstance(given, tuple | list):
         return given, None
     if len(given) != 2:

@@ -45,7 +45,7 @@ def from_huggingface(data: Any, *, name: str, reading: Reading, constant: bool =
     values = list(data[label])
     made = Raw(
         name,
-        torch.tensor(values, dtype=torch.int64)
+        torch.tensor([-1 if value is None else value for value in values], dtype=torch.int64)
         if classes
         else labels_from(values, name=name, encoding=reading.encoding),
         classes=tuple(classes) if classes else None,
