@@ -145,6 +145,20 @@ def test_a_preconditioner_of_the_users_own() -> None:
         torch.testing.assert_close(direction[name], expected)
 
 
+def test_a_state_without_a_step_counts_as_none() -> None:
+    """As of an optimizer whose state was made before its first step."""
+    model = network()
+    optimizer = Adam(model.parameters(), lr=0.1)
+    piece, found = preconditioned(last_batch()), {name: torch.ones_like(p) for name, p in trainable(model).items()}
+    state = piece.init(task(model, lambda given: optimizer))
+    expected = piece.precondition(found, state, ParameterStates(optimizer, model))
+    for parameter in model.parameters():
+        zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.zeros(()), **zeros}
+    got = piece.precondition(found, state, ParameterStates(optimizer, model))
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
 def test_parameters_that_the_optimizer_does_not_step_are_left_out() -> None:
     model = network()
     optimizer = Adam(model[0].parameters(), lr=0.1)

@@ -15,10 +15,16 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from parallel.test_ranks import CASES, points, require_close, train
+from parallel.test_ranks import CASES, net, points, require_close, train
+from soseleto.data.batch import Batch
+from soseleto.engines import trainable
 from soseleto.errors import OutOfMemory, TrainingError, UsageError
-from soseleto.methods import METHODS
+from soseleto.extensions import preconditioned
+from soseleto.methods import METHODS, Ordinary
+from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.run_folder.folder import RunFolder
+from soseleto.task.losses import NoisyLosses
+from soseleto.task.task import Task
 from soseleto.training import loggers
 
 
@@ -99,6 +105,45 @@ def test_the_first_step_may_be_skipped() -> None:
     assert float(found["skipped"]) == 1
     assert all(value.isfinite().all() for value in found.values())
     assert float(found["held"]) == 0
+
+
+def test_an_optimizer_begins_after_a_skipped_first_step() -> None:
+    """Its state has initial values of its own, such as 1 for the product of NAdam's momenta."""
+    first = soseleto.data.source_batches(58, 8, seed=0, epoch=1)[0]
+    made: list[torch.optim.Optimizer] = []
+
+    def nadam(parameters: Any) -> torch.optim.Optimizer:
+        made.append(torch.optim.NAdam(list(parameters), lr=0.01))
+        return made[0]
+
+    method = soseleto.Soseleto(direction=preconditioned())
+    source = bad_source(int(first[0]))
+    found = train(None, source=source, compute={"non_finite": "skip"}, epochs=1, optimizer=nadam, method=method)
+    assert float(found["skipped"]) == 1
+    parameter = nn.Parameter(torch.zeros(()))
+    alone = torch.optim.NAdam([parameter], lr=0.01)
+    for _ in range(7):  # of 8 steps
+        parameter.grad = torch.ones(())
+        alone.step()
+    for entries in made[0].state.values():
+        assert entries["step"] == 7
+        assert entries["mu_product"] == alone.state[parameter]["mu_product"]
+
+
+def test_no_graph_is_recorded_before_the_optimizer_has_its_state() -> None:
+    guard = CountingGuard(torch.device("cpu"))
+    model = net()
+    method = Skipping(Ordinary(), guard)
+    task = Task(
+        model=model, losses=NoisyLosses(), n_source=58, steps=3, shared=frozenset(trainable(model)),
+        target_head=frozenset(), make_optimizer=adam, guard=guard, classes=3,
+    )  # fmt: skip
+    state, (bad, labels), seen = method.init(task), bad_source(0), []
+    for rows in (slice(0, 4), slice(0, 4), slice(4, 8), slice(0, 4)):
+        batch = Batch(torch.arange(58)[rows], bad[rows], labels[rows])
+        method.step(state, batch, batch)
+        seen.append((state.capturable, len(state.optimizer.state)))
+    assert seen == [(False, 0), (False, 0), (True, 4), (True, 4)]
 
 
 def test_a_training_without_any_finite_step_stops() -> None:

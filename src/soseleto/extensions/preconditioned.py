@@ -90,12 +90,18 @@ class preconditioned(DirectionPiece):
         for name, g in found.items():
             if (its := kept.of(name)) is None:
                 continue
-            if its.state:
+            if _has_stepped(its.state):
                 step = g * by(its.parameter.detach(), its.state, its.group)
             else:  # alignments are multiplied by the correction, which is for the size of g
                 step = g.sign() / self.correction(state)
             direction[name] = step * its.group.get("initial_lr", its.group["lr"])
         return direction
+
+
+def _has_stepped(state: Mapping[str, Any]) -> bool:
+    """Whether the optimizer has stepped a parameter; a count on a GPU is not read, which would synchronise."""
+    steps = state.get("step", 1) if state else 0
+    return bool(getattr(steps, "is_cuda", False) or steps > 0)
 
 
 def _of_adam(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
