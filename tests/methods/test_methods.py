@@ -49,7 +49,7 @@ from soseleto.methods.xiao import likelihoods, noise_network
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.finite import NonFiniteLoss
 from soseleto.task.losses import NoisyLosses, TransferLosses
-from soseleto.task.task import Method, Task
+from soseleto.task.task import Method, Task, after_step
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import linear, sgd
 from soseleto.training.options import Compute, Heads
@@ -125,6 +125,7 @@ def test_contract(name: str) -> None:
     before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
     for step in range(STEPS):
         numbers = method.step(state, batch(N, step), batch(7, 100 + step), monitor=step == STEPS - 1)
+        after_step(state)
         state.schedule.step()
         assert numbers
         assert all(value.ndim == 0 and bool(value.isfinite()) and not value.requires_grad for value in numbers.values())
@@ -217,30 +218,31 @@ def test_signals_of_a_batch_norm_network_are_those_of_the_steps_own_pass(engine:
 
 
 def test_phases_are_captured_separately() -> None:
-    """And the last step of a phase that ends with an estimate of the noise is not captured."""
     for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2), FineTuning(pretrain=0.2)):
         task = make_task()
-        state, kinds, fit_to_record = method.init(task), [], []
+        state, kinds = method.init(task), []
         for step in range(4):
             kinds.append(state.kind)
-            fit_to_record.append(getattr(state, "capturable", True))
             method.step(state, batch(N, step), batch(7, step))
+            after_step(state)
         assert kinds == [True, True, False, False]
-        assert fit_to_record == [True, isinstance(method, FineTuning), True, True]
         state.advance(2)  # as after two replays
         assert state.steps == 6
 
 
-def test_early_stopping_captures_the_steps_between_evaluations() -> None:
+def test_early_stopping_evaluates_after_replayed_steps_too() -> None:
     method, task = EarlyStopping(method=Soseleto(), heldout=batch(3, 0), every=3), make_task()
-    state, seen = method.init(task), []
+    state, evaluated = method.init(task), []
     for step in range(4):
-        seen.append(state.capturable)
         method.step(state, batch(N, step), batch(7, step))
-    assert seen == [True, True, False, True]
-    state.advance(1)  # as after a replay: steps and those of the inner method
-    assert (state.steps, state.inner.taken) == (5, 5)
-    assert not state.capturable
+        after_step(state)
+        evaluated.append(state.best_accuracy >= 0)
+    assert evaluated == [False, False, True, True]
+    state.advance(2)  # as after replays: steps and those of the inner method
+    assert (state.steps, state.inner.taken) == (6, 6)
+    state.best_accuracy = -1.0
+    after_step(state)
+    assert state.best_accuracy >= 0
 
 
 def test_by_name_suggests() -> None:
@@ -434,7 +436,7 @@ def test_xiao_starts_with_the_odds_of_the_noise() -> None:
     method, task = Xiao(), make_task()
     state = method.init(task)
     identity = torch.eye(CLASSES, dtype=torch.float64)
-    state.begin(0.7 * identity + 0.3 * (1.0 - identity) / (CLASSES - 1), N)
+    state.start_at(0.7 * identity + 0.3 * (1.0 - identity) / (CLASSES - 1))
     kinds = state.noise_net(batch(4, 0).inputs).softmax(1)
     assert torch.allclose(kinds, torch.tensor([0.7, 0.15, 0.15], dtype=torch.float64).expand(4, 3), atol=1e-6)
 
@@ -452,6 +454,7 @@ def test_sukhbaatar_keeps_probabilities_and_learns_the_noise() -> None:
     everything = torch.arange(400)
     for _ in range(300):
         method.step(state, Batch(everything, inputs, labels), Batch(everything[:20], inputs[:20], truth[:20]))
+        after_step(state)
     assert state.q is not None
     assert torch.allclose(state.q.sum(0), torch.ones(2), atol=1e-5)
     assert float(state.q.detach()[1, 0]) == pytest.approx(float(labels[truth == 0].float().mean()), abs=0.05)
@@ -535,6 +538,7 @@ def test_early_stopping_leaves_the_best_model() -> None:
         labels = heldout.labels if step < STEPS // 2 else (heldout.labels + 1) % CLASSES
         index = torch.arange(N)
         method.step(state, Batch(index, heldout.inputs[:N], labels[:N]), heldout)
+        after_step(state)
     found = float((task.model(heldout.inputs).argmax(1) == heldout.labels).double().mean())
     assert found == pytest.approx(state.best_accuracy)
     assert task.model.training

@@ -29,7 +29,7 @@ from soseleto.methods.strong.mixing import mixed, quantiles
 from soseleto.methods.strong.teacher import Teacher
 from soseleto.methods.two_networks import Networks
 from soseleto.task.losses import NoisyLosses
-from soseleto.task.task import Task
+from soseleto.task.task import Task, after_step
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import linear, sgd
 from soseleto.training.options import Checkpoints, Probes
@@ -438,6 +438,7 @@ def test_the_model_ends_as_the_teacher() -> None:
     for step in range(2):
         assert state.answering is state.teacher.model
         method.step(state, batch(B, step), batch(T, 100 + step))
+        after_step(state)
         same = [torch.equal(*pair) for pair in zip(model.parameters(), state.teacher.model.parameters(), strict=True)]
         assert all(same) == (step == 1)
     assert state.answering is model

@@ -22,7 +22,7 @@ from soseleto.extensions import label_doubt, pooled_by_class
 from soseleto.methods import StrongTransfer
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.losses import TransferLosses
-from soseleto.task.task import Task
+from soseleto.task.task import Task, after_step
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import sgd
 from soseleto.training.options import Checkpoints
@@ -123,6 +123,7 @@ def test_the_model_ends_as_the_teacher() -> None:
     for step in range(STEPS):
         assert state.answering is state.teacher.model
         method.step(state, *pair(step))
+        after_step(state)
     assert state.answering is model
     for mine, its in zip(model.parameters(), state.teacher.model.parameters(), strict=True):
         assert torch.equal(mine, its)

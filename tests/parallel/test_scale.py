@@ -20,12 +20,15 @@ from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import OutOfMemory, TrainingError, UsageError
 from soseleto.extensions import preconditioned
-from soseleto.methods import METHODS, Ordinary
+from soseleto.methods import METHODS, EarlyStopping, Ordinary
+from soseleto.methods.sukhbaatar import SukhbaatarState
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
+from soseleto.methods.xiao import XiaoState
 from soseleto.run_folder.folder import RunFolder
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
 from soseleto.training import loggers
+from soseleto.training.loop import Loop
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -144,6 +147,65 @@ def test_no_graph_is_recorded_before_the_optimizer_has_its_state() -> None:
         method.step(state, batch, batch)
         seen.append((state.capturable, len(state.optimizer.state)))
     assert seen == [(False, 0), (False, 0), (True, 4), (True, 4)]
+
+
+class BadOnce(nn.Module):
+    """Outputs NaN in one of its forward passes in training mode, counted from 1."""
+
+    def __init__(self, bad: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3, dtype=torch.float64)
+        self.bad, self.calls = bad, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        return self.linear(x) * (torch.nan if self.training and self.calls == self.bad else 1.0)
+
+
+def state_after(monkeypatch: pytest.MonkeyPatch, bad: int, **given: Any) -> Any:
+    """The state of a method after a training of 8 steps, of which one is skipped."""
+    found: list[Any] = []
+    finish = Loop.finish
+    monkeypatch.setattr(Loop, "finish", lambda self, *rest: (found.append(rest[0]), finish(self, *rest))[1])
+    assert float(train(None, model=BadOnce(bad), epochs=1, compute={"non_finite": "skip"}, **given)["skipped"])
+    return found[-1].inner  # after the rehearsal's
+
+
+def test_the_model_ends_as_the_teacher_if_the_last_step_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_after(monkeypatch, 8, recipe="strong")
+    assert torch.equal(state.task.model.linear.weight, state.teacher.model.linear.weight)
+
+
+def test_transfer_ends_as_the_teacher_if_the_last_step_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_after(monkeypatch, 16, mode="transfer", recipe="strong")
+    assert torch.equal(state.task.model.trunk.linear.weight, state.teacher.model.trunk.linear.weight)
+
+
+def test_early_stopping_keeps_no_model_of_a_skipped_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, _ = points(30, 3)
+    labels = torch.zeros(30, dtype=torch.int64)  # the class that NaN outputs are taken for
+    heldout = Batch(torch.arange(30), inputs, labels)
+    state = state_after(monkeypatch, 1, method=EarlyStopping(method=Ordinary(), heldout=heldout, every=1))
+    assert state.best_accuracy < 1.0
+    assert torch.equal(state.task.model.linear.weight, state.best["linear.weight"])
+    assert state.best["linear.weight"].any()
+
+
+@pytest.mark.parametrize("name", ["sukhbaatar", "xiao"])
+def test_a_phase_ends_with_a_skipped_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimates: list[Tensor] = []
+    kind = {"sukhbaatar": SukhbaatarState, "xiao": XiaoState}[name]
+    begin = kind.begin
+    monkeypatch.setattr(kind, "begin", lambda self, noise: (estimates.append(noise.clone()), begin(self, noise))[1])
+    state = state_after(monkeypatch, 4, method=METHODS[name](pretrain=0.5))
+    assert torch.equal(estimates[0], state.noise())
+    assert estimates[0].isfinite().all()
+    assert (state.q if name == "sukhbaatar" else state.counts).any()
+
+
+def test_a_phase_without_a_finite_step_estimates_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_after(monkeypatch, 1, method=METHODS["sukhbaatar"](pretrain=0.125))
+    assert state.q.isfinite().all()
 
 
 def test_a_training_without_any_finite_step_stops() -> None:

@@ -66,7 +66,7 @@ class Sukhbaatar:
 
     def step(self, state: SukhbaatarState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         if state.in_first_phase:
-            return self._pretrain_step(state, source, target)
+            return state.mixed_step(source, target, self.target_share, self.name)
         task = state.task
         of_source, of_target = scores_of_both(task, source, target, self.name)
         q = state.matrix(of_source).requires_grad_()
@@ -85,13 +85,6 @@ class Sukhbaatar:
         state.report(source.index, clean)
         return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
 
-    def _pretrain_step(self, state: SukhbaatarState, source: Batch, target: Batch) -> dict[str, Tensor]:
-        numbers = state.mixed_step(source, target, self.target_share, self.name)
-        if not state.in_first_phase:
-            dtype = next(p.dtype for p in state.task.model.parameters() if p.is_floating_point())
-            state.q = state.noise().to(state.task.device, dtype)
-        return numbers
-
 
 @dataclass(kw_only=True)
 class SukhbaatarState(MixedFirstState):
@@ -105,6 +98,9 @@ class SukhbaatarState(MixedFirstState):
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
         self.q = None if state["q"] is None else state["q"].to(self.task.device)
+
+    def begin(self, noise: Tensor) -> None:
+        self.q = noise.to(next(p.dtype for p in self.task.model.parameters() if p.is_floating_point()))
 
     def matrix(self, scores: Tensor) -> Tensor:
         """Q without its graph, at first the identity; the caller updates it in place."""

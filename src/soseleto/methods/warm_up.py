@@ -29,10 +29,6 @@ class MixedFirstState(PhasedState):
     clean: Tensor = field(default_factory=lambda: torch.zeros(()))
     noisy: Tensor = field(default_factory=lambda: torch.zeros(()))
 
-    @property
-    def capturable(self) -> bool:
-        return self.steps + 1 != self.first_phase  # after that step the noise is estimated, on the CPU
-
     def state(self) -> dict[str, Any]:
         return {**super().state(), "clean": self.clean, "noisy": self.noisy}
 
@@ -65,6 +61,15 @@ class MixedFirstState(PhasedState):
         loss = (1.0 - s) * source_loss.mean() + s * target_loss.mean()
         self.take(gradient(loss, trainable(self.task.model)))
         return {"source_loss": source_loss.detach().mean(), "target_loss": target_loss.detach().mean()}
+
+    def after_step(self) -> None:
+        """After the first phase, begin the second; nothing is known about the noise if all its steps were undone."""
+        if self.steps == self.first_phase and bool(self.clean.any()):
+            self.begin(self.noise().to(self.task.device))
+
+    def begin(self, noise: Tensor) -> None:
+        """Begin the second phase with an estimate of Q."""
+        raise NotImplementedError
 
     def noise(self) -> Tensor:
         """The estimate of Q from the first phase."""

@@ -68,7 +68,8 @@ class Xiao:
 
     def step(self, state: XiaoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         if state.in_first_phase:
-            return self._pretrain_step(state, source, target)
+            state.batch_size = len(source)
+            return state.mixed_step(source, target, self.target_share, self.name)
         of_source, of_target = scores_of_both(state.task, source, target, self.name)
         types = class_scores(state.task, state.noise_net, source, self.name)
         labels, kinds = state.posterior(of_source.detach(), types.detach(), source.labels)
@@ -79,20 +80,17 @@ class Xiao:
         state.report(source.index, kinds[:, 0])
         return numbers
 
-    def _pretrain_step(self, state: XiaoState, source: Batch, target: Batch) -> dict[str, Tensor]:
-        numbers = state.mixed_step(source, target, self.target_share, self.name)
-        if not state.in_first_phase:
-            copy_shared(state.task.model, state.noise_net)
-            state.begin(state.noise().to(state.task.device), len(source))
-        return numbers
-
 
 @dataclass(kw_only=True)
 class XiaoState(MixedFirstState):
-    """counts: how often class i was labelled j in confusion, as a matrix (j, i); C is its columns, normalised."""
+    """counts: how often class i was labelled j in confusion, as a matrix (j, i); C is its columns, normalised.
+
+    batch_size: of the source, in the last step of the first phase
+    """
 
     noise_net: nn.Module
     counts: Tensor | None = None
+    batch_size: int = 0
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "noise_net": dict(self.noise_net.state_dict()), "counts": self.counts}
@@ -102,13 +100,17 @@ class XiaoState(MixedFirstState):
         self.noise_net.load_state_dict(state["noise_net"])
         self.counts = None if state["counts"] is None else state["counts"].to(self.task.device)
 
-    def begin(self, noise: Tensor, batch_size: int) -> None:
-        """Initialise θ₂ and C from an estimate of the noise."""
+    def begin(self, noise: Tensor) -> None:
+        copy_shared(self.task.model, self.noise_net)
+        self.start_at(noise)
+
+    def start_at(self, noise: Tensor) -> None:
+        """Initialise θ₂'s bias and C from an estimate of the noise."""
         wrong = (1.0 - noise.diagonal().mean()).clamp(0.01, 0.99)
         odds = torch.stack([1.0 - wrong, wrong / 2, wrong / 2]).log()
         with torch.no_grad():
             self.noise_net.get_submodule(last_linear(self.noise_net)).get_parameter("bias").copy_(odds)
-        self.counts = noise * (batch_size * wrong / 2 / len(noise))  # the size of one batch's counts
+        self.counts = noise * (self.batch_size * wrong / 2 / len(noise))  # the size of one batch's counts
 
     def count(self, counts: Tensor) -> None:
         if self.counts is None:

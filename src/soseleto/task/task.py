@@ -50,7 +50,11 @@ class Task:
 
 
 class MethodState(Protocol):
-    """What a method keeps from step to step. The training loop steps the schedule after every step."""
+    """What a method keeps from step to step. The training loop steps the schedule after every step.
+
+    It also calls ``after_step()``, where there is one: what a method does between steps, such as ending a phase. That
+    is no part of the step, which may have been undone, and is never recorded as a CUDA graph.
+    """
 
     @property
     def optimizer(self) -> Optimizer: ...
@@ -73,6 +77,12 @@ class Method(Protocol):
     def step(self, state: Any, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One update. Returns its metrics as 0-d tensors, without synchronising with a GPU."""
         ...
+
+
+def after_step(state: Any) -> None:
+    """To be called after every step of a method."""
+    if hasattr(state, "after_step"):
+        state.after_step()
 
 
 def take_step(task: Task, state: MethodState, gradients: dict[str, Tensor]) -> None:

@@ -34,7 +34,7 @@ from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
 from soseleto.task.cuda_graph import CapturedStep, EagerStep
 from soseleto.task.finite import NonFiniteLoss, check_guard
-from soseleto.task.task import Method, MethodState, Task
+from soseleto.task.task import Method, MethodState, Task, after_step
 from soseleto.training.agreement import optimizer_settings, require_same_settings
 from soseleto.training.data import Data
 from soseleto.training.history import Records, group_record, weight_record
@@ -126,7 +126,9 @@ class Loop:
         self, step: EagerStep | CapturedStep, state: Any, source: Batch, target: Batch, *, monitor: bool
     ) -> dict[str, Tensor]:
         try:
-            return step(source, target, monitor=monitor)
+            numbers = step(source, target, monitor=monitor)
+            after_step(state)
+            return numbers
         except Exception as error:
             if explained := single_example(error):
                 raise explained from error

@@ -69,9 +69,12 @@ class TaughtState(State):
         return self.task.model if self.steps == self.task.steps else self.teacher.model
 
     def follow(self) -> None:
-        """After a step of the network: move the teacher; after the last step the network gets its values."""
+        """After the network has moved: move the teacher."""
         self.teacher.follow(self.taken)
         self.taken += 1
+
+    def after_step(self) -> None:
+        """After the last step the network gets the teacher's values."""
         if self.steps == self.task.steps:
             self.teacher.replace(self.task.model)
 

@@ -112,9 +112,12 @@ class StrongTransferState(WrapperState):
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
     def follow(self) -> None:
-        """After a step of the network: move the teacher; after the last step the network gets its values."""
+        """After the network has moved: move the teacher."""
         self.teacher.follow(self.taken)
         self.taken += 1
+
+    def after_step(self) -> None:
+        """After the last step the network gets the teacher's values."""
         if self._has_ended:
             self.teacher.replace(self.task.model)
 

@@ -19,7 +19,7 @@ from soseleto.data.structure import call, scores_of, split
 from soseleto.errors import UsageError
 from soseleto.methods.wrappers.inner import WrapperState
 from soseleto.models.evaluation import evaluation_mode
-from soseleto.task.task import Method, Task, state_of
+from soseleto.task.task import Method, Task, after_step, state_of
 
 _ROWS = 1000  # held-out examples per forward pass
 
@@ -50,17 +50,13 @@ class EarlyStopping:
         return f"EarlyStopping(method={self.method!r}, heldout={len(self.heldout)} examples, every={self.every})"
 
     def init(self, task: Task) -> EarlyStoppingState:
-        return EarlyStoppingState(task, self.method.init(task), self.every)
+        return EarlyStoppingState(task, self.method.init(task), self.heldout, self.every)
 
     def step(
         self, state: EarlyStoppingState, source: Batch, target: Batch, *, monitor: bool = False
     ) -> dict[str, Tensor]:
         numbers = self.method.step(state.inner, source, target, monitor=monitor)
         state.steps += 1
-        if state.is_due(state.steps):
-            state.consider(accuracy(state.task.model, self.heldout.to(state.task.device)))
-        if state.steps == state.task.steps:
-            state.task.model.load_state_dict(state.best)
         return numbers
 
 
@@ -68,18 +64,20 @@ class EarlyStopping:
 class EarlyStoppingState(WrapperState):
     """The inner method's state, and the best model so far."""
 
+    heldout: Batch
     every: int
     steps: int = 0
     best_accuracy: float = -1.0
     best: dict[str, Tensor] = field(default_factory=dict)
 
-    def is_due(self, step: int) -> bool:
-        """Whether the model is evaluated after this step."""
-        return step % self.every == 0 or step == self.task.steps
-
-    @property
-    def capturable(self) -> bool:
-        return not self.is_due(self.steps + 1) and getattr(self.inner, "capturable", True)
+    def after_step(self) -> None:
+        """Evaluate the model if it is time; after the last step restore the best one."""
+        after_step(self.inner)
+        last = self.steps == self.task.steps
+        if last or self.steps % self.every == 0:
+            self.consider(accuracy(self.task.model, self.heldout.to(self.task.device)))
+        if last:
+            self.task.model.load_state_dict(self.best)
 
     def advance(self, steps: int) -> None:
         """Count ``steps`` steps that were taken by replaying a CUDA graph."""
