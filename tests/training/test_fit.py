@@ -244,6 +244,19 @@ def test_skipped_steps_do_not_count_in_the_means_of_an_epoch() -> None:
     assert records.messages[0].startswith("1 of 3 steps of epoch 1 was skipped")
 
 
+def test_a_number_counts_the_steps_that_have_it_and_were_not_skipped() -> None:
+    """Two phases, of which the first is skipped but for one step; read back from a checkpoint between them."""
+    records, after = Records(None), Records(None)
+    for loss, skipped in ((0.0, 1.0), (0.0, 1.0), (3.0, 0.0)):
+        records.step({"source_loss": torch.tensor(loss), "skipped": torch.tensor(skipped)}, {})
+    after.load_state(records.state(), torch.device("cpu"))
+    for loss in (2.0, 4.0):
+        after.step({"target_loss": torch.tensor(loss), "skipped": torch.tensor(0.0)}, {})
+    found = after.epoch({"epoch": 1, "step": 5})
+    assert (found["source_loss"], found["target_loss"], found["skipped"]) == (3.0, 3.0, 2)
+    assert after.messages[0].startswith("2 of 5 steps of epoch 1 were skipped")
+
+
 def test_intervals_of_mean_weights() -> None:
     values = torch.tensor([0.2, 0.4, 0.6, 0.9, 0.5, 0.7])
     found = group_record(values, torch.tensor([True] * 4 + [False] * 2), Single())

@@ -43,7 +43,7 @@ class Records:
         self.history: list[dict[str, Any]] = []
         self.messages: list[str] = []
         self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, Tensor | int] = {}  # steps with this number, without those that were skipped
         self._last_step_event = 0.0
         self._start = time.perf_counter()
 
@@ -76,7 +76,8 @@ class Records:
         self.history.extend(state["history"])
         self.messages.extend(state["messages"])
         self._sums = {name: total.to(device) for name, total in state["sums"].items()}
-        self._counts = dict(state["counts"])
+        counts = state["counts"].items()
+        self._counts = {name: count.to(device) if isinstance(count, Tensor) else count for name, count in counts}
         self._start = time.perf_counter() - state["seconds"]
         if self.folder is not None and not self.folder.cut_metrics(state["metrics"]):
             self.message("metrics.jsonl has lost records that were there when the checkpoint was written")
@@ -115,12 +116,13 @@ class Records:
             self.event("message", {"text": text})
 
     def step(self, numbers: dict[str, Tensor], place: dict[str, Any]) -> None:
+        taken = 1.0 - numbers["skipped"] if "skipped" in numbers else 1
         for name, value in numbers.items():
             if name in self._sums:
                 self._sums[name].add_(value)
             else:
                 self._sums[name] = value.clone()  # a captured step writes its numbers to the same memory every time
-            self._counts[name] = self._counts.get(name, 0) + 1
+            self._counts[name] = self._counts.get(name, 0) + (1 if name == "skipped" else taken)
         now = time.perf_counter()
         if self._functions and now - self._last_step_event > STEP_INTERVAL:
             self._last_step_event = now
@@ -129,7 +131,7 @@ class Records:
     def epoch(self, record: dict[str, Any]) -> dict[str, Any]:
         """Close an epoch: add the means of its steps' numbers to the record."""
         skipped = round(float(self._sums.pop("skipped", 0.0)))
-        means = {name: float(total) / max(1, self._counts[name] - skipped) for name, total in self._sums.items()}
+        means = {name: float(total) / max(1.0, float(self._counts[name])) for name, total in self._sums.items()}
         steps = self._counts.get("skipped")
         if steps is not None:
             means["skipped"] = skipped
@@ -145,7 +147,7 @@ class Records:
             )
         if skipped:
             self.message(
-                f"{skipped} of {counted(steps or 0, 'step')} of epoch {record['epoch']} "
+                f"{skipped} of {counted(int(steps or 0), 'step')} of epoch {record['epoch']} "
                 f"{'was' if skipped == 1 else 'were'} skipped, since a loss or a gradient was not finite"
             )
         if means.get("held", 0.0) > 0.5 and not any(text.startswith(VANISHED) for text in self.messages):
