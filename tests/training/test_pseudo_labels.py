@@ -73,6 +73,10 @@ def test_inputs_alone_take_the_defaults_and_noisy_mode_works_too() -> None:
     assert result.model is model
 
 
+def clean(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
 def test_a_cut_training_goes_on_in_its_round(tmp_path: Path) -> None:
     whole = run()
     stopped = 0
@@ -93,6 +97,8 @@ def test_a_cut_training_goes_on_in_its_round(tmp_path: Path) -> None:
     assert torch.equal(again.unlabelled.weights, whole.unlabelled.weights)
     assert torch.equal(again.weights, whole.weights)
     assert torch.equal(again.outputs(TEST[0]), whole.outputs(TEST[0]))
+    assert [clean(record) for record in again.history] == [clean(record) for record in whole.history]
+    assert set(whole.messages) <= set(again.messages)  # those of the rounds that had ended too
     with pytest.raises(UsageError, match="holds a run already"):
         run(out=tmp_path / "run")
 

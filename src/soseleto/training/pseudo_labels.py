@@ -161,11 +161,12 @@ class _Rounds:
             if folder is not None and _ended(folder):
                 classifier.load_state_dict(RunFolder(folder).model_state())
                 weights = _weights(folder, source)
-                continue
-            result = fit(classifier, source, **self._arguments(first, source, folder, number))
-            weights = result.learned
-            history += [{**record, "round": number} for record in result.history]
-            messages += [f"round {number}: {text}" for text in result.messages if text not in messages]
+                records, texts = _recorded(folder)
+            else:
+                result = fit(classifier, source, **self._arguments(first, source, folder, number))
+                weights, records, texts = result.learned, result.history, result.messages
+            history += [{**record, "round": number} for record in records]
+            messages += [f"round {number}: {text}" for text in texts if text not in messages]
         guesses = Guesses(labels, weights, unlabelled.method.name)
         return replace(first, history=history, messages=messages, unlabelled=guesses)
 
@@ -242,11 +243,12 @@ class _Rounds:
         whole = assemble(model, given["mode"], data, prepare, given["heads"])
         whole.load_state_dict(run.model_state())
         source_loss, target_loss = as_losses(given["loss"], given["mode"])
+        history, messages = _recorded(out)
         return Result(
             model=whole,
             source=data.source,
-            history=[record for record in run.metrics() if record["event"] == "epoch"],
-            messages=[record["text"] for record in run.metrics() if record["event"] == "message"],
+            history=history,
+            messages=messages,
             prepare=prepare,
             device=device,
             learned=_weights(out, data.source),
@@ -298,6 +300,15 @@ def _round(number: int) -> str:
 def _ended(folder: Path) -> bool:
     run = RunFolder(folder)
     return run.is_run() and run.has_ended()
+
+
+def _recorded(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """History and messages of an ended run."""
+    records = list(RunFolder(folder).metrics())
+    epochs = [{**record} for record in records if record["event"] == "epoch"]
+    for record in epochs:
+        del record["event"]
+    return epochs, [record["text"] for record in records if record["event"] == "message"]
 
 
 def _weights(folder: Path, source: ExampleSet) -> Weights | None:
