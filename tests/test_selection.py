@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import soseleto
 from ranks import together
@@ -384,6 +385,29 @@ def test_a_batch_that_is_not_finite_moves_no_weight(side: str) -> None:
         selection.backward(source, target, index=index)
     assert bool(selection.weights.isfinite().all())
     assert float(selection.weights.min()) < 1.0
+
+
+def test_a_state_dict_is_of_one_moment() -> None:
+    model, x, y = nn.Linear(3, 2), torch.randn(8, 3), torch.arange(8) % 2
+    loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none")  # noqa: E731
+    selection = Selection(model, n_source=8, loss=loss)
+
+    def step(size: float) -> dict[str, Any]:
+        selection.backward((size * x[:4], y[:4]), (x[4:], y[4:]), index=torch.arange(4))
+        return selection.state_dict()
+
+    kept = step(1.0)
+    before = copy.deepcopy(kept)
+    after = step(0.5)
+    for name in ("weights", "scores", "visits"):
+        assert torch.equal(kept["weights"][name], before["weights"][name])
+        assert not torch.equal(kept["weights"][name], after["weights"][name])
+    assert _tensors(kept["pieces"])
+    assert all(map(torch.equal, _tensors(kept["pieces"]), _tensors(before["pieces"])))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def test_a_loop_resumes_from_its_state_dict() -> None:

@@ -12,6 +12,7 @@ moves the weights of the batch's examples: the same Algorithm 1 that ``fit`` run
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -212,9 +213,10 @@ class Selection:
     def state_dict(self) -> dict[str, Any]:
         """Weights, scores, visits, running means and the first learning rate, for ``torch.save`` or safetensors.
 
-        Ranks all hold the same.
+        Ranks all hold the same. Tensors are copies, which later steps do not change.
         """
-        return {**self._state.state(), "settings": to_data(self._method), "first_lr": self._state.first_lr}
+        kept = copy.deepcopy(self._state.state())
+        return {**kept, "settings": to_data(self._method), "first_lr": self._state.first_lr}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` returned, with the same settings."""
