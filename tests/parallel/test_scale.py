@@ -27,7 +27,7 @@ from soseleto.methods.xiao import XiaoState
 from soseleto.run_folder.folder import RunFolder
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
-from soseleto.training import loggers
+from soseleto.training import loggers, out_of_memory
 from soseleto.training.loop import Loop
 
 
@@ -239,6 +239,31 @@ def test_out_of_memory_names_a_size_that_fits(tmp_path: Path) -> None:
             train(None, model=model, epochs=1)
     finally:
         Greedy.room = 3
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ({"recipe": "strong"}, r"write batch_size=4 \(--batch-size 4\) or less"),
+        ({"method": METHODS["fine_tuning"]()}, r"write batch_size=4 \(--batch-size 4\) or less"),
+        ({"method": METHODS["ordinary"](), "probes": 0.5}, "write batch_size=4 "),
+        ({"method": METHODS["reweight"](), "target_batch_size": 12}, "write target_batch_size=6 "),
+    ],
+)
+def test_out_of_memory_of_whole_batches_asks_for_smaller_ones(given: dict[str, Any], fix: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), Greedy(8, 3)).double()
+    with pytest.raises(OutOfMemory, match=fix):
+        train(None, model=model, epochs=1, **given)
+
+
+def test_a_trial_that_fails_otherwise_is_not_taken_for_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> None:
+        raise TypeError("not a tensor")
+
+    monkeypatch.setattr(out_of_memory, "_passes", fail)
+    model = nn.Sequential(nn.Linear(4, 8), Greedy(8, 3)).double()
+    with pytest.raises(OutOfMemory, match=r"add compute=Compute\(micro_batch_size=4\) or less"):
+        train(None, model=model, epochs=1)
 
 
 # Loggers

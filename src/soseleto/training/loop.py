@@ -135,7 +135,8 @@ class Loop:
             if not is_out_of_memory(error):
                 raise
             self.task.model.zero_grad(set_to_none=True)
-            raise too_large(self.task, state, source, target) from error
+            whole = self.data.probes is not None or not getattr(self.settings.method, "shares_work", False)
+            raise too_large(self.task, state, source, target, whole=whole) from error
 
     @property
     def settings(self) -> Settings:
