@@ -20,7 +20,7 @@ from soseleto import fit
 from soseleto.data import Examples
 from soseleto.errors import UsageError
 from soseleto.report import gallery, render, tables, write_report
-from soseleto.report.sentences import share
+from soseleto.report.sentences import share, verdict
 from soseleto.report.svg import Chart, nice_ticks
 from soseleto.run_folder import thumbnails
 from soseleto.run_folder.folder import RunFolder
@@ -142,6 +142,58 @@ def test_without_suspects_no_precision_is_shown(tmp_path: Path) -> None:
     assert "Estimated precision 100" not in text
     assert "Estimated noise rate 30.0 %" in text
     assert "at the highest precision 0.7, recall 0.3" in render(run.path)  # of the thresholds that have suspects
+
+
+def _row(method: str, accuracy: float, *minus_soseleto: float) -> dict[str, Any]:
+    row = {"method": method, "accuracy": accuracy, "low": 0.0, "high": 100.0, "examples": 120}
+    names = ("value", "low", "high")
+    return row | ({"minus_soseleto": dict(zip(names, minus_soseleto, strict=True))} if minus_soseleto else {})
+
+
+BOOSTED = _row("gradient_boosting", 91.7, 39.17, 28.77, 48.28)
+OURS, MIXED, BETTER = _row("soseleto", 52.5), _row("mixed", 50.0, -2.5, -9.0, 4.0), _row("mixed", 60.0, 7.5, 2.0, 13.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kept", "expected"),
+    [
+        (
+            [OURS, MIXED, BOOSTED],
+            "soseleto",
+            "SOSELETO's model is kept, 2.5 points better than mixed training (95 % interval -4.0 to +9.0). Gradient "
+            "boosting is 39.2 points better than SOSELETO's (95 % interval +28.8 to +48.3) and is not kept: --final "
+            "boosting keeps a boosted model.",
+        ),
+        (
+            [OURS, _row("final", 92.0, 39.5, 29.0, 49.0), BOOSTED],
+            "soseleto",
+            "Gradient boosting is 39.2 points better than SOSELETO's (95 % interval +28.8 to +48.3).",
+        ),
+        (
+            [OURS, BETTER],
+            "mixed",
+            "Selection did not pay here: the model of mixed training is kept, which is 7.5 points better than "
+            "SOSELETO's (95 % interval +2.0 to +13.0).",
+        ),
+        (
+            [OURS, BETTER],
+            "soseleto",
+            "SOSELETO's model is kept, although mixed training is 7.5 points better than SOSELETO's (95 % interval "
+            "+2.0 to +13.0).",
+        ),
+        (
+            [OURS, _row("mixed", 53.0, 0.5, -6.0, 7.0), _row("gradient_boosting", 53.5, 1.0, -5.0, 8.0)],
+            "soseleto",
+            "SOSELETO's model is kept: no other is better beyond chance (mixed training minus SOSELETO: 95 % interval "
+            "-6.0 to +7.0).",
+        ),
+        ([OURS], "soseleto", ""),
+    ],
+)
+def test_the_verdict_names_the_kept_model_and_boosting_that_is_better(
+    rows: list[dict[str, Any]], kept: str, expected: str
+) -> None:
+    assert verdict({"rows": rows, "kept": kept}) == expected
 
 
 def test_the_comparison_is_in_the_summary_and_drawn(tmp_path: Path) -> None:

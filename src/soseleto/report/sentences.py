@@ -186,23 +186,42 @@ def _comparison(run: RunFiles) -> str:
 
 
 def verdict(comparison: Mapping[str, Any]) -> str:
-    """Whether selection paid, against the best rival, and which model is kept; empty without rivals."""
-    rivals = [row for row in comparison.get("rows") or [] if "minus_soseleto" in row and row["method"] != "final"]
-    if not rivals:
-        return ""
-    kept = comparison.get("kept", "soseleto")
-    best = next((row for row in rivals if row["method"] == kept), max(rivals, key=lambda row: row["accuracy"]))
-    ahead = {name: -best["minus_soseleto"][name] for name in ("value", "high", "low")}
-    interval = f"95 % interval {ahead['high']:+.1f} to {ahead['low']:+.1f}"
-    points = f"{abs(ahead['value']):.1f} points"
+    """Which model is kept and how the best rival compares with SOSELETO; empty without rivals.
+
+    Boosted models are compared but never kept, see ``winner`` in ``cli/comparison.py``.
+    """
+    rivals = {row["method"]: row for row in comparison.get("rows") or [] if "minus_soseleto" in row}
+    networks = [row for method, row in rivals.items() if method not in ("gradient_boosting", "final")]
+    boosted = rivals.get("gradient_boosting")
+    parts = [_kept(networks, comparison.get("kept", "soseleto"))] if networks else []
+    if boosted is not None and boosted["minus_soseleto"]["low"] > 0:
+        advice = "" if "final" in rivals else " and is not kept: --final boosting keeps a boosted model"
+        parts.append(f"Gradient boosting is {_better(boosted)}{advice}.")
+    return " ".join(parts)
+
+
+def _kept(networks: list[dict[str, Any]], kept: str) -> str:
+    best = next((row for row in networks if row["method"] == kept), max(networks, key=lambda row: row["accuracy"]))
+    method, difference = _method(best["method"]), best["minus_soseleto"]
     if kept != "soseleto":
-        return (
-            f"Selection did not pay here: the model of {_method(kept)} is kept, which is {points} better than "
-            f"SOSELETO's ({interval} for SOSELETO)."
-        )
-    if ahead["value"] > 0:
-        return f"SOSELETO's model is kept, {points} better than {_method(best['method'])} ({interval})."
-    return f"SOSELETO's model is kept: no other is better beyond chance ({_method(best['method'])}: {interval})."
+        return f"Selection did not pay here: the model of {method} is kept, which is {_better(best)}."
+    value, low, high = (-difference[name] for name in ("value", "high", "low"))
+    if value > 0:
+        return f"SOSELETO's model is kept, {value:.1f} points better than {method} ({_interval(low, high)})."
+    if high < 0:  # with --keep soseleto
+        return f"SOSELETO's model is kept, although {method} is {_better(best)}."
+    interval = _interval(difference["low"], difference["high"])
+    return f"SOSELETO's model is kept: no other is better beyond chance ({method} minus SOSELETO: {interval})."
+
+
+def _better(row: Mapping[str, Any]) -> str:
+    difference = row["minus_soseleto"]
+    interval = _interval(difference["low"], difference["high"])
+    return f"{difference['value']:.1f} points better than SOSELETO's ({interval})"
+
+
+def _interval(low: float, high: float) -> str:
+    return f"95 % interval {low:+.1f} to {high:+.1f}"
 
 
 def _weights(run: RunFiles) -> str:
