@@ -29,16 +29,23 @@ def make_run(folder: Path, **columns: list[str]) -> RunFolder:
     return run
 
 
+def touched(*files: str) -> list[str]:
+    for file in map(Path, files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return list(files)
+
+
 def test_fiftyone_gets_labels_by_absolute_path(tmp_path: Path) -> None:
     """The format of FiftyOneImageClassificationDataset: paths to labels with attributes, no ids of classes."""
-    run = make_run(tmp_path / "run", path=[f"{tmp_path}/images/cat/{name}.png" for name in "abc"])
+    run = make_run(tmp_path / "run", path=touched(*(f"{tmp_path}/images/cat/{name}.png" for name in "abc")))
     found = json.loads(export_ranking(run.path, format="fiftyone", worst=1))
     path = f"{tmp_path}/images/cat/c.png"
     assert found == {"labels": {path: {"label": "cat", "attributes": {"example": "c", "suggested_label": "dog"}}}}
 
 
 def test_label_studio_gets_images_below_its_document_root(tmp_path: Path) -> None:
-    paths = [f"{tmp_path}/my images/{name}.png" for name in ("cat/a", "dog/b", "cat/c")]
+    paths = touched(*(f"{tmp_path}/my images/{name}.png" for name in ("cat/a", "dog/b", "cat/c")))
     found = json.loads(export_ranking(make_run(tmp_path / "run", path=paths).path, format="label-studio"))
     assert [task["data"]["image"] for task in found] == [
         f"/data/local-files/?d=my%20images/{name}.png" for name in ("cat/a", "dog/b", "cat/c")
@@ -53,3 +60,20 @@ def test_rows_of_numbers_are_for_no_tool(tmp_path: Path, tool: str) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(UsageError, match=r"has neither: use --format csv|FiftyOne shows images"):
         export_ranking(run.path, format=tool)
+
+
+@pytest.mark.parametrize("start", ["images/", "x/../images/", "", "../", "../images/"])
+@pytest.mark.parametrize("source", ["images", "images/list.csv"])
+def test_image_paths_are_absolute_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, start: str
+) -> None:
+    """Paths in a ranking are relative to the folder in which ``fit`` ran."""
+    files = touched(*(f"{tmp_path}/images/cat/{name}.png" for name in "abc"))
+    run = make_run(tmp_path / "run", path=[f"{start}cat/{name}.png" for name in "abc"])
+    run.write_source({"path": str(tmp_path / source)})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert list(json.loads(export_ranking(run.path, format="fiftyone"))["labels"]) == files
+    Path(files[1]).unlink()
+    with pytest.raises(UsageError, match=rf"^the image {files[1]} no longer exists: restore"):
+        export_ranking(run.path, format="argilla")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,24 @@ def contents(read: Examples) -> dict[str, tuple[str, list[float]]]:
     ]
     keys = [str(value) for _, value in rows] if read.ids is None else read.ids
     return dict(zip(keys, rows, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["folder", "manifest"])
+def test_images_are_found_from_another_folder_than_fits(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = MAKERS[kind](tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run, _ = trained_on(source.relative_to(tmp_path), tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    manifest.write_clean(run.path, tmp_path / "images" / "clean.csv")
+    assert len(as_examples(tmp_path / "images" / "clean.csv", name="source")) == N - len(DROPPED)
+    with pytest.raises(UsageError, match=rf"are outside .*: write it as {tmp_path}/images/clean.csv\.$"):
+        manifest.write_clean(run.path, "clean.csv")
+    shutil.move(tmp_path / "images" / LABELS[0], tmp_path / "moved")
+    with pytest.raises(UsageError, match=rf"^the image {tmp_path}/images/{LABELS[0]}/0.png no longer exists: restore"):
+        manifest.write_clean(run.path, "clean.csv")
 
 
 @pytest.mark.parametrize("out", [".csv", ".parquet"])

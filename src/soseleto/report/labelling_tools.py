@@ -21,6 +21,7 @@ import numpy as np
 
 from soseleto.errors import UsageError
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.image_files import image_files
 from soseleto.run_folder.ranking import Ranking, feature_columns
 
 AGENT = "soseleto"
@@ -43,15 +44,19 @@ def tool_file(run: RunFolder, ranking: Ranking, rows: Any, tool: str) -> bytes:
     kind, content = _content(run, ranking, tool)
     suggested = ranking.get("suggested_label", ranking.get("predicted_label"))
     probability = ranking.get("mislabelled_probability")
+    places = np.arange(len(ranking["id"]))[rows].tolist()
+    shown = [str(content[row]) for row in places]
+    if kind == IMAGE:
+        shown = image_files(run, shown)
     examples = [
         Shown(
             id=str(ranking["id"][row]),
-            content=str(content[row]) if kind == TEXT else os.path.abspath(str(content[row])),
+            content=one,
             label=str(ranking["label"][row]),
             suggested=None if suggested is None else str(suggested[row]),
             wrong=None if probability is None or math.isnan(probability[row]) else round(float(probability[row]), 6),
         )
-        for row in np.arange(len(ranking["id"]))[rows].tolist()
+        for row, one in zip(places, shown, strict=True)
     ]
     return (json.dumps(TOOLS[tool](examples, kind), ensure_ascii=False, indent=1) + "\n").encode()
 

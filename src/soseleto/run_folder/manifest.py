@@ -25,6 +25,7 @@ from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder import npz_source
 from soseleto.run_folder.files import aside
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.image_files import existing_files, image_files
 from soseleto.run_folder.outputs import require_writable
 from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import feature_columns, shown_rows, suspect_rows
@@ -166,7 +167,7 @@ def _source_table(run: RunFolder, out: Path, corrected: Collection[str]) -> tupl
     ids = match(Rows.load(run), table, found.identity, file=file, used=used, corrected=corrected)
     if found.path is not None:
         place, values = table.column_names.index(found.path), table.column(found.path).to_pylist()
-        beside = _beside(out, [os.path.join(file.parent, value or "") for value in values])
+        beside = _beside(out, existing_files(os.path.join(file.parent, value or "") for value in values))
         table = table.set_column(place, found.path, _need("pyarrow").array(beside))
     return table.append_column(_KEY, _need("pyarrow").array(ids, _need("pyarrow").string())), found.label
 
@@ -176,7 +177,7 @@ def _ranking_table(run: RunFolder, out: Path) -> tuple[Any, str]:
     pyarrow, ranking = _need("pyarrow"), run.ranking()
     columns: dict[str, Any] = {}
     if "path" in ranking:
-        columns["path"] = _beside(out, [str(path) for path in ranking["path"]])
+        columns["path"] = _beside(out, image_files(run, map(str, ranking["path"])))
     columns["label"] = [str(label) for label in ranking["label"]]
     columns["id"] = [str(name) for name in ranking["id"]]
     columns |= {name: ranking[column] for column, name in feature_columns(ranking, run.source()).items()}
@@ -189,19 +190,16 @@ def _ranking_table(run: RunFolder, out: Path) -> tuple[Any, str]:
 
 
 def _beside(out: Path, files: list[str]) -> list[str]:
-    """The paths of the files relative to the manifest's folder."""
+    """The absolute paths relative to the manifest's folder."""
     folder = Path(os.path.abspath(out)).parent
     files = [existing(file) for file in files]
     relative = [os.path.relpath(file, folder) for file in files]
     if outside(folder, relative):
-        common = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+        common = os.path.commonpath([os.path.dirname(file) for file in files])
         raise UsageError(
             f"the images are outside {folder}, and fit reads only images below a manifest's folder: "
             f"write it as {os.path.join(common, out.name)}."
         )
-    missing = next((file for file in files if not os.path.exists(file)), None)
-    if missing is not None:
-        raise UsageError(f"{missing} no longer exists: restore the images, or run this from the same folder as fit.")
     return [escaped(Path(path).as_posix()) for path in relative]
 
 
