@@ -10,7 +10,7 @@ from soseleto.data import Examples
 
 pytest.importorskip("sklearn")
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
 from soseleto.prediction import doubted_rows
@@ -94,6 +94,15 @@ def test_a_class_with_few_rows_is_not_doubted() -> None:
     assert right[4:][flipped[4:]].mean() < 0.5
     few = right_labels(boosting(members=1), x[:12], np.arange(12) % 6, np.arange(12) >= 6, seed=0)
     assert (few == 1.0).all()
+
+
+@pytest.mark.parametrize("each", [10, 13])
+def test_rows_of_many_small_classes_are_enough_for_the_models_own_validation(each: int) -> None:
+    y = np.arange(10 * each) % 10
+    x = np.random.default_rng(0).normal(size=(len(y), 2)) + y[:, None]
+    model = HistGradientBoostingClassifier(early_stopping=True, max_iter=2)
+    right = right_labels(model, x, y, np.arange(len(y)) >= 60, seed=0)
+    assert (right < 1.0).any() == (each == 13)
 
 
 def test_the_weights_of_a_final_model() -> None:

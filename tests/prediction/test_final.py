@@ -7,7 +7,7 @@ import torch
 
 from soseleto.data import Examples, TablePreparation
 from soseleto.errors import UsageError
-from soseleto.prediction.final import FinalData, fit_final, gradient_boosting, weighted
+from soseleto.prediction.final import FinalData, boosting, fit_final, gradient_boosting, weighted
 
 pytest.importorskip("sklearn")
 
@@ -36,3 +36,18 @@ def test_a_class_without_a_row_has_no_probability():
     probabilities = fit_final(gradient_boosting(), FinalData.of(rows, target, None)).outputs(rows.inputs).exp()
     assert probabilities.shape == (40, 3)
     assert probabilities[:, 1].max() < 1e-6
+
+
+@pytest.mark.parametrize("labels", [[0, 1] * 30 + [2], list(range(8)) * 2], ids=["one row of a class", "many classes"])
+def test_a_class_with_too_few_rows_for_early_stopping_is_kept(labels):
+    y = torch.tensor(labels)
+    rows = Examples(torch.randn(len(y), 2) + 5 * y[:, None], y)
+    data = FinalData(rows.inputs, y, torch.ones(len(y)))
+    model = boosting(members=1).set_params(**{"0__max_iter": 2})
+    assert fit_final(model, data).outputs(rows.inputs).shape == (len(y), int(y.max()) + 1)
+
+
+def test_boosting_stops_early_where_it_can():
+    y = torch.arange(60) % 2
+    made = fit_final(boosting(members=1), FinalData(torch.randn(60, 2), y, torch.ones(60)))
+    assert made.estimator.estimators_[0].n_iter_ < 400

@@ -122,14 +122,24 @@ def by_recipe(recipe: Mapping[str, Any]) -> Any:
 def fit_final(estimator: Any, data: FinalData) -> Final:
     """Fit a scikit-learn model that takes ``sample_weight``; rows of weight 0 are left out."""
     keep = (data.weights > 0).numpy()
+    labels = data.labels.numpy()[keep]
+    if not _can_hold_out(labels):
+        stops = [name for name in estimator.get_params() if name.split("__")[-1] == "early_stopping"]
+        estimator.set_params(**dict.fromkeys(stops, False))
     try:
-        estimator.fit(data.inputs.numpy()[keep], data.labels.numpy()[keep], sample_weight=data.weights.numpy()[keep])
+        estimator.fit(data.inputs.numpy()[keep], labels, sample_weight=data.weights.numpy()[keep])
     except TypeError as error:
         raise UsageError(
             f"the final model {type(estimator).__name__} cannot be fitted with sample_weight ({error}): choose one "
             "that takes it."
         ) from error
     return Final(estimator, int(data.labels.max()) + 1)
+
+
+def _can_hold_out(labels: np.ndarray) -> bool:
+    """Whether scikit-learn can hold out a stratified tenth of the rows, by which boosting stops early."""
+    _, counts = np.unique(labels, return_counts=True)
+    return bool(counts.min() >= 2 and len(labels) >= 10 * len(counts))
 
 
 @dataclass(frozen=True, eq=False)
