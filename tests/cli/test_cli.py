@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -275,6 +276,21 @@ def test_an_unfinished_run_is_called_so(soseleto: Soseleto, tmp_path: Path) -> N
         ["review", tmp_path / "run", "--export", tmp_path / "r.csv"],
     ):
         assert "the run has not finished" in one_sentence(soseleto(*words))
+
+
+@pytest.mark.parametrize("words", [["predict", "RUN", "x.csv"], ["export", "RUN", "--onnx", "m.onnx"]])
+def test_answers_of_a_fit_that_has_not_ended_are_called_so(
+    soseleto: Soseleto, run: Path, tmp_path: Path, words: list[str]
+) -> None:
+    unfinished = tmp_path / "run"
+    shutil.copytree(run, unfinished)
+    words = [str(unfinished) if word == "RUN" else word for word in words]
+    note = f"the fit of {unfinished} has not ended, so probabilities are not calibrated"
+    assert note not in soseleto(*words).err
+    (unfinished / "parts" / "fold-1").mkdir(parents=True)
+    assert soseleto(*words).err.count(note) == 1
+    RunFolder(unfinished).write_comparison({"rows": []})
+    assert note not in soseleto(*words).err
 
 
 def test_force_of_a_folder_is_refused_as_such(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:

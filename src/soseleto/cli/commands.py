@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from soseleto.cli.output import check_output, file_of, show_link, show_report, write
+from soseleto.cli.output import check_output, file_of, note_unfinished, show_link, show_report, write
 from soseleto.errors import Interrupted, UsageError, counted
 from soseleto.training.defaults import (
     CHECKPOINT_SECONDS,
@@ -452,6 +452,7 @@ def predict(
     import soseleto.cli.predict as command
 
     check_output(run, out, force, reads=[*files, *file_of(model)])
+    note_unfinished(run)
     write(command.predict(run, files, model=model, format=format, device=device, encoding=encoding).encode(), out)
 
 
@@ -486,6 +487,7 @@ def export(
     if force and onnx is None:
         raise UsageError("--force has no effect on --pretrained, which never replaces a folder: give a new one.")
     check_output(run, onnx, force, reads=file_of(model))
+    note_unfinished(run)
     loaded = load(run, model, device="cpu")
     if pretrained is not None:
         typer.echo(f"wrote {export_folder(loaded, pretrained)}", err=True)

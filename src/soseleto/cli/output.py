@@ -22,6 +22,18 @@ def check_output(run: Path, out: Path | None, force: bool, reads: Sequence[Path]
         raise UsageError("--force has no effect without an output file: leave it out.")
 
 
+def note_unfinished(run: Path) -> None:
+    """Say on standard error that a run's ``fit`` was stopped before its comparison."""
+    from soseleto.run_folder.folder import COMPARISON, PARTS
+
+    if (run / PARTS).is_dir() and not (run / COMPARISON).exists():
+        typer.echo(
+            f"the fit of {run} has not ended, so probabilities are not calibrated and the model to keep is not chosen: "
+            "the same fit command continues it.",
+            err=True,
+        )
+
+
 def file_of(model: str | None) -> list[Path]:
     """The file in ``FILE.py:FUNCTION``; none for a model by name."""
     file = (model or "").rpartition(":")[0]
