@@ -93,7 +93,7 @@ def _example(loaded: LoadedRun, rows: int) -> dict[str, Tensor]:
 
 def _dtype(loaded: LoadedRun) -> torch.dtype:
     """Of the inputs that the model was trained on; runs of earlier versions do not record it."""
-    standardize = loaded.prepare.standardize
+    standardize = getattr(loaded.prepare, "standardize", None)
     bytes_if_image = "uint8" if loaded.shape is not None and len(loaded.shape) == 3 and standardize else "float32"
     recorded = loaded.config.get("input_dtype") or bytes_if_image
     exact = getattr(standardize, "exact", False)

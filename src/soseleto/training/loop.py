@@ -210,7 +210,8 @@ class Loop:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.settings.epochs, "step": step}
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
         if (learned := self._learned(state)) is not None:
-            record |= weight_record(learned, *self._wrong(), self.team)
+            wrong, known = self._wrong()
+            record |= weight_record(learned, wrong, known, self.team)
             if (probes := self.data.probes) is not None:
                 values = state.weights.values[probes.n_source :]
                 record["probe_groups"] = group_record(values, probes.wrong.to(values.device), self.team)
