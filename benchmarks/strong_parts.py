@@ -1,7 +1,7 @@
 """What the parts of the strong recipe and images without labels are worth, on features of photos.
 
     python benchmarks/by_class.py --prepare FOLDER            # writes FOLDER/by_class.npz from $SOSELETO_DATA
-    python benchmarks/strong_parts.py --data FOLDER [--seeds 3] --out results/choose-strong-parts-cpu.json
+    python benchmarks/strong_parts.py --data FOLDER [--seeds 2] --out results/choose-strong-parts-cpu.json
 
 The features and the network of ``by_class.py``, 80 epochs. A draw has 300 trusted images, 2,000 to compare on, 3,000 in
 the source, whose labels are wrong, and 6,700 without labels, which one line uses and the others do not. Test images are
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="with by_class.npz")
     parser.add_argument("--noise", nargs="+", default=list(NOISES), choices=NOISES, metavar="NAME")
     parser.add_argument("--lines", nargs="+", default=list(LINES), choices=LINES, metavar="NAME")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--tiny", action="store_true", help="made-up features, to test that it runs")
     options = parser.parse_args(argv)
