@@ -184,8 +184,8 @@ OURS, MIXED, BETTER = _row("soseleto", 52.5), _row("mixed", 50.0, -2.5, -9.0, 4.
         (
             [OURS, _row("mixed", 53.0, 0.5, -6.0, 7.0), _row("gradient_boosting", 53.5, 1.0, -5.0, 8.0)],
             "soseleto",
-            "SOSELETO's model is kept: no other is better beyond chance (mixed training minus SOSELETO: 95 % interval "
-            "-6.0 to +7.0).",
+            "SOSELETO's model is kept: no other network is better beyond chance (mixed training minus SOSELETO: 95 % "
+            "interval -6.0 to +7.0).",
         ),
         ([OURS], "soseleto", ""),
     ],

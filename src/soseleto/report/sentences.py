@@ -211,7 +211,7 @@ def _kept(networks: list[dict[str, Any]], kept: str) -> str:
     if high < 0:  # with --keep soseleto
         return f"SOSELETO's model is kept, although {method} is {_better(best)}."
     interval = _interval(difference["low"], difference["high"])
-    return f"SOSELETO's model is kept: no other is better beyond chance ({method} minus SOSELETO: {interval})."
+    return f"SOSELETO's model is kept: no other network is better beyond chance ({method} minus SOSELETO: {interval})."
 
 
 def _better(row: Mapping[str, Any]) -> str:
