@@ -216,6 +216,16 @@ def test_a_file_changed_within_its_size_and_time_is_read_again(image_folder):
     assert torch.equal(changed.inputs[0], changed.inputs[1])
 
 
+def test_images_with_the_same_fault_are_counted_and_named(image_folder):
+    root = image_folder("source", {"a": [1, 2, 3]})
+    for name in ("0001.png", "0002.png"):
+        (root / "a" / name).write_bytes(b"no image")
+    with pytest.raises(
+        DataError, match=r"each of 2 images is not an image of a known kind: \S*0001.png, \S*0002.png\."
+    ):
+        as_examples(root, name="source")
+
+
 @pytest.mark.parametrize("step", ["read_bytes", "decode"])
 def test_a_passing_error_is_forgotten(image_folder, monkeypatch, step):
     root = image_folder("source", {"a": [1, 2]})

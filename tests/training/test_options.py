@@ -292,6 +292,12 @@ def test_what_is_a_classification() -> None:
     assert set(counts.evaluate(counted(9, 2))) == {"loss"}
 
 
+def test_a_regression_has_no_suspects() -> None:
+    result = fit(model=net(1), source=counted(60, 0), target=counted(20, 1), loss=soseleto.squared_error, epochs=1)
+    with pytest.raises(UsageError, match="a regression has no classes, so there are no suspects"):
+        result.suspects()
+
+
 def counted(n: int, seed: int) -> tuple[Tensor, Tensor]:
     """Whole numbers that are no classes."""
     inputs, _ = points(n, seed)

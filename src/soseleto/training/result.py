@@ -119,6 +119,8 @@ class Result(Predictor):
                 "in transfer mode weights are about the target and not about wrong labels, so there are no suspects: "
                 "use result.weights or result.ranking()."
             )
+        if self.evidence is None and self.task == "regression":
+            raise UsageError("a regression has no classes, so there are no suspects: use result.ranking().")
         if self.evidence is None and self.config.get("probes"):
             raise UsageError(
                 "the target has too few of the source's classes to say which labels are wrong: give it examples of "

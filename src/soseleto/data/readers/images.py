@@ -77,8 +77,9 @@ def _problems(raw: Raw, bad: Bad, names: list[str]) -> list[Problem]:
     for why, places in reasons.items():
         kind = "missing" if why == "is missing" else "absurd size" if "absurd" in why else "unreadable"
         ids = tuple(raw.id_of(bad[at][0]) for at in places)
-        many = f"{len(places)} images: each " if len(places) > 1 else ""
-        made.append(Problem(raw.name, kind, f"{many}{some([names[at] for at in places])} {why}.", ids))
+        shown = some([names[at] for at in places])
+        text = f"each of {len(places)} images {why}: {shown}." if len(places) > 1 else f"{shown} {why}."
+        made.append(Problem(raw.name, kind, text, ids))
     return made
 
 
