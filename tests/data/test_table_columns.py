@@ -14,6 +14,7 @@ import torch
 from soseleto.data import ProblemsError, Reading, TablePreparation, as_examples, read_pair
 from soseleto.data.table_columns import hashed_words
 from soseleto.data.table_columns.fitted import FIRST, GONE, OTHER
+from soseleto.data.table_columns.values import MISSING
 from soseleto.errors import DataError, UsageError
 
 N = 60
@@ -98,6 +99,11 @@ def test_given_kinds_are_taken_and_unknown_columns_are_named(source):
         as_examples(source, name="source", reading=Reading(numeric_columns=["agee"], drop_columns=["twon"]))
     with pytest.raises(UsageError, match="'age' is given two kinds"):
         Reading(numeric_columns=["age"], drop_columns=["age"])
+
+
+def test_the_docs_name_every_spelling_of_a_missing_value():
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "data.md").read_text("utf-8")
+    assert [one for one in MISSING if one and f"`{one}`" not in page] == []
 
 
 def test_missing_rare_and_unseen_values_have_places_of_their_own():
