@@ -101,6 +101,19 @@ def test_given_kinds_are_taken_and_unknown_columns_are_named(source):
         Reading(numeric_columns=["age"], drop_columns=["age"])
 
 
+def test_a_column_of_the_target_alone_can_be_dropped(source):
+    target = pd.DataFrame(people(20, 1, checked_by=["Ann"] * 20))
+    with pytest.raises(DataError, match=r"the target table also has checked_by.* drop others with --drop-column"):
+        read_pair(source, target, mode="noisy")
+    pair = read_pair(source, target, mode="noisy", reading=Reading(drop_columns=["checked_by"]))
+    assert "checked_by" not in kinds(pair.preparation)
+    assert len(pair.target) == 20
+    with pytest.raises(UsageError, match="no feature column checked_by"):
+        read_pair(source, target, mode="noisy", reading=Reading(numeric_columns=["checked_by"]))
+    with pytest.raises(UsageError, match="no feature column checkd"):
+        read_pair(source, target, mode="noisy", reading=Reading(drop_columns=["checkd"]))
+
+
 def test_the_docs_name_every_spelling_of_a_missing_value():
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "data.md").read_text("utf-8")
     assert [one for one in MISSING if one and f"`{one}`" not in page] == []

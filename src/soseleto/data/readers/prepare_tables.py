@@ -37,8 +37,8 @@ def prepare_tables(
         return list(raws), None
     unreadable = [name for name in source.table.column_names if not values.is_readable(source.table[name])]
     if preparation is None:
-        preparation = _fit(source, reading, unreadable)
-    _require_columns(raws, preparation)
+        preparation = _fit(raws, reading, unreadable)
+    _require_columns(raws, preparation, reading.drop_columns)
     faulty = [name for name in unreadable if name not in reading.drop_columns]
     made = [raw if raw.table is None else _prepared(raw, preparation, faulty) for raw in raws]
     return made, preparation
@@ -53,9 +53,10 @@ def _refuse_tables(raws: Sequence[Raw], reading: Reading) -> None:
             raise DataError(f"the {raw.name} has features but the {raws[0].name} has not: give both the same kind.")
 
 
-def _fit(source: Raw, reading: Reading, unreadable: Sequence[str]) -> TablePreparation:
-    given = given_kinds(reading)
-    known = source.table.column_names
+def _fit(raws: Sequence[Raw], reading: Reading, unreadable: Sequence[str]) -> TablePreparation:
+    source, known = raws[0], raws[0].table.column_names
+    others = {name for raw in raws[1:] if raw.table is not None for name in raw.table.column_names if name not in known}
+    given = {name: kind for name, kind in given_kinds(reading).items() if kind != LEFT_OUT or name not in others}
     if unknown := [name for name in given if name not in known]:
         hint = did_you_mean(unknown[0], known) or f": choose from {some(known)}"
         raise UsageError(f"the {source.name} table has no feature column {some(unknown)}{hint}.")
@@ -72,21 +73,24 @@ def _fit(source: Raw, reading: Reading, unreadable: Sequence[str]) -> TablePrepa
     return made
 
 
-def _require_columns(raws: Sequence[Raw], preparation: TablePreparation) -> None:
-    """Raise for all columns that are missing or additional in a table, at once."""
+def _require_columns(raws: Sequence[Raw], preparation: TablePreparation, dropped: Sequence[str]) -> None:
+    """Raise for all columns that are missing or additional in a table, and not dropped, at once."""
     source, faults = raws[0], []
     for raw in raws[1:]:
         if raw.table is None:
             continue
         names = raw.table.column_names
         missing = [column for column in preparation.used if column not in names]
-        extra = [column for column in names if column not in source.table.column_names]
+        extra = [column for column in names if column not in (*source.table.column_names, *dropped)]
         if missing:
             faults.append(f"the {raw.name} table lacks {some(missing)}")
         if extra:
             faults.append(f"the {raw.name} table also has {some(extra)}")
     if faults:
-        raise DataError(f"{'; '.join(faults)}: give every table the feature columns of the source.")
+        raise DataError(
+            f"{'; '.join(faults)}: give every table the feature columns of the source, or drop others with "
+            "--drop-column."
+        )
 
 
 def _prepared(raw: Raw, preparation: TablePreparation, unreadable: Sequence[str]) -> Raw:
