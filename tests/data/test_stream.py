@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import soseleto
-from soseleto.data import Stream
+from soseleto.data import Examples, Stream
 from soseleto.data.items import Request
 from soseleto.data.joined import Joined
 from soseleto.errors import DataError, UsageError
@@ -249,3 +249,10 @@ def test_a_part_of_a_stream_is_read_into_memory_in_one_pass():
     whole = source.in_memory()
     assert part.inputs["x"].equal(whole.inputs["x"][[40, 3, 17]])
     assert part.labels.equal(whole.labels[[40, 3, 17]])
+
+
+def test_probes_of_another_padded_length_are_one_sentence() -> None:
+    one, other = (Examples(torch.zeros(3, length), torch.arange(3) % 2) for length in (4, 2))
+    joined = Joined(one, other, torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(UsageError, match=r"of shape \[4\] with target examples of shape \[2\]: pad all to one length"):
+        joined.take(torch.tensor([0, 5]))

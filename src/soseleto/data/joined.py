@@ -16,6 +16,7 @@ from soseleto.data.example_set import ExampleSet
 from soseleto.data.randomness import generator
 from soseleto.data.stream import Stream
 from soseleto.data.structure import Inputs
+from soseleto.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,5 +127,11 @@ def _rows(parts: list[tuple[Inputs, Tensor]], back: Tensor) -> tuple[Inputs, Ten
     """The rows of both parts, in the order ``back``."""
     if len(parts) < 2:
         return parts[0]
+    one, other = (structure.shape_of(inputs) for inputs, _ in parts)
+    if one != other:
+        raise UsageError(
+            f"probes join a source batch of examples of shape {one} with target examples of shape {other}: pad all to "
+            "one length in collate_fn, or write probes=None."
+        )
     inputs, labels = structure.change(lambda tensor: tensor[back.to(tensor.device)], structure.concatenate(parts))
     return inputs, labels

@@ -188,8 +188,11 @@ def _lost(error: Exception, folder: RunFolder) -> str:
     )
 
 
-def weight_record(weights: Weights, wrong: Tensor | None, known: Tensor | None, reducer: Reducer) -> dict[str, Any]:
-    """A summary of the weights and, where the truth is known, the mean weight of right and wrong labels."""
+def weight_record(weights: Weights, judged: tuple[Tensor, Tensor] | None, reducer: Reducer) -> dict[str, Any]:
+    """A summary of the weights and, where the truth is known, the mean weight of right and wrong labels.
+
+    judged: (n,) which labels are wrong, and (n,) of which the truth is known
+    """
     summary = weights.summary(reducer.sum)
     record: dict[str, Any] = {
         "mean_weight": summary.mean,
@@ -198,8 +201,9 @@ def weight_record(weights: Weights, wrong: Tensor | None, known: Tensor | None, 
         "share_at_one": summary.share_at_one,
         "histogram": list(summary.histogram),
     }
-    if wrong is None or known is None:
+    if judged is None:
         return record
+    wrong, known = judged
     return {**record, "groups": group_record(weights.values[known], wrong[known], reducer)}
 
 

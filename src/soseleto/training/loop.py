@@ -210,8 +210,7 @@ class Loop:
         record: dict[str, Any] = {"epoch": epoch, "epochs": self.settings.epochs, "step": step}
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
         if (learned := self._learned(state)) is not None:
-            wrong, known = self._wrong()
-            record |= weight_record(learned, wrong, known, self.team)
+            record |= weight_record(learned, self._wrong(), self.team)
             if (probes := self.data.probes) is not None:
                 values = state.weights.values[probes.n_source :]
                 record["probe_groups"] = group_record(values, probes.wrong.to(values.device), self.team)
@@ -237,11 +236,11 @@ class Loop:
         """This rank's weights without the probes'; None for a method without weights."""
         return None if state.weights is None else state.weights.first(owned(len(self._source), self.team))
 
-    def _wrong(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    def _wrong(self) -> tuple[Tensor, Tensor] | None:
         """Which of this rank's labels are wrong, and of which the truth is known."""
         source = self._source
         if source.truth is None:
-            return None, None
+            return None
         mine = slice(self.team.rank, None, self.team.ranks)
         wrong, known = source.truth != source.labels, truth_known(source.truth)
         return wrong[mine].to(self.task.device), known[mine].to(self.task.device)
