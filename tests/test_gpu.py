@@ -46,7 +46,7 @@ from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.task.cuda_graph import CapturedStep, EagerStep
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.losses import NoisyLosses
-from soseleto.task.task import Task
+from soseleto.task.task import Task, after_step
 from soseleto.training.optimizers import adamw, linear, sgd
 from zoo import PROBLEMS, Problem
 
@@ -145,6 +145,7 @@ def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
         for m in range(12):
             source, target = random_batch(32 if m != 8 else 20, m), random_batch(8, 100 + m)
             step(source, target)
+            after_step(state)
             assert state.schedule is not None
             state.schedule.step()
         states.append(state)
