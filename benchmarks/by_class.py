@@ -16,7 +16,6 @@ Test images are not used. Rows that are in the file already are not repeated.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import time
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from common import arguments, show, write
+from common import arguments, is_in, rows_in, show, write
 from soseleto.data import FeatureViews, generator, symmetric
 from soseleto.data.public.cifar import read_human
 from soseleto.data.public.sets import data_root, load
@@ -82,22 +81,8 @@ def row(noise: str, share: float, seed: int, folder: Path | None, epochs: int) -
     x = (x - x.mean(0)) / (x.std(0) + 1e-6)
     order = torch.randperm(len(y), generator=generator(seed, "by_class/split"))
     trusted, compared, source = order.split([len(y) // 40, len(y) // 6, len(y) - len(y) // 40 - len(y) // 6])
-    torch.manual_seed(seed)
-    result = soseleto.fit(
-        nn.Sequential(nn.Linear(x.shape[1], WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)),
-        (x[source], noisy(noise, y[source], data["worst"][source], seed)),
-        (x[trusted], y[trusted]),
-        recipe="strong",
-        method=Strong(by_class=share),
-        augment=FeatureViews(drop=0.3),
-        epochs=epochs,
-        batch_size=128,
-        target_batch_size=min(32, len(trusted)),
-        lr=0.02,
-        standardize=False,
-        seed=seed,
-        device="cpu",
-    )
+    labels = noisy(noise, y[source], data["worst"][source], seed)
+    result = trained((x[source], labels), (x[trusted], y[trusted]), Strong(by_class=share), epochs, seed)
     right = result.outputs(x[compared]).argmax(1) == y[compared]
     seconds = time.perf_counter() - begin
     return {
@@ -105,6 +90,28 @@ def row(noise: str, share: float, seed: int, folder: Path | None, epochs: int) -
         "accuracy": 100.0 * right.double().mean().item(),
         "seconds": round(seconds, 1),
     }
+
+
+def trained(
+    source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor], method: Strong, epochs: int, seed: int
+) -> soseleto.Result:
+    """The network of two layers."""
+    torch.manual_seed(seed)
+    return soseleto.fit(
+        nn.Sequential(nn.Linear(source[0].shape[1], WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)),
+        source,
+        target,
+        recipe="strong",
+        method=method,
+        augment=FeatureViews(drop=0.3),
+        epochs=epochs,
+        batch_size=min(128, len(source[0])),
+        target_batch_size=min(32, len(target[0])),
+        lr=0.02,
+        standardize=False,
+        seed=seed,
+        device="cpu",
+    )
 
 
 def key_of(noise: str, share: float, seed: int) -> dict[str, Any]:
@@ -127,12 +134,11 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
         return []
     if options.data is None and not options.tiny:
         parser.error("--data FOLDER is needed, or --prepare FOLDER to write it.")
-    exists = options.out is not None and options.out.exists()
-    rows: list[dict[str, Any]] = json.loads(options.out.read_text())["rows"] if exists else []
+    rows = rows_in(options.out)
     cells = [
         (noise, share, seed) for seed in range(options.seeds) for noise in options.noise for share in options.shares
     ]
-    wanted = [cell for cell in cells if not any(key_of(*cell).items() <= done.items() for done in rows)]
+    wanted = [cell for cell in cells if not is_in(rows, key_of(*cell))]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.processes, mp_context=context) as pool:
         work = [pool.submit(row, *cell, None if options.tiny else options.data, options.epochs) for cell in wanted]

@@ -10,18 +10,15 @@ not used. Rows that are in the file already are not repeated.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-import soseleto
-from by_class import WIDTH, noisy, read
-from common import arguments, show, write
-from soseleto.data import FeatureViews, generator
+from by_class import noisy, read, trained
+from common import arguments, is_in, rows_in, show, write
+from soseleto.data import generator
 from soseleto.experiments.detection import compare
 from soseleto.methods import Strong
 
@@ -52,22 +49,8 @@ def row(noise: str, line: str, seed: int, folder: Path | None, epochs: int) -> d
     trusted, compared, source, others = order.split([*shares, len(y) - sum(shares)])
     labels = noisy(noise, y[source], data["worst"][source], seed)
     more = {"unlabelled": x[others], "unlabelled_batch": min(128, len(others))} if line == UNLABELLED else {}
-    torch.manual_seed(seed)
-    result = soseleto.fit(
-        nn.Sequential(nn.Linear(x.shape[1], WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)),
-        (x[source], labels),
-        (x[trusted], y[trusted]),
-        recipe="strong",
-        method=Strong(**LINES[line], **more),
-        augment=FeatureViews(drop=0.3),
-        epochs=epochs,
-        batch_size=min(128, len(source)),
-        target_batch_size=min(32, len(trusted)),
-        lr=0.02,
-        standardize=False,
-        seed=seed,
-        device="cpu",
-    )
+    method = Strong(**LINES[line], **more)
+    result = trained((x[source], labels), (x[trusted], y[trusted]), method, epochs, seed)
     right = result.outputs(x[compared]).argmax(1) == y[compared]
     found = compare({"weight": result.weights}, labels != y[source])
     return {
@@ -92,12 +75,11 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     options = parser.parse_args(argv)
     if options.data is None and not options.tiny:
         parser.error("--data FOLDER is needed; python benchmarks/by_class.py --prepare FOLDER writes it.")
-    exists = options.out is not None and options.out.exists()
-    rows: list[dict[str, Any]] = json.loads(options.out.read_text())["rows"] if exists else []
+    rows = rows_in(options.out)
     for seed in range(options.seeds):
         for line in options.lines:
             for noise in options.noise:
-                if any(key_of(noise, line, seed).items() <= done.items() for done in rows):
+                if is_in(rows, key_of(noise, line, seed)):
                     continue
                 rows.append(row(noise, line, seed, None if options.tiny else options.data, options.epochs))
                 write(options.out, "strong_parts", torch.device("cpu"), rows)

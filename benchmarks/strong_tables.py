@@ -9,13 +9,12 @@ the file already are not repeated.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from common import arguments, show, write
+from common import arguments, is_in, rows_in, show, write
 from soseleto import sgd
 from soseleto.data import FeatureViews
 from soseleto.experiments.detection import compare
@@ -61,12 +60,11 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="400 rows and one epoch, to test that it runs")
     options = parser.parse_args(argv)
-    exists = options.out is not None and options.out.exists()
-    rows: list[dict[str, Any]] = json.loads(options.out.read_text())["rows"] if exists else []
+    rows = rows_in(options.out)
     for seed in range(options.seeds):
         for noise in options.noise:
             keys = [{"noise": noise, "line": line, "seed": seed} for line in options.lines]
-            wanted = [key for key in keys if not any(key.items() <= row.items() for row in rows)]
+            wanted = [key for key in keys if not is_in(rows, key)]
             data = split(noise, seed, options.tiny, choosing=True, n_test=3000, n_source=2000) if wanted else None
             for key in wanted:
                 assert data is not None
