@@ -111,7 +111,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, the others keep their order; long tests only when they are asked for."""
     if os.environ.get("SOSELETO_LONG") != "1":
         for item in items:
-            if f"{item.path.name}::{item.nodeid.partition('::')[2]}".startswith(LONG):
+            listed = f"{item.path.name}::{item.nodeid.partition('::')[2]}".startswith(LONG)
+            if listed or item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="long: set SOSELETO_LONG=1"))
     place = {name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
