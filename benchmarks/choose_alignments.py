@@ -30,7 +30,10 @@ from soseleto.algorithm import Soseleto
 from soseleto.experiments.cifar10_noise.experiment import Config, detection, prepare_data, train
 from soseleto.experiments.results import Row, load
 from soseleto.experiments.runner import run_all
-from soseleto.extensions import (
+from soseleto.methods import Recording, Signals
+from soseleto.methods.wrappers.inner import Transparent
+from soseleto.parallel.device import choose_device
+from soseleto.pieces import (
     at_temperature,
     beyond_noise,
     centred,
@@ -46,10 +49,7 @@ from soseleto.extensions import (
     whitened,
     without_own_error,
 )
-from soseleto.extensions.last_layer import Form
-from soseleto.methods import Recording, Signals
-from soseleto.methods.wrappers.inner import Transparent
-from soseleto.parallel.device import choose_device
+from soseleto.pieces.last_layer import Form
 from soseleto.task.piece import Alignment, Piece, State, Step
 from soseleto.task.task import Method, Task
 from soseleto.training.usual import STANDARD_ERRORS

@@ -25,7 +25,8 @@ from coverage import FILE, Cell, drawn, read_rows, stored, write_rows
 from soseleto import Soseleto, methods
 from soseleto.cli.choices import augment_for
 from soseleto.experiments.detection import auroc
-from soseleto.extensions import (
+from soseleto.models.by_name import default_name, make_model
+from soseleto.pieces import (
     at_temperature,
     beyond_noise,
     centred,
@@ -39,8 +40,7 @@ from soseleto.extensions import (
     unit_length,
     without_own_error,
 )
-from soseleto.extensions.last_layer import Form
-from soseleto.models.by_name import default_name, make_model
+from soseleto.pieces.last_layer import Form
 from soseleto.training.usual import LAST_LAYER
 
 SIZES = (3000, 200, 2000)

@@ -20,7 +20,8 @@ from soseleto.algorithm import Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.experiments.results import commit
-from soseleto.extensions import (
+from soseleto.models.architectures import group_norm, quick, resnet18
+from soseleto.pieces import (
     at_temperature,
     centred,
     chain,
@@ -31,7 +32,6 @@ from soseleto.extensions import (
     whitened,
     without_own_error,
 )
-from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.task.cuda_graph import as_if_recording
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task

@@ -22,7 +22,8 @@ from soseleto import Soseleto, data, methods
 from soseleto.cli.choices import augment_for
 from soseleto.data import Examples, generator, symmetric
 from soseleto.experiments.detection import auroc
-from soseleto.extensions import (
+from soseleto.models.by_name import by_name
+from soseleto.pieces import (
     beyond_noise,
     chain,
     hold_when_vanished,
@@ -31,7 +32,6 @@ from soseleto.extensions import (
     scale_by_rms,
     target_share,
 )
-from soseleto.models.by_name import by_name
 
 SIZES, TINY = (3000, 200, 2500), (120, 40, 60)
 NOISES = (("random class", 0.0), ("random class", 0.05), ("random class", 0.3), ("next class", 0.3))

@@ -29,8 +29,8 @@ from common import arguments, show, write
 from soseleto import Soseleto, data, methods
 from soseleto.data import data_root, generator, symmetric
 from soseleto.experiments.detection import auroc
-from soseleto.extensions import preconditioned, running_mean
 from soseleto.models.by_name import by_name
+from soseleto.pieces import preconditioned, running_mean
 
 FIRST_SEED = 100  # those of the tests and tables are below it
 TOKENS = 64

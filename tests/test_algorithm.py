@@ -15,14 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from soseleto import extensions
+from soseleto import pieces
 from soseleto.algorithm import Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import alignment, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
 from soseleto.experiments.detection import auroc
-from soseleto.extensions import (
+from soseleto.methods import MetaWeightNet, Sukhbaatar
+from soseleto.models.trunk_and_heads import TrunkAndHeads
+from soseleto.parallel.micro_batches import Sharing
+from soseleto.pieces import (
     Coral,
     chain,
     clip_norm,
@@ -38,11 +41,8 @@ from soseleto.extensions import (
     scale_by_rms,
     target_share,
 )
-from soseleto.extensions.class_pooling import estimate
-from soseleto.extensions.renamed import OLD_NAMES
-from soseleto.methods import MetaWeightNet, Sukhbaatar
-from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.parallel.micro_batches import Sharing
+from soseleto.pieces.class_pooling import estimate
+from soseleto.pieces.renamed import OLD_NAMES
 from soseleto.task.finite import DeferredGuard, NonFiniteLoss
 from soseleto.task.losses import NoisyLosses, TransferLosses, squared_error
 from soseleto.task.piece import Step
@@ -547,7 +547,7 @@ def test_an_old_setting_gives_the_new_form(name: str) -> None:
     found = re.findall(r"(\w+)=(\w+)\(", str(caught.value))
     assert found
     assert all(slot in ("direction", "alignment", "source_loss", "gradients", "scores") for slot, _ in found)
-    assert all(piece in extensions.__all__ for _, piece in found)
+    assert all(piece in pieces.__all__ for _, piece in found)
 
 
 def test_a_misspelt_setting_is_named() -> None:

@@ -36,9 +36,7 @@ def unit(purpose: str, may_import: str = "", *, in_functions: str = "") -> Unit:
     return Unit(purpose, frozenset(may_import.split()), in_functions=frozenset(in_functions.split()))
 
 
-TRAINING = (
-    "methods algorithm monitor extensions task parallel engines models weights data suspects run_folder prediction"
-)
+TRAINING = "methods algorithm monitor pieces task parallel engines models weights data suspects run_folder prediction"
 UNITS = {
     "errors": unit("what a user's mistake or a failed run raises"),
     "weights": unit("one weight and one score for every source example"),
@@ -47,9 +45,9 @@ UNITS = {
     "models": unit("networks, by name or from a file of the user's own"),
     "parallel": unit("one step over several processes and over parts of a batch", "engines data models"),
     "task": unit("the model, losses and optimizer that a method trains", "parallel engines data weights"),
-    "extensions": unit("what we add to the paper's algorithm, one file each", "task weights data"),
+    "pieces": unit("what we add to the paper's algorithm, one file each", "task weights data"),
     "monitor": unit("the paper's sufficient condition, measured during training", "task engines weights data"),
-    "algorithm": unit("the paper's Algorithm 1", "extensions monitor task engines models data weights"),
+    "algorithm": unit("the paper's Algorithm 1", "pieces monitor task engines models data weights"),
     "selection": unit(
         "Algorithm 1 for a training loop of the user's own", "algorithm task parallel engines data weights"
     ),

@@ -149,8 +149,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 def public_names() -> set[str]:
     """As the reference shows them."""
-    namespaces = {"data", "errors", "extensions", "methods", "models"}
-    pieces = {f"soseleto.extensions.{name}" for name in soseleto.extensions.__all__}
+    namespaces = {"data", "errors", "pieces", "methods", "models"}
+    pieces = {f"soseleto.pieces.{name}" for name in soseleto.pieces.__all__}
     return {f"soseleto.{name}" for name in soseleto.__all__ if name not in namespaces} | pieces
 
 

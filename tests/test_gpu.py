@@ -22,7 +22,9 @@ from soseleto.data.unlabelled_views import UnlabelledViews
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.contract import Step
 from soseleto.errors import EngineError
-from soseleto.extensions import (
+from soseleto.methods import METHODS, DivideMix, FineTuning, FixMatch, ProMix, Strong, StrongPair
+from soseleto.models.architectures import group_norm, quick, resnet18
+from soseleto.pieces import (
     at_temperature,
     chain,
     clip_norm,
@@ -41,8 +43,6 @@ from soseleto.extensions import (
     whitened,
     without_own_error,
 )
-from soseleto.methods import METHODS, DivideMix, FineTuning, FixMatch, ProMix, Strong, StrongPair
-from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.task.cuda_graph import CapturedStep, EagerStep
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.losses import NoisyLosses

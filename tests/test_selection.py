@@ -25,9 +25,9 @@ from soseleto.data.batches import source_batches
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import DataError, UsageError
-from soseleto.extensions import pooled_by_class, recent_visits, running_mean, target_share
 from soseleto.models import TrunkAndHeads
 from soseleto.parallel.reducer import Reducer, Single
+from soseleto.pieces import pooled_by_class, recent_visits, running_mean, target_share
 from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Task
 from soseleto.training.optimizers import linear

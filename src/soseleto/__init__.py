@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from soseleto import data, errors, extensions, methods, models
+    from soseleto import data, errors, methods, models, pieces
     from soseleto.algorithm import Soseleto
     from soseleto.data import Augment, Examples, Preprocess, Reading, pair_flip, read_pair, symmetric
     from soseleto.engines import alignment, check_gradients
@@ -81,7 +81,7 @@ _MODULES = {
     "training.settings": ("method_of", "settings_of"),
     "weights": ("Weights",),
 }
-_NAMESPACES = ("data", "errors", "extensions", "methods", "models")
+_NAMESPACES = ("data", "errors", "pieces", "methods", "models")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
@@ -124,7 +124,6 @@ __all__ = [
     "data",
     "errors",
     "export_onnx",
-    "extensions",
     "fit",
     "fit_unlabelled",
     "linear",
@@ -133,6 +132,7 @@ __all__ = [
     "methods",
     "models",
     "pair_flip",
+    "pieces",
     "ranks",
     "read_pair",
     "settings_of",

@@ -15,7 +15,7 @@ paper's factor 1/nˢ in q_ℓ and r_ℓ is part of ``weight_step`` and of the le
 optimizer the user chose.
 
 ``Soseleto.paper()`` is this page and nothing else. What ``Soseleto()`` adds is composed of pieces, one for each
-argument, each with its own state: see ``soseleto.extensions``.
+argument, each with its own state: see ``soseleto.pieces``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from soseleto.data.batch import Batch
 from soseleto.engines import Engine, Losses, Passes, make_engine
 from soseleto.engines.contract import Coefficients, Direction
 from soseleto.errors import UsageError
-from soseleto.extensions import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
-from soseleto.extensions.renamed import explains_old_names
+from soseleto.pieces import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
+from soseleto.pieces.renamed import explains_old_names
 from soseleto.task.last_layer import watched
 from soseleto.task.layer_inputs import InputsWatched
 from soseleto.task.piece import Alignment, DirectionPiece, Piece, SourceLossPiece, Step
@@ -64,7 +64,7 @@ class Soseleto:
     engine: how alignments are computed.
 
     Example:
-        >>> from soseleto.extensions import chain, per_error, scale_by_rms, target_share
+        >>> from soseleto.pieces import chain, per_error, scale_by_rms, target_share
         >>> method = Soseleto(alignment=chain(per_error(), scale_by_rms()), gradients=target_share(0.3))
     """
 
@@ -96,7 +96,7 @@ class Soseleto:
             piece = getattr(self, slot)
             allowed = ("scores", "alignment", "") if slot == "scores" else (slot, "")
             if piece is not None and getattr(piece, "slot", None) not in allowed:
-                raise UsageError(f"{slot}={piece!r} is not possible: take a piece for {slot} from soseleto.extensions.")
+                raise UsageError(f"{slot}={piece!r} is not possible: take a piece for {slot} from soseleto.pieces.")
         self._check_last_layer()
         if self.weights_first and (self.alignment.needs_losses or self.source_loss.needs_losses):
             raise UsageError("weights_first cannot wait for the losses that per_error and label_doubt need: drop one.")

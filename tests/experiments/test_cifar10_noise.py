@@ -42,9 +42,9 @@ from soseleto.experiments.cifar10_noise.tables import (
     suspects_table,
 )
 from soseleto.experiments.results import Results, Row, key, load, merge_files, put_between, save, started, table
-from soseleto.extensions import chain
 from soseleto.methods import EarlyStopping, Signals
 from soseleto.models.by_name import make_model
+from soseleto.pieces import chain
 from soseleto.training.usual import Usual, by_heart, convolutional
 
 ROOT = Path(__file__).parents[2]

@@ -21,10 +21,10 @@ from soseleto.experiments.noisy_text.command import configs, main, parser
 from soseleto.experiments.noisy_text.configuration import TRUSTED, Config, configuration, lines_of
 from soseleto.experiments.noisy_text.experiment import heading, make_method, prepare_data, run_all, run_one
 from soseleto.experiments.results import Row, started
-from soseleto.extensions import chain
 from soseleto.methods import Strong
 from soseleto.models.pretrained_text import make_text_model
 from soseleto.models.trained_parts import last_blocks
+from soseleto.pieces import chain
 from soseleto.training.defaults import STRONG_TEXT_LR
 from soseleto.training.recipe import strong_for, strong_target_batch
 from soseleto.training.usual import Usual

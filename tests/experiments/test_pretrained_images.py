@@ -27,7 +27,7 @@ from soseleto.experiments.pretrained_images.experiment import (
     run_one,
 )
 from soseleto.experiments.results import Row, started
-from soseleto.extensions import chain
+from soseleto.pieces import chain
 from soseleto.training.usual import Usual
 
 save_file = pytest.importorskip("safetensors.torch").save_file

@@ -47,7 +47,7 @@ from soseleto.experiments.svhn_mnist.tables import (
     parser,
     sources_table,
 )
-from soseleto.extensions import chain
+from soseleto.pieces import chain
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
 from soseleto.training.optimizers import sgd

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from soseleto import Compute, Heads, Result, Soseleto, fit
-from soseleto.extensions import (
+from soseleto.pieces import (
     Coral,
     chain,
     clip_norm,

@@ -18,9 +18,9 @@ from soseleto.data import Views
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.extensions import label_doubt, pooled_by_class
 from soseleto.methods import StrongTransfer
 from soseleto.models.trunk_and_heads import TrunkAndHeads
+from soseleto.pieces import label_doubt, pooled_by_class
 from soseleto.task.losses import TransferLosses
 from soseleto.task.task import Task, after_step
 from soseleto.training.fit import fit

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import soseleto
 from parallel.test_ranks import LONG, Reshaped, ask_at, points, require_close, terminate, train
 from ranks import together
-from soseleto.extensions import chain, clip_norm, label_doubt, last_batch, preconditioned, running_mean, target_share
 from soseleto.methods import Mixed, Ordinary, TargetOnly
 from soseleto.parallel.reducer import Reducer
+from soseleto.pieces import chain, clip_norm, label_doubt, last_batch, preconditioned, running_mean, target_share
 from soseleto.run_folder.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are started and killed as POSIX does")

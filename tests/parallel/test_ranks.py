@@ -20,7 +20,9 @@ import soseleto
 from ranks import together
 from soseleto.data import Augment
 from soseleto.errors import RankLost
-from soseleto.extensions import (
+from soseleto.methods import METHODS, Mixed, Ordinary, TargetOnly
+from soseleto.parallel.reducer import Reducer
+from soseleto.pieces import (
     at_temperature,
     chain,
     clip_norm,
@@ -35,8 +37,6 @@ from soseleto.extensions import (
     whitened,
     whitened_layers,
 )
-from soseleto.methods import METHODS, Mixed, Ordinary, TargetOnly
-from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are started and killed as POSIX does")

@@ -23,8 +23,8 @@ import soseleto
 from soseleto.data import Augment
 from soseleto.data.batch import Batch
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
-from soseleto.extensions import label_doubt, pooled_by_class
 from soseleto.methods import METHODS, Attention, EarlyStopping, Luo, MatchingNetworks, Mixed, Recording, Signals
+from soseleto.pieces import label_doubt, pooled_by_class
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training.options import Checkpoints

@@ -18,11 +18,11 @@ import soseleto
 from soseleto import Heads
 from soseleto.data import Augment, Examples, read_pair
 from soseleto.data.batch import Batch
-from soseleto.extensions import running_mean
 from soseleto.methods import TargetOnly
 from soseleto.methods.oracle import corrected
 from soseleto.models.architectures import mlp
 from soseleto.parallel.reducer import Single
+from soseleto.pieces import running_mean
 from soseleto.report import write_report
 from soseleto.training.history import Records, group_record
 

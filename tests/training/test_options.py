@@ -311,7 +311,7 @@ def test_every_exported_name_is_there() -> None:
     for name in soseleto.__all__:
         assert getattr(soseleto, name) is not None
     assert set(soseleto.__all__) <= set(dir(soseleto))
-    for name in ("data", "extensions", "methods", "models"):
+    for name in ("data", "pieces", "methods", "models"):
         assert inspect.ismodule(getattr(soseleto, name))
     with pytest.raises(AttributeError, match="has no attribute 'fitt'"):
         _ = soseleto.fitt

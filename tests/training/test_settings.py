@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from soseleto import Soseleto, extensions
+from soseleto import Soseleto, pieces
 from soseleto.data.content import stand_for
 from soseleto.errors import UsageError
-from soseleto.extensions import (
+from soseleto.methods import METHODS
+from soseleto.pieces import (
     Coral,
     at_temperature,
     beyond_noise,
@@ -41,7 +42,6 @@ from soseleto.extensions import (
     whitened_layers,
     without_own_error,
 )
-from soseleto.methods import METHODS
 from soseleto.run_folder.folder import RunFolder
 from soseleto.task.settings import from_data, to_data
 from soseleto.training.settings import method_of, settings_of
@@ -76,7 +76,7 @@ def test_settings_are_read_back(method: Any) -> None:
 
 def test_every_piece_is_in_the_list() -> None:
     text = repr(METHODS_AND_PIECES)
-    assert [name for name in extensions.__all__ if name != "Piece" and f"{name}(" not in text] == []
+    assert [name for name in pieces.__all__ if name != "Piece" and f"{name}(" not in text] == []
 
 
 def test_a_run_keeps_its_settings(tmp_path: Path) -> None:

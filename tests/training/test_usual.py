@@ -13,7 +13,7 @@ import soseleto
 from soseleto import Soseleto, squared_error
 from soseleto.data.preprocess import make_prepare
 from soseleto.errors import UsageError
-from soseleto.extensions import beyond_noise, chain, label_doubt, normalized, running_mean, target_share
+from soseleto.pieces import beyond_noise, chain, label_doubt, normalized, running_mean, target_share
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training import usual
 from soseleto.training.settings import method_of

@@ -24,12 +24,12 @@ from soseleto.data.preprocess import make_prepare
 from soseleto.data.texts.preparation import TextPreparation
 from soseleto.data.views import AnyViews
 from soseleto.errors import SoseletoError, UsageError, counted
-from soseleto.extensions import target_share
 from soseleto.methods.strong import StrongTransfer
 from soseleto.models.by_name import make_model
 from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer
+from soseleto.pieces import target_share
 from soseleto.prediction.load import load
 from soseleto.run_folder.folder import PARTS, RunFolder
 from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share

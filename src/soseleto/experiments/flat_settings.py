@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from soseleto.algorithm import Soseleto
-from soseleto.extensions import (
+from soseleto.pieces import (
     beyond_noise,
     chain,
     clip_norm,

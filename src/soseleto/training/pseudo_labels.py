@@ -27,10 +27,10 @@ from soseleto.data import Augment, Examples, ExampleSet, generator, seed_for
 from soseleto.data.preprocess import Prepare, make_prepare
 from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError, need
-from soseleto.extensions import target_share
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Single
+from soseleto.pieces import target_share
 from soseleto.run_folder import checksums
 from soseleto.run_folder.folder import RANKING, RunFolder
 from soseleto.run_folder.reading import tensors_of

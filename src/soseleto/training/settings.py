@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from soseleto import extensions
+from soseleto import pieces
 from soseleto.methods import METHODS, DivideMix, EarlyStopping, FixMatch, ProMix, Strong, StrongPair, StrongTransfer
+from soseleto.pieces import chain, last_layer
 from soseleto.task.settings import from_data, to_data
 from soseleto.task.task import Method
 
@@ -27,10 +28,10 @@ def method_of(settings: Any) -> Method:
     classes: dict[str, Any] = {one.__name__: one for one in others}
     for make in METHODS.values():
         classes[getattr(make, "__name__", "")] = make
-    pieces = {name: getattr(extensions, name) for name in extensions.__all__ if name != "Piece"}
+    by_name = {name: getattr(pieces, name) for name in pieces.__all__ if name != "Piece"}
     with_lists: dict[str, Any] = {
-        "chain": lambda pieces: extensions.chain(*pieces),
-        "last_layer": lambda forms, **others: extensions.last_layer(*forms, **others),
+        "chain": lambda pieces: chain(*pieces),
+        "last_layer": lambda forms, **others: last_layer(*forms, **others),
     }
-    method: Method = from_data(settings, {**classes, **pieces, **with_lists})
+    method: Method = from_data(settings, {**classes, **by_name, **with_lists})
     return method

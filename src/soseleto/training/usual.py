@@ -29,7 +29,9 @@ from soseleto.data import ExampleSet, Stream, structure
 from soseleto.data.batch import Batch
 from soseleto.data.preprocess import Prepare
 from soseleto.engines.shards import sharded_modules
-from soseleto.extensions import (
+from soseleto.models.evaluation import evaluation_mode
+from soseleto.models.trained_parts import last_blocks
+from soseleto.pieces import (
     at_temperature,
     beyond_noise,
     chain,
@@ -44,8 +46,6 @@ from soseleto.extensions import (
     whitened,
     without_own_error,
 )
-from soseleto.models.evaluation import evaluation_mode
-from soseleto.models.trained_parts import last_blocks
 from soseleto.suspects.mistakes import can_estimate
 from soseleto.task.last_layer import no_last_layer
 from soseleto.task.losses import NoisyLosses

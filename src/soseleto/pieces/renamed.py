@@ -35,7 +35,7 @@ def explains_old_names(method: C) -> C:
         for name, value in given.items():
             if name in OLD_NAMES:
                 new = OLD_NAMES[name].format(repr(value))
-                raise UsageError(f"{method.__name__} has no argument {name!r}: write {new} (soseleto.extensions).")
+                raise UsageError(f"{method.__name__} has no argument {name!r}: write {new} (soseleto.pieces).")
             if name not in known:
                 raise UsageError(f"{method.__name__} has no argument {name!r}{did_you_mean(name, known)}.")
         init(self, *args, **given)

@@ -14,7 +14,7 @@ from soseleto import Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import alignment, trainable
 from soseleto.errors import UsageError
-from soseleto.extensions import chain, label_doubt, whitened_layers
+from soseleto.pieces import chain, label_doubt, whitened_layers
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
 from soseleto.training.optimizers import sgd

@@ -12,24 +12,24 @@
 ``Piece`` is the base of a piece of your own.
 """
 
-from soseleto.extensions.beyond_noise import beyond_noise
-from soseleto.extensions.chain import chain
-from soseleto.extensions.class_pooling import pooled_by_class
-from soseleto.extensions.clip_norm import clip_norm
-from soseleto.extensions.domain_loss import Coral, domain_loss
-from soseleto.extensions.hold_when_vanished import hold_when_vanished
-from soseleto.extensions.inputs import centred, unit_length, whitened
-from soseleto.extensions.label_doubt import label_doubt
-from soseleto.extensions.last_layer import last_layer
-from soseleto.extensions.per_error import per_error
-from soseleto.extensions.preconditioned import preconditioned
-from soseleto.extensions.residuals import at_temperature, without_own_error
-from soseleto.extensions.scale_free import scale_by_rms
-from soseleto.extensions.source_loss import mean, normalized
-from soseleto.extensions.target_average import last_batch, running_mean
-from soseleto.extensions.target_share import target_share
-from soseleto.extensions.visits import recent_visits, shrunk_by_spread
-from soseleto.extensions.whitened_layers import whitened_layers
+from soseleto.pieces.beyond_noise import beyond_noise
+from soseleto.pieces.chain import chain
+from soseleto.pieces.class_pooling import pooled_by_class
+from soseleto.pieces.clip_norm import clip_norm
+from soseleto.pieces.domain_loss import Coral, domain_loss
+from soseleto.pieces.hold_when_vanished import hold_when_vanished
+from soseleto.pieces.inputs import centred, unit_length, whitened
+from soseleto.pieces.label_doubt import label_doubt
+from soseleto.pieces.last_layer import last_layer
+from soseleto.pieces.per_error import per_error
+from soseleto.pieces.preconditioned import preconditioned
+from soseleto.pieces.residuals import at_temperature, without_own_error
+from soseleto.pieces.scale_free import scale_by_rms
+from soseleto.pieces.source_loss import mean, normalized
+from soseleto.pieces.target_average import last_batch, running_mean
+from soseleto.pieces.target_share import target_share
+from soseleto.pieces.visits import recent_visits, shrunk_by_spread
+from soseleto.pieces.whitened_layers import whitened_layers
 from soseleto.task.piece import Piece
 
 __all__ = [

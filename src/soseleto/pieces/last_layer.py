@@ -44,7 +44,7 @@ class last_layer(Piece):
 
     Example:
         >>> from soseleto import Soseleto
-        >>> from soseleto.extensions import at_temperature, centred, last_layer, unit_length, without_own_error
+        >>> from soseleto.pieces import at_temperature, centred, last_layer, unit_length, without_own_error
         >>> ranking = last_layer(centred(), unit_length(), at_temperature(4.0), without_own_error())
         >>> method = Soseleto(alignment=last_layer(), scores=ranking)
     """

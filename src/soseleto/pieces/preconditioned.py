@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 from soseleto.errors import UsageError
-from soseleto.extensions.target_average import last_batch, running_mean
+from soseleto.pieces.target_average import last_batch, running_mean
 from soseleto.task.parameter_states import ParameterStates
 from soseleto.task.piece import DirectionPiece, State
 from soseleto.task.task import Task

@@ -15,7 +15,7 @@ class chain(Piece):
     """Apply pieces in order; ``chain()`` changes nothing. Pieces for ``alignment`` may precede one for ``scores``.
 
     Example:
-        >>> from soseleto.extensions import chain, per_error, scale_by_rms
+        >>> from soseleto.pieces import chain, per_error, scale_by_rms
         >>> chain(per_error(), scale_by_rms())
         chain(per_error(), scale_by_rms())
     """

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from extensions.test_contract import N, batches, task
+from pieces.test_contract import N, batches, task
 from soseleto.errors import UsageError
-from soseleto.extensions import beyond_noise
-from soseleto.extensions.beyond_noise import PRIOR
+from soseleto.pieces import beyond_noise
+from soseleto.pieces.beyond_noise import PRIOR
 from soseleto.task.piece import Alignment, Step
 
 

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from soseleto import Soseleto, extensions
+from soseleto import Soseleto, pieces
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.extensions import (
+from soseleto.models import TrunkAndHeads
+from soseleto.parallel.micro_batches import Sharing
+from soseleto.pieces import (
     Coral,
     at_temperature,
     beyond_noise,
@@ -44,8 +46,6 @@ from soseleto.extensions import (
     whitened_layers,
     without_own_error,
 )
-from soseleto.models import TrunkAndHeads
-from soseleto.parallel.micro_batches import Sharing
 from soseleto.run_folder import checkpoint
 from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Task
@@ -81,7 +81,7 @@ METHODS: dict[str, Soseleto] = {
 
 
 def test_every_piece_is_in_the_table() -> None:
-    assert set(extensions.__all__) - {"Coral", "Piece"} == set(METHODS)
+    assert set(pieces.__all__) - {"Coral", "Piece"} == set(METHODS)
 
 
 def task_of(name: str, **changes: Any) -> Task:

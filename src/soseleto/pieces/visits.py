@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from soseleto.errors import UsageError
-from soseleto.extensions.beyond_noise import standard_error, visit_statistics
+from soseleto.pieces.beyond_noise import standard_error, visit_statistics
 from soseleto.task.piece import Alignment, Piece, State, Step
 from soseleto.task.task import Task
 

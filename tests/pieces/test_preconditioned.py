@@ -16,7 +16,7 @@ from soseleto import Selection, Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.extensions import chain, last_batch, preconditioned, running_mean, whitened_layers
+from soseleto.pieces import chain, last_batch, preconditioned, running_mean, whitened_layers
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.parameter_states import ParameterStates
 from soseleto.task.task import Task, take_step

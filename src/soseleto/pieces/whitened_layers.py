@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.errors import UsageError
-from soseleto.extensions.target_average import running_mean
+from soseleto.pieces.target_average import running_mean
 from soseleto.task.layer_inputs import Moments
 from soseleto.task.piece import DirectionPiece, State
 from soseleto.task.task import Task

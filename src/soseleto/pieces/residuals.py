@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from soseleto.errors import UsageError
-from soseleto.extensions.last_layer import Form
+from soseleto.pieces.last_layer import Form
 from soseleto.task.last_layer import LastLayer, replace_side
 from soseleto.task.piece import State, Step
 

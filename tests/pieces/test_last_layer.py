@@ -16,7 +16,7 @@ from soseleto import Selection, Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import alignment, trainable
 from soseleto.errors import EngineError, SoseletoError, UsageError
-from soseleto.extensions import (
+from soseleto.pieces import (
     at_temperature,
     centred,
     chain,
@@ -33,7 +33,7 @@ from soseleto.extensions import (
     whitened,
     without_own_error,
 )
-from soseleto.extensions.last_layer import Form
+from soseleto.pieces.last_layer import Form
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.state import REFRESH
 from soseleto.task.task import Task
