@@ -56,8 +56,9 @@ def pages() -> dict[Path, str]:
             filled("docs/results/adult.md", {"adult": experiments.adult()}),
             filled("docs/explanation/speed.md", speed.parts()),
             filled("docs/explanation/engines.md", speed.of_engines()),
-            filled("docs/explanation/strong.md", {**choices.strong(), "step": speed.strong_steps()}),
-            filled("docs/explanation/alignments.md", choices.parts()),
+            filled("docs/explanation/strong.md", {"step": speed.strong_steps()}),
+            filled("docs/explanation/alignments.md", {"never worse": choices.never_worse()}),
+            filled("experiments/choices.md", choices.parts()),
             filled("docs/how-to/scale.md", {"measured": speed.scale()}),
             filled("docs/how-to/suspects.md", suspects.parts()),
             filled("docs/how-to/data.md", {"large data": data.large()}),
@@ -69,7 +70,7 @@ def pages() -> dict[Path, str]:
         found[path] = tables(path.read_text("utf-8"), ROOT / "results" / f"{name}.json")
     table1 = ROOT / "docs" / "results" / "table1.md"
     of_deep = cifar10.deep_table(load("cifar10-noise-resnet18.json")["rows"])
-    found[table1] = put_between(put_between(found[table1], "deep", of_deep), "chosen", choices.convolutional_steps())
+    found[table1] = put_between(found[table1], "deep", of_deep)
     reference = ROOT / "docs" / "reference" / "command-line.md"
     return {**found, reference: commands(reference.read_text("utf-8"))}
 

@@ -10,68 +10,32 @@ from pages.common import ROOT, benchmark, load, table
 from soseleto.experiments.cifar10_deep import tables as cifar10_deep
 from soseleto.experiments.results import Spread
 
-
-def usual() -> str:
-    """What moves the weights where few and where many labels are wrong: mean accuracies over the draws to choose on."""
-    rows, lines = load("choose-usual.json")["rows"], []
-    cells = list(dict.fromkeys((row["data"], row["noise"], row["rate"]) for row in rows))
-    cells.sort(key=lambda cell: (cell[2] > 0.1, cell))
-    for line in benchmark("choose_usual").LINES:
-        shown = []
-        for cell in cells:
-            same = [row for row in rows if (row["data"], row["noise"], row["rate"]) == cell and row["line"] == line]
-            own = [row["accuracy"] for row in same]
-            shown.append(f"{statistics.fmean(own):.1f}{'¹' if len(own) == 1 else ''}" if own else "")
-        lines.append([line.replace("_", " "), *shown])
-    return table(["weights move by", *map(_cell, cells)], lines)
-
-
 FEW_DRAWS = 4  # below which a cell states its number of draws
 
 
-def usual_steps() -> str:
-    """Of the second comparison: points above mixed training on the same draws."""
-    rows, lines = load("choose-usual-steps.json")["rows"], []
-    choose = benchmark("choose_usual")
-    found = {(row["line"], row["data"], row["noise"], row["rate"], row["seed"]): row["accuracy"] for row in rows}
-    for line in choose.STEP_LINES:
+def steps() -> str:
+    """What moves the weights: points above mixed training on the same draws."""
+    rows = load("choose-usual-steps.json")["rows"]
+    accuracy = {(row["line"], row["data"], row["noise"], row["rate"], row["seed"]): row["accuracy"] for row in rows}
+    cells = sorted({key[1:4] for key in accuracy}, key=lambda cell: (cell[2] > 0.1, cell))
+    lines = []
+    for line in dict.fromkeys(key[0] for key in accuracy if key[0] != "mixed"):
         shown = []
-        for cell in choose.STEP_CELLS:
-            own = [
-                accuracy - found["mixed", *cell, key[-1]]
-                for key, accuracy in found.items()
-                if key[:-1] == (line, *cell) and ("mixed", *cell, key[-1]) in found
+        for cell in cells:
+            points = [
+                value - accuracy["mixed", *cell, key[-1]]
+                for key, value in accuracy.items()
+                if key[:-1] == (line, *cell) and ("mixed", *cell, key[-1]) in accuracy
             ]
-            few = f" ({len(own)})" if 0 < len(own) < FEW_DRAWS else ""
-            shown.append(f"{statistics.fmean(own):+.1f}{few}" if own else "")
-        if line != "mixed" and any(shown):
-            lines.append([line, *shown])
-    return table(["weights move by", *map(_cell, choose.STEP_CELLS)], lines)
+            few = f" ({len(points)})" if 0 < len(points) < FEW_DRAWS else ""
+            shown.append(f"{statistics.fmean(points):+.1f}{few}" if points else "")
+        lines.append([line, *shown])
+    return table(["weights move by", *map(_cell, cells)], lines)
 
 
 def _cell(cell: tuple[str, str, float]) -> str:
     data, noise, rate = cell
     return f"{data} {'next class ' if noise == 'pairs' else ''}{100 * rate:g} %"
-
-
-def preconditioned() -> str:
-    """Plain alignments against those with the optimizer's preconditioner: means over draws."""
-    titles = {
-        "minilm": "MiniLM fine-tuned",
-        "embeddings": "linear classifier of its embeddings",
-        "images": "SVHN, 30 % flipped, Quick",
-    }
-    rows = [row for name in ("gpu", "cpu") for row in load(f"preconditioned-{name}.json")["rows"]]
-    lines = []
-    for problem, title in titles.items():
-        own = [row for row in rows if row["problem"] == problem]
-        for line in dict.fromkeys(row["method"] for row in own):
-            found = [row for row in own if row["method"] == line]
-            cells = [f"{statistics.fmean(row['accuracy'] for row in found):.1f}"]
-            for name in ("AUROC weight", "AUROC score"):
-                cells.append(f"{statistics.fmean(row[name] for row in found):.3f}" if name in found[0] else "")
-            lines.append([title, line, *cells, str(len(found))])
-    return table(["model", "alignments", "accuracy", "AUROC of weights", "of scores", "draws"], lines)
 
 
 def never_worse() -> str:
@@ -119,20 +83,6 @@ def convolutional_steps() -> str:
     return table(["weight step", *columns], [[name, *own] for name, own in zip(lines, cells, strict=True)])
 
 
-def strong() -> dict[str, str]:
-    """Of docs/explanation/strong.md."""
-    rows = load("cifar10-deep-choose.json")["rows"]
-    return {
-        "chosen": cifar10_deep.chosen_table(rows),
-        "rivals": cifar10_deep.rivals_table(rows),
-        "by class": by_class(),
-        "dropped values": lines_by_noise(
-            "choose-strong-tables-cpu.json", lambda noise: f"{noise:.0%} flipped".replace("%", " %")
-        ),
-        "parts": lines_by_noise("choose-strong-parts-cpu.json", str),
-    }
-
-
 def lines_by_noise(file: str, title: Callable[[Any], str]) -> str:
     """Accuracy, mean and standard deviation over seeds, and mean AUROC of every line; title: of a column, by noise."""
     found: dict[tuple[str, Any], list[dict[str, Any]]] = {}
@@ -163,10 +113,16 @@ def _mean(values: list[float]) -> str:
 
 
 def parts() -> dict[str, str]:
-    """Of docs/explanation/alignments.md."""
+    """Of experiments/choices.md."""
+    deep = load("cifar10-deep-choose.json")["rows"]
     return {
-        "usual": usual(),
-        "usual steps": usual_steps(),
-        "never worse": never_worse(),
-        "preconditioned": preconditioned(),
+        "steps": steps(),
+        "convolutional": convolutional_steps(),
+        "strong": cifar10_deep.chosen_table(deep),
+        "rivals": cifar10_deep.rivals_table(deep),
+        "by class": by_class(),
+        "dropped values": lines_by_noise(
+            "choose-strong-tables-cpu.json", lambda noise: f"{noise:.0%} flipped".replace("%", " %")
+        ),
+        "parts": lines_by_noise("choose-strong-parts-cpu.json", str),
     }

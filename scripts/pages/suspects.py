@@ -3,37 +3,6 @@
 from __future__ import annotations
 
 from pages.common import ROOT, benchmark, load, spread, table
-from soseleto.experiments.cifar10_noise import tables as cifar10
-
-
-def penalties() -> str:
-    """How well wrong labels are ranked and how honest precision is, by the penalties of the regression."""
-    lines = []
-    rows = benchmark("penalty").summary(load("choose-penalty-cpu.json")["rows"])
-    for row in sorted(rows, key=lambda row: (-row["target"], row["mean"], row["apart"])):
-        names = [f"{row[name]:g}" for name in ("target", "mean", "apart")]
-        precision, recall, held = (f"{100 * row[name]:.0f} %" for name in ("precision", "recall", "held"))
-        found = [f"{row['auroc']:.3f}", precision, f"{100 * row['off by']:.0f} points", recall]
-        known = f"{row['with suspects']:.0f} of {row['draws']:.0f}"
-        lines.append([*names, *found, f"{held} ({100 * row['width']:.0f})", known])
-    columns = ["target", "mean", "distances", "AUROC of the probability", "true precision", "mean distance from 90 %"]
-    return table([*columns, "recall", "interval holds the truth (width)", "draws with suspects"], lines)
-
-
-def intervals() -> str:
-    """Coverage of the intervals of suspects, with and without the rates counted on probes."""
-    rates = ("wrong share", "precision", "recall")
-    titles = {noise: title for title, noise in cifar10.SETTINGS.items()}
-    lines: dict[tuple[str, int], dict[str, str]] = {}
-    for row in load("suspect_intervals-cpu.json")["rows"]:
-        cells = lines.setdefault((titles[row["noise"]], row["probes"]), {})
-        cells[row["rate"]] = f"{row['covered %']:.0f} % (±{row['half width']:.1f})"
-        cells["alone " + row["rate"]] = f"{row['regressions alone: covered %']:.0f} % (±{row['their half width']:.1f})"
-    ways = [*rates, *("alone " + rate for rate in rates)]
-    return table(
-        ["wrong labels", "probes", *rates, *(f"regressions alone: {rate}" for rate in rates)],
-        [[noise, str(n), *(cells.get(way, "") for way in ways)] for (noise, n), cells in lines.items()],
-    )
 
 
 def coverage() -> str:
@@ -66,4 +35,4 @@ def coverage() -> str:
 
 def parts() -> dict[str, str]:
     """Of docs/how-to/suspects.md."""
-    return {"penalties": penalties(), "coverage": coverage(), "intervals": intervals()}
+    return {"coverage": coverage()}
