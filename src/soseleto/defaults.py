@@ -1,0 +1,508 @@
+"""All defaults, for ``fit``, the command line, the estimator, ``Selection`` and the trainers: ``resolve`` fills in what
+the caller left out, from what the caller knows.
+
+| model and inputs                    | epochs | batch (source)   | target batch | optimizer, schedule               |
+|-------------------------------------|--------|------------------|--------------|-----------------------------------|
+| any other                           | 30     | 16-256, by size  | 32           | SGD 0.03, linear                  |
+| pretrained (transformers, timm,     | 3      | at most 64       | 32           | AdamW 3e-5, warmup_cosine         |
+| peft) for texts                     |        |                  |              |                                   |
+| pretrained, for images              | 10     | 16-256           | 32           | AdamW 1e-4, warmup_cosine         |
+| with adapters of peft               |        |                  |              | AdamW 1e-4, warmup_cosine         |
+| ``Strong()``, noisy mode, images    | 100    | 16-256           | 64           | SGD 0.1, Nesterov, decay 5e-4     |
+| ``Strong()``, noisy mode, texts     |        |                  | 32           | AdamW 6e-5 if pretrained          |
+| ``Strong()``, noisy mode, tables    |        |                  | 64           |                                   |
+
+An empty cell is that of the model without ``Strong()``. Views for ``Strong()`` follow the inputs; otherwise nothing is
+augmented. The method, where none is given:
+
+| task                                | weights move by          | weight step          | target share | labels   |
+|-------------------------------------|--------------------------|----------------------|--------------|----------|
+| classes, few wrong labels or share  | last layer, beyond noise | 0.9/epochs, <= 0.3   | 0.1          | doubted  |
+| not known                           |                          |                      |              |          |
+| classes, many wrong labels          | all layers               | 0.3                  | 0.3          | doubted  |
+| ... with convolutions               | last layer               | 1.5/epochs, 0.05-0.3 | 0.3          | doubted  |
+| ... and too small to memorise       | as few; weights from 0.7 | as few               | 0.3          | doubted  |
+| ... pretrained                      | last two blocks          | 2.0                  | 0.3          | doubted  |
+| another loss, or a loop of one's    | all layers               | 0.1                  | 0.1          | believed |
+| own, which shows only losses        |                          |                      |              |          |
+| transfer mode                       | all layers               | 0.1                  | 0.5          | believed |
+
+Why: where few labels are wrong, a right but hard example must not lose its weight, so that a weight moves only when an
+example's mean alignment exceeds its own noise. Where many are wrong, weights must fall before the network has learned
+the wrong labels; a network too small to memorise them needs no haste, and a pretrained one has few epochs. A model that
+does not end in a linear layer has no last-layer alignments and uses all layers. Measurements of other choices are in
+``docs/explanation/alignments.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from soseleto.algorithm import Soseleto
+from soseleto.data import Augment, ExampleSet, FeatureViews, TokenViews, Views
+from soseleto.data.texts.examples import TextExamples
+from soseleto.data.token_views import has_mask
+from soseleto.data.views import AnyViews
+from soseleto.errors import UsageError
+from soseleto.methods.strong import Strong, StrongTransfer
+from soseleto.models.trained_parts import last_blocks
+from soseleto.pieces import (
+    at_temperature,
+    beyond_noise,
+    chain,
+    hold_when_vanished,
+    label_doubt,
+    last_layer,
+    normalized,
+    running_mean,
+    scale_by_rms,
+    target_share,
+    unit_length,
+    whitened,
+    without_own_error,
+)
+from soseleto.schedules import linear, warmup_cosine
+from soseleto.task import optimizers
+from soseleto.task.settings import to_data
+from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
+
+Inputs = Literal["images", "tokens", "rows", "other"]
+Augments = tuple[Augment | AnyViews | None, Augment | AnyViews | None]  # of source and target
+
+EPOCHS, PRETRAINED_EPOCHS, PRETRAINED_IMAGE_EPOCHS = 30, 3, 10
+STRONG_EPOCHS = 100  # 95 % on CIFAR-10 with 40 % flipped, where 30 epochs have 92
+LR, PRETRAINED_LR, PRETRAINED_IMAGE_LR, ADAPTER_LR = 0.03, 3e-5, 1e-4, 1e-4
+STRONG_LR, STRONG_WEIGHT_DECAY = 0.1, 5e-4
+STRONG_TEXT_LR = 6e-5  # twice the plain rate was better on held-out texts
+LARGEST_BATCH, SMALLEST_BATCH, STEPS = 256, 16, 48  # STEPS: per epoch to aim at, where the source is large enough
+PRETRAINED_BATCH = 64  # at most, for texts, whose few epochs must have enough steps
+TARGET_BATCH, STRONG_TARGET_BATCH = 32, 64
+CROP = 12  # an image is shifted by up to 1/12 of its side
+
+WEIGHT_STEP = 0.1  # Soseleto's own
+FEW_WAY = 0.9  # how far a weight moves over all epochs; 3 costs accuracy where few labels are wrong
+MANY_WEIGHT_STEP, PRETRAINED_WEIGHT_STEP = 0.3, 2.0
+CONVOLUTIONAL_WAY, LEAST_STEP = 1.5, 0.05
+TARGET_SHARE, MANY_SHARE, TRANSFER_SHARE = 0.1, 0.3, 0.5
+MANY = 0.125  # share of wrong labels from which they are many, by the lower end of its interval
+MANY_PRETRAINED = 0.04  # the same for a pretrained network, which sees half of people's mistakes beforehand
+STANDARD_ERRORS = 2.0  # of an example's mean alignment, before its weight moves
+MEMORISES = 10  # parameters per example from which a network can memorise labels; compared with 3 and with 48
+LAST_BLOCKS = 2  # of a pretrained network; as good as all layers, and cheaper
+DOUBTFUL = 0.7  # first weight where many labels are wrong and the network is too small to memorise them
+LAST_LAYER = last_layer(whitened(shrink=1.0), unit_length(), at_temperature(4.0), without_own_error())
+SIZED = (scale_by_rms(), hold_when_vanished())
+LIBRARIES = ("transformers", "timm", "peft")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The complete settings of a training; pairs are (source, target).
+
+    batch_size, target_batch_size: None for a loop that makes its own batches
+    reason: what was known about the labels, for the log
+    """
+
+    mode: str
+    method: Method
+    epochs: int
+    batch_size: int | None
+    target_batch_size: Any
+    optimizer: MakeOptimizer
+    schedule: MakeSchedule | None
+    augment: Augments
+    reason: str = ""
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of ``fit`` that repeat these settings."""
+        return {
+            "mode": self.mode,
+            "method": self.method,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "target_batch_size": self.target_batch_size,
+            "optimizer": (self.optimizer, self.schedule),
+            "augment": self.augment,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """The entries of ``config.json``."""
+        return {
+            "mode": self.mode,
+            "method": self.method.name,
+            "settings": to_data(self.method),
+            "epochs": self.epochs,
+            **optimizers.describe(self.optimizer),
+            "schedule": getattr(self.schedule, "__qualname__", None) if self.schedule is not None else None,
+            "augment_source": repr(self.augment[0]),
+            "augment_target": repr(self.augment[1]),
+        }
+
+    def line(self) -> str:
+        """One line for the log: ``many source labels look wrong: last-layer alignments, weight step 0.3``."""
+        method = self.method.selection if isinstance(self.method, StrongTransfer) else self.method
+        if not isinstance(method, Soseleto) or method.weight_step is None:
+            return ""
+        if method.alignment.replaces_engine:
+            layers = "last-layer alignments"
+        else:
+            some = getattr(method.direction, "layers", None)
+            layers = "alignments of the last blocks" if some else "alignments of all layers"
+        return f"{self.reason}: " * bool(self.reason) + f"{layers}, weight step {method.weight_step:g}"
+
+
+def resolve(
+    model: nn.Module,
+    *,
+    mode: str = "noisy",
+    inputs: Inputs = "other",
+    n_source: int | None = None,
+    n_target: int | None = None,
+    classes: bool = False,
+    ends_in_linear: bool = False,
+    wrong_share: float | None = None,
+    method: Method | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    target_batch_size: Any = None,
+    lr: float | None = None,
+    weight_decay: float | None = None,
+    optimizer: MakeOptimizer | tuple[MakeOptimizer, MakeSchedule | None] | None = None,
+    augment: Augment | AnyViews | Sequence[Augment | AnyViews | None] | None = None,
+    weight_step: float | None = None,
+    share_of_target: float | None = None,
+    doubt: bool | None = None,
+    all_layers: bool | None = None,
+    engine: str = "auto",
+) -> Settings:
+    """The complete settings, from what is known and what was chosen; the tables above say what is chosen when.
+
+    What is known:
+        model: the user's module; whether it is pretrained, convolutional or large is read off it.
+        inputs: see ``kind_of_inputs``.
+        n_source, n_target: numbers of examples, without and after planting probes; None leaves the batches to a loop.
+        classes: the task is noisy mode with cross-entropy of class labels that the training can see.
+        ends_in_linear: the model's outputs are those of a linear layer (``training.labels.ends_in_linear``).
+        wrong_share: lower end of the estimated share of wrong source labels; None if it was not estimated.
+    What was chosen, None for the default:
+        method, epochs, batch_size, target_batch_size, lr, optimizer, augment: as in ``fit``.
+        weight_decay: of the default optimizer.
+        weight_step, share_of_target, doubt, all_layers, engine: changes to the default method.
+
+    Example:
+        >>> settings = resolve(nn.Linear(4, 2), n_source=3000, classes=True, ends_in_linear=True, wrong_share=0.3)
+        >>> settings.epochs, settings.batch_size, settings.line()
+        (30, 64, 'many source labels look wrong: alignments of all layers, weight step 0.3')
+    """
+    optimizers.require_rates(lr, weight_decay)
+    if lr is not None and optimizer is not None:
+        raise UsageError(
+            "lr has no effect beside optimizer=...: give it there, as in functools.partial(torch.optim.SGD, lr=0.1)."
+        )
+    facts = _Model(model)
+    strong = isinstance(method, Strong | StrongTransfer)
+    judges = strong and mode == "noisy"  # the strong recipe's form for wrong labels, which has settings of its own
+    if epochs is None:
+        epochs = STRONG_EPOCHS if judges and inputs == "images" and not facts.pretrained else facts.epochs
+    change = _Changes(weight_step=weight_step, share=share_of_target, doubt=doubt, all_layers=all_layers, engine=engine)
+    reason = ""
+    if method is None:
+        many = wrong_share is not None and wrong_share >= (MANY_PRETRAINED if facts.pretrained else MANY)
+        if classes:
+            count = "many" if many else "few"
+            reason = (
+                f"{count} source labels look wrong" if wrong_share is not None else "share of wrong labels not known"
+            )
+            memorises = facts.memorises(n_source)
+            method = change.for_classes(
+                facts, many_wrong=many, ends_in_linear=ends_in_linear, epochs=epochs, memorises=memorises
+            )
+        else:
+            method = change.for_losses(mode)
+    elif strong:
+        method = _strong(method, mode, inputs, change)  # type: ignore[arg-type]
+    chosen_optimizer, schedule = _optimizer(facts, optimizer, lr, weight_decay, inputs if judges else None)
+    return Settings(
+        mode=mode,
+        method=method,
+        epochs=epochs,
+        batch_size=facts.batch_size(n_source) if batch_size is None else batch_size,
+        target_batch_size=_target_batch(target_batch_size, n_target, inputs if judges else None),
+        optimizer=chosen_optimizer,
+        schedule=schedule,
+        augment=_augments(augment, method, mode, inputs),
+        reason=reason,
+    )
+
+
+# The model
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What the defaults depend on in a model."""
+
+    model: nn.Module
+
+    @cached_property
+    def pretrained(self) -> bool:
+        """A part comes from a library of pretrained models."""
+        return any(_library(part) in LIBRARIES for part in self.model.modules())
+
+    @cached_property
+    def reads_images(self) -> bool:
+        """A part comes from timm, or from transformers with image channels in its configuration."""
+        parts = self.model.modules()
+        return any(_library(part) == "timm" or hasattr(getattr(part, "config", None), "num_channels") for part in parts)
+
+    @property
+    def adapters(self) -> bool:
+        return any(_library(part) == "peft" for part in self.model.modules())
+
+    @property
+    def convolutional(self) -> bool:
+        return any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in self.model.modules())
+
+    def memorises(self, n_source: int | None) -> bool:
+        """It has parameters enough to memorise the source's labels."""
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        return n_source is None or trained > MEMORISES * n_source
+
+    @property
+    def epochs(self) -> int:
+        if not self.pretrained:
+            return EPOCHS
+        return PRETRAINED_IMAGE_EPOCHS if self.reads_images else PRETRAINED_EPOCHS
+
+    @property
+    def lr(self) -> float:
+        """Small for pretrained texts, since larger rates memorise wrong labels."""
+        if not self.pretrained:
+            return LR
+        if self.adapters:
+            return ADAPTER_LR
+        return PRETRAINED_IMAGE_LR if self.reads_images else PRETRAINED_LR
+
+    def batch_size(self, n_source: int | None) -> int | None:
+        if n_source is None:
+            return None
+        size = batch_size_for(n_source)
+        return min(size, PRETRAINED_BATCH) if self.pretrained and not self.reads_images else size
+
+
+def _library(part: nn.Module) -> str:
+    return type(part).__module__.partition(".")[0]
+
+
+def _optimizer(
+    facts: _Model, given: Any, lr: float | None, weight_decay: float | None, judged: Inputs | None
+) -> tuple[MakeOptimizer, MakeSchedule | None]:
+    """judged: the inputs of the strong recipe in noisy mode."""
+    schedule: MakeSchedule | None = warmup_cosine if facts.pretrained else linear
+    if isinstance(given, tuple | list):
+        given, schedule = given
+    if given is not None:
+        if (
+            isinstance(given, torch.optim.Optimizer)
+            or not callable(given)
+            or not (schedule is None or callable(schedule))
+        ):
+            raise UsageError(
+                "optimizer must be a function that makes one, since transfer mode adds heads, or a pair of it and a "
+                "schedule: write optimizer=functools.partial(torch.optim.Adam, lr=1e-3)."
+            )
+        return given, schedule
+    settings: dict[str, Any] = {"lr": facts.lr if lr is None else lr, "weight_decay": weight_decay or 0.0}
+    if facts.pretrained:
+        if judged == "tokens" and lr is None and settings["lr"] == PRETRAINED_LR:
+            settings["lr"] = STRONG_TEXT_LR
+        return partial(optimizers.adamw, **settings), schedule
+    if judged == "images":
+        decay = STRONG_WEIGHT_DECAY if weight_decay is None else weight_decay
+        settings = {"lr": STRONG_LR if lr is None else lr, "weight_decay": decay, "nesterov": True}
+    return partial(optimizers.sgd, **settings), schedule
+
+
+# The sizes
+
+
+def batch_size_for(n: int) -> int:
+    """A power of two from 16 to 256 that gives about 48 steps per epoch or more; never above ``n``.
+
+    >>> [batch_size_for(n) for n in (10, 500, 3000, 50_000)]
+    [10, 16, 64, 256]
+    """
+    wanted = max(1, n // STEPS)
+    power = 1 << (wanted.bit_length() - 1)
+    if wanted >= 1.5 * power:
+        power *= 2
+    return min(n, max(SMALLEST_BATCH, min(LARGEST_BATCH, power)))
+
+
+def _target_batch(given: Any, n_target: int | None, judged: Inputs | None) -> Any:
+    if given is not None or n_target is None:
+        return given
+    return min(TARGET_BATCH if judged in (None, "tokens") else STRONG_TARGET_BATCH, n_target)
+
+
+def few_weight_step(epochs: int) -> float:
+    """Step that moves a weight by at most 0.9 over all epochs.
+
+    >>> few_weight_step(10), few_weight_step(5), few_weight_step(1)
+    (0.09, 0.18, 0.3)
+    """
+    return min(FEW_WAY / max(epochs, 1), MANY_WEIGHT_STEP)
+
+
+def convolutional_weight_step(epochs: int) -> float:
+    """Step of a network with convolutions where many labels are wrong.
+
+    >>> convolutional_weight_step(30), convolutional_weight_step(60), convolutional_weight_step(10)
+    (0.05, 0.05, 0.15)
+    """
+    return min(max(CONVOLUTIONAL_WAY / max(epochs, 1), LEAST_STEP), MANY_WEIGHT_STEP)
+
+
+# The method
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """What was asked for of the default method; None is the default."""
+
+    weight_step: float | None
+    share: float | None
+    doubt: bool | None
+    all_layers: bool | None
+    engine: str
+
+    def for_losses(self, mode: str) -> Soseleto:
+        """For transfer mode, and for losses of which nothing but their values is known."""
+        share = TRANSFER_SHARE if mode == "transfer" else 0.0
+        return self._method(SIZED, WEIGHT_STEP, share, doubt=False, all_layers=True)
+
+    def for_classes(
+        self, facts: _Model, *, many_wrong: bool, ends_in_linear: bool, epochs: int, memorises: bool
+    ) -> Soseleto:
+        convolutional, pretrained = facts.convolutional, facts.pretrained
+        all_layers = (many_wrong and not convolutional) or not ends_in_linear or self.engine != "auto"
+        patient = not many_wrong or (convolutional and not memorises and not pretrained)
+        pieces, step = SIZED, MANY_WEIGHT_STEP
+        if patient:
+            pieces, step = (*SIZED, beyond_noise(STANDARD_ERRORS)), few_weight_step(epochs)  # type: ignore[assignment]
+        elif pretrained:
+            step = PRETRAINED_WEIGHT_STEP
+        elif convolutional:
+            step = convolutional_weight_step(epochs)
+        by_blocks = pretrained and not patient and not convolutional and self.all_layers is None
+        layers = last_blocks(facts.model, LAST_BLOCKS) if by_blocks and self.engine == "auto" else ()
+        share = MANY_SHARE if many_wrong else TARGET_SHARE
+        method = self._method(pieces, step, share, doubt=True, all_layers=all_layers, layers=layers)
+        if many_wrong and patient:
+            method = replace(method, initial_weight=DOUBTFUL)
+        scored = ends_in_linear and not method.alignment.replaces_engine
+        return replace(method, scores=LAST_LAYER) if scored else method
+
+    def _method(
+        self,
+        pieces: tuple[Any, ...],
+        weight_step: float,
+        share: float,
+        *,
+        doubt: bool,
+        all_layers: bool,
+        layers: tuple[str, ...] = (),
+    ) -> Soseleto:
+        share = share if self.share is None else self.share
+        doubt = doubt if self.doubt is None else self.doubt
+        all_layers = all_layers if self.all_layers is None else self.all_layers
+        return Soseleto(
+            weight_step=weight_step if self.weight_step is None else self.weight_step,
+            direction=running_mean(layers=layers or None),
+            alignment=chain(*pieces) if all_layers else chain(LAST_LAYER, *pieces),
+            source_loss=label_doubt() if doubt else normalized(),
+            gradients=target_share(share) if share else chain(),
+            engine=self.engine,
+        )
+
+
+def _strong(method: Strong | StrongTransfer, mode: str, inputs: Inputs, change: _Changes) -> Strong | StrongTransfer:
+    """The strong recipe for this mode and these inputs; fields that differ from the class's defaults are kept."""
+    if mode == "transfer":
+        if isinstance(method, Strong):
+            if changed := _changed(method):
+                raise UsageError(
+                    f"Strong({changed[0]}=...) has no effect in transfer mode: write method=StrongTransfer(...)."
+                )
+            method = StrongTransfer(selection=change.for_losses(mode))
+        return method
+    if inputs == "tokens" and isinstance(method, Strong):
+        # token ids cannot be mixed; the other two were chosen on news
+        suited: dict[str, Any] = {"mixup": 0.0, "by_class": 1.0, "target_share": 0.5}
+        method = replace(method, **{name: value for name, value in suited.items() if name not in _changed(method)})
+    return method
+
+
+def _changed(method: Strong) -> list[str]:
+    """Fields with another value than the class's default."""
+    return [f.name for f in fields(method) if f.compare and getattr(method, f.name) != f.default]
+
+
+# The inputs
+
+
+def kind_of_inputs(examples: ExampleSet) -> Inputs:
+    """uint8 images (C, H, W), token ids with a mask, rows of numbers (D,), or anything else."""
+    if isinstance(examples, TextExamples):
+        return "tokens"
+    inputs, _ = examples.take(torch.tensor([0]))
+    if not isinstance(inputs, Tensor):
+        return "tokens" if has_mask(inputs) else "other"
+    if inputs.dtype == torch.uint8 and inputs.ndim == 4:
+        return "images"
+    return "rows" if inputs.is_floating_point() and inputs.ndim == 2 else "other"
+
+
+def views_for(inputs: Inputs, mode: str = "noisy") -> AnyViews:
+    """The views of ``Strong()``; in transfer mode one strong view, since an example has one weight in a step."""
+    kinds: dict[str, type[AnyViews]] = {"images": Views, "tokens": TokenViews, "rows": FeatureViews}
+    if inputs not in kinds:
+        raise UsageError(
+            "Strong() takes uint8 images (C, H, W), rows of numbers (D,), and dicts with input_ids and "
+            "attention_mask: give one of these, or another method."
+        )
+    views = kinds[inputs]()
+    return replace(views, count=1) if mode == "transfer" else views
+
+
+def augment_for(shape: tuple[int, ...], class_names: Sequence[str] | None = None) -> Augment | None:
+    """What the command line uses: small shifts of images (C, H, W), mirrored too where they are natural ones.
+
+    Natural images are in colour, of things that have names: a mirrored digit or letter is another sign.
+    """
+    if len(shape) != 3:
+        return None
+    signs = class_names is None or any(len(name) < 2 or not any(map(str.isalpha, name)) for name in class_names)
+    return Augment(crop=max(1, min(shape[1:]) // CROP), flip=shape[0] == 3 and not signs)
+
+
+def _augments(given: Any, method: Method, mode: str, inputs: Inputs) -> Augments:
+    """As given, checked against the method; by default views for a method that takes them, else nothing."""
+    takes_views = getattr(method, "takes_views", False)
+    if given is None and isinstance(method, Strong | StrongTransfer):
+        given = views_for(inputs, mode)
+    if given is None or isinstance(given, Augment | AnyViews):
+        given = (given, given)
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise UsageError("augment must be one Augment for both sides, or a pair (source, target): either may be None.")
+    if takes_views and not all(isinstance(side, AnyViews) for side in given):
+        raise UsageError(f"the method {type(method).__name__} needs two views of every image: write augment=Views().")
+    if not takes_views and any(isinstance(side, AnyViews) for side in given):
+        raise UsageError(f"the method {method.name!r} takes one view of an image: write augment=Augment(...).")
+    return given[0], given[1]
