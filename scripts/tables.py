@@ -62,7 +62,7 @@ def pages() -> dict[Path, str]:
             filled("docs/how-to/scale.md", {"measured": speed.scale()}),
             filled("docs/how-to/suspects.md", suspects.parts()),
             filled("docs/how-to/data.md", {"large data": data.large()}),
-            filled("docs/how-to/damaged.md", {"campaigns": data.safety()}),
+            filled("docs/how-to/resume.md", {"campaigns": data.safety()}),
         ]
     )
     for name, (page, tables) in EXPERIMENTS.items():
