@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 import soseleto
 from common import arguments, is_in, rows_in, show, write
+from experiments.cifar10_deep.experiment import asymmetric
+from experiments.pretrained_images.experiment import configuration, features
+from experiments.public.cifar import read_human
+from experiments.public.sets import data_root, load
 from soseleto.data import FeatureViews, generator, symmetric
-from soseleto.data.public.cifar import read_human
-from soseleto.data.public.sets import data_root, load
-from soseleto.experiments.cifar10_deep.experiment import asymmetric
-from soseleto.experiments.pretrained_images.experiment import configuration, features
 from soseleto.methods import Strong
 
 FILE = "by_class.npz"

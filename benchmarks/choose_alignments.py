@@ -26,10 +26,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from experiments.cifar10_noise.experiment import Config, detection, prepare_data, train
+from experiments.results import Row, load
+from experiments.runner import run_all
 from soseleto.algorithm import Soseleto
-from soseleto.experiments.cifar10_noise.experiment import Config, detection, prepare_data, train
-from soseleto.experiments.results import Row, load
-from soseleto.experiments.runner import run_all
 from soseleto.methods import Recording, Signals
 from soseleto.methods.wrappers.inner import Transparent
 from soseleto.parallel.device import choose_device

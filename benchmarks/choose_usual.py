@@ -22,9 +22,9 @@ import torch
 import soseleto
 from common import arguments, show
 from coverage import FILE, Cell, drawn, read_rows, stored, write_rows
+from experiments.detection import auroc
 from soseleto import Soseleto, methods
 from soseleto.cli.choices import augment_for
-from soseleto.experiments.detection import auroc
 from soseleto.models.by_name import default_name, make_model
 from soseleto.pieces import (
     at_temperature,

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.results import commit
 from soseleto.algorithm import Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
-from soseleto.experiments.results import commit
 from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.pieces import (
     at_temperature,

@@ -36,9 +36,9 @@ from torch import nn
 
 import soseleto
 from common import arguments, machine, show
+from experiments.public.cifar import read_human
+from experiments.public.sets import data_root, load
 from soseleto.data import Examples, pair_flip, symmetric
-from soseleto.data.public.cifar import read_human
-from soseleto.data.public.sets import data_root, load
 from soseleto.models.architectures import mlp, quick
 from soseleto.suspects import audit
 from soseleto.suspects.calibration import softmax

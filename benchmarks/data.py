@@ -29,7 +29,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from soseleto.data import Augment, Examples, Preprocess, Reading, as_examples, feed, load, source_batches
+from experiments.public import load
+from soseleto.data import Augment, Examples, Preprocess, Reading, as_examples, feed, source_batches
 
 BATCH = 256
 CROP = 4

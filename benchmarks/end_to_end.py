@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from common import arguments, layout, show, write
+from experiments.public import load
 from soseleto import Compute, Soseleto, fit
-from soseleto.data import Examples, Preprocess, load, symmetric
+from soseleto.data import Examples, Preprocess, symmetric
 from soseleto.methods import Ordinary
 from soseleto.models.architectures import quick
 from soseleto.task.losses import Precision

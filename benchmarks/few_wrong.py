@@ -18,10 +18,10 @@ import torch
 
 import soseleto
 from common import arguments, show, write
+from experiments.detection import auroc
 from soseleto import Soseleto, data, methods
 from soseleto.cli.choices import augment_for
 from soseleto.data import Examples, generator, symmetric
-from soseleto.experiments.detection import auroc
 from soseleto.models.by_name import by_name
 from soseleto.pieces import (
     beyond_noise,

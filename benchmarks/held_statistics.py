@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 import soseleto
 from common import arguments, show, write
+from experiments.detection import auroc
 from soseleto import data
 from soseleto.data import Examples, symmetric
 from soseleto.engines import make_engine
 from soseleto.engines.contract import Direction, Engine, Passes, PerExampleLoss, SourcePass, SourceStep, Step
 from soseleto.engines.unchanged import unchanged
-from soseleto.experiments.detection import auroc
 from soseleto.models.architectures import _Block
 
 SOURCE, TARGET, TEST, NOISE = 1500, 300, 2000, 0.4

@@ -31,7 +31,7 @@ from coverage import (
     suspects_of,
     write_rows,
 )
-from soseleto.experiments.detection import auroc
+from experiments.detection import auroc
 from soseleto.suspects.estimate import EARLIER_LABELS
 from soseleto.suspects.probes import enough_of_both
 from soseleto.suspects.signals import Evidence

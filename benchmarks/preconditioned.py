@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 import soseleto
 from common import arguments, show, write
+from experiments.detection import auroc
+from experiments.public import data_root
 from soseleto import Soseleto, data, methods
-from soseleto.data import data_root, generator, symmetric
-from soseleto.experiments.detection import auroc
+from soseleto.data import generator, symmetric
 from soseleto.models.by_name import by_name
 from soseleto.pieces import preconditioned, running_mean
 

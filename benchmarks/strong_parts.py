@@ -18,8 +18,8 @@ import torch
 
 from by_class import noisy, read, trained
 from common import arguments, is_in, rows_in, show, write
+from experiments.detection import compare
 from soseleto.data import generator
-from soseleto.experiments.detection import compare
 from soseleto.methods import Strong
 
 NOISES = ("40 %", "worst")

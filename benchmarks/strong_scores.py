@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from common import arguments, show, write
+from experiments import measures
+from experiments.noisy_text import experiment
+from experiments.noisy_text.configuration import Config, configuration
 from soseleto.data import Examples
 from soseleto.data.batch import Batch
-from soseleto.experiments import measures
-from soseleto.experiments.noisy_text import experiment
-from soseleto.experiments.noisy_text.configuration import Config, configuration
 from soseleto.methods import Strong
 from soseleto.methods.strong.method import StrongState
 

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from common import arguments, show, write
+from experiments.methods import DivideMix, FixMatch, ProMix
 from soseleto import Compute, fit
 from soseleto.data import Augment, StrongAugment, Views
-from soseleto.methods import DivideMix, FixMatch, Mixed, Ordinary, ProMix, Strong
+from soseleto.methods import Mixed, Ordinary, Strong
 from soseleto.models.architectures import preact_resnet18
 from soseleto.training.optimizers import linear, sgd
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from common import arguments, is_in, rows_in, show, write
+from experiments.detection import compare
 from soseleto import sgd
 from soseleto.data import FeatureViews
-from soseleto.experiments.detection import compare
 from soseleto.methods import Strong
 from soseleto.models import table_network
 from soseleto.training.fit import fit

@@ -19,8 +19,8 @@ import torch
 
 import soseleto
 from common import arguments, show, write
+from experiments.cifar10_noise.experiment import configuration, make_method, make_model, prepare_data
 from soseleto.data import Augment, Examples, symmetric
-from soseleto.experiments.cifar10_noise.experiment import configuration, make_method, make_model, prepare_data
 from soseleto.models.architectures import mlp
 from soseleto.suspects.probes import AUTO_SHARE, PlantedProbes, how_many_wrong
 from soseleto.suspects.signals import Evidence

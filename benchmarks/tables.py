@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from experiments import results
+from experiments.public import data_root
 from soseleto import sgd
-from soseleto.data import Examples, TablePreparation, data_root
+from soseleto.data import Examples, TablePreparation
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import load
-from soseleto.experiments import results
 from soseleto.models import table_network
 from soseleto.prediction.final import JUDGES, FinalData, boosting, fit_final, gradient_boosting
 from soseleto.training.fit import fit

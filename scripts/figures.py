@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from soseleto.data import load
-from soseleto.experiments import figures, results
+from experiments import figures, results
+from experiments.public import load
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
+from experiments.cifar10_deep import tables as cifar10_deep
+from experiments.cifar10_noise import tables as cifar10
+from experiments.noisy_text import tables as noisy_text
+from experiments.pretrained_images import tables as pretrained_images
+from experiments.results import put_between
+from experiments.svhn_mnist import tables as svhn_mnist
 from pages import choices, data, experiments, readme, speed, suspects
 from pages.common import ROOT, load
 from soseleto.cli.commands import app
-from soseleto.experiments.cifar10_deep import tables as cifar10_deep
-from soseleto.experiments.cifar10_noise import tables as cifar10
-from soseleto.experiments.noisy_text import tables as noisy_text
-from soseleto.experiments.pretrained_images import tables as pretrained_images
-from soseleto.experiments.results import put_between
-from soseleto.experiments.svhn_mnist import tables as svhn_mnist
 
 EXPERIMENTS = {
     "cifar10-noise": ("results/table1.md", cifar10.page),

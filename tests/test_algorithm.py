@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from experiments.detection import auroc
+from experiments.methods import MetaWeightNet, Sukhbaatar
 from soseleto import pieces
 from soseleto.algorithm import Soseleto
 from soseleto.data.batch import Batch
 from soseleto.engines import alignment, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.experiments.detection import auroc
-from soseleto.methods import MetaWeightNet, Sukhbaatar
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.pieces import (

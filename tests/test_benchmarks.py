@@ -222,7 +222,7 @@ def test_step_check_names_what_is_too_slow_or_too_large() -> None:
 
 def test_choose_alignments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     choose = importlib.import_module("choose_alignments")
-    experiment = importlib.import_module("soseleto.experiments.cifar10_noise.experiment")
+    experiment = importlib.import_module("experiments.cifar10_noise.experiment")
     x, y = torch.randint(255, (500, 3, 32, 32), dtype=torch.uint8), torch.arange(500) % 10
     monkeypatch.setattr(experiment, "_split", lambda *given: experiment.Examples(x, y))
     told = ["--out", str(tmp_path / "rows.json"), "--tiny", "--model", "quick", "--noise", "0.2", "--seeds", "0"]
@@ -329,7 +329,7 @@ def test_coverage_counts_what_is_unknown_or_empty(coverage: Any) -> None:
 
 
 def test_few_wrong(tmp_path: Path) -> None:
-    from soseleto.data import data_root
+    from experiments.public import data_root
 
     if not (data_root() / "svhn").exists() and not list(data_root().glob("**/train_32x32.mat")):
         pytest.skip("needs SVHN below SOSELETO_DATA")
@@ -409,7 +409,7 @@ def test_strong_parts(tmp_path: Path) -> None:
 
 
 def test_strong_tables(tmp_path: Path) -> None:
-    from soseleto.data import data_root
+    from experiments.public import data_root
 
     if not (data_root() / "tables" / "adult.csv").exists():
         pytest.skip("needs tables/adult.csv below SOSELETO_DATA")
@@ -424,7 +424,7 @@ def test_strong_tables(tmp_path: Path) -> None:
 
 
 def test_tables(tmp_path: Path) -> None:
-    from soseleto.data import data_root
+    from experiments.public import data_root
 
     if not (data_root() / "tables" / "adult.csv").exists():
         pytest.skip("needs tables/adult.csv below SOSELETO_DATA")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import rows
 import soseleto
+from experiments.methods import METHODS, DivideMix, FixMatch, ProMix, StrongPair
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, Views
 from soseleto.data.batch import Batch
@@ -22,7 +23,7 @@ from soseleto.data.unlabelled_views import UnlabelledViews
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.contract import Step
 from soseleto.errors import EngineError
-from soseleto.methods import METHODS, DivideMix, FineTuning, FixMatch, ProMix, Strong, StrongPair
+from soseleto.methods import FineTuning, Strong
 from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.pieces import (
     at_temperature,

@@ -22,7 +22,7 @@ import torch
 from data_safety.flips import flips
 from data_safety.full_disk import full_disk
 from data_safety.kills import PHASES, kills
-from soseleto.experiments.results import commit
+from experiments.results import commit
 from soseleto.run_folder.files import device_name, versions
 
 OUT = Path(__file__).parents[2] / "results" / "data-safety.json"

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from experiments.cifar10_deep import tables as cifar10_deep
+from experiments.results import Spread
 from pages.common import ROOT, benchmark, load, table
-from soseleto.experiments.cifar10_deep import tables as cifar10_deep
-from soseleto.experiments.results import Spread
 
 FEW_DRAWS = 4  # below which a cell states its number of draws
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from experiments import results as experiments
 from pages.common import load, spread
-from soseleto.experiments import results as experiments
 
 
 def synthetic() -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments import results as experiments
+from experiments.cifar10_deep import tables as cifar10_deep
+from experiments.cifar10_noise import tables as cifar10
+from experiments.results import Spread
 from pages.common import load
 from pages.speed import BATCH_NORM, STEPS
 from soseleto.errors import counted
-from soseleto.experiments import results as experiments
-from soseleto.experiments.cifar10_deep import tables as cifar10_deep
-from soseleto.experiments.cifar10_noise import tables as cifar10
-from soseleto.experiments.results import Spread
 
 
 def summary() -> str:

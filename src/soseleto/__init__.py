@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from soseleto.training.loggers import MLflow, TensorBoard, WeightsAndBiases
     from soseleto.training.optimizers import adamw, cosine, linear, sgd, warmup_cosine
     from soseleto.training.options import Balanced, Checkpoints, Compute, Heads, Probes
-    from soseleto.training.pseudo_labels import Unlabelled, fit_unlabelled
     from soseleto.training.result import Result
     from soseleto.training.settings import method_of, settings_of
     from soseleto.weights import Weights
@@ -76,7 +75,6 @@ _MODULES = {
     "training.loggers": ("MLflow", "TensorBoard", "WeightsAndBiases"),
     "training.optimizers": ("adamw", "cosine", "linear", "sgd", "warmup_cosine"),
     "training.options": ("Balanced", "Checkpoints", "Compute", "Heads", "Probes"),
-    "training.pseudo_labels": ("Unlabelled", "fit_unlabelled"),
     "training.result": ("Result",),
     "training.settings": ("method_of", "settings_of"),
     "weights": ("Weights",),
@@ -112,7 +110,6 @@ __all__ = [
     "Suspects",
     "TensorBoard",
     "TrainingError",
-    "Unlabelled",
     "UsageError",
     "Weights",
     "WeightsAndBiases",
@@ -125,7 +122,6 @@ __all__ = [
     "errors",
     "export_onnx",
     "fit",
-    "fit_unlabelled",
     "linear",
     "load",
     "method_of",

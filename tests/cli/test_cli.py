@@ -20,15 +20,14 @@ import pytest
 import torch
 from rich.console import Console
 
+from experiments import synthetic
 from soseleto.cli.main import main
 from soseleto.data import Reading
-from soseleto.errors import DataError
-from soseleto.experiments import synthetic
 from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training.progress import LiveLine
 
-COMMANDS = ("demo", "fit", "report", "rank", "review", "predict", "export", "reproduce", "check-gradients", "data")
+COMMANDS = ("demo", "fit", "report", "rank", "review", "predict", "export", "check-gradients")
 
 
 class Said(NamedTuple):
@@ -117,7 +116,7 @@ def test_completion_can_be_installed_and_completes_verbs_and_options(shell: str,
         installed = subprocess.run([*ask, "--install-completion", shell], capture_output=True, env=env, check=True)
         assert b"bash" in installed.stdout
         assert any("soseleto" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
-        for typed, expected in (("soseleto re", "report\nreview\nreproduce"), ("soseleto rank --sus", "--suspects")):
+        for typed, expected in (("soseleto re", "report\nreview"), ("soseleto rank --sus", "--suspects")):
             words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_SOSELETO_COMPLETE": "complete_bash"}
             done = subprocess.run(ask, capture_output=True, text=True, env={**env, **words}, check=False)
             assert done.stdout.strip() == expected
@@ -142,12 +141,10 @@ def test_version(soseleto: Soseleto) -> None:
         (["rank", "RUN", "--format", "cvs"], "unknown format 'cvs' (did you mean 'csv'?)"),
         (["report", "nowhere"], "there is no run folder nowhere"),
         (["report", "."], "is not a soseleto run"),
-        (["reproduce", "sinthetic", "--out", "x"], "did you mean 'synthetic'"),
         (["check-gradients", "--engine", "forwrd"], "did you mean 'forward'"),
         (["check-gradients", "--model", "qick"], "did you mean 'quick'"),
         (["check-gradients", "--model", "gone.py:make"], "there is no file gone.py"),
         (["check-gradients", "--batch", "0"], "--batch must be at least 1"),
-        (["data", "minst"], "did you mean 'mnist'"),
         (["rank", "RUN", "--best", "3", "--suspects"], "--best and --suspects cannot be combined"),
         (["rank", "RUN", "--relabel"], "--relabel has no effect by itself"),
         (["rank", "RUN", "--export-clean", "clean.txt"], "neither .csv nor .parquet"),
@@ -382,20 +379,6 @@ def test_check_gradients_on_ones_own_file(soseleto: Soseleto, tmp_path: Path) ->
     assert "has no function 'mak' (did you mean 'make'?)" in one_sentence(wrong)
     odd = soseleto("check-gradients", "--model", f"{tmp_path}/mine.py:odd")
     assert "must return (model, per_example_loss, batch), got int" in one_sentence(odd)
-
-
-def test_data_calls_the_fetcher_with_its_folder(
-    soseleto: Soseleto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from soseleto.data.public import fetch
-
-    def unreachable(name: str, root: Path | None, report: object) -> None:
-        raise DataError(f"{name} is missing in {root}: fetch it.")
-
-    monkeypatch.setattr(fetch, "main", unreachable)
-    said = soseleto("data", "mnist", "--data-root", tmp_path)
-    assert one_sentence(said) == f"mnist is missing in {tmp_path}: fetch it."
-    assert said.code == 1
 
 
 def write_table(path: Path, count: int, seed: int) -> Path:

@@ -25,9 +25,10 @@ from torch import Tensor
 
 import soseleto
 from browser import Browser, needs_browser
+from experiments.public import load
 from reviewing import open_review, press, serving
 from soseleto.cli.main import main
-from soseleto.data import Examples, load
+from soseleto.data import Examples
 from soseleto.run_folder.folder import RunFolder
 
 

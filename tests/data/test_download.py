@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from soseleto.data.public.download import Patience, Remote, Unreachable, download
-from soseleto.data.public.fetch import File, fetch, main
+from experiments.public.download import Patience, Remote, Unreachable, download
+from experiments.public.fetch import File, fetch, main
 from soseleto.errors import DataError, UsageError
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -260,7 +260,7 @@ def test_fetch_gets_only_what_is_lacking_and_unpacks(server, tmp_path):
     assert len(server.requests) == 1
     fetch("cifar10", tmp_path, files=files, patience=IMPATIENT)
     assert len(server.requests) == 1  # nothing is missing: no request
-    from soseleto.data import load
+    from experiments.public import load
 
     assert load("cifar10", "test", tmp_path).labels.tolist() == [0]
     assert load("cifar10", "train", tmp_path).labels.tolist() == [1, 2, 3, 4, 5]

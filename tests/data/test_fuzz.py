@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from experiments.public.cifar import read_binary, read_python
+from experiments.public.idx import read_idx
+from experiments.public.mat import read_mat
+from experiments.public.unpickle import load_pickle
 from soseleto.data import as_examples
-from soseleto.data.public.cifar import read_binary, read_python
-from soseleto.data.public.idx import read_idx
-from soseleto.data.public.mat import read_mat
-from soseleto.data.public.unpickle import load_pickle
 from soseleto.errors import SoseletoError
 
 quick = settings(

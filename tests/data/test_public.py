@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from soseleto.data import load
-from soseleto.data.public.cifar import LABEL_SETS, read_binary, read_human, read_python
-from soseleto.data.public.fetch import COUNTS, FILES, main, verify
-from soseleto.data.public.idx import read_idx
-from soseleto.data.public.mat import read_mat
-from soseleto.data.public.sets import NAMES, SPLITS
+from experiments.public import load
+from experiments.public.cifar import LABEL_SETS, read_binary, read_human, read_python
+from experiments.public.fetch import COUNTS, FILES, main, verify
+from experiments.public.idx import read_idx
+from experiments.public.mat import read_mat
+from experiments.public.sets import NAMES, SPLITS
 from soseleto.errors import DataError, UsageError
 
 

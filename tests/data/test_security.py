@@ -19,12 +19,12 @@ import torch
 from PIL import EpsImagePlugin, Image, PngImagePlugin
 
 import soseleto
+from experiments.public import archive
+from experiments.public.cifar import read_human, read_python
+from experiments.public.idx import read_idx
+from experiments.public.mat import read_mat
 from soseleto.data import ProblemsError, Reading, as_examples, check_pair
 from soseleto.data.image_decoding import rules
-from soseleto.data.public import archive
-from soseleto.data.public.cifar import read_human, read_python
-from soseleto.data.public.idx import read_idx
-from soseleto.data.public.mat import read_mat
 from soseleto.errors import DataError
 from soseleto.run_folder import thumbnails
 
@@ -51,7 +51,7 @@ def hostile_pickles(marker):
         "object instruction": b"(cos\nmkdir\nS'" + word + b"'\no.",
         "getattr": b"cbuiltins\ngetattr\n(cos\nS'mkdir'\ntR(S'" + word + b"'\ntR.",
         "numpy's own loader": b"cnumpy\nload\n(S'" + word + b"'\ntR.",
-        "a module of ours": b"csoseleto.data.public.unpickle\nos\n.",
+        "a module of ours": b"cexperiments.public.unpickle\nos\n.",
         "codecs": b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00rot13tR.",
     }
 

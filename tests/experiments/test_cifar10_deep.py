@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from soseleto.data import Examples
-from soseleto.errors import UsageError
-from soseleto.experiments.cifar10_deep import experiment, tables
-from soseleto.experiments.cifar10_deep.command import configs, main, parser
-from soseleto.experiments.cifar10_deep.experiment import (
+from experiments.cifar10_deep import experiment, tables
+from experiments.cifar10_deep.command import configs, main, parser
+from experiments.cifar10_deep.experiment import (
     LINES,
     NOISE,
     PAIRS,
@@ -23,7 +21,9 @@ from soseleto.experiments.cifar10_deep.experiment import (
     make_model,
     prepare_data,
 )
-from soseleto.experiments.results import Row, save, started
+from experiments.results import Row, save, started
+from soseleto.data import Examples
+from soseleto.errors import UsageError
 
 
 def made_up(split: str, root: Any, human: Any) -> Examples:

@@ -16,12 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from soseleto.algorithm import Soseleto
-from soseleto.data import Examples
-from soseleto.errors import DataError, TrainingError, UsageError
-from soseleto.experiments import figures, runner
-from soseleto.experiments.cifar10_noise import experiment
-from soseleto.experiments.cifar10_noise.experiment import (
+from experiments import figures, runner
+from experiments.cifar10_noise import experiment
+from experiments.cifar10_noise.experiment import (
     LINES,
     NOISE,
     configuration,
@@ -29,7 +26,7 @@ from soseleto.experiments.cifar10_noise.experiment import (
     make_method,
     prepare_data,
 )
-from soseleto.experiments.cifar10_noise.tables import (
+from experiments.cifar10_noise.tables import (
     UNAWARE,
     accuracy_table,
     auroc_table,
@@ -41,8 +38,12 @@ from soseleto.experiments.cifar10_noise.tables import (
     parser,
     suspects_table,
 )
-from soseleto.experiments.results import Results, Row, key, load, merge_files, put_between, save, started, table
-from soseleto.methods import EarlyStopping, Signals
+from experiments.methods import EarlyStopping
+from experiments.results import Results, Row, key, load, merge_files, put_between, save, started, table
+from soseleto.algorithm import Soseleto
+from soseleto.data import Examples
+from soseleto.errors import DataError, TrainingError, UsageError
+from soseleto.methods import Signals
 from soseleto.models.by_name import make_model
 from soseleto.pieces import chain
 from soseleto.training.usual import Usual, by_heart, convolutional
@@ -214,7 +215,7 @@ def test_an_interrupted_job_resumes(tmp_path: Path, processes: int) -> None:
 SLEEPERS = """
 import os, sys, time
 from pathlib import Path
-from soseleto.experiments import runner
+from experiments import runner
 
 def sleep(place):
     Path(place, str(os.getpid())).touch()

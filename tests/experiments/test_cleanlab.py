@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments import cleanlab as ours
 from soseleto.data import Examples
 from soseleto.errors import UsageError
-from soseleto.experiments import cleanlab as ours
 
 
 @pytest.fixture(params=[3, 10])

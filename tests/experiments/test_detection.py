@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from soseleto.errors import DataError
-from soseleto.experiments.detection import (
+from experiments.detection import (
     FRACTIONS,
     auroc,
     average_precision,
@@ -17,6 +16,7 @@ from soseleto.experiments.detection import (
     precision_at_errors,
     wrong_among_kept,
 )
+from soseleto.errors import DataError
 
 
 def drawn(n: int, seed: int, levels: int) -> tuple[Tensor, Tensor]:

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import nn
 
+from experiments import cleanlab, measures
+from experiments.noisy_text import data as texts
+from experiments.noisy_text import encoding, experiment, tables
+from experiments.noisy_text.command import configs, main, parser
+from experiments.noisy_text.configuration import TRUSTED, Config, configuration, lines_of
+from experiments.noisy_text.experiment import heading, make_method, prepare_data, run_all, run_one
+from experiments.results import Row, started
 from soseleto.data import TokenViews
 from soseleto.errors import DataError, UsageError
-from soseleto.experiments import cleanlab, measures
-from soseleto.experiments.noisy_text import data as texts
-from soseleto.experiments.noisy_text import encoding, experiment, tables
-from soseleto.experiments.noisy_text.command import configs, main, parser
-from soseleto.experiments.noisy_text.configuration import TRUSTED, Config, configuration, lines_of
-from soseleto.experiments.noisy_text.experiment import heading, make_method, prepare_data, run_all, run_one
-from soseleto.experiments.results import Row, started
 from soseleto.methods import Strong
 from soseleto.models.pretrained_text import make_text_model
 from soseleto.models.trained_parts import last_blocks

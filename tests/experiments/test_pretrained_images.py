@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from real_models import import_timm
-from soseleto.data import Examples
-from soseleto.errors import UsageError
-from soseleto.experiments.cifar10_deep import experiment as deep
-from soseleto.experiments.fine_tuning import LOGISTIC
-from soseleto.experiments.pretrained_images import experiment, network, tables
-from soseleto.experiments.pretrained_images.command import configs, main, parser
-from soseleto.experiments.pretrained_images.experiment import (
+from experiments.cifar10_deep import experiment as deep
+from experiments.fine_tuning import LOGISTIC
+from experiments.pretrained_images import experiment, network, tables
+from experiments.pretrained_images.command import configs, main, parser
+from experiments.pretrained_images.experiment import (
     LINES,
     configuration,
     heading,
@@ -26,7 +23,10 @@ from soseleto.experiments.pretrained_images.experiment import (
     run_all,
     run_one,
 )
-from soseleto.experiments.results import Row, started
+from experiments.results import Row, started
+from real_models import import_timm
+from soseleto.data import Examples
+from soseleto.errors import UsageError
 from soseleto.pieces import chain
 from soseleto.training.usual import Usual
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from experiments.strong_controls import FrozenStrong, ShuffledStrong
 from soseleto.data.batch import Batch
-from soseleto.experiments.strong_controls import FrozenStrong, ShuffledStrong
 from soseleto.methods import Strong
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task

@@ -14,17 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from soseleto.algorithm import Soseleto
-from soseleto.data import Examples
-from soseleto.data.batch import Batch
-from soseleto.engines import trainable
-from soseleto.errors import UsageError
-from soseleto.experiments import figures
-from soseleto.experiments.results import Row, load
-from soseleto.experiments.shuffled_weights import ShuffledWeights, _Shuffled
-from soseleto.experiments.svhn_mnist import data, experiment
-from soseleto.experiments.svhn_mnist.data import SOURCES, Digits, small_and_grey
-from soseleto.experiments.svhn_mnist.experiment import (
+from experiments import figures
+from experiments.pseudo_labels import Unlabelled
+from experiments.results import Row, load
+from experiments.shuffled_weights import ShuffledWeights, _Shuffled
+from experiments.svhn_mnist import data, experiment
+from experiments.svhn_mnist.data import SOURCES, Digits, small_and_grey
+from experiments.svhn_mnist.experiment import (
     LINES,
     PLAIN,
     Config,
@@ -34,7 +30,7 @@ from soseleto.experiments.svhn_mnist.experiment import (
     make_trunk,
     run_one,
 )
-from soseleto.experiments.svhn_mnist.tables import (
+from experiments.svhn_mnist.tables import (
     accuracy_table,
     classes_table,
     configs,
@@ -47,11 +43,15 @@ from soseleto.experiments.svhn_mnist.tables import (
     parser,
     sources_table,
 )
+from soseleto.algorithm import Soseleto
+from soseleto.data import Examples
+from soseleto.data.batch import Batch
+from soseleto.engines import trainable
+from soseleto.errors import UsageError
 from soseleto.pieces import chain
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
 from soseleto.training.optimizers import sgd
-from soseleto.training.pseudo_labels import Unlabelled
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {"n_source": 200, "n_test": 100, "epochs": 1}

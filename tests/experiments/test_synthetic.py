@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from soseleto import experiments
+import experiments
+from experiments import synthetic
 from soseleto.errors import UsageError
-from soseleto.experiments import synthetic
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training.result import Result
 

@@ -13,39 +13,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from experiments.methods import (
+    METHODS,
+    Attention,
+    EarlyStopping,
+    Luo,
+    MatchingNetworks,
+    MetaWeightNet,
+    Reweight,
+    Sukhbaatar,
+    Xiao,
+    by_name,
+    correct_only,
+    corrected,
+)
+from experiments.methods.early_stopping import accuracy
+from experiments.methods.luo import Discriminators, domain_loss, prototype_entropy, reverse
+from experiments.methods.matching import episode
+from experiments.methods.noise_matrix import from_confusions, project
+from experiments.methods.reweight import normalized
+from experiments.methods.sukhbaatar import noisy_losses
+from experiments.methods.xiao import likelihoods, noise_network
 from soseleto.algorithm import Soseleto
 from soseleto.data import Examples
 from soseleto.data.batch import Batch
 from soseleto.data.label_margin import label_margin
 from soseleto.engines import trainable
 from soseleto.errors import DataError, UsageError
-from soseleto.methods import (
-    METHODS,
-    Attention,
-    EarlyStopping,
-    FineTuning,
-    Luo,
-    MatchingNetworks,
-    MetaWeightNet,
-    Mixed,
-    Ordinary,
-    Recording,
-    Reweight,
-    Signals,
-    Sukhbaatar,
-    TargetOnly,
-    Xiao,
-    by_name,
-    correct_only,
-    corrected,
-)
-from soseleto.methods.luo import Discriminators, domain_loss, prototype_entropy, reverse
-from soseleto.methods.matching import episode
-from soseleto.methods.noise_matrix import from_confusions, project
-from soseleto.methods.reweight import normalized
-from soseleto.methods.sukhbaatar import noisy_losses
-from soseleto.methods.wrappers.early_stopping import accuracy
-from soseleto.methods.xiao import likelihoods, noise_network
+from soseleto.methods import FineTuning, Mixed, Ordinary, Recording, Signals, TargetOnly
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.finite import NonFiniteLoss
 from soseleto.task.losses import NoisyLosses, TransferLosses

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.methods import ProMix
+from experiments.methods.divide_mix.mix_match import mixed_alike, partners
+from experiments.methods.promix.debiasing import learn_shares, margin_loss, pseudo_labels
+from experiments.methods.promix.heads import NetworksWithHeads, classifier
+from experiments.methods.promix.selection import agreed, small_losses
 from soseleto.data import Views
 from soseleto.data.draws import Draws
 from soseleto.errors import UsageError
-from soseleto.methods import ProMix
-from soseleto.methods.divide_mix.mix_match import mixed_alike, partners
-from soseleto.methods.promix.debiasing import learn_shares, margin_loss, pseudo_labels
-from soseleto.methods.promix.heads import NetworksWithHeads, classifier
-from soseleto.methods.promix.selection import agreed, small_losses
 from soseleto.methods.strong.mixing import quantiles
 from soseleto.training.fit import fit
 from tiny_pictures import pictures, small_net, wrong

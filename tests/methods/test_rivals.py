@@ -20,16 +20,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import soseleto
+from experiments.methods import DivideMix, FixMatch, ProMix
+from experiments.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
+from experiments.methods.divide_mix.mixture import right_probability
+from experiments.methods.fixmatch import confident
+from experiments.methods.two_networks import Networks
 from soseleto.data import Augment, StrongAugment, Views
 from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
 from soseleto.errors import UsageError
-from soseleto.methods import DivideMix, FixMatch, ProMix, Recording, Signals
-from soseleto.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
-from soseleto.methods.divide_mix.mixture import right_probability
-from soseleto.methods.fixmatch import confident
+from soseleto.methods import Recording, Signals
 from soseleto.methods.strong.mixing import quantiles
-from soseleto.methods.two_networks import Networks
 from soseleto.task.finite import DeferredGuard
 from soseleto.task.task import Method
 from soseleto.training.fit import fit

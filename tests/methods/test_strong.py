@@ -16,18 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import soseleto
+from experiments.methods import StrongPair
+from experiments.methods.two_networks import Networks
 from soseleto.data import Augment, Views
 from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
 from soseleto.data.unlabelled_views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.errors import TrainingError, UsageError
-from soseleto.methods import Mixed, Recording, Signals, Strong, StrongPair
+from soseleto.methods import Mixed, Recording, Signals, Strong
 from soseleto.methods.strong.judgement import Judge, clean_share
 from soseleto.methods.strong.method import StrongState
 from soseleto.methods.strong.mixing import mixed, quantiles
 from soseleto.methods.strong.teacher import Teacher
-from soseleto.methods.two_networks import Networks
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task, after_step
 from soseleto.training.fit import fit
@@ -504,10 +505,8 @@ def test_images_are_trained_for_a_hundred_epochs() -> None:
     assert fit(small_net(), *sides, **{**few, "epochs": 1}).config["epochs"] == 1
 
 
-def test_unlabelled_examples_and_tables_are_refused() -> None:
+def test_tables_are_refused() -> None:
     x, y = pictures(12, 0)
-    with pytest.raises(UsageError, match="fit_unlabelled is for the plain recipe: with recipe='strong' call fit"):
-        soseleto.fit_unlabelled(small_net(), (x, y), (x, y), x, recipe="strong")
     with pytest.raises(UsageError, match=r"takes uint8 images .* got torch.float32 of shape \(1, 9, 9\)"):
         fit(small_net(), (x.float(), y), (x.float(), y), recipe="strong")
 

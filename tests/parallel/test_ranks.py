@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
+from experiments.methods import METHODS
 from ranks import together
 from soseleto.data import Augment
 from soseleto.errors import RankLost
-from soseleto.methods import METHODS, Mixed, Ordinary, TargetOnly
+from soseleto.methods import Mixed, Ordinary, TargetOnly
 from soseleto.parallel.reducer import Reducer
 from soseleto.pieces import (
     at_temperature,

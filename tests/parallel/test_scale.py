@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
+from experiments.methods import METHODS, EarlyStopping
+from experiments.methods.sukhbaatar import SukhbaatarState
+from experiments.methods.xiao import XiaoState
 from parallel.test_ranks import CASES, net, points, require_close, train
 from soseleto.data.batch import Batch
 from soseleto.engines import trainable
 from soseleto.errors import OutOfMemory, TrainingError, UsageError
-from soseleto.methods import METHODS, EarlyStopping, Ordinary
-from soseleto.methods.sukhbaatar import SukhbaatarState
+from soseleto.methods import Ordinary
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
-from soseleto.methods.xiao import XiaoState
 from soseleto.pieces import preconditioned
 from soseleto.run_folder.folder import RunFolder
 from soseleto.task.losses import NoisyLosses

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from experiments.detection import auroc
 from soseleto.data import Examples
-from soseleto.experiments.detection import auroc
 from soseleto.suspects import calibration
 from soseleto.suspects.intervals import Rectifier
 from soseleto.suspects.probes import PlantedProbes, plant

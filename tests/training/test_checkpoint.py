@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import soseleto
+from experiments.methods import METHODS, Attention, EarlyStopping, Luo, MatchingNetworks
 from soseleto.data import Augment
 from soseleto.data.batch import Batch
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
-from soseleto.methods import METHODS, Attention, EarlyStopping, Luo, MatchingNetworks, Mixed, Recording, Signals
+from soseleto.methods import Mixed, Recording, Signals
 from soseleto.pieces import label_doubt, pooled_by_class
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.folder import RunFolder

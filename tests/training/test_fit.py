@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import soseleto
+from experiments.methods.oracle import corrected
 from soseleto import Heads
 from soseleto.data import Augment, Examples, read_pair
 from soseleto.data.batch import Batch
 from soseleto.methods import TargetOnly
-from soseleto.methods.oracle import corrected
 from soseleto.models.architectures import mlp
 from soseleto.parallel.reducer import Single
 from soseleto.pieces import running_mean

@@ -55,8 +55,6 @@ def fit(**changes: Any) -> soseleto.Result:
 def test_the_signature_lists_the_arguments_and_nothing_else() -> None:
     assert tuple(inspect.signature(soseleto.fit).parameters) == ARGUMENTS
     assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in inspect.signature(soseleto.fit).parameters.values())
-    with_unlabelled = (*ARGUMENTS[:3], "unlabelled", *ARGUMENTS[3:])
-    assert tuple(inspect.signature(soseleto.fit_unlabelled).parameters) == with_unlabelled
 
 
 @pytest.mark.parametrize("name", RENAMED)
@@ -64,9 +62,6 @@ def test_an_old_name_is_answered_with_the_new_one(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         fit(**{name: 5})
     assert str(caught.value) == f"fit has no argument {name!r}: write {RENAMED[name].format(5)}."
-    if name != "unlabelled":
-        with pytest.raises(UsageError, match=f"fit_unlabelled has no argument '{name}': write "):
-            soseleto.fit_unlabelled(net(), points(60, 0), points(20, 1), points(9, 2)[0], **{name: 5})
 
 
 def test_every_new_name_exists() -> None:
@@ -77,7 +72,7 @@ def test_every_new_name_exists() -> None:
         "cuda_graph": False, "non_finite": "skip", "reducer": None, "checkpoint_every": 5, "checkpoint_steps": 7,
         "resume": False, "notes": None, "augment_source": None, "augment_target": None, "loggers": False,
     }  # fmt: skip
-    assert set(RENAMED) - set(values) == {"unlabelled", "target_loss", "balanced_target"}
+    assert set(RENAMED) - set(values) == {"target_loss", "balanced_target"}
     names = {name: getattr(soseleto, name) for name in soseleto.__all__}
     for old, value in values.items():
         written = RENAMED[old].format(repr(value))
@@ -95,13 +90,11 @@ def test_plain_values_are_repeated_and_others_are_not() -> None:
         fit(engine="loop")
 
 
-@pytest.mark.parametrize("function", [soseleto.fit, soseleto.fit_unlabelled])
-def test_an_unknown_name_gets_the_nearest(function: Any) -> None:
-    inputs = (points(9, 2)[0],) if function is soseleto.fit_unlabelled else ()
+def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(
         UsageError, match=r"has no argument 'epoch' \(did you mean 'epochs'\?\): see help\(soseleto.fit"
     ):
-        function(net(), points(60, 0), points(20, 1), *inputs, epoch=3)
+        fit(epoch=3)
 
 
 # Defaults
@@ -215,20 +208,6 @@ def test_pairs_of_losses_heads_and_balanced_batches_reach_the_training(tmp_path:
 # Methods without weights
 
 
-def test_a_method_without_weights_says_so() -> None:
-    result = fit(method=Ordinary())
-    for ask in (lambda: result.weights, lambda: result.scores, result.ranking):
-        with pytest.raises(UsageError, match="the method 'ordinary' learns no weights") as caught:
-            ask()
-        assert "\n" not in str(caught.value)
-    unlabelled = soseleto.Unlabelled(inputs=points(30, 2)[0], rounds=1, epochs=1, method=Ordinary())
-    labelled = soseleto.fit_unlabelled(net(), points(60, 0), points(20, 1), unlabelled, epochs=1, device="cpu")
-    assert labelled.weights.shape == (60,)
-    assert labelled.unlabelled is not None
-    with pytest.raises(UsageError, match="the method 'ordinary' learns no weights"):
-        _ = labelled.unlabelled.weights
-
-
 # Classification is a matter of labels and outputs, not of the loss
 
 
@@ -326,3 +305,11 @@ def test_import_does_not_load_torch() -> None:
 def test_a_micro_batch_is_a_whole_number_of_examples() -> None:
     with pytest.raises(soseleto.UsageError, match=r"micro_batch_size must be a whole number, got 2\.5"):
         soseleto.Compute(micro_batch_size=2.5)  # type: ignore[arg-type]
+
+
+def test_a_method_without_weights_says_so() -> None:
+    result = fit(method=Ordinary())
+    for ask in (lambda: result.weights, lambda: result.scores, result.ranking):
+        with pytest.raises(UsageError, match="the method 'ordinary' learns no weights") as caught:
+            ask()
+        assert "\n" not in str(caught.value)

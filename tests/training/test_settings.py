@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
+from experiments.methods import METHODS
 from soseleto import Soseleto, pieces
 from soseleto.data.content import stand_for
 from soseleto.errors import UsageError
-from soseleto.methods import METHODS
 from soseleto.pieces import (
     Coral,
     at_temperature,

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import soseleto
+from experiments.methods import Reweight
 from soseleto.data.batch import Batch
 from soseleto.data.structure import call, concatenate, describe, of_one_form, scores_of, shape_of, split
 from soseleto.training.options import Checkpoints, Compute
@@ -54,7 +55,7 @@ def fitted(model, inputs, **options):
         {"compute": Compute(dtype=torch.bfloat16)},
         {"test": True},
         {"method": soseleto.methods.Mixed()},
-        {"method": soseleto.methods.Reweight()},
+        {"method": Reweight()},
     ],
     ids=str,
 )

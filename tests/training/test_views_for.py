@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
+from experiments.methods import FixMatch, ProMix
 from soseleto.data import FeatureViews, TokenViews, Views
 from soseleto.data.batch import Batch
 from soseleto.data.draws import Draws
 from soseleto.errors import UsageError
-from soseleto.methods import FixMatch, ProMix, Strong
+from soseleto.methods import Strong
 from soseleto.training.fit import fit
 from soseleto.training.options import Checkpoints
 from tiny_pictures import Stop, stopping

@@ -70,7 +70,7 @@ def demo(
     """
     import torch
 
-    from soseleto.experiments import synthetic
+    from soseleto.cli import demo as experiment
     from soseleto.report import write_report
     from soseleto.run_folder.folder import RunFolder
     from soseleto.training.progress import LiveLine
@@ -80,11 +80,11 @@ def demo(
     RunFolder.clear(out, written_by=command)  # a demo can be run again
     try:
         with LiveLine() as progress:
-            result = synthetic.run(out, seed=seed, progress=progress, written_by=command)
+            result = experiment.run(out, seed=seed, progress=progress, written_by=command)
     except Interrupted as stopped:  # a demo is not resumed
         raise KeyboardInterrupt from stopped
     page = write_report(out)
-    for line in synthetic.describe(synthetic.summary(result, synthetic.make_data(seed)[0])):
+    for line in experiment.describe(experiment.summary(result, experiment.make_data(seed)[0])):
         typer.echo(line)
     show_report(page, open_)
 
@@ -569,29 +569,6 @@ def audit(
     command.audit(run, asked, typer.echo, lambda link: show_link(link, open_, "audit"), port=port)
 
 
-@app.command()
-def reproduce(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="synthetic, cifar10-noise, cifar10-deep, noisy-text, pretrained-images or svhn-mnist.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Where to write results and runs.", show_default=False)],
-    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds 0 to N-1.")] = 20,
-) -> None:
-    """Repeat a table or figure of the paper over several seeds.
-
-    Writes NAME.json, one row per run, into the folder.
-    """
-    from soseleto import experiments
-
-    path = experiments.reproduce(name, out, seeds=seeds, report=typer.echo)
-    typer.echo(f"wrote {path}")
-
-
 @app.command("check-gradients", short_help="Compare the engines on a model.")
 def check_gradients(
     model: Annotated[
@@ -620,16 +597,3 @@ def check_gradients(
     import soseleto.cli.check_gradients as command
 
     command.check_gradients(command.CheckOptions(model, batch, tuple(engine or ()), source, shape, device))
-
-
-@app.command(short_help="Fetch and verify a public data set.")
-def data(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The data set.", show_default=False)],
-    data_root: Annotated[
-        Path | None, typer.Option(help="Where data sets are stored.", envvar="SOSELETO_DATA", show_default=False)
-    ] = None,
-) -> None:
-    """Fetch and verify a public data set, or report what is missing."""
-    from soseleto.data.public import fetch
-
-    fetch.main(name, data_root, typer.echo)

@@ -1,4 +1,4 @@
-"""Data: user files and public data sets read into ``Examples``, checked, and fed in batches."""
+"""Data: user files read into ``Examples``, checked, and fed in batches."""
 
 from soseleto.data.augment import Augment
 from soseleto.data.batches import TargetCycle, source_batches, source_order, target_batch
@@ -10,7 +10,6 @@ from soseleto.data.live import Live
 from soseleto.data.live_files import live_images, tar_shards
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.preprocess import Preprocess
-from soseleto.data.public import data_root, load
 from soseleto.data.randomness import generator, seed_for
 from soseleto.data.readers.labels_before import column_of, read_labels_before
 from soseleto.data.readers.problems import Problem, ProblemsError
@@ -49,11 +48,9 @@ __all__ = [
     "check_mode",
     "check_pair",
     "column_of",
-    "data_root",
     "feed",
     "generator",
     "live_images",
-    "load",
     "pair_flip",
     "read_labels_before",
     "read_pair",

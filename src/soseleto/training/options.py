@@ -231,7 +231,6 @@ def _require_calls(one: Any) -> None:
 
 # Arguments that fit had in earlier versions, and what replaces them; {} is the value that was given.
 RENAMED: Mapping[str, str] = {
-    "unlabelled": "soseleto.fit_unlabelled(model, source, target, unlabelled)",
     "weight_decay": "optimizer=soseleto.sgd(lr, weight_decay={})",
     "target_loss": "loss=(source_loss, target_loss)",
     "weight_step": "method=Soseleto(weight_step={})",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from soseleto import pieces
-from soseleto.methods import METHODS, DivideMix, EarlyStopping, FixMatch, ProMix, Strong, StrongPair, StrongTransfer
+from soseleto.methods import METHODS, Strong, StrongTransfer
 from soseleto.pieces import chain, last_layer
 from soseleto.task.settings import from_data, to_data
 from soseleto.task.task import Method
@@ -24,7 +24,7 @@ def settings_of(method: Method) -> Any:
 
 def method_of(settings: Any) -> Method:
     """The method that ``settings_of`` described, such as ``config.json``'s entry ``settings``."""
-    others = (EarlyStopping, Strong, StrongPair, FixMatch, DivideMix, ProMix, StrongTransfer)
+    others = (Strong, StrongTransfer)
     classes: dict[str, Any] = {one.__name__: one for one in others}
     for make in METHODS.values():
         classes[getattr(make, "__name__", "")] = make

@@ -1,7 +1,6 @@
 """The strong recipe: labels doubted by a teacher, strong augmentation, the teacher's answers for doubted labels."""
 
 from soseleto.methods.strong.method import Strong
-from soseleto.methods.strong.pair import StrongPair
 from soseleto.methods.strong.transfer import StrongTransfer
 
-__all__ = ["Strong", "StrongPair", "StrongTransfer"]
+__all__ = ["Strong", "StrongTransfer"]
