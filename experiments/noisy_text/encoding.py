@@ -16,9 +16,7 @@ from torch import Tensor
 
 from experiments.public import data_root
 from soseleto.data.image_decoding.cache import cache_root
-from soseleto.data.texts.examples import trimmed
-from soseleto.data.texts.preparation import TextPreparation
-from soseleto.data.texts.tokenizer import NO_TOKEN, Tokenizer
+from soseleto.data.text import NO_TOKEN, TextPreparation, Tokenizer, trimmed
 from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import make_text_model, open_text_model
 from soseleto.parallel.device import choose_device

@@ -34,8 +34,7 @@ from experiments.shuffled_weights import ShuffledWeights
 from experiments.strong_controls import FrozenStrong, ShuffledStrong
 from soseleto.algorithm import Soseleto
 from soseleto.data import Examples, seed_for
-from soseleto.data.texts.examples import TextExamples
-from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.text import TextExamples, TextPreparation
 from soseleto.data.views import AnyViews
 from soseleto.methods import Recording, Signals, Strong
 from soseleto.models.pretrained_text import make_text_model

@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from soseleto.data import Examples, Preprocess, TablePreparation
+from soseleto.data import Examples, Preprocess, TablePreparation, cells
+from soseleto.data.columns import TEXT_LENGTH
 from soseleto.data.limits import check_size
 from soseleto.data.readers.frames import frame_table, is_frame, stacked
 from soseleto.data.readers.in_memory import inputs_of
 from soseleto.data.readers.tables import prepared
-from soseleto.data.table_columns import values
-from soseleto.data.table_columns.hashed_words import LENGTH
 from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.final import weighted
@@ -322,7 +321,7 @@ class _Inputs:
         """Sparse columns keep their zeros and their proportions: one factor gives the rows a common mean length."""
         if not wanted or not self.sparse:
             return wanted
-        scale = float(rows.square().sum(1).mean().sqrt()) / LENGTH or 1.0
+        scale = float(rows.square().sum(1).mean().sqrt()) / TEXT_LENGTH or 1.0
         return Preprocess((0.0,) * rows.shape[1], (scale,) * rows.shape[1])
 
     def default_model(self, shape: tuple[int, ...]) -> str:
@@ -351,7 +350,7 @@ def _labels_of(y: Any, X: Any = None) -> np.ndarray:
 def _is_plain(frame: Any) -> bool:
     """Whether a data frame is numbers alone, with none missing: then it is the array that it stands for."""
     table = frame_table(frame)
-    return all(values.is_number(table[name]) and not table[name].null_count for name in table.column_names)
+    return all(cells.is_number(table[name]) and not table[name].null_count for name in table.column_names)
 
 
 def _trusted(target: Any, X_target: Any, y_target: Any) -> tuple[Any, Any] | None:

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from soseleto.data import ProblemsError, Reading, TablePreparation, as_examples, read_pair
-from soseleto.data.table_columns import hashed_words
-from soseleto.data.table_columns.fitted import FIRST, GONE, OTHER
-from soseleto.data.table_columns.values import MISSING
+from soseleto.data.cells import MISSING
+from soseleto.data.columns import FIRST, GONE, OTHER
 from soseleto.errors import DataError, UsageError
 
 N = 60
@@ -209,8 +208,8 @@ def test_rows_that_coincide_by_chance_do_not_stop():
 
 def test_texts_are_bags_of_words_of_unit_length():
     texts = ["a red fox", "A fox, red!", "the sea", ""]
-    idf = hashed_words.inverse_frequencies(texts, 256)
-    made = hashed_words.vectors(texts, idf)
+    table = pa.table({"note": texts})
+    made = TablePreparation.fit(table, kinds={"note": "text"}).read(table).numpy()
     assert np.allclose(np.linalg.norm(made, axis=1), [1, 1, 1, 0])
     assert abs(made[0] @ made[2]) < 0.2 < made[0] @ made[1]
 

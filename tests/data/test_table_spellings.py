@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from soseleto.data import ProblemsError, Reading, TablePreparation, read_pair
+from soseleto.data.columns import FIRST, OTHER
 from soseleto.data.readers.frames import frame_table
 from soseleto.data.readers.tables import prepared, read_prepared
-from soseleto.data.table_columns.fitted import FIRST, OTHER
 from soseleto.errors import DataError
 
 FORMATS = ("csv", "parquet", "jsonl")

@@ -8,10 +8,15 @@ import torch
 
 import soseleto
 from soseleto.data import Reading, TablePreparation, read_pair
-from soseleto.data.texts.examples import TextExamples, trimmed
-from soseleto.data.texts.lengths import length_batches, padded_length
-from soseleto.data.texts.preparation import TextPreparation
-from soseleto.data.texts.tokenizer import NO_TOKEN, Tokenizer
+from soseleto.data.text import (
+    NO_TOKEN,
+    TextExamples,
+    TextPreparation,
+    Tokenizer,
+    length_batches,
+    padded_length,
+    trimmed,
+)
 from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import make_text_model, open_text_model
 from tiny_text_model import make_folder, write_reviews

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Examples, FeatureViews, TablePreparation, TokenViews, feed, source_batches
+from soseleto.data.columns import GONE
 from soseleto.data.draws import Draws
 from soseleto.data.structure import tensors
-from soseleto.data.table_columns.fitted import GONE
-from soseleto.data.texts.examples import TextExamples
-from soseleto.data.texts.tokenizer import NO_TOKEN
+from soseleto.data.text import NO_TOKEN, TextExamples
 from soseleto.errors import UsageError
 
 
@@ -78,7 +77,7 @@ def fruit() -> pa.Table:
 
 def test_a_dropped_value_is_a_missing_one() -> None:
     table = fruit()
-    prepared = TablePreparation.fit(table, given={"note": "text"})
+    prepared = TablePreparation.fit(table, kinds={"note": "text"})
     missing, columns = prepared.missing()
     empty = pa.table({name: pa.nulls(1, table[name].type) for name in table.column_names})
     np.testing.assert_array_equal(prepared.read(empty)[0].numpy(), np.array(missing, dtype=np.float32))

@@ -17,7 +17,7 @@ from soseleto.cli.fit_options import FitOptions
 from soseleto.cli.home import Home
 from soseleto.cli.trainings import Trainings
 from soseleto.data import Pair, TablePreparation
-from soseleto.data.texts.examples import TextExamples
+from soseleto.data.text import TextExamples
 from soseleto.errors import DiskError, TrainingError, UsageError, counted, did_you_mean, first_line
 from soseleto.parallel.reducer import Reducer
 from soseleto.prediction.final import FINALS, JUDGES, FinalData, boosting, by_recipe, fit_final, gradient_boosting

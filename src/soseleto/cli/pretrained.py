@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from soseleto.cli.fit_options import FitOptions
 from soseleto.data import Pair
-from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.text import TextPreparation
 from soseleto.errors import UsageError
 from soseleto.models.pretrained_images import PretrainedOptions, is_pretrained
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from soseleto.data import Pair, Reading
 from soseleto.data.readers.table_files import SUFFIXES
-from soseleto.data.texts.preparation import TextPreparation
-from soseleto.data.texts.tokenizer import LONGEST, Tokenizer
+from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
 from soseleto.errors import UsageError
 from soseleto.models.pretrained_text import PretrainedText, is_for_images, is_pretrained, open_text_model
 from soseleto.run_folder.folder import RunFolder

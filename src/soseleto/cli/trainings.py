@@ -21,7 +21,7 @@ from soseleto.cli.home import Home
 from soseleto.cli.pretrained import pretrained_options
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views
 from soseleto.data.preprocess import make_prepare
-from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.text import TextPreparation
 from soseleto.data.views import AnyViews
 from soseleto.errors import SoseletoError, UsageError, counted
 from soseleto.methods.strong import StrongTransfer

@@ -9,6 +9,7 @@ from soseleto.data.feeding import feed
 from soseleto.data.live import Live
 from soseleto.data.live_files import live_images, tar_shards
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
+from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Preprocess
 from soseleto.data.randomness import generator, seed_for
 from soseleto.data.readers.labels_before import column_of, read_labels_before
@@ -18,7 +19,6 @@ from soseleto.data.readers.read_pair import MODES, Pair, as_example_set, as_exam
 from soseleto.data.readers.reading import Reading
 from soseleto.data.stream import Stream
 from soseleto.data.strong_augment import StrongAugment
-from soseleto.data.table_columns.preparation import TablePreparation
 from soseleto.data.token_views import TokenViews
 from soseleto.data.views import Views
 

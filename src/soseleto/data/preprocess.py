@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from soseleto.data import structure
 from soseleto.data.example_set import ExampleSet
 from soseleto.data.precision import SHARE, rounded_away
+from soseleto.data.preparation import TablePreparation
 from soseleto.data.same_scale import like_trained
 from soseleto.data.structure import Inputs
-from soseleto.data.table_columns.preparation import TablePreparation
-from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError
 
 EVALUATION_BATCH, TEXTS_AT_A_TIME = 1000, 64  # examples per forward pass without gradients

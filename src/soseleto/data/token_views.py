@@ -10,7 +10,7 @@ from torch import Tensor
 
 from soseleto.data.draws import Draws
 from soseleto.data.structure import Inputs
-from soseleto.data.texts.tokenizer import NO_TOKEN
+from soseleto.data.text import NO_TOKEN
 from soseleto.errors import UsageError
 
 IDS, MASK = "input_ids", "attention_mask"

@@ -23,7 +23,7 @@ from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from soseleto.algorithm import Soseleto
-from soseleto.data.texts.lengths import padded_length
+from soseleto.data.text import padded_length
 from soseleto.errors import UsageError
 from soseleto.integrations.numbered import FullBatches, Numbered
 from soseleto.integrations.target_batches import TargetBatches

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Prepare, standardization_from
 from soseleto.data.structure import Inputs
-from soseleto.data.table_columns.preparation import TablePreparation
-from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, first_line
 from soseleto.models.by_name import is_file, make_model, name_of_saved
 from soseleto.models.pretrained_images import is_pretrained, rebuilt

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from soseleto.data.preparation import TablePreparation
 from soseleto.data.readers.prepare_tables import Preparation
-from soseleto.data.table_columns.preparation import TablePreparation
-from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, need
 from soseleto.prediction.load import LoadedRun
 from soseleto.run_folder.files import aside

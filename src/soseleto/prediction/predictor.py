@@ -13,15 +13,14 @@ from torch.utils import _pytree as pytree
 
 from soseleto.data import ExampleSet, structure
 from soseleto.data.example_set import in_pieces
+from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import EVALUATION_BATCH, Prepare
 from soseleto.data.readers.frames import frame_table, is_frame
 from soseleto.data.readers.in_memory import inputs_of
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.tables import prepared
 from soseleto.data.structure import Inputs
-from soseleto.data.table_columns.preparation import TablePreparation
-from soseleto.data.texts.examples import trimmed
-from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.text import TextPreparation, trimmed
 from soseleto.errors import UsageError
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.prediction.temperature import fit_temperature

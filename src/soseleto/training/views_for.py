@@ -9,7 +9,7 @@ from torch import Tensor
 
 from soseleto.data import Augment, ExampleSet, FeatureViews, Preprocess, TablePreparation, TokenViews, Views
 from soseleto.data.preprocess import Prepare, Standardize
-from soseleto.data.texts.examples import TextExamples
+from soseleto.data.text import TextExamples
 from soseleto.data.token_views import has_mask
 from soseleto.data.unlabelled_views import UnlabelledViews
 from soseleto.data.views import AnyViews

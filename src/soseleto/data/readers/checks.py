@@ -12,7 +12,7 @@ from soseleto.data.examples import Examples
 from soseleto.data.readers.duplicates import Duplicate, duplicates, twin_share
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.problems import Problem, some
-from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.text import TextPreparation
 from soseleto.errors import counted
 
 _FEW_COLUMNS = 4  # rows with fewer numbers coincide by chance

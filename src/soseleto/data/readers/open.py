@@ -20,7 +20,7 @@ from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import SUFFIXES as TABLES
 from soseleto.data.stream import refuse_loader
-from soseleto.data.texts.examples import TextExamples
+from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 UNLABELLED = "unlabelled set"

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from soseleto.data.readers.large_tables import sampled, sampled_rows
+from soseleto.data import cells
+from soseleto.data.columns import LEFT_OUT
+from soseleto.data.preparation import TablePreparation
 from soseleto.data.readers.prepare_texts import prepare_texts
 from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading, given_kinds
 from soseleto.data.readers.unusable_values import unusable_values
-from soseleto.data.table_columns import values
-from soseleto.data.table_columns.kinds import LEFT_OUT
-from soseleto.data.table_columns.preparation import TablePreparation
-from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 Preparation = TablePreparation | TextPreparation
@@ -35,7 +34,7 @@ def prepare_tables(
     if source.table is None:
         _refuse_tables(raws, reading)
         return list(raws), None
-    unreadable = [name for name in source.table.column_names if not values.is_readable(source.table[name])]
+    unreadable = [name for name in source.table.column_names if not cells.is_readable(source.table[name])]
     if preparation is None:
         preparation = _fit(raws, reading, unreadable)
     _require_columns(raws, preparation, reading.drop_columns)
@@ -62,8 +61,7 @@ def _fit(raws: Sequence[Raw], reading: Reading, unreadable: Sequence[str]) -> Ta
         raise UsageError(f"the {source.name} table has no feature column {some(unknown)}{hint}.")
     labels = source.labels if isinstance(source.labels, Tensor) and source.labels.ndim == 1 else None
     classes = None if labels is None or labels.is_floating_point() else labels.cpu().numpy()
-    table, rows = sampled(source.table.drop_columns(list(unreadable)))
-    made = TablePreparation.fit(table, None if classes is None else classes[rows], given, rows)
+    made = TablePreparation.fit(source.table.drop_columns(list(unreadable)), classes, given)
     if not made.columns:
         reasons = some([f"{one.name} ({one.why})" for one in made.seen])
         raise DataError(
@@ -98,7 +96,6 @@ def _prepared(raw: Raw, preparation: TablePreparation, unreadable: Sequence[str]
     if raw.name == "source":
         problems += [_unreadable(raw, name) for name in unreadable]
         problems += _left_out(raw, preparation)
-        problems += _from_a_sample(raw)
     problems += [one.problem(raw.name) for one in unusable_values(raw.table, preparation, source=raw.name == "source")]
     return replace(
         raw,
@@ -124,14 +121,3 @@ def _left_out(raw: Raw, preparation: TablePreparation) -> list[Problem]:
         "one anyway)."
     )
     return [Problem(raw.name, "left out", text, stops=False)]
-
-
-def _from_a_sample(raw: Raw) -> list[Problem]:
-    count = len(sampled_rows(raw.table))
-    if count == raw.table.num_rows:
-        return []
-    text = (
-        f"the table is large, so that the kinds of its columns, their values in place of missing ones and their "
-        f"categories are those of {count:,} of its {raw.table.num_rows:,} rows, evenly spaced."
-    )
-    return [Problem(raw.name, "sample", text, stops=False)]

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from soseleto.data import cells
+from soseleto.data.columns import LEFT_OUT, Kind, kind_of
+from soseleto.data.preparation import Seen
 from soseleto.data.readers.problems import some
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading, given_kinds
-from soseleto.data.table_columns import values
-from soseleto.data.table_columns.kinds import LEFT_OUT, Kind, kind_of
-from soseleto.data.table_columns.preparation import seen_in
-from soseleto.data.texts.preparation import TextPreparation
-from soseleto.data.texts.tokenizer import Tokenizer
+from soseleto.data.text import TextPreparation, Tokenizer
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 
@@ -52,8 +51,8 @@ def _fit(source: Raw, reading: Reading, tokenizer: Tokenizer) -> TextPreparation
     column = _text_column(source, reading)
     left_out = Kind(LEFT_OUT, "the model reads the text alone")
     kinds = {name: Kind("text") if name == column else left_out for name in table.column_names}
-    readable = [name for name in table.column_names if name == column or values.is_readable(table[name])]
-    return TextPreparation(column, tokenizer, tuple(seen_in(name, table[name], kinds[name]) for name in readable))
+    readable = [name for name in table.column_names if name == column or cells.is_readable(table[name])]
+    return TextPreparation(column, tokenizer, tuple(Seen.of(name, table[name], kinds[name]) for name in readable))
 
 
 def _text_column(source: Raw, reading: Reading) -> str:
@@ -74,11 +73,11 @@ def _text_column(source: Raw, reading: Reading) -> str:
     if named[0] not in known:
         hint = did_you_mean(named[0], known) or f": choose from {some(known)}"
         raise UsageError(f"the {source.name} table has no feature column {named[0]}{hint}.")
-    if not values.is_readable(source.table[named[0]]):
+    if not cells.is_readable(source.table[named[0]]):
         kind = source.table[named[0]].type
         raise UsageError(f"column {named[0]!r} of the {source.name} holds {kind}, not text: name another.")
     return named[0]
 
 
 def _is_words(source: Raw, name: str) -> bool:
-    return values.is_words(source.table[name])
+    return cells.is_text(source.table[name])

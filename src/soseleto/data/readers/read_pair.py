@@ -26,7 +26,7 @@ from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.read_once import ChangingItems
 from soseleto.data.readers.reading import Reading, given_kinds, refuse_keywords
 from soseleto.data.stream import Stream, is_stream
-from soseleto.data.texts.examples import TextExamples
+from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 MODES = ("noisy", "transfer")

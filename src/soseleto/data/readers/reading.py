@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from soseleto.data.texts.tokenizer import Tokenizer
+from soseleto.data.text import Tokenizer
 from soseleto.errors import UsageError, did_you_mean
 
 

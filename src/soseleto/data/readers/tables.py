@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from soseleto.data import cells
+from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import single_precision
 from soseleto.data.readers.file_names import escaped, existing
 from soseleto.data.readers.image_folder import outside
@@ -27,9 +29,7 @@ from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import IDS, LABELS, PATHS, load, usual, values_of
 from soseleto.data.readers.unusable_values import unusable_values
-from soseleto.data.table_columns import values
-from soseleto.data.table_columns.preparation import TablePreparation
-from soseleto.data.texts.preparation import TextPreparation
+from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, need
 
 logger = logging.getLogger("soseleto")
@@ -118,8 +118,8 @@ def _finite_features(table: Any, columns: list[str], path: Path) -> Tensor:
     twice = [column for column in columns if table.column_names.count(column) > 1]
     if twice:
         raise DataError(f"{path} has two columns of one name: rename one of {some(twice)}.")
-    found = {column: values.numbers(table[column]) for column in columns}
-    wordy = [column for column, numbers in found.items() if numbers.others.any()]
+    found = {column: cells.numbers(table[column]) for column in columns}
+    wordy = [column for column, numbers in found.items() if numbers.is_word.any()]
     if wordy:
         raise DataError(f"column {some(wordy)} of {path} holds words, not numbers: the model was trained on numbers.")
     with np.errstate(over="ignore"):

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from soseleto.data import cells
+from soseleto.data.columns import OTHER, Category, Column, Date, Number, Text
+from soseleto.data.preparation import TablePreparation
 from soseleto.data.readers.large_tables import in_pieces
 from soseleto.data.readers.problems import Problem, some
-from soseleto.data.table_columns import dates, values
-from soseleto.data.table_columns.fitted import OTHER, Category, Date, Fitted, Number, Text
-from soseleto.data.table_columns.preparation import TablePreparation
 
 _WORDS = 1000  # such values, of which some are shown
 _OTHER_KIND = 0.5  # share among the present values, from which a column of numbers or dates is of another kind
@@ -28,7 +28,7 @@ class Unusable:
     source: whether the table is the source itself
     """
 
-    column: Number | Category | Date
+    column: Column
     count: int
     present: int
     words: tuple[str, ...]
@@ -56,7 +56,7 @@ def unusable_values(table: Any, preparation: TablePreparation, *, source: bool =
     """The columns with such values; of categories, only those whose values are nearly all unseen."""
     known = {one.name: one.examples for one in preparation.seen}
     found = []
-    for column in preparation.spelled_as(table):
+    for column in preparation.formatted_as(table):
         if isinstance(column, Text) or (isinstance(column, Category) and (source or not column.values)):
             continue
         count, present, words = _counted(column, table)
@@ -66,25 +66,25 @@ def unusable_values(table: Any, preparation: TablePreparation, *, source: bool =
     return found
 
 
-def _counted(column: Number | Category | Date, table: Any) -> tuple[int, int, tuple[str, ...]]:
+def _counted(column: Column, table: Any) -> tuple[int, int, tuple[str, ...]]:
     """Unusable and present values, and some of the unusable ones as words."""
     count, present = 0, 0
     shown: list[str] = []
-    if isinstance(column, Number) and values.is_number(table[column.name]):
+    if isinstance(column, Number) and cells.is_number(table[column.name]):
         return 0, 0, ()
     for piece in in_pieces(table.select([column.name])):
-        words = values.words(piece[column.name])
+        words = cells.words(piece[column.name])
         unusable = np.flatnonzero(_is_unusable(column, piece[column.name], words))
         count, present = count + len(unusable), present + len(words) - words.null_count
         shown += words.take(unusable[: _WORDS - len(shown)]).to_pylist()
     return count, present, tuple(shown)
 
 
-def _is_unusable(column: Fitted, found: Any, words: Any) -> np.ndarray:
+def _is_unusable(column: Column, found: Any, words: Any) -> np.ndarray:
     """(N,) bool"""
     if isinstance(column, Number):
-        return values.numbers(found).others
+        return cells.numbers(found).is_word
     if isinstance(column, Date):
         present = words.is_valid().to_numpy(zero_copy_only=False)
-        return np.asarray(np.isnat(dates.times(found, column.format)) & present)
+        return np.asarray(np.isnat(cells.times(found, column.format)) & present)
     return np.asarray(column.read(found)[:, 0] == OTHER)

@@ -18,11 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data import on_disk
+from soseleto.data import cells, on_disk
+from soseleto.data.columns import (
+    LEFT_OUT,
+    Category,
+    Column,
+    Date,
+    Kind,
+    Number,
+    Text,
+    column_from_dict,
+    fit_column,
+    kind_of,
+)
 from soseleto.data.limits import check_size
-from soseleto.data.table_columns import fitted, values
-from soseleto.data.table_columns.fitted import Category, Date, Fitted, Number, Text
-from soseleto.data.table_columns.kinds import LEFT_OUT, Kind, kind_of
 from soseleto.errors import DataError
 
 _SHOWN = 3  # values of a column in the plan
@@ -39,40 +48,63 @@ class Seen:
     examples: tuple[str, ...]
     why: str = ""  # it is left out
 
+    @classmethod
+    def of(cls, name: str, column: Any, kind: Kind) -> Self:
+        text = cells.words(column)
+        missing, shown = text.null_count, [value for value, _ in cells.counts_of(text.slice(0, 10_000))[:_SHOWN]]
+        if kind.name == "number":
+            numbers = cells.numbers(column).values
+            missing, known = np.isnan(numbers).sum(), numbers[np.isfinite(numbers)]
+            if len(known):
+                shown = [f"{known.min():.6g} to {known.max():.6g}", f"median {np.median(known):.6g}"]
+        return cls(name, kind.name, int(missing), tuple(map(_shortened, shown)), kind.why)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "examples": list(self.examples)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(**{**fields, "examples": tuple(fields["examples"])})
+
+
+def _shortened(value: str) -> str:
+    value = " ".join(value.split())
+    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
+
+
+def plan_of(columns: Sequence[Seen]) -> list[str]:
+    """The columns of a table as lines to print: column, kind, missing values, a few values."""
+    rows = [("column", "kind", "missing", "values")]
+    rows += [(seen.name, seen.kind, f"{seen.missing:,}", seen.why or ", ".join(seen.examples)) for seen in columns]
+    wide = [max(len(row[at]) for row in rows) for at in range(3)]
+    return [f"  {a:<{wide[0]}}  {b:<{wide[1]}}  {c:>{wide[2]}}  {d}".rstrip() for a, b, c, d in rows]
+
 
 @dataclass(frozen=True)
 class TablePreparation:
     """Fitted columns, in the order of the table; ``seen`` has all columns, also those that are left out."""
 
-    columns: tuple[Fitted, ...]
+    columns: tuple[Column, ...]
     seen: tuple[Seen, ...] = ()
     _tensors: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._tensors["cpu"] = self._made()  # now, since a tracing exporter would leave its own tensors here
+        self._tensors["cpu"] = self._encoding()  # now, since a tracing exporter would leave its own tensors here
 
     @classmethod
-    def fit(
-        cls,
-        table: Any,
-        labels: np.ndarray | None = None,
-        given: Mapping[str, str] | None = None,
-        rows: np.ndarray | None = None,
-    ) -> Self:
+    def fit(cls, table: Any, labels: np.ndarray | None = None, kinds: Mapping[str, str] | None = None) -> Self:
         """Fit every column of a pyarrow table.
 
         labels: (N,) class indices; a column that repeats them is left out
-        given: kinds by column ("number", "category", "text" or "left out"); the others are inferred
-        rows: (N,) the numbers of the rows, where they are a sample of a larger table
+        kinds: by column, "number", "category", "text" or "left out"; the others are inferred
         """
-        columns: list[Fitted] = []
+        columns: list[Column] = []
         seen: list[Seen] = []
         for name in table.column_names:
-            column = table[name]
-            kind = kind_of(name, column, labels, given or {}, rows)
-            seen.append(seen_in(name, column, kind))
+            kind = kind_of(name, table[name], labels, kinds or {})
+            seen.append(Seen.of(name, table[name], kind))
             if kind.name != LEFT_OUT:
-                columns.append(_fit(name, column, kind))
+                columns.append(fit_column(name, table[name], kind))
         return cls(tuple(columns), tuple(seen))
 
     @property
@@ -104,7 +136,7 @@ class TablePreparation:
     @property
     def codes(self) -> tuple[int, ...]:
         """The places of the categories among the stored numbers."""
-        return tuple(at for at, name in enumerate(self.names) if name in self._categories)
+        return tuple(first for column, first in self._places() if isinstance(column, Category))
 
     @property
     def is_text(self) -> bool:
@@ -113,36 +145,33 @@ class TablePreparation:
         return 2 * texts > self.width
 
     @property
-    def _categories(self) -> dict[str, Category]:
-        return {column.name: column for column in self.columns if isinstance(column, Category)}
-
-    @property
     def width(self) -> int:
         """Numbers that the model gets for an example."""
-        return sum(len(pieces) for column in self.columns for pieces in column.ramps()) + sum(
-            len(column.matches()) for column in self.columns
-        )
+        return len(self.origins())
+
+    def _places(self) -> list[tuple[Column, int]]:
+        """Every column, and the place of its first stored number."""
+        first = np.cumsum([0, *(len(column.names) for column in self.columns)]).tolist()
+        return list(zip(self.columns, first, strict=False))
 
     def read(self, table: Any) -> Tensor:
-        """The stored numbers of a pyarrow table, (N, D) float32, or float64 if ``exact``; other columns are ignored.
-
-        Those of a large table are on disk, where they are written some rows at a time.
-        """
-        columns, dtype = self.spelled_as(table), self._dtype
+        """The stored numbers of a pyarrow table, (N, D) float32, or float64 if ``exact``; other columns are ignored."""
+        columns, dtype = self.formatted_as(table), self._dtype
         check_size(dtype.itemsize * table.num_rows * len(self.names), what="the table")
         inputs = on_disk.empty(table.num_rows, len(self.names), what="the table", dtype=dtype)
-        for first in range(0, table.num_rows, on_disk.PIECE):
-            rows = table.slice(first, on_disk.PIECE)
-            at = 0
+        for first in range(0, table.num_rows, on_disk.PIECE):  # texts have 2,048 numbers a row before they are stored
+            rows, at = table.slice(first, on_disk.PIECE), 0
             for column in columns:
                 piece = torch.from_numpy(column.read(rows[column.name]))
                 inputs[first : first + len(piece), at : at + piece.shape[1]] = piece
                 at += piece.shape[1]
         return inputs
 
-    def spelled_as(self, table: Any) -> tuple[Fitted, ...]:
+    def formatted_as(self, table: Any) -> tuple[Column, ...]:
         """The columns, with dates in the format that this table has them in."""
-        return tuple(one.spelled_as(table[one.name]) if isinstance(one, Date) else one for one in self.columns)
+        return tuple(
+            column.formatted_as(table[column.name]) if isinstance(column, Date) else column for column in self.columns
+        )
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Stored numbers (N, D) as the model gets them, (N, width) float32, on the same device."""
@@ -151,21 +180,40 @@ class TablePreparation:
                 f"inputs of shape {tuple(inputs.shape)} are not rows of this table: give (N, {len(self.names)}), as "
                 "read by its preparation."
             )
-        at, low, scale, least, most, of, code = self._constants(inputs.device)
+        key = str(inputs.device)
+        if key not in self._tensors:
+            self._tensors[key] = tuple(tensor.to(inputs.device) for tensor in self._encoding())
+        ramp_of, low, scale, least, most, code_of, code = self._tensors[key]
         inputs = inputs.to(self._dtype)
-        ramps = ((inputs.index_select(1, at) - low) * scale).maximum(least).minimum(most).float()
-        if not len(of):
+        ramps = ((inputs.index_select(1, ramp_of) - low) * scale).maximum(least).minimum(most).float()
+        if not len(code_of):
             return ramps
-        return torch.cat([ramps, (inputs.index_select(1, of) == code).to(ramps.dtype)], dim=1)
+        return torch.cat([ramps, (inputs.index_select(1, code_of) == code).to(ramps.dtype)], dim=1)
+
+    def _encoding(self) -> tuple[Tensor, ...]:
+        """Stored number, low, scale, least and most of every ramp; stored number and value of every code."""
+        ramps, codes = [], []
+        for column, first in self._places():
+            ramps += [(first + at, *ramp) for at, pieces in enumerate(column.ramps()) for ramp in pieces]
+            codes += [(first, code) for code in column.codes()]
+        numbers = torch.tensor([ramp[1:] for ramp in ramps], dtype=torch.float64).reshape(-1, 4).to(self._dtype)
+        ramp_of = torch.tensor([ramp[0] for ramp in ramps], dtype=torch.int64)
+        places = torch.tensor(codes, dtype=torch.int64).reshape(-1, 2)
+        return ramp_of, *numbers.unbind(1), places[:, 0], places[:, 1].to(self._dtype)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float64 if self.exact else torch.float32
 
     def present(self, inputs: Tensor) -> Tensor:
         """The number of columns of each row that have a value, (N,)."""
-        count, at = torch.zeros(len(inputs), dtype=torch.int64), 0
-        for column in self.columns:
-            stored = inputs[:, at : at + len(column.names)].cpu()
-            count += (column.gone(stored) == 0).to(torch.int64)
-            at += len(column.names)
-        return count
+        present = [~gone for _, _, gone in self._stored(inputs)]
+        return torch.stack(present).sum(0)
+
+    def _stored(self, inputs: Tensor) -> list[tuple[Column, Tensor, Tensor]]:
+        """Every column with its stored numbers, and (N,) whether its value is missing."""
+        parts = [(column, inputs[:, at : at + len(column.names)].cpu()) for column, at in self._places()]
+        return [(column, stored, column.gone(stored)) for column, stored in parts]
 
     def missing(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """What is stored for missing values, (D,), and which stored numbers are missing together: of a column all, of
@@ -181,98 +229,39 @@ class TablePreparation:
     def origins(self) -> tuple[int, ...]:
         """For each number that the model gets, the place of its column in ``columns``."""
         ramps = [place for place, column in enumerate(self.columns) for pieces in column.ramps() for _ in pieces]
-        return (*ramps, *(place for place, column in enumerate(self.columns) for _ in column.matches()))
+        return (*ramps, *(place for place, column in enumerate(self.columns) for _ in column.codes()))
 
     def values_of(self, inputs: Tensor) -> dict[str, np.ndarray]:
         """The stored numbers as values of the table, by column: numbers, and words of the others; no texts."""
-        found, at = {}, 0
-        for column in self.columns:
-            if not isinstance(column, Text):
-                found[column.name] = _values(column, inputs[:, at : at + len(column.names)].cpu())
-            at += len(column.names)
-        return found
-
-    def _constants(self, device: torch.device) -> tuple[Tensor, ...]:
-        key = str(device)
-        if key not in self._tensors:
-            self._tensors[key] = tuple(tensor.to(device) for tensor in self._made())
-        return self._tensors[key]
-
-    def _made(self) -> tuple[Tensor, ...]:
-        ramps, matches, first = [], [], 0
-        for column in self.columns:
-            ramps += [(first + at, *one) for at, pieces in enumerate(column.ramps()) for one in pieces]
-            matches += [(first, code) for code in column.matches()]
-            first += len(column.names)
-        numbers = torch.tensor([ramp[1:] for ramp in ramps], dtype=torch.float64).reshape(-1, 4)
-        at = torch.tensor([ramp[0] for ramp in ramps], dtype=torch.int64)
-        codes = torch.tensor(matches, dtype=torch.int64).reshape(-1, 2)
-        dtype = self._dtype
-        return at, *(numbers[:, k].to(dtype) for k in range(4)), codes[:, 0], codes[:, 1].to(dtype)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.float64 if self.exact else torch.float32
+        return {
+            column.name: _values(column, stored, gone.numpy())
+            for column, stored, gone in self._stored(inputs)
+            if not isinstance(column, Text)
+        }
 
     def describe(self) -> list[str]:
         """The plan as lines to print: column, kind, missing values, a few values."""
-        return described(self.seen)
+        return plan_of(self.seen)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-compatible values, for the run folder."""
-        seen = [{**vars(one), "examples": list(one.examples)} for one in self.seen]
-        return {"columns": [fitted.to_dict(column) for column in self.columns], "seen": seen}
+        return {
+            "columns": [column.to_dict() for column in self.columns],
+            "seen": [seen.to_dict() for seen in self.seen],
+        }
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         try:
-            columns = tuple(fitted.from_dict(one) for one in fields["columns"])
-            seen = tuple(Seen(**{**one, "examples": tuple(one["examples"])}) for one in fields["seen"])
+            columns = tuple(map(column_from_dict, fields["columns"]))
+            return cls(columns, tuple(map(Seen.from_dict, fields["seen"])))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"the preparation of the table cannot be read ({error}): restore it from a copy."
             ) from error
-        return cls(columns, seen)
 
 
-def described(seen: Sequence[Seen]) -> list[str]:
-    """The columns of a table as lines to print."""
-    rows = [("column", "kind", "missing", "values")]
-    rows += [(one.name, one.kind, f"{one.missing:,}", one.why or ", ".join(one.examples)) for one in seen]
-    wide = [max(len(row[at]) for row in rows) for at in range(3)]
-    return [f"  {a:<{wide[0]}}  {b:<{wide[1]}}  {c:>{wide[2]}}  {d}".rstrip() for a, b, c, d in rows]
-
-
-def _fit(name: str, column: Any, kind: Kind) -> Fitted:
-    if kind.name == "number":
-        return Number.fit(name, values.numbers(column).values)
-    if kind.name == "date":
-        return Date.fit(name, column, kind.format)
-    if kind.name == "text":
-        return Text.fit(name, values.words(column))
-    return Category.fit(name, values.words(column))
-
-
-def seen_in(name: str, column: Any, kind: Kind) -> Seen:
-    """What the plan shows of a column."""
-    text = values.words(column)
-    found = values.numbers(column) if kind.name == "number" else None
-    missing = text.null_count if found is None else int(np.isnan(found.values).sum())
-    shown = [value for value, _ in values.counts_of(text.slice(0, 10_000))[:_SHOWN]]
-    if found is not None and np.isfinite(found.values).any():
-        known = found.values[np.isfinite(found.values)]
-        shown = [f"{known.min():.6g} to {known.max():.6g}", f"median {np.median(known):.6g}"]
-    named = LEFT_OUT if kind.name == LEFT_OUT else kind.name
-    return Seen(name, named, int(missing), tuple(_cut(value) for value in shown), kind.why)
-
-
-def _cut(value: str) -> str:
-    value = " ".join(value.split())
-    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
-
-
-def _values(column: Number | Category | Date, stored: Tensor) -> np.ndarray:
-    gone = column.gone(stored).numpy()
+def _values(column: Column, stored: Tensor, gone: np.ndarray) -> np.ndarray:
     if isinstance(column, Number):
         return np.where(gone, np.float32(np.nan), stored[:, 0].numpy())
     if isinstance(column, Category):

@@ -1,0 +1,197 @@
+"""The cells of one column of a pyarrow table, read as words, numbers or times; missing ones are null, NaN or NaT."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soseleto.errors import need
+
+# Compared in lower case and without surrounding blanks.
+MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "#na", "nan", "-nan", "null", "none", "nil", "<na>")
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?[iI][nN][fF]([iI][nN][iI][tT][yY])?$"
+_WHOLE = re.compile(r"^([+-]?\d+)\.0*$")
+
+FORMATS = (
+    "%Y-%m-%d",
+    "%Y-%m-%d %H:%M:%S",
+    "%Y-%m-%dT%H:%M:%S",
+    "%Y-%m-%d %H:%M",
+    "%Y/%m/%d",
+    "%d.%m.%Y",
+    "%m/%d/%Y",
+    "%d/%m/%Y",
+)
+_FRACTION = r"(?:\.\d+)? ?"
+_OFFSET = r"[+-]\d\d(?::?\d\d)?"
+_UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
+_YEAR, _YEARS = 31_556_952.0, 230  # in seconds; the largest number is 1 to 230 years from 1970, so its unit is certain
+
+
+def pyarrow() -> Any:
+    return need("pyarrow", to="reading tables")
+
+
+def compute() -> Any:
+    return need("pyarrow.compute", to="reading tables")
+
+
+def is_text(column: Any) -> bool:
+    types, type_ = pyarrow().types, column.type
+    return bool(types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_))
+
+
+def is_number(column: Any) -> bool:
+    types, type_ = pyarrow().types, column.type
+    return bool(types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_))
+
+
+def is_category(column: Any) -> bool:
+    """Whether the column's own type says that it holds categories: pandas categories, booleans."""
+    types = pyarrow().types
+    return bool(types.is_dictionary(column.type) or types.is_boolean(column.type))
+
+
+def is_time(column: Any) -> bool:
+    types = pyarrow().types
+    return bool(types.is_date(column.type) or types.is_timestamp(column.type))
+
+
+def is_readable(column: Any) -> bool:
+    """Whether the type is one of those above; lists, structures and bytes are not."""
+    readable = any(test(column) for test in (is_text, is_number, is_category, is_time))
+    return readable or bool(pyarrow().types.is_null(column.type))
+
+
+def words(column: Any) -> Any:
+    """The column as trimmed text, with null for every spelling of a missing value."""
+    pa, pc = pyarrow(), compute()
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    trimmed = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    missing = pc.is_in(pc.utf8_lower(trimmed), value_set=pa.array(MISSING))
+    present = pc.if_else(missing, pa.scalar(None, pa.string()), trimmed)
+    return present.combine_chunks() if isinstance(present, pa.ChunkedArray) else present
+
+
+class Numbers(NamedTuple):
+    values: np.ndarray  # (N,) float64, NaN where missing
+    is_word: np.ndarray  # (N,) bool: a word in place of a number
+
+
+def numbers(column: Any) -> Numbers:
+    """The column as numbers; a word that is no number is missing too."""
+    pa, pc = pyarrow(), compute()
+    if is_number(column) and not pa.types.is_decimal(column.type):
+        values = column.cast(pa.float64(), safe=False).to_numpy()
+        return Numbers(np.array(values, dtype=np.float64), np.zeros(len(values), dtype=bool))
+    text = words(column)
+    if pa.types.is_boolean(column.type):
+        text = pc.if_else(pc.equal(text, "true"), "1", "0")
+    matching = pc.match_substring_regex(text, _NUMBER).fill_null(False)
+    parsed = pc.if_else(matching, text, pa.scalar(None, pa.string())).cast(pa.float64())
+    is_word = pc.and_(text.is_valid(), pc.invert(matching)).to_numpy(zero_copy_only=False)
+    return Numbers(np.array(parsed.to_numpy(zero_copy_only=False), dtype=np.float64), is_word)
+
+
+def one_spelling(word: str) -> str:
+    """One spelling of booleans and whole numbers, which file formats write differently: true for True, 2 for 2.0."""
+    lower = word.lower()
+    return lower if lower in ("true", "false") else _WHOLE.sub(r"\1", word)
+
+
+def counts_of(text: Any) -> list[tuple[str, int]]:
+    """Every word and how often it occurs, most frequent first, then in alphabetical order."""
+    counts = compute().value_counts(text.drop_null()).to_pylist()
+    return sorted(((entry["values"], entry["counts"]) for entry in counts), key=lambda pair: (-pair[1], pair[0]))
+
+
+def times(column: Any, format: str | None) -> np.ndarray:
+    """The column as (N,) datetime64[s] in UTC without fractions, NaT where missing or not in ``format``.
+
+    format: of words, or the unit of numbers that count from 1970; None: only a column of times is read
+    """
+    if is_time(column):
+        zone = getattr(column.type, "tz", None)
+        return np.asarray(column.cast(pyarrow().timestamp("s", zone), safe=False).to_numpy(), dtype="datetime64[s]")
+    if format is None:
+        return np.full(len(column), "NaT", dtype="datetime64[s]")
+    if format in _UNITS:
+        seconds = np.floor(numbers(column).values / _UNITS[format])
+        known = np.abs(seconds) < 2**53  # not NaN
+        moments = np.where(known, seconds, 0).astype(np.int64).astype("datetime64[s]")
+        return np.where(known, moments, np.datetime64("NaT"))
+    text = words(column)
+    parsed = np.asarray(_parsed(_local(text), format).to_numpy(zero_copy_only=False), dtype="datetime64[s]")
+    return parsed - _offsets(text)
+
+
+def time_format(text: Any) -> tuple[str, int]:
+    """The format in which most of these words are times, and the number of them."""
+    counts = _parsed_counts(_local(text))
+    best = int(np.argmax(counts))
+    return FORMATS[best], int(counts[best])
+
+
+def format_of(column: Any, trained: str | None) -> str | None:
+    """The format or unit in which to read another table's column; None where none is certain, and for times.
+
+    trained: the source's, which is taken unless another one reads more; that must be the only one to read all values,
+        or the only one to read most of them: whether 01/02 is in January is not guessed
+    """
+    if is_time(column):
+        return None
+    text, values = words(column), numbers(column).values
+    present = len(text) - text.null_count
+    if present and int((~np.isnan(values)).sum()) == present:
+        largest = float(np.nan_to_num(np.abs(values), posinf=np.inf).max())
+        return next((unit for unit, per in _UNITS.items() if 1 <= largest / per / _YEAR <= _YEARS), None)
+    local = _local(text)
+    counts = _parsed_counts(_with_whole_years(local))
+    if trained in FORMATS:
+        own = FORMATS.index(trained)
+        counts[own] = _parsed_count(local, trained)
+        if counts[own] == counts.max():
+            return trained
+    likely = counts == present if counts.max() == present else counts > present / 2
+    return FORMATS[int(likely.argmax())] if likely.sum() == 1 else None
+
+
+def _parsed_counts(local: Any) -> np.ndarray:
+    """How many of these words are times in each of ``FORMATS``."""
+    return np.array([_parsed_count(local, format) for format in FORMATS])
+
+
+def _parsed_count(local: Any, format: str) -> int:
+    return len(local) - int(_parsed(local, format).null_count)
+
+
+def _parsed(local: Any, format: str) -> Any:
+    return compute().strptime(local, format=format, unit="s", error_is_null=True)
+
+
+def _local(text: Any) -> Any:
+    """The words up to their seconds, without fraction and offset."""
+    pattern = rf"(:\d\d){_FRACTION}(?:Z|UTC|{_OFFSET})?$"
+    return compute().replace_substring_regex(text, pattern=pattern, replacement=r"\1")
+
+
+def _with_whole_years(local: Any) -> Any:
+    """The words with null for 31.01.20, whose year would be 20."""
+    whole = compute().match_substring_regex(local, r"\d{4}")
+    return compute().if_else(whole, local, pyarrow().scalar(None, pyarrow().string()))
+
+
+def _offsets(text: Any) -> np.ndarray:
+    """(N,) timedelta64[s]: how far the words are ahead of UTC."""
+    offset = compute().extract_regex(text, pattern=rf":\d\d{_FRACTION}(?P<offset>{_OFFSET})$")
+    encoded = compute().struct_field(offset, "offset").dictionary_encode()
+    seconds = np.array([_seconds(offset) for offset in encoded.dictionary.to_pylist()] + [0], dtype="timedelta64[s]")
+    return seconds[encoded.indices.fill_null(len(seconds) - 1).to_numpy(zero_copy_only=False)]
+
+
+def _seconds(offset: str) -> int:
+    digits = offset[1:].replace(":", "").ljust(4, "0")
+    return (-60 if offset[0] == "-" else 60) * (60 * int(digits[:2]) + int(digits[2:]))

@@ -1,0 +1,413 @@
+"""Columns of a table: which kind each is, and what its cells become, both decided on the source alone.
+
+``read`` gives the numbers that are stored for every example (``names`` of them); ``ramps`` and ``codes`` say what the
+model gets of those: pieces of a piecewise-linear encoding, and one place for each category.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from soseleto.data import cells
+from soseleto.data.precision import SHARE, rounded_away
+from soseleto.errors import counted
+
+LEFT_OUT = "left out"
+_NUMBERS = 0.9  # share of the present words that are numbers, in a column of numbers
+_TIMES = 0.95  # share of the present words that are times, in a column of times
+_UNIQUE = 0.5  # share of different words among the present ones, above which they are near-unique
+_LONG = 6.0  # words of a value on average, from which near-unique values are texts and not names
+_ENOUGH = 20  # rows from which a column can be recognised as an id, a copy of the label or near-unique
+_ID_NAME = re.compile(r"(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row)$", re.IGNORECASE)
+_ID_ENDING = re.compile(r"(?<=[a-z])I[dD]$")
+
+BINS = 8  # of a number's piecewise-linear encoding; more of them help to memorise wrong labels
+PER_BIN = 60  # examples: a small source gets fewer bins
+FEWEST = 3  # examples of a category that gets a place of its own
+MOST = 250  # categories with a place of their own; scikit-learn's boosting takes 255 codes
+LARGEST = float(np.finfo(np.float32).max)
+OTHER, GONE, FIRST = 0, 1, 2  # codes: a rare or unseen category, a missing one, the first known one
+BUCKETS = 2048  # of hashed words
+TEXT_LENGTH = 6.0  # norm of a text as the model gets it: a linear model learns in time at the learning rate of 0.03
+_TEXTS = 4096  # texts whose counts are in memory together
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """name: "number", "category", "date", "text" or "left out"; why: for a column that is left out."""
+
+    name: str
+    why: str = ""
+    format: str | None = None  # of dates that are words
+
+
+def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[str, str]) -> Kind:
+    """The kind of a column of the source.
+
+    labels: (N,) class indices, to recognise a copy of them
+    chosen: the kinds that the user has set, by column
+    """
+    text = cells.words(column)
+    present = len(text) - text.null_count
+    if name in chosen:
+        kind = "date" if chosen[name] == "number" and cells.is_time(column) else chosen[name]
+        return Kind(kind, "as you asked" if kind == LEFT_OUT else "")
+    if not present:
+        return Kind(LEFT_OUT, "it is empty")
+    distinct = len(cells.counts_of(text)) if not cells.is_number(column) else _distinct(cells.numbers(column).values)
+    if distinct == 1 and 1 < present == len(text):
+        return Kind(LEFT_OUT, "it is constant")
+    if labels is not None and _is_copy(text, labels, distinct):
+        return Kind(LEFT_OUT, "it is a copy of the label")
+    if cells.is_category(column):
+        return _kind_of_words(text, present, distinct)
+    if cells.is_time(column):
+        return Kind("date")
+    numbers = cells.numbers(column)
+    if not numbers.is_word.sum() > (1 - _NUMBERS) * present:
+        return Kind(LEFT_OUT, "it numbers the rows") if _numbers_rows(name, numbers.values) else Kind("number")
+    format, parsed = cells.time_format(text)
+    if parsed >= _TIMES * present:
+        return Kind("date", format=format)
+    return _kind_of_words(text, present, distinct)
+
+
+def _distinct(numbers: np.ndarray) -> int:
+    return len(np.unique(numbers[~np.isnan(numbers)]))
+
+
+def _kind_of_words(text: Any, present: int, distinct: int) -> Kind:
+    if present < _ENOUGH or distinct <= max(_ENOUGH, _UNIQUE * present):
+        return Kind("category")
+    sample = text.drop_null().slice(0, 1000).to_pylist()
+    if sum(len(value.split()) for value in sample) >= _LONG * len(sample):
+        return Kind("text")
+    return Kind(LEFT_OUT, f"it has {distinct:,} different words in {counted(present, 'row')}")
+
+
+def _numbers_rows(name: str, numbers: np.ndarray) -> bool:
+    """Different whole numbers that count up, or are named like an id."""
+    if len(numbers) < _ENOUGH or not np.isfinite(numbers).all() or (numbers != np.floor(numbers)).any():
+        return False
+    if _distinct(numbers) < len(numbers):
+        return False
+    return bool(_ID_NAME.search(name) or _ID_ENDING.search(name) or (np.diff(numbers) == 1).all())
+
+
+def _is_copy(text: Any, labels: np.ndarray, distinct: int) -> bool:
+    """Whether every label has one word of its own, and the other way round."""
+    classes = len(np.unique(labels))
+    if len(labels) < _ENOUGH or classes < 2 or distinct != classes or text.null_count:
+        return False
+    codes = text.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    return len(np.unique(np.stack([codes, labels]), axis=1).T) == classes
+
+
+class Ramp(NamedTuple):
+    """clamp((x - low)·scale, least, most) of one stored number."""
+
+    low: float
+    scale: float
+    least: float
+    most: float
+
+
+_UNCHANGED = Ramp(0.0, 1.0, -np.inf, np.inf)
+
+
+class Column(ABC):
+    """A column of a table, fitted on the source."""
+
+    kind: ClassVar[str]
+    name: str
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The names of the stored numbers."""
+
+    @abstractmethod
+    def read(self, column: Any) -> np.ndarray:
+        """The stored numbers of a pyarrow column, (N, len(names))."""
+
+    @abstractmethod
+    def gone(self, stored: Tensor) -> Tensor:
+        """(N,) whether the value is missing, from the stored numbers."""
+
+    @abstractmethod
+    def missing(self) -> tuple[float, ...]:
+        """What is stored for a missing value."""
+
+    @abstractmethod
+    def ramps(self) -> list[list[Ramp]]:
+        """For each stored number, its pieces."""
+
+    def codes(self) -> list[int]:
+        """The values of the first stored number that have a place of their own."""
+        return []
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-compatible values."""
+        return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Number(Column):
+    """A number: its value with the median in place of a missing one, and whether it was missing.
+
+    edges: quantiles of the source, between which the encoding rises from 0 to 1
+    exact: stored and encoded in float64, for numbers such as Unix times that float32 would round away
+    """
+
+    name: str
+    fill: float
+    centre: float
+    spread: float
+    edges: tuple[float, ...]
+    gaps: bool
+    exact: bool = False
+    kind: ClassVar[str] = "number"
+
+    @classmethod
+    def fit(cls, name: str, values: np.ndarray) -> Self:
+        """values: (N,) float64 of the source, NaN where missing."""
+        known = values[np.abs(values) <= LARGEST]  # not NaN
+        if not len(known):
+            known = np.zeros(1)
+        shares = np.linspace(0, 1, max(2, min(BINS, len(known) // PER_BIN)) + 1)
+        centre, spread = float(known.mean()), float(known.std())
+        spread = spread if spread > 1e-10 * (1 + abs(centre)) else 1.0
+        exact = rounded_away(torch.from_numpy(known)[:, None], torch.tensor([SHARE * spread]))
+        if not exact and spread <= 1e-6 * (1 + abs(centre)):
+            spread = 1.0
+        edges = np.unique(np.quantile(known, shares).astype(np.float64 if exact else np.float32))
+        fill, gaps = float(np.median(known)), bool(np.isnan(values).any())
+        return cls(name, fill, centre, spread, tuple(map(float, edges)), gaps, exact)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, f"{self.name} is missing") if self.gaps else (self.name,)
+
+    def read(self, column: Any) -> np.ndarray:
+        return self.fill_in(cells.numbers(column).values)
+
+    def fill_in(self, values: np.ndarray) -> np.ndarray:
+        gone = np.isnan(values)
+        with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is checked later
+            filled = np.where(gone, self.fill, values).astype(np.float64 if self.exact else np.float32)
+        return np.stack([filled, gone.astype(filled.dtype)], axis=1) if self.gaps else filled[:, None]
+
+    def gone(self, stored: Tensor) -> Tensor:
+        return stored[:, 1] != 0 if self.gaps else torch.zeros(len(stored), dtype=torch.bool)
+
+    def missing(self) -> tuple[float, ...]:
+        return (self.fill, 1.0) if self.gaps else (self.fill,)
+
+    def ramps(self) -> list[list[Ramp]]:
+        """The first piece is the standardised value itself."""
+        pieces = [Ramp(self.centre, 1 / self.spread, -5.0, 5.0)]
+        pieces += [Ramp(low, 1 / (high - low), 0.0, 1.0) for low, high in pairwise(self.edges)]
+        return [pieces, [_UNCHANGED]] if self.gaps else [pieces]
+
+
+@dataclass(frozen=True)
+class Category(Column):
+    """One of a few words: its code; rare and unseen ones share a code, and missing ones have their own."""
+
+    name: str
+    values: tuple[str, ...]
+    kind: ClassVar[str] = "category"
+
+    @classmethod
+    def fit(cls, name: str, text: Any) -> Self:
+        frequent = [value for value, count in cells.counts_of(text) if count >= FEWEST]
+        return cls(name, tuple(frequent[:MOST]))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def read(self, column: Any) -> np.ndarray:
+        code_of = self._code_of()
+        encoded = cells.words(column).dictionary_encode()
+        words = encoded.dictionary.to_pylist()
+        codes = np.array([*(code_of.get(word, code_of.get(cells.one_spelling(word), OTHER)) for word in words), GONE])
+        at = encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
+        return codes[at].astype(np.float32)[:, None]
+
+    def _code_of(self) -> dict[str, int]:
+        """The codes of the values as the source spells them, and as every file format would."""
+        codes = {value: FIRST + at for at, value in enumerate(self.values)}
+        spellings = Counter(map(cells.one_spelling, codes))
+        unique = {cells.one_spelling(value): code for value, code in codes.items()}
+        return {spelling: code for spelling, code in unique.items() if spellings[spelling] == 1} | codes
+
+    def gone(self, stored: Tensor) -> Tensor:
+        return stored[:, 0] == GONE
+
+    def missing(self) -> tuple[float, ...]:
+        return (float(GONE),)
+
+    def ramps(self) -> list[list[Ramp]]:
+        return [[]]
+
+    def codes(self) -> list[int]:
+        return list(range(FIRST + len(self.values)))
+
+
+@dataclass(frozen=True)
+class Date(Column):
+    """A day or time: days since 1970, month, day of the week and hour, each a number."""
+
+    name: str
+    format: str | None  # of the source's words; None where its file has times
+    parts: tuple[Number, ...]
+    kind: ClassVar[str] = "date"
+
+    @classmethod
+    def fit(cls, name: str, column: Any, format: str | None) -> Self:
+        parts = _date_parts(cells.times(column, format))
+        varied = {part: values for part, values in parts.items() if np.nanmin(values) < np.nanmax(values)}
+        kept = varied or {"day": parts["day"]}
+        return cls(name, format, tuple(Number.fit(f"{name} {part}", values) for part, values in kept.items()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for part in self.parts for name in part.names)
+
+    def formatted_as(self, column: Any) -> Self:
+        """A copy that reads the words or numbers of another table's whole column."""
+        return replace(self, format=cells.format_of(column, self.format))
+
+    def read(self, column: Any) -> np.ndarray:
+        parts = _date_parts(cells.times(column, self.format))
+        prefix = len(self.name) + 1
+        return np.concatenate([part.fill_in(parts[part.name[prefix:]]) for part in self.parts], axis=1)
+
+    def gone(self, stored: Tensor) -> Tensor:
+        return self.parts[0].gone(stored)
+
+    def missing(self) -> tuple[float, ...]:
+        return tuple(value for part in self.parts for value in part.missing())
+
+    def ramps(self) -> list[list[Ramp]]:
+        return [pieces for part in self.parts for pieces in part.ramps()]
+
+
+def _date_parts(moments: np.ndarray) -> dict[str, np.ndarray]:
+    gone = np.isnat(moments)
+    known = np.where(gone, np.datetime64(0, "s"), moments)
+    days = known.astype("datetime64[D]").astype(np.int64)
+    parts = {
+        "day": days,
+        "month": known.astype("datetime64[M]").astype(np.int64) % 12 + 1,
+        "weekday": (days + 3) % 7,  # 1 January 1970 was a Thursday
+        "hour": (known.astype(np.int64) - 86_400 * days) / 3600,
+    }
+    return {part: np.where(gone, np.nan, values) for part, values in parts.items()}
+
+
+@dataclass(frozen=True)
+class Text(Column):
+    """Free text as a hashed bag of words and pairs of neighbouring words: no vocabulary, no download.
+
+        x_b = s_b / ‖s‖,   s_b = Σ over words and pairs w with hash b of ±1 · idf_b
+
+    A text of any length becomes one vector of unit length; an empty one is all zeros.
+
+    idf: log((1 + N) / (1 + n_b)) + 1, where n_b texts have a word or pair in bucket b
+    """
+
+    name: str
+    idf: tuple[float, ...]
+    kind: ClassVar[str] = "text"
+
+    @classmethod
+    def fit(cls, name: str, text: Any, buckets: int = BUCKETS) -> Self:
+        texts, present = text.to_pylist(), np.zeros(buckets)
+        for first in range(0, len(texts), _TEXTS):
+            present += (_hashed_counts(texts[first : first + _TEXTS], buckets) != 0).sum(axis=0)
+        idf = np.log((1 + len(texts)) / (1 + present)) + 1
+        return cls(name, tuple(round(float(value), 6) for value in idf))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"{self.name} #{bucket}" for bucket in range(len(self.idf)))
+
+    def read(self, column: Any) -> np.ndarray:
+        texts = cells.words(column).to_pylist()
+        weighted = _hashed_counts(texts, len(self.idf)) * np.asarray(self.idf, dtype=np.float32)
+        length = np.linalg.norm(weighted, axis=1, keepdims=True)
+        return np.asarray(weighted / np.maximum(length, 1e-12), dtype=np.float32)
+
+    def gone(self, stored: Tensor) -> Tensor:
+        return ~stored.any(1)
+
+    def missing(self) -> tuple[float, ...]:
+        return (0.0,) * len(self.idf)
+
+    def ramps(self) -> list[list[Ramp]]:
+        return [[Ramp(0.0, TEXT_LENGTH, -np.inf, np.inf)] for _ in self.idf]
+
+
+def words_and_pairs(text: str) -> list[str]:
+    """Words in lower case, and pairs of neighbouring words.
+
+    >>> words_and_pairs("Not bad, at all!")
+    ['not', 'bad', 'at', 'all', 'not bad', 'bad at', 'at all']
+    """
+    words = _WORD.findall(text.lower())
+    return words + [f"{first} {second}" for first, second in pairwise(words)]
+
+
+def _hashed_counts(texts: Iterable[str | None], buckets: int) -> np.ndarray:
+    """(N, buckets) float32: signed counts of words and pairs by their hash."""
+    rows = [words_and_pairs(text or "") for text in texts]
+    counts = np.zeros((len(rows), buckets), dtype=np.float32)
+    for row, words in enumerate(rows):
+        for word in words:
+            code = zlib.crc32(word.encode())
+            counts[row, code % buckets] += 1.0 if code & 0x8000_0000 else -1.0
+    return counts
+
+
+def fit_column(name: str, column: Any, kind: Kind) -> Column:
+    if kind.name == "number":
+        return Number.fit(name, cells.numbers(column).values)
+    if kind.name == "date":
+        return Date.fit(name, column, kind.format)
+    if kind.name == "text":
+        return Text.fit(name, cells.words(column))
+    return Category.fit(name, cells.words(column))
+
+
+def column_from_dict(fields: Mapping[str, Any]) -> Column:
+    """What ``Column.to_dict`` wrote."""
+    values = {name: value for name, value in fields.items() if name != "kind"}
+    if fields["kind"] == "date":
+        return Date(values["name"], values["format"], tuple(_number(part) for part in values["parts"]))
+    if fields["kind"] == "number":
+        return _number(values)
+    if fields["kind"] == "category":
+        return Category(str(values["name"]), tuple(map(str, values["values"])))
+    return Text(str(values["name"]), _floats(values["idf"]))
+
+
+def _number(fields: Mapping[str, Any]) -> Number:
+    return Number(**{**fields, "edges": _floats(fields["edges"])})
+
+
+def _floats(values: Sequence[Any]) -> tuple[float, ...]:
+    return tuple(map(float, values))

@@ -1,0 +1,259 @@
+"""Texts as tokens of a pretrained model: tokenised once, cached on disk, and batched by length.
+
+The cache is keyed by the content of the texts and the tokenizer: a command that is run again, or resumed, reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from soseleto.data import cells
+from soseleto.data.batches import source_batches, source_order
+from soseleto.data.examples import Examples
+from soseleto.data.image_decoding.cache import cache_root
+from soseleto.data.limits import check_size
+from soseleto.data.preparation import Seen, plan_of
+from soseleto.data.randomness import generator
+from soseleto.data.structure import Inputs
+from soseleto.errors import DataError, first_line, need
+
+NO_TOKEN = -1  # in place of a token, behind the end of a text
+LONGEST = 256  # tokens of a text by default
+_TOGETHER = 1000  # texts tokenised at a time
+_SHORTEST = 16  # tokens to which a batch is padded
+_WINDOW = 50  # batches within which texts are sorted, as in the length-grouped sampler of transformers
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Texts to token ids.
+
+    json: as ``tokenizers.Tokenizer.to_str`` writes it
+    longest: tokens of a text; what follows is cut off
+    pad: the id that the model gets behind the end of a text, where its attention mask is 0
+    """
+
+    json: str
+    longest: int = LONGEST
+    pad: int = 0
+
+    def encode(self, texts: Sequence[str | None], cache: str | Path | None = None) -> Tensor:
+        """(N, longest) int32, ``NO_TOKEN`` behind the end of a text; a missing text is an empty one.
+
+        cache: folder for tokens; by default the one of decoded images
+        """
+        check_size(4 * len(texts) * self.longest, what="the tokens of the texts")
+        file = cache_root(cache) / f"tokens-{len(texts)}x{self.longest}-{self._key(texts)}.npy"
+        tokens = self._cached(file, len(texts))
+        if tokens is None:
+            tokens = self._encoded(texts)
+            _store(tokens, file)
+        return torch.from_numpy(tokens)
+
+    def _encoded(self, texts: Sequence[str | None]) -> np.ndarray:
+        encoder = self._encoder()
+        tokens = np.full((len(texts), self.longest), NO_TOKEN, dtype=np.int32)
+        for first in range(0, len(texts), _TOGETHER):
+            some = [text or "" for text in texts[first : first + _TOGETHER]]
+            for row, encoding in enumerate(encoder.encode_batch(some), start=first):
+                tokens[row, : len(encoding.ids)] = encoding.ids
+        return tokens
+
+    def _encoder(self) -> Any:
+        tokenizers = need("tokenizers", to="reading texts for a pretrained model")
+        try:
+            encoder = tokenizers.Tokenizer.from_str(self.json)
+        except Exception as error:  # tokenizers raises Exception itself
+            raise DataError(f"the tokenizer cannot be read ({first_line(error)}): restore it from a copy.") from error
+        encoder.no_padding()
+        encoder.enable_truncation(self.longest)
+        return encoder
+
+    def _key(self, texts: Sequence[str | None]) -> str:
+        digest = hashlib.sha256(self.json.encode())
+        for text in texts:
+            content = (text or "").encode()
+            digest.update(len(content).to_bytes(8, "little") + content)
+        return digest.hexdigest()
+
+    def _cached(self, file: Path, count: int) -> np.ndarray | None:
+        """The tokens of an earlier command; None where there are none, or the file is damaged."""
+        try:
+            tokens: np.ndarray = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            return None
+        return tokens if tokens.shape == (count, self.longest) and tokens.dtype == np.int32 else None
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.json.encode()).hexdigest()
+
+
+def _store(tokens: np.ndarray, file: Path) -> None:
+    """Written aside and renamed; where that fails, texts are tokenised again the next time."""
+    aside = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(prefix="unfinished-", suffix=".npy", dir=file.parent)
+        with os.fdopen(handle, "wb") as out:
+            np.save(out, tokens, allow_pickle=False)
+        os.replace(aside, file)
+    except OSError:
+        if aside is not None:
+            Path(aside).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class TextPreparation:
+    """One column of texts as tokens, kept in the run and applied to every other table.
+
+    seen: every column of the source, for the plan; others than the text are not used
+    """
+
+    column: str
+    tokenizer: Tokenizer
+    seen: tuple[Seen, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The columns that a table must have."""
+        return (self.column,)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The columns whose values a ranking has: none, since it has no texts."""
+        return ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns of text."""
+        return (self.column,)
+
+    def read(self, table: Any, cache: str | Path | None = None) -> Tensor:
+        """The tokens of a pyarrow table, (N, longest) int32."""
+        return self.tokens(cells.words(table[self.column]).to_pylist(), cache)
+
+    def tokens(self, texts: Sequence[str | None], cache: str | Path | None = None) -> Tensor:
+        return self.tokenizer.encode(texts, cache)
+
+    def __call__(self, tokens: Tensor) -> dict[str, Tensor]:
+        """Tokens as the model gets them: ``input_ids`` and ``attention_mask``, on the same device."""
+        known = tokens != NO_TOKEN
+        ids = torch.where(known, tokens, self.tokenizer.pad)
+        return {"input_ids": ids.to(torch.int64), "attention_mask": known.to(torch.int64)}
+
+    def cut(self, tokens: Tensor) -> Tensor:
+        """(N,) whether a text may be longer than its tokens (N, longest)."""
+        return tokens[:, -1] != NO_TOKEN
+
+    def describe(self) -> list[str]:
+        """The plan as lines to print: column, kind, missing values, a few values."""
+        return plan_of(self.seen)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-compatible values; the tokenizer itself is a file of the run folder."""
+        tokenizer = {"longest": self.tokenizer.longest, "pad": self.tokenizer.pad, "sha256": self.tokenizer.fingerprint}
+        return {"text": self.column, "tokenizer": tokenizer, "seen": [seen.to_dict() for seen in self.seen]}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any], json: str) -> TextPreparation:
+        """What ``to_dict`` wrote, and the tokenizer's JSON."""
+        try:
+            settings = fields["tokenizer"]
+            tokenizer = Tokenizer(json, int(settings["longest"]), int(settings["pad"]))
+            preparation = cls(str(fields["text"]), tokenizer, tuple(map(Seen.from_dict, fields["seen"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"the preparation of the texts cannot be read ({error}): restore it from a copy."
+            ) from error
+        if tokenizer.fingerprint != settings["sha256"]:
+            raise DataError("the tokenizer of the run is not the one of its training: restore it from a copy.")
+        return preparation
+
+
+@dataclass(frozen=True, eq=False)
+class TextExamples(Examples):
+    """Examples whose inputs are tokens (N, longest), ``NO_TOKEN`` behind the end of a text.
+
+    A batch is as wide as its longest text, rounded up to one of a few lengths, so that engines and CUDA graphs are
+    reused. Lengths and the indices of batches are on the CPU, so the width is known without waiting for a GPU.
+    """
+
+    @property
+    def reads_ahead(self) -> bool:
+        return True  # a batch has a width of its own, so that several are not gathered at once
+
+    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """Tokens (B, width) and labels."""
+        tokens, labels = self._gathered(index)
+        longest = int(self._padded[index.cpu()].max()) if len(index) else 1
+        return tokens[:, :longest], labels
+
+    def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
+        """The index batches of an epoch, of texts of similar length, on the CPU."""
+        return length_batches(self._padded, size, seed=seed, epoch=epoch)
+
+    @cached_property
+    def _padded(self) -> Tensor:
+        """(N,) the padded length of every text."""
+        most = self.inputs.shape[1]
+        counts = (self.inputs != NO_TOKEN).sum(1).cpu()
+        table = torch.tensor([padded_length(count, most) for count in range(most + 1)])
+        return table[counts]
+
+
+def trimmed(tokens: Tensor) -> Tensor:
+    """Tokens (B, longest) without the columns that no text reaches, but for padding to one of a few lengths."""
+    if not len(tokens):
+        return tokens
+    longest = int((tokens != NO_TOKEN).sum(1).max())
+    return tokens[:, : padded_length(longest, tokens.shape[1])]
+
+
+def padded_length(tokens: int, most: int) -> int:
+    """The smallest of 16, 24, 32, 48, 64, 96, ... that is at least ``tokens``; never above ``most``.
+
+    >>> [padded_length(n, 100) for n in (3, 17, 33, 49, 70, 100)]
+    [16, 24, 48, 64, 96, 100]
+    """
+    power = _SHORTEST
+    while power < tokens:
+        if tokens <= power * 3 // 2:
+            return min(power * 3 // 2, most)
+        power *= 2
+    return min(power, most)
+
+
+def length_batches(padded: Tensor, size: int, *, seed: int, epoch: int) -> Sequence[Tensor]:
+    """The index batches of an epoch; together they hold every example exactly once.
+
+    Of a random order, windows of up to 50 batches are sorted by their padded length, and the batches shuffled again.
+    A last, shorter batch is left as the random order has it.
+
+    padded: (N,) the padded length of every text, on the CPU
+    """
+    n = len(padded)
+    whole = n // size
+    if whole < 2:
+        return source_batches(n, size, seed=seed, epoch=epoch)
+    order = source_order(n, seed=seed, epoch=epoch)
+    window = size * max(1, min(_WINDOW, whole // 4))
+    windows = [part[padded[part].argsort(stable=True)] for part in order[: whole * size].split(window)]
+    batches = torch.cat(windows).split(size)
+    again = torch.randperm(whole, generator=generator(seed, "source/lengths", epoch)).tolist()
+    return [*(batches[at] for at in again), *([order[whole * size :]] if n % size else [])]
