@@ -61,11 +61,6 @@ def auroc_table(rows: Sequence[Row]) -> str:
     return _table(found, lambda row: 100.0 * row["detection"]["weight"]["auroc"], TITLES)
 
 
-def seconds_table(rows: Sequence[Row]) -> str:
-    """Seconds of a training that had the GPU to itself."""
-    return _table([row for row in _usual(rows) if row.get("processes", 1) == 1], lambda row: row["seconds"], TITLES)
-
-
 def trusted_table(rows: Sequence[Row]) -> str:
     """The recipe's accuracy by the number of trusted images."""
     found = [
@@ -138,7 +133,6 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "accuracy": accuracy_table,
     "auroc": auroc_table,
     "trusted": trusted_table,
-    "seconds": seconds_table,
 }
 
 

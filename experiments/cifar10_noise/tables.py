@@ -132,54 +132,16 @@ def auroc_table(rows: Sequence[Row]) -> str:
     return _signals(_detecting(rows), lambda row, name: 100.0 * row["detection"][name]["auroc"])
 
 
-def precision_table(rows: Sequence[Row]) -> str:
-    """Percent of wrong labels among the k least trusted, k the true number of wrong labels."""
-    return _signals(_detecting(rows), lambda row, name: 100.0 * row["detection"][name]["precision"])
-
-
-def knowledge_table(rows: Sequence[Row]) -> str:
-    """100·AUROC of SOSELETO's score and of the running mean loss, by what the network was trained on."""
-    titles = {**SCORE_OF, **{f"loss of {name}": f"loss, {title}" for name, title in LOSS_OF.items()}}
-    by_score = [(row, row["method"], "score") for row in rows if row["method"] in SCORE_OF]
-    known = [row for row in rows if row["method"] in LOSS_OF and "detection" in row]
-    by_loss = [(row, f"loss of {row['method']}", "loss") for row in known]
-    found = [
-        {**row, "method": line, "value": 100.0 * row["detection"][signal]["auroc"]}
-        for row, line, signal in (*by_score, *by_loss)
-    ]
-    return _values(found, titles)
-
-
-SCORE_OF = {
-    "soseleto": "SOSELETO's score, all layers' alignments as they are",
-    "soseleto_usual": "SOSELETO's score, what `fit` uses",
-}
-LOSS_OF = {
-    "target_only": "trained on the target alone",
-    "ordinary": "trained on the source alone",
-    "mixed": "trained on both",
-    "soseleto": "trained by SOSELETO",
-    "soseleto_usual": "trained by SOSELETO, what `fit` uses",
-}
-
-
 def suspects_table(rows: Sequence[Row]) -> str:
-    """Precision and recall of suspects: the probes' estimates, the true values, and the absolute errors."""
+    """True precision and recall of the suspects at a requested precision."""
     values: list[Row] = []
     titles: dict[str, str] = {}
     for row in _of_first(rows, PROBED):
-        errors = []
-        for found in row.get("suspects", []):
+        for suspects in row.get("suspects", []):
             for rate in RATES:
-                value, truth = found[rate]["value"], found[rate]["truth"]
-                errors.append(abs(value - truth))
-                for kind, number in (("estimate", value), ("truth", truth), ("error", errors[-1])):
-                    title = f"requested {found['asked']:.0f} %: {rate}, {kind}"
-                    titles[title] = title
-                    values.append({**row, "method": title, "value": number})
-        if errors:
-            values.append({**row, "method": "near", "value": 100 * sum(e <= NEAR for e in errors) / len(errors)})
-    titles["near"] = f"estimates of a run within {NEAR:.0f} points of the truth"
+                title = f"requested {suspects['asked']:.0f} %: {rate}"
+                titles[title] = title
+                values.append({**row, "method": title, "value": suspects[rate]["truth"]})
     return _values(values, titles)
 
 
@@ -234,8 +196,6 @@ TABLES = {
     "ingredients": ingredients_table,
     "better half": better_half_table,
     "auroc": auroc_table,
-    "precision": precision_table,
-    "knowledge": knowledge_table,
     "suspects": suspects_table,
 }
 

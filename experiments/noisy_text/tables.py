@@ -62,12 +62,6 @@ def accuracy_table(rows: Sequence[Row], encoder: str) -> str:
     return _table(found, {name: title for name, (title, _) in LINES.items()}, (encoder,))
 
 
-def seconds_table(rows: Sequence[Row]) -> str:
-    """Seconds of a run, with as many parallel processes as the file says."""
-    found = [{**row, "value": row["seconds"]} for row in _tested(rows)]
-    return _table(found, {name: title for name, (title, _) in LINES.items()})
-
-
 def signals_table(rows: Sequence[Row], measure: str) -> str:
     """100 times the AUROC or the average precision of the wrong labels, by line and signal."""
     found = [
@@ -125,9 +119,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "fine-tuned": partial(accuracy_table, encoder="trained"),
     "frozen": partial(accuracy_table, encoder="frozen"),
     "auroc": partial(signals_table, measure="auroc"),
-    "average precision": partial(signals_table, measure="average_precision"),
     "suspects": suspects_table,
-    "seconds": seconds_table,
 }
 
 

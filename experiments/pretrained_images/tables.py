@@ -79,7 +79,6 @@ def lines_table(
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "accuracy": partial(lines_table, cells=numbers, columns=NUMBERS),
     "auroc": partial(lines_table, cells=partial(signals, measure="auroc"), columns=SIGNALS),
-    "average precision": partial(lines_table, cells=partial(signals, measure="average_precision"), columns=SIGNALS),
     "suspects": partial(lines_table, cells=suspects, columns=LISTS),
     "few": partial(lines_table, cells=numbers_and_aurocs, columns=OF_FEW, noise=FEW_WRONG, titles=TITLES_OF_FEW),
 }
