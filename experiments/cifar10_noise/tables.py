@@ -27,7 +27,6 @@ PAPER = (
 UNAWARE = ("target_only", "oracle")  # lines that see no noisy label
 VARIANT = "…"  # first character of the titles of SOSELETO's variants
 RUNS = 5  # seeds
-NEAR = 3.0  # percentage points
 RATES = ("precision", "recall")
 # Configuration fields that have a command-line option.
 NUMBERS = {

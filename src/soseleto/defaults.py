@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, ExampleSet, FeatureViews, TokenViews, Views
-from soseleto.data.texts.examples import TextExamples
+from soseleto.data.text import TextExamples
 from soseleto.data.token_views import has_mask
 from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError
