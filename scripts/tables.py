@@ -52,7 +52,6 @@ def pages() -> dict[Path, str]:
         [
             filled("README.md", readme.parts()),
             filled("docs/results/synthetic.md", {"synthetic": experiments.synthetic()}),
-            filled("docs/results/price.md", {"price": speed.prices()}),
             filled("docs/results/adult.md", {"adult": experiments.adult()}),
             filled("docs/explanation/speed.md", speed.parts()),
             filled("docs/explanation/engines.md", speed.of_engines()),

@@ -93,16 +93,13 @@ def whole_model(row: dict[str, Any]) -> list[str]:
     return [row["model"], row["precision"], sizes, row["engine"], form, *times]
 
 
-def price(row: dict[str, Any]) -> list[str] | None:
-    if row["engine"].startswith("held"):  # not exact
+def peer(row: dict[str, Any]) -> list[str] | None:
+    """A whole step; alignments alone are in the results file."""
+    if row["job"] != "step":
         return None
-    return [f"{row['model']}, {row['engine']}", precision(row), f"{row['times']:.2f}x", f"{row['floor']:.2f}x"]
-
-
-def peer(row: dict[str, Any]) -> list[str]:
     if "times ours" not in row:
-        return [row["model"], row["job"], row["contender"], row["error"], ""]
-    return [row["model"], row["job"], row["contender"], f"{row['times ours']:.1f}", f"{row['error']:.0e}"]
+        return [row["model"], row["contender"], row["error"], ""]
+    return [row["model"], row["contender"], f"{row['times ours']:.1f}", f"{row['error']:.0e}"]
 
 
 def language_peer(row: dict[str, Any]) -> list[str]:
@@ -114,26 +111,9 @@ def language_peer(row: dict[str, Any]) -> list[str]:
     return [row["contender"], str(row["B"]), form, *numbers]
 
 
-def update(row: dict[str, Any]) -> list[str] | None:
-    if row["against"] != "source examples":
-        return None
-    return [f"{row['size']:,}", f"{row['update µs']:.1f}", f"{row['share %']:.2f} %"]
-
-
-def sweep(row: dict[str, Any]) -> list[str] | None:
-    if row["against"] == "source examples":
-        return None
-    memory = [f"{row['ours MiB']:,.0f}", f"{row['ordinary MiB']:,.0f}"]
-    return [row["against"], f"{row['size']:,}", f"{row['ours ms']:.2f}", f"{row['times']:.2f}x", *memory]
-
-
 def training(row: dict[str, Any]) -> list[str]:
     accuracy = "random images" if row["accuracy"] is None else f"{row['accuracy']:.1f}"
     return [row["training"], row["form"], f"{row['seconds']:.1f}", accuracy]
-
-
-def overhead(row: dict[str, Any]) -> list[str]:
-    return [row["step"], f"{row['ms']:.1f}", f"{row['operations ms']:.1f}", f"{row['overhead %']:.1f} %"]
 
 
 def parts() -> dict[str, str]:
@@ -163,22 +143,13 @@ def parts() -> dict[str, str]:
             "fine_tuning-gpu.json",
             "fine_tuning-cpu.json",
         ),
-        "peers": of_files(
-            ["model", "job", "implementation", "times ours", "error"], peer, "peers-gpu.json", "peers-cpu.json"
-        ),
+        "peers": of_files(["model", "implementation", "times ours", "error"], peer, "peers-gpu.json"),
         "language peers": of_files(
             ["implementation", "B", "steps", "ms an example", "times ours", "extra MiB an example"],
             language_peer,
             "peers-language-gpu.json",
         ),
-        "sweeps": of_files(
-            ["against", "size", "ours, ms", "over an ordinary step", "MiB", "MiB, ordinary on B+T"],
-            sweep,
-            "scaling-gpu.json",
-        ),
-        "update": of_files(["source examples", "µs", "of a Quick step"], update, "scaling-gpu.json"),
         "training": of_files(["training", "form", "seconds", "test accuracy"], training, *trainings),
-        "overhead": of_files(["step", "ms", "operations, ms", "overhead"], overhead, "overhead-cpu.json"),
     }
 
 
@@ -214,10 +185,6 @@ def scale() -> str:
         if row["against"] == "source examples" and row["size"] >= 1_000_000
     ]
     return table(["measured", steps["device"]], lines)
-
-
-def prices() -> str:
-    return of_files(["model", "precision", "ours", "floor"], price, STEPS[0], BATCH_NORM, STEPS[1])
 
 
 def of_engines() -> dict[str, str]:
