@@ -30,9 +30,8 @@ from torch import Tensor, nn
 import soseleto
 from common import arguments, is_in, rows_in, show, write
 from experiments.cifar10_deep.experiment import asymmetric
+from experiments.data import data_root, human_labels, load
 from experiments.pretrained_images.experiment import configuration, features
-from experiments.public.cifar import read_human
-from experiments.public.sets import data_root, load
 from soseleto.data import FeatureViews, generator, symmetric
 from soseleto.methods import Strong
 
@@ -47,7 +46,7 @@ def prepare(folder: Path, device: str) -> Path:
     """Write features, right labels and people's worst ones."""
     images = load("cifar10").subset(range(IMAGES))
     found = features(configuration("logistic_noisy", noise="worse_label"), torch.as_tensor(images.inputs), None, device)
-    worst = np.asarray(read_human(data_root() / "cifar-10n" / "CIFAR-10_human.pt")["worse_label"])[:IMAGES]
+    worst = np.asarray(human_labels(data_root())["worse_label"])[:IMAGES]
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / FILE, x=found.half().numpy(), y=images.labels.numpy(), worst=worst)
     return folder / FILE

@@ -36,8 +36,7 @@ from torch import nn
 
 import soseleto
 from common import arguments, machine, show
-from experiments.public.cifar import read_human
-from experiments.public.sets import data_root, load
+from experiments.data import data_root, human_labels, load
 from soseleto.data import Examples, pair_flip, symmetric
 from soseleto.models.architectures import mlp, quick
 from soseleto.suspects import audit
@@ -70,7 +69,7 @@ def prepare(folder: Path) -> Path:
     parts["digits/y"] = digits.labels[:10_000].numpy()
     parts["photos/x"] = _smaller(photos.inputs[:10_000], 2)
     parts["photos/y"] = photos.labels[:10_000].numpy()
-    human = read_human(data_root() / "cifar-10n" / "CIFAR-10_human.pt")
+    human = human_labels(data_root())
     for name, key in (("human", "worse_label"), ("human, aggregate", "aggre_label"), (CHOSEN_ON, "random_label1")):
         parts[f"photos/{name}"] = np.asarray(human[key])[:10_000]
     parts["table/x"], parts["table/y"] = _adult(data_root() / "tables" / "adult.csv")

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from experiments.public import load
+from experiments.data import load
 from soseleto.data import Augment, Examples, Preprocess, Reading, as_examples, feed, source_batches
 
 BATCH = 256

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from common import arguments, layout, show, write
-from experiments.public import load
+from experiments.data import load
 from soseleto import Compute, Soseleto, fit
 from soseleto.data import Examples, Preprocess, symmetric
 from soseleto.methods import Ordinary

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 import soseleto
 from common import arguments, show, write
+from experiments.data import data_root
 from experiments.detection import auroc
-from experiments.public import data_root
 from soseleto import Soseleto, data, methods
 from soseleto.data import generator, symmetric
 from soseleto.models.by_name import by_name

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from experiments import results
-from experiments.public import data_root
+from experiments.data import data_root
 from soseleto import sgd
 from soseleto.data import Examples, TablePreparation
 from soseleto.data.readers.reading import Reading

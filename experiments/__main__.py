@@ -12,7 +12,7 @@ NAMES = {
     "deep": ("experiments.cifar10_deep.command", "CIFAR-10 with wrong labels, PreAct ResNet-18: the strong recipe"),
     "news": ("experiments.noisy_text.command", "news with wrong labels, MiniLM fine-tuned and frozen"),
     "photos": ("experiments.pretrained_images.command", "CIFAR-10N with EfficientNet-lite0, fine-tuned"),
-    "data": ("experiments.public.fetch", "fetch and verify a public data set"),
+    "data": ("experiments.data", "fetch and verify a public data set"),
 }
 
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from experiments import figures, results
-from experiments.public import load
+from experiments.data import load
 
 ROOT = Path(__file__).resolve().parent.parent
 

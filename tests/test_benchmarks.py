@@ -329,7 +329,7 @@ def test_coverage_counts_what_is_unknown_or_empty(coverage: Any) -> None:
 
 
 def test_few_wrong(tmp_path: Path) -> None:
-    from experiments.public import data_root
+    from experiments.data import data_root
 
     if not (data_root() / "svhn").exists() and not list(data_root().glob("**/train_32x32.mat")):
         pytest.skip("needs SVHN below SOSELETO_DATA")
@@ -409,7 +409,7 @@ def test_strong_parts(tmp_path: Path) -> None:
 
 
 def test_strong_tables(tmp_path: Path) -> None:
-    from experiments.public import data_root
+    from experiments.data import data_root
 
     if not (data_root() / "tables" / "adult.csv").exists():
         pytest.skip("needs tables/adult.csv below SOSELETO_DATA")
@@ -424,7 +424,7 @@ def test_strong_tables(tmp_path: Path) -> None:
 
 
 def test_tables(tmp_path: Path) -> None:
-    from experiments.public import data_root
+    from experiments.data import data_root
 
     if not (data_root() / "tables" / "adult.csv").exists():
         pytest.skip("needs tables/adult.csv below SOSELETO_DATA")

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from experiments import runner
 from experiments.cifar10_noise.experiment import detection
+from experiments.data import load
 from experiments.lines import Lines, fields_of
 from experiments.methods import DivideMix, FixMatch, ProMix, StrongPair
-from experiments.public import load
 from experiments.results import Row
 from experiments.strong_controls import FrozenStrong, ShuffledStrong
 from soseleto.data import Augment, Examples, StrongAugment, Views, by_confusion, generator, seed_for, symmetric

@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments import cleanlab, runner
+from experiments.data import load
 from experiments.detection import FRACTIONS, compare, wrong_among_kept
 from experiments.flat_settings import soseleto
 from experiments.lines import Lines, fields_of
 from experiments.methods import EarlyStopping, by_name, correct_only, corrected
-from experiments.public import load
 from experiments.results import Row
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, Preprocess, generator, seed_for, symmetric

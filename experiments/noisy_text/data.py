@@ -16,8 +16,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from experiments.data import data_root
 from experiments.measures import UNKNOWN
-from experiments.public import data_root
 from soseleto.data import generator
 from soseleto.errors import DataError, UsageError
 

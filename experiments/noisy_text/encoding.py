@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.public import data_root
+from experiments.data import data_root
 from soseleto.data.image_decoding.cache import cache_root
 from soseleto.data.text import NO_TOKEN, TextPreparation, Tokenizer, trimmed
 from soseleto.errors import DataError, UsageError

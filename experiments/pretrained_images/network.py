@@ -10,7 +10,7 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.public import data_root
+from experiments.data import data_root
 from soseleto.errors import UsageError, need
 from soseleto.models.network_sources import HALF, Source
 from soseleto.models.pretrained_images import ImageNetwork

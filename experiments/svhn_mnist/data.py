@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.public import load
+from experiments.data import load
 from soseleto.data import Examples, generator
 from soseleto.errors import UsageError
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import soseleto
 from browser import Browser, needs_browser
-from experiments.public import load
+from experiments.data import load
 from reviewing import open_review, press, serving
 from soseleto.cli.main import main
 from soseleto.data import Examples

@@ -173,7 +173,7 @@ def _read(path):
 
 
 def test_real_images_are_not_taken_for_copies_of_each_other(real_root):
-    from experiments.public import load
+    from experiments.data import load
 
     for name in ("mnist", "cifar10"):
         train, test = load(name, "train", real_root), load(name, "test", real_root)
