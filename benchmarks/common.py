@@ -315,16 +315,6 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def rows_in(path: Path | None) -> list[dict[str, Any]]:
-    """The rows of a results file; none where there is no file yet."""
-    return json.loads(path.read_text())["rows"] if path is not None and path.exists() else []
-
-
-def is_in(rows: list[dict[str, Any]], key: dict[str, Any]) -> bool:
-    """Whether a row has all entries of ``key``."""
-    return any(key.items() <= row.items() for row in rows)
-
-
 def write(path: Path | None, name: str, device: torch.device, rows: list[dict[str, Any]]) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -44,16 +44,12 @@ LONGEST = (
 # Long tests whose parts others test too; with SOSELETO_LONG=1 they all run.
 LONG = (
     "test_algorithm.py::test_memory_does_not_grow",
-    "test_benchmarks.py::test_by_class",
     "test_benchmarks.py::test_coverage_compares_each_basis_with_the_truth",
     "test_benchmarks.py::test_end_to_end",
-    "test_benchmarks.py::test_few_wrong",
     "test_benchmarks.py::test_fine_tuning",
     "test_benchmarks.py::test_language_peers",
     "test_benchmarks.py::test_never_worse_runs_the_command_line",
-    "test_benchmarks.py::test_overhead",
     "test_benchmarks.py::test_peers",
-    "test_benchmarks.py::test_penalty_gives_each_the_same_probes",
     "test_benchmarks.py::test_scaling",
     "test_benchmarks.py::test_suspect_intervals_part_the_source",
     "test_benchmarks.py::test_tables",

@@ -149,12 +149,6 @@ def test_end_to_end_may_leave_trainings_out(tmp_path: Path) -> None:
     assert [(row["training"], row["ratio"]) for row in rows] == [(left, None)]
 
 
-def test_overhead(tmp_path: Path) -> None:
-    rows = run("overhead", tmp_path / "overhead.json")
-    assert [row["step"] for row in rows] == ["ours", "ordinary"]
-    assert all(row["operations ms"] > 0 and row["overhead %"] >= 0 for row in rows)
-
-
 def test_language_peers_give_equal_answers() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     peers = importlib.import_module("language_peers")
@@ -218,27 +212,6 @@ def test_step_check_names_what_is_too_slow_or_too_large() -> None:
     row = {"model": "Quick", "precision": "fp32", "times": 1.5, "at most": 1.55, "memory": 1.2}
     assert step.shortfalls([row, {**row, "memory": None}]) == []
     assert len(step.shortfalls([{**row, "times": 1.6}, {**row, "memory": 1.3}])) == 2
-
-
-def test_choose_alignments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    choose = importlib.import_module("choose_alignments")
-    experiment = importlib.import_module("experiments.cifar10_noise.experiment")
-    x, y = torch.randint(255, (500, 3, 32, 32), dtype=torch.uint8), torch.arange(500) % 10
-    monkeypatch.setattr(experiment, "_split", lambda *given: experiment.Examples(x, y))
-    told = ["--out", str(tmp_path / "rows.json"), "--tiny", "--model", "quick", "--noise", "0.2", "--seeds", "0"]
-    told += ["--device", "cpu", "--weights"]
-    choose.main([*told, "raw"])
-    choose.main([*told, "raw", "frozen", "--scores", "hot"])  # continues
-    assert "1 of 2 runs are in" in capsys.readouterr().out
-    first, second = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    signals = {f"{form}{visits}" for form in choose.SCORES for visits in ("", *choose.VISITS)}
-    assert first["detection"].keys() == {*signals, "weight", "loss", "margin"}
-    assert first["wrong_in_better_half"].keys() == first["detection"].keys()
-    assert "accuracy" not in first  # of the test set
-    raw, moving = (first["detection"][name]["auroc"] for name in ("raw", "as the weights"))
-    assert raw == pytest.approx(moving, abs=0.05)  # the same, but for its unit
-    assert second["mean_weight"] == pytest.approx(1.0)
-    assert second["detection"].keys() == {"hot", "weight", "loss", "margin"}
 
 
 def test_suspect_intervals(tmp_path: Path) -> None:
@@ -328,99 +301,12 @@ def test_coverage_counts_what_is_unknown_or_empty(coverage: Any) -> None:
     assert (found["all"]["precision unknown"], found["all"]["share unknown"], found["all"]["no suspects"]) == (2, 1, 1)
 
 
-def test_few_wrong(tmp_path: Path) -> None:
-    from experiments.data import data_root
-
-    if not (data_root() / "svhn").exists() and not list(data_root().glob("**/train_32x32.mat")):
-        pytest.skip("needs SVHN below SOSELETO_DATA")
-    few_wrong = importlib.import_module("few_wrong")
-    command = [
-        "--tiny",
-        "--seeds",
-        "1",
-        "--device",
-        "cpu",
-        "--out",
-        str(tmp_path / "few.json"),
-        "--lines",
-        "beyond_noise(2)",
-    ]
-    rows = few_wrong.main(command)
-    assert [(row["noise"], row["share"]) for row in rows] == list(few_wrong.NOISES)
-    assert all(0 <= row["AUROC score"] <= 1 for row in rows[1:])
-    assert few_wrong.main(command) == rows  # nothing is repeated
-
-
-def test_preconditioned(tmp_path: Path) -> None:
-    preconditioned = importlib.import_module("preconditioned")
-    lines = ["--lines", "ordinary", "preconditioned"]
-    command = ["--tiny", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path / "rows.json"), *lines]
-    rows = preconditioned.main([*command, "--problems", "embeddings", "minilm"])
-    assert [(row["problem"], row["method"]) for row in rows] == [
-        (problem, line) for problem in ("embeddings", "minilm") for line in lines[1:]
-    ]
-    assert all(("AUROC score" in row) == (row["method"] != "ordinary") for row in rows)
-    assert preconditioned.main([*command, "--problems", "embeddings"]) == rows  # nothing is repeated
-
-
 def test_strong_step(tmp_path: Path) -> None:
     strong_step = importlib.import_module("strong_step")
     rows = strong_step.main(["--tiny", "--device", "cpu", "--only", "ordinary", "strong", "--out", str(tmp_path / "o")])
     assert [row["line"] for row in rows] == ["ordinary", "strong"]
     assert rows[0]["times"] == 1.0
     assert rows[1]["times"] == rows[1]["ms a step"] / rows[0]["ms a step"] > 0
-
-
-def test_by_class(tmp_path: Path) -> None:
-    by_class = importlib.import_module("by_class")
-    command = ["--tiny", "--seeds", "1", "--epochs", "2", "--noise", "asymmetric", "worst", "--shares", "0", "0.5"]
-    rows = by_class.main([*command, "--out", str(tmp_path / "rows.json")])
-    assert {(row["noise"], row["by_class"]) for row in rows} == {
-        (noise, share) for noise in ("asymmetric", "worst") for share in (0.0, 0.5)
-    }
-    assert all(0 <= row["accuracy"] <= 100 for row in rows)
-    assert by_class.main([*command, "--out", str(tmp_path / "rows.json")]) == rows  # nothing is repeated
-    right = torch.arange(1000) % 10
-    assert int((by_class.noisy("40 %", right, right, 0) != right).sum()) == 400
-    assert int((by_class.noisy("asymmetric", right, right, 0) != right).sum()) == 200
-
-
-def test_strong_scores(tmp_path: Path) -> None:
-    rows = run("strong_scores", tmp_path / "o.json", "--seeds", "10", "--epochs", "3")
-    assert [row["p"] for row in rows] == ["0", "1", "2", "4", "8", "last"]
-    assert all(0 <= row["auroc"] <= 1 for row in rows)
-    score = importlib.import_module("strong_scores").score
-    visits = [(torch.tensor([0, 1]), torch.tensor([0.2, 0.4])), (torch.tensor([0]), torch.tensor([0.8]))]
-    assert score(visits, 2, 0).tolist() == pytest.approx([0.5, 0.4])
-    assert score(visits, 2, 1).tolist() == pytest.approx([(0.2 + 2 * 0.8) / 3, 0.4])
-    assert score(visits, 2, None).tolist() == pytest.approx([0.8, 0.4])
-
-
-def test_strong_parts(tmp_path: Path) -> None:
-    parts = importlib.import_module("strong_parts")
-    lines = ["all parts", parts.UNLABELLED, "labels ignored"]
-    command = ["--tiny", "--seeds", "1", "--epochs", "40", "--noise", "worst", "--out", str(tmp_path / "rows.json")]
-    rows = parts.main([*command, "--lines", *lines])
-    assert [row["line"] for row in rows] == lines
-    assert rows[0]["accuracy"] > 50
-    assert rows[0]["auroc"] > 0.6
-    assert len({row["auroc"] for row in rows}) == 3
-    assert parts.main([*command, "--lines", *lines]) == rows  # nothing is repeated
-
-
-def test_strong_tables(tmp_path: Path) -> None:
-    from experiments.data import data_root
-
-    if not (data_root() / "tables" / "adult.csv").exists():
-        pytest.skip("needs tables/adult.csv below SOSELETO_DATA")
-    command = ["--seeds", "1", "--noise", "0.4", "--lines", "plain", "40 %"]
-    rows = run("strong_tables", tmp_path / "o.json", *command)
-    assert [row["line"] for row in rows] == ["plain", "40 %"]
-    assert all(row["auroc"] > 0.6 for row in rows)
-    tables = importlib.import_module("tables")
-    reported, chosen = (tables.split(0.0, 0, n_test=50, n_source=40, choosing=choosing) for choosing in (False, True))
-    assert (len(chosen.source), len(chosen.target), len(chosen.test)) == (40, 300, 50)
-    assert not torch.equal(reported.target.inputs, chosen.target.inputs)
 
 
 def test_tables(tmp_path: Path) -> None:
@@ -468,44 +354,6 @@ def test_never_worse_runs_the_command_line(tmp_path: Path, monkeypatch: pytest.M
     assert set(row["accuracy"]) == {"soseleto", "ordinary", "mixed", "target_only"}
     assert all(40 <= accuracy <= 100 for accuracy in row["accuracy"].values())
     assert row["kept"] in row["accuracy"]
-
-
-def test_choose_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:
-    monkeypatch.setitem(sys.modules, "coverage", coverage)
-    choose = importlib.import_module("choose_usual")
-    draw = np.random.default_rng(0)
-    truth = draw.integers(0, 2, 400)
-    points = (3.0 * truth[:, None] + draw.normal(size=(400, 2))).astype(np.float32)
-    np.savez(tmp_path / coverage.FILE, **{"table/x": points, "table/y": truth})
-    last = choose.named("last layer, half whitened hot", 2.0, 0.1, 0.1)
-    words = ["--data", tmp_path, "--out", tmp_path / "rows.json", "--only", "table", "--seeds", 1, "--epochs", 1]
-    words += ["--device", "cpu", "--sizes", 200, 20, 100, "--lines", "ordinary", last]
-    rows = choose.main([str(word) for word in words])
-    assert [row["line"] for row in rows] == ["ordinary", last] * 4  # rates of the table
-    assert all(row["accuracy"] > 90 for row in rows if row["rate"] < 0.1)
-    assert ["AUROC score" in row for row in rows] == [False, False] + 3 * [False, True]
-    assert choose.main([str(word) for word in words]) == rows  # nothing is repeated
-    first = [line().initial_weight for line in choose.FIRST_WEIGHT_LINES.values()]
-    assert (first, len(choose.FIRST_WEIGHT_CELLS)) == ([1.0, 0.7, 0.7, 0.7], 5)
-
-
-def test_penalty_gives_each_the_same_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:
-    monkeypatch.setitem(sys.modules, "coverage", coverage)
-    penalty = importlib.import_module("penalty")
-    draw = np.random.default_rng(0)
-    truth = draw.integers(0, 4, 900)
-    points = (3 * np.array([[0, 0], [1, 0], [1, 1], [0, 1]])[truth] + draw.normal(size=(900, 2))).astype(np.float32)
-    np.savez(tmp_path / coverage.FILE, **{"table/x": points, "table/y": truth})
-    cell = coverage.Cell("table", "uniform", 0.2, 0)
-    rows = list(penalty.rows_of(cell, tmp_path / coverage.FILE, "cpu", (400, 100, 300)))
-    assert [tuple(row["penalties"]) for row in rows] == list(penalty.PENALTIES) * 2
-    assert all(row["auroc"] > 0.8 for row in rows)
-    lines = penalty.summary(rows)
-    assert [line["draws"] for line in lines] == [2] * len(penalty.PENALTIES)
-    exact = {"target": 100, "penalties": [3.0, 3.0], "auroc": 1.0, "brier": 0.0, "recall": 0.5}
-    found = {"precision": 0.8, "held": True, "width": 0.2}
-    line = penalty.summary([{**exact, "penalties": list(one), **found} for one in penalty.PENALTIES] + [exact])[2]
-    assert (line["draws"], line["with suspects"], line["off by"]) == (2, 1, pytest.approx(0.1))
 
 
 def test_never_worse_compares_with_the_best_of_the_rivals(monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:

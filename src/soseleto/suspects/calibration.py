@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-RIDGE, APART, PULL = 1.0, 2.0, 25.0  # penalties of the regression (benchmarks/penalty.py) and of its tempering
+RIDGE, APART, PULL = 1.0, 2.0, 25.0  # penalties of the regression and of its tempering
 FAR = 4.0  # signals are clipped at this many standard deviations
 SMALLEST = 1e-4  # shares are clipped to [SMALLEST, 1 − SMALLEST]
 _SMALLEST_STEP, _ROUNDING = 1e-8, 1e-9
