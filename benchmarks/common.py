@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from experiments.results import commit
 from soseleto.algorithm import Soseleto
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.pieces import (

@@ -79,7 +79,7 @@ def batches_per_second(batches: Iterable[Any], count: int, *, skip: int = 3) -> 
 
 
 def epoch_of(examples: Examples, epoch: int, preprocess: Preprocess) -> Iterable[Any]:
-    order = source_batches(len(examples), BATCH, seed=0, epoch=epoch, drop_last=True, device=examples.device)
+    order = source_batches(len(examples), BATCH, seed=0, epoch=epoch, device=examples.device)
     return feed(examples, order, seed=0, epoch=epoch, augment=Augment(crop=CROP, flip=True), prepare=preprocess)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from common import Case, arguments, cases, interleaved, ordinary_step, show, task_for, write
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import Engine, make_engine, trainable
 from soseleto.errors import EngineError
 

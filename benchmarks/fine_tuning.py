@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from common import arguments, settle, show, write
 from models import timed
 from soseleto.algorithm import Soseleto
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.peak_memory import peak_bytes
 from soseleto.integrations.huggingface import SoseletoTrainer

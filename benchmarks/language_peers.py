@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common import as_graph, interleaved, settle
 from models import LLAMA_135M, Line, Loss, of_transformers, words
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import Step

@@ -43,7 +43,7 @@ from common import images, ordinary_step, task_for
 from data import CORES, holds, machine, make_jpeg, row, show, timed
 from data_safety.compare import differences
 from soseleto.data import Live, Stream, feed, live_images, source_batches
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.weights import MOST_IN_MEMORY, Weights
 
 BATCH = 256

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from common import arguments, as_graph, images, interleaved, settle, show, write
 from soseleto.algorithm import Soseleto
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.peak_memory import peak_bytes
 from soseleto.errors import SoseletoError

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from common import Case, arguments, as_graph, images, interleaved, peak_mib, settle, show, tokens, write
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import Step

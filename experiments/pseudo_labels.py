@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, ExampleSet, generator, seed_for
-from soseleto.data.preprocess import Prepare, make_prepare
+from soseleto.data.feeding import Prepare, make_prepare
 from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError, need
 from soseleto.models.trunk_and_heads import TrunkAndHeads

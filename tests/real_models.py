@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 
 CLASSES = 3
 Inputs = dict[str, Tensor]

@@ -19,7 +19,7 @@ from experiments.detection import auroc
 from experiments.methods import MetaWeightNet, Sukhbaatar
 from soseleto import pieces
 from soseleto.algorithm import Soseleto
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import alignment, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines.proof import Schedule
 from soseleto.engines.unchanged import unchanged
 from soseleto.task.cuda_graph import WARM_UP, CapturedStep, EagerStep, as_if_recording

@@ -17,9 +17,9 @@ import soseleto
 from experiments.methods import METHODS, DivideMix, FixMatch, ProMix, StrongPair
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, Views
-from soseleto.data.batch import Batch
-from soseleto.data.draws import Draws
-from soseleto.data.unlabelled_views import UnlabelledViews
+from soseleto.data.batches import Batch
+from soseleto.data.randomness import ExampleRandom
+from soseleto.data.views import UnlabelledViews
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.contract import Step
 from soseleto.errors import EngineError
@@ -200,9 +200,9 @@ def test_a_step_never_waits_for_the_gpu(norm: Any, method: Soseleto) -> None:
 def test_draws_and_views_are_those_of_the_cpu() -> None:
     index = torch.arange(500)
     there = index.to(CUDA)
-    assert torch.equal(Draws.of(7, there, there).uniform(9).cpu(), Draws.of(7, index, index).uniform(9))
+    assert torch.equal(ExampleRandom.of(7, there, there).uniform(9).cpu(), ExampleRandom.of(7, index, index).uniform(9))
     images = torch.randint(0, 256, (500, 3, 20, 14), dtype=torch.uint8)
-    mine, theirs = Views()(images, Draws.of(3, index)), Views()(images.to(CUDA), Draws.of(3, there))
+    mine, theirs = Views()(images, ExampleRandom.of(3, index)), Views()(images.to(CUDA), ExampleRandom.of(3, there))
     assert torch.equal(mine[0], theirs[0].cpu())
     apart = (mine[1].int() - theirs[1].cpu().int()).abs()  # another rounding may fall on the other side of a threshold
     assert float((apart > 1).float().mean()) < 5e-3

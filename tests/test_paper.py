@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto import Soseleto
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.models import TrunkAndHeads
 from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Task

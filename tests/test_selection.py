@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_leaves
 import soseleto
 from ranks import together
 from soseleto import Selection, Soseleto
-from soseleto.data.batch import Batch
-from soseleto.data.batches import source_batches
+from soseleto.data.batches import Batch, source_batches
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import DataError, UsageError

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task

@@ -31,7 +31,7 @@ from experiments.methods import EarlyStopping, by_name, correct_only, corrected
 from experiments.results import Row
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, Preprocess, generator, seed_for, symmetric
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.errors import UsageError
 from soseleto.methods import Recording, Signals
 from soseleto.models.by_name import by_name as by_model_name

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.data.structure import call, scores_of, split
 from soseleto.errors import UsageError
 from soseleto.methods.wrappers.inner import WrapperState

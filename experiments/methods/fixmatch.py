@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soseleto.data import structure
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from experiments.methods.matching import cosines
 from soseleto.data import Augment, generator
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.methods.state import State, require_transfer

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Adam
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Losses, make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import Engine, make_engine
 from soseleto.engines.contract import Passes
 from soseleto.errors import UsageError

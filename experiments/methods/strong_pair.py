@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from experiments.methods.two_networks import Networks
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.methods.from_views import view_scores

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from experiments.methods.noise_matrix import project
 from experiments.methods.warm_up import MixedFirstState
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.methods.mixed import share_of_target

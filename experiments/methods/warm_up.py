@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.methods.noise_matrix import from_confusions, label_counts
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.methods.mixed import share_of_target

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from experiments.methods.noise_matrix import label_counts
 from experiments.methods.warm_up import MixedFirstState
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.errors import UsageError
 from soseleto.methods.state import class_scores, require_noisy, require_share, scores_of_both
 from soseleto.task.task import Task

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from experiments.data import data_root
-from soseleto.data.image_decoding.cache import cache_root
+from soseleto.data.storage import cache_root
 from soseleto.data.text import NO_TOKEN, TextPreparation, Tokenizer, trimmed
 from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import make_text_model, open_text_model

@@ -28,7 +28,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from soseleto import monitor as monitoring
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Losses, Passes, make_engine
 from soseleto.engines.contract import Coefficients, Direction
 from soseleto.errors import UsageError

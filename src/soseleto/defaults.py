@@ -47,8 +47,7 @@ from torch import Tensor, nn
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, ExampleSet, FeatureViews, TokenViews, Views
 from soseleto.data.text import TextExamples
-from soseleto.data.token_views import has_mask
-from soseleto.data.views import AnyViews
+from soseleto.data.views import AnyViews, has_mask
 from soseleto.errors import UsageError
 from soseleto.methods.strong import Strong, StrongTransfer
 from soseleto.models.trained_parts import last_blocks

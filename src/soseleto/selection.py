@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from soseleto.algorithm import Soseleto
 from soseleto.data import structure
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import UsageError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from soseleto.data import FeatureViews, Preprocess, TablePreparation, as_examples
-from soseleto.data.draws import Draws
+from soseleto.data.randomness import ExampleRandom
 
 START = 1.7e9
 SECONDS = np.random.default_rng(0).integers(0, 100, 400)
@@ -67,7 +67,7 @@ def test_a_dropped_time_is_the_mean_in_float64():
     rows = torch.from_numpy(TIMES)
     mean = Preprocess.of(rows).mean
     views = FeatureViews(drop=0.5, missing=mean, columns=(0, 1))
-    _, strong, _ = views(rows, Draws.of(0, torch.arange(len(rows))))
+    _, strong, _ = views(rows, ExampleRandom.of(0, torch.arange(len(rows))))
     dropped = strong[:, 0] != rows[:, 0]
     assert 100 < int(dropped.sum()) < 300
     assert float(strong[dropped, 0][0]) == mean[0]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from soseleto.data.same_scale import like_trained
+from soseleto.data.feeding import match_input_range
 from soseleto.errors import DataError
 
 N = 80
@@ -57,7 +57,7 @@ def test_bytes_for_a_model_of_floats() -> None:
         trained(floats, x, y)
     with pytest.raises(DataError, match="the data has bytes, but the model is trained on floats"):
         trained(floats, floats, y).predict(x)
-    rows = like_trained(x[:, 0, 0], torch.float32, "the data")  # features have one scale: their own
+    rows = match_input_range(x[:, 0, 0], torch.float32, "the data")  # features have one scale: their own
     assert torch.equal(rows, x[:, 0, 0].float())
 
 

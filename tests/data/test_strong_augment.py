@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Examples, Preprocess, StrongAugment, TargetCycle, Views, feed, source_batches
-from soseleto.data.draws import Draws
-from soseleto.data.strong_augment import CHANGES, _blended, _recoloured, _resampled
+from soseleto.data.augment import CHANGES, _blended, _recoloured, _resampled
+from soseleto.data.randomness import ExampleRandom
 from soseleto.errors import DataError, UsageError
 
 
@@ -99,17 +99,17 @@ def test_a_line_is_turned_or_slanted_by_the_angle(change: str) -> None:
 @pytest.mark.parametrize("shape", [(3, 10, 10), (1, 7, 12), (4, 33, 5)])
 def test_an_image_depends_on_its_own_draws_alone(shape: tuple[int, int, int]) -> None:
     given = images(9, *shape)
-    made = StrongAugment(changes=3)(given, Draws.of(5, torch.arange(9)))
+    made = StrongAugment(changes=3)(given, ExampleRandom.of(5, torch.arange(9)))
     assert made.shape == given.shape
     assert made.dtype == torch.uint8
     assert not torch.equal(made, given)
     for i in range(9):
-        alone = StrongAugment(changes=3)(given[i : i + 1], Draws.of(5, torch.tensor([i])))
+        alone = StrongAugment(changes=3)(given[i : i + 1], ExampleRandom.of(5, torch.tensor([i])))
         assert torch.equal(alone[0], made[i])
 
 
 def test_every_change_is_drawn_equally_often_and_in_both_directions() -> None:
-    kind, size = StrongAugment(strength=0.5)._drawn(Draws.of(0, torch.arange(13_000)))
+    kind, size = StrongAugment(strength=0.5)._drawn(ExampleRandom.of(0, torch.arange(13_000)))
     counts = torch.bincount(kind, minlength=len(CHANGES))
     assert len(counts) == len(CHANGES)
     assert 880 < int(counts.min()) <= int(counts.max()) < 1120
@@ -119,11 +119,11 @@ def test_every_change_is_drawn_equally_often_and_in_both_directions() -> None:
 
 def test_cutout_covers_a_square() -> None:
     given = torch.zeros(200, 1, 20, 20, dtype=torch.uint8)
-    made = StrongAugment(changes=0, cutout=0.5)(given, Draws.of(1, torch.arange(200))) != 0
+    made = StrongAugment(changes=0, cutout=0.5)(given, ExampleRandom.of(1, torch.arange(200))) != 0
     sides = made.any(3).sum(2).flatten(), made.any(2).sum(2).flatten()
     assert int(torch.stack(sides).max()) == 10
     assert torch.equal(made.sum((1, 2, 3)), sides[0] * sides[1])
-    assert torch.equal(StrongAugment(changes=0, cutout=0.0)(given, Draws.of(1, torch.arange(200))), given)
+    assert torch.equal(StrongAugment(changes=0, cutout=0.0)(given, ExampleRandom.of(1, torch.arange(200))), given)
 
 
 def fed(data: Examples, batches: Any, start: int = 0, seed: int = 0, epoch: int = 2) -> list[Any]:
@@ -156,7 +156,7 @@ def test_a_target_example_has_other_views_at_every_visit_of_an_epoch() -> None:
 
 def test_what_cannot_be_is_one_sentence() -> None:
     with pytest.raises(DataError, match="strong augmentation is for uint8 images"):
-        StrongAugment()(torch.zeros(2, 3, 8, 8), Draws.of(0, torch.arange(2)))
+        StrongAugment()(torch.zeros(2, 3, 8, 8), ExampleRandom.of(0, torch.arange(2)))
     with pytest.raises(UsageError, match="changes of StrongAugment must be 0 or more, got -1"):
         StrongAugment(changes=-1)
     with pytest.raises(UsageError, match=r"cutout of StrongAugment must lie in \[0, 1\], got 2"):

@@ -118,9 +118,9 @@ def test_day_and_month_are_not_guessed():
 
 
 def test_a_format_is_found_for_the_whole_table(monkeypatch):
-    from soseleto.data import on_disk
+    from soseleto.data import storage
 
-    monkeypatch.setattr(on_disk, "PIECE", 7)  # the first pieces have no day after the 12th
+    monkeypatch.setattr(storage, "PIECE", 7)  # the first pieces have no day after the 12th
     days = list(pd.date_range("2020-01-01", periods=31))
     made = fitted(when=[f"{day:%Y-%m-%d}" for day in days])
     found = prepared(pa.table({"when": [f"{day:%d/%m/%Y}" for day in days]}), made, "new")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from soseleto.data import Examples, FeatureViews, TablePreparation, TokenViews, feed, source_batches
 from soseleto.data.columns import GONE
-from soseleto.data.draws import Draws
+from soseleto.data.randomness import ExampleRandom
 from soseleto.data.structure import tensors
 from soseleto.data.text import NO_TOKEN, TextExamples
 from soseleto.errors import UsageError
@@ -32,7 +32,7 @@ def as_dict(tokens: Tensor) -> dict[str, Tensor]:
 
 def test_tokens_are_dropped_inside_of_a_text() -> None:
     tokens = texts(400)
-    weak, first, second = TokenViews(drop=0.3)(tokens, Draws.of(0, torch.arange(400)))
+    weak, first, second = TokenViews(drop=0.3)(tokens, ExampleRandom.of(0, torch.arange(400)))
     assert weak is tokens
     assert not torch.equal(first, second)
     lengths = (tokens != NO_TOKEN).sum(1)
@@ -48,8 +48,8 @@ def test_tokens_are_dropped_inside_of_a_text() -> None:
 def test_a_dict_is_masked_where_its_tokens_are_dropped() -> None:
     tokens, more = texts(50), torch.arange(50)
     given = {**as_dict(tokens), "token_type_ids": more}
-    views = TokenViews(drop=0.3)(given, Draws.of(0, torch.arange(50)))
-    for mine, stored in zip(views, TokenViews(drop=0.3)(tokens, Draws.of(0, torch.arange(50))), strict=True):
+    views = TokenViews(drop=0.3)(given, ExampleRandom.of(0, torch.arange(50)))
+    for mine, stored in zip(views, TokenViews(drop=0.3)(tokens, ExampleRandom.of(0, torch.arange(50))), strict=True):
         assert torch.equal(mine["input_ids"], given["input_ids"])
         assert torch.equal(mine["attention_mask"], (stored != NO_TOKEN).long())
         assert mine["token_type_ids"] is more
@@ -57,9 +57,9 @@ def test_a_dict_is_masked_where_its_tokens_are_dropped() -> None:
 
 def test_views_of_a_text_do_not_depend_on_the_batch_or_its_width() -> None:
     tokens, views = texts(40), TokenViews(drop=0.3, count=3)
-    whole = views(tokens, Draws.of(5, torch.arange(40)))
+    whole = views(tokens, ExampleRandom.of(5, torch.arange(40)))
     for i in (4, 9, 20):
-        alone = views(tokens[i : i + 1, : i + 1], Draws.of(5, torch.tensor([i])))
+        alone = views(tokens[i : i + 1, : i + 1], ExampleRandom.of(5, torch.tensor([i])))
         for mine, all_ in zip(alone, whole, strict=True):
             assert torch.equal(mine[0], all_[i, : i + 1])
 
@@ -86,7 +86,9 @@ def test_a_dropped_value_is_a_missing_one() -> None:
     assert columns[4:] == tuple(range(3, 3 + len(columns) - 4))  # hashed words one by one
     assert missing[3] == GONE
     rows = prepared.read(table)
-    weak, *strong = FeatureViews(drop=0.4, missing=missing, columns=columns)(rows, Draws.of(1, torch.arange(30)))
+    weak, *strong = FeatureViews(drop=0.4, missing=missing, columns=columns)(
+        rows, ExampleRandom.of(1, torch.arange(30))
+    )
     assert weak is rows
     for view in strong:
         gone = view == torch.tensor(missing)
@@ -99,13 +101,13 @@ def test_a_dropped_value_is_a_missing_one() -> None:
 def test_values_are_dropped_with_their_probability() -> None:
     rows = torch.randn(2000, 5, dtype=torch.float64)
     views = FeatureViews(drop=0.25, count=1, missing=(7.0,) * 5, columns=(0, 0, 1, 2, 3))
-    _, view = views(rows, Draws.of(2, torch.arange(2000)))
+    _, view = views(rows, ExampleRandom.of(2, torch.arange(2000)))
     dropped = view == 7.0
     assert view.dtype == rows.dtype
     assert dropped.double().mean(0).tolist() == pytest.approx([0.25] * 5, abs=0.04)
     assert torch.equal(dropped[:, 0], dropped[:, 1])
     assert float((dropped[:, 1] & dropped[:, 2]).double().mean()) == pytest.approx(0.0625, abs=0.02)
-    alone = views(rows[9:10], Draws.of(2, torch.tensor([9])))[1]
+    alone = views(rows[9:10], ExampleRandom.of(2, torch.tensor([9])))[1]
     assert torch.equal(alone[0], view[9])
 
 

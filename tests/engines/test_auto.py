@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import auto, make_engine, trainable
 from soseleto.engines.autograd import loop
 from soseleto.engines.contract import Step

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import derived
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import Step

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import Passes, make_engine
 from soseleto.engines.contract import Step
 from soseleto.engines.layerwise import per_example

@@ -24,7 +24,7 @@ from random_models import (
     Clock,
     RandomModel,
 )
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.auto import AutoEngine
 from soseleto.engines.contract import SourcePass, SourceStep, Step

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from real_models import LARGER, MODELS, TIMM, TINY, RealLosses, RealModel, joined
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import Passes, make_engine, trainable
 from soseleto.engines.auto import AutoEngine
 from soseleto.engines.autograd import gradient

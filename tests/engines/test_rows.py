@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rows import BY_NAME, PROBLEMS, WORDS, GroupedExperts, MixtureOfExperts, Packed, Recurrent, pack
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.contract import Passes, PerExampleLoss, SourcePass, SourceStep, Step
 from soseleto.engines.layerwise.engine import LayerwiseEngine

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import soseleto
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import SourceStep, Step

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.strong_controls import FrozenStrong, ShuffledStrong
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.methods import Strong
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task

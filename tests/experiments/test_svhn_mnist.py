@@ -45,7 +45,7 @@ from experiments.svhn_mnist.tables import (
 )
 from soseleto.algorithm import Soseleto
 from soseleto.data import Examples
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.pieces import chain

@@ -36,8 +36,8 @@ from experiments.methods.sukhbaatar import noisy_losses
 from experiments.methods.xiao import likelihoods, noise_network
 from soseleto.algorithm import Soseleto
 from soseleto.data import Examples
-from soseleto.data.batch import Batch
-from soseleto.data.label_margin import label_margin
+from soseleto.data.batches import Batch
+from soseleto.data.structure import label_margin
 from soseleto.engines import trainable
 from soseleto.errors import DataError, UsageError
 from soseleto.methods import FineTuning, Mixed, Ordinary, Recording, Signals, TargetOnly

@@ -16,7 +16,7 @@ from experiments.methods.promix.debiasing import learn_shares, margin_loss, pseu
 from experiments.methods.promix.heads import NetworksWithHeads, classifier
 from experiments.methods.promix.selection import agreed, small_losses
 from soseleto.data import Views
-from soseleto.data.draws import Draws
+from soseleto.data.randomness import ExampleRandom
 from soseleto.errors import UsageError
 from soseleto.methods.strong.mixing import quantiles
 from soseleto.training.fit import fit
@@ -85,18 +85,18 @@ def test_rows_are_mixed_with_rows_of_their_side() -> None:
     side = torch.tensor([True, False, False, True, True, False, True, True])
     seen = set()
     for key in range(20):
-        order, u = Draws.of(key, torch.arange(8)).uniform(2)
+        order, u = ExampleRandom.of(key, torch.arange(8)).uniform(2)
         partner = partners(order, side)
         assert sorted(partner.tolist()) == list(range(8))
         assert torch.equal(side[partner], side)
         seen.add(tuple(partner.tolist()))
-        found, classes = mixed_alike(x, y, Draws.of(key, torch.arange(8)), 0.5, side)
+        found, classes = mixed_alike(x, y, ExampleRandom.of(key, torch.arange(8)), 0.5, side)
         b = float(quantiles(u[0], 0.5))
         for made, given in ((found, x), (classes, y)):
             expected = max(b, 1 - b) * given + (1 - max(b, 1 - b)) * given[partner]
             torch.testing.assert_close(made, expected, rtol=1e-6, atol=1e-6)
     assert len(seen) > 10
-    order = Draws.of(0, torch.arange(8)).uniform(1)[0]
+    order = ExampleRandom.of(0, torch.arange(8)).uniform(1)[0]
     assert torch.equal(partners(order, torch.ones(8, dtype=torch.bool)), order.argsort())
 
 
@@ -177,7 +177,7 @@ def test_steps_against_a_loop() -> None:
                 y = torch.stack([*y, *EYE[target.labels]])
                 sides = torch.tensor([*labelled[k], *[True] * T])
                 rows = torch.arange(B + T)
-                draws = Draws.of(state.key, rows, torch.full_like(rows, step), torch.full_like(rows, k))
+                draws = ExampleRandom.of(state.key, rows, torch.full_like(rows, step), torch.full_like(rows, k))
                 mixed, mixed_y = mixed_alike(weak, y, draws, 4.0, sides)
                 views = torch.cat([weak, source.inputs[1], target.inputs[1], mixed])
                 loss = torch.zeros((), dtype=torch.float64)

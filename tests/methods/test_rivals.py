@@ -26,8 +26,8 @@ from experiments.methods.divide_mix.mixture import right_probability
 from experiments.methods.fixmatch import confident
 from experiments.methods.two_networks import Networks
 from soseleto.data import Augment, StrongAugment, Views
-from soseleto.data.batch import Batch
-from soseleto.data.draws import Draws
+from soseleto.data.batches import Batch
+from soseleto.data.randomness import ExampleRandom
 from soseleto.errors import UsageError
 from soseleto.methods import Recording, Signals
 from soseleto.methods.strong.mixing import quantiles
@@ -165,8 +165,8 @@ def test_one_share_mixes_the_whole_batch() -> None:
     x, y = torch.randn(B, 3, dtype=torch.float64), torch.rand(B, C, dtype=torch.float64)
     shares = set()
     for key in range(8):
-        found, classes = mixed_alike(x, y, Draws.of(key, torch.arange(B)), 4.0)
-        order, u = Draws.of(key, torch.arange(B)).uniform(2)
+        found, classes = mixed_alike(x, y, ExampleRandom.of(key, torch.arange(B)), 4.0)
+        order, u = ExampleRandom.of(key, torch.arange(B)).uniform(2)
         share = float(quantiles(u[0], 4.0))
         share = max(share, 1 - share)
         for i, j in enumerate(sorted(range(B), key=lambda row: float(order[row]))):
@@ -243,7 +243,7 @@ def test_steps_of_divide_mix_against_a_loop(penalty: bool) -> None:
                     given.append(values**2 / (values**2).sum())
                 y = torch.stack([*given, *given, *EYE[target.labels], *EYE[target.labels]])
                 rows = torch.arange(2 * (B + T))
-                draws = Draws.of(state.key, rows, torch.full_like(rows, step), torch.full_like(rows, k))
+                draws = ExampleRandom.of(state.key, rows, torch.full_like(rows, step), torch.full_like(rows, k))
                 x, y = mixed_alike(torch.cat([*source.inputs, *target.inputs]), y, draws, 4.0)
                 labelled = [bool(one > 0.5) for one in w] * 2 + [True] * 2 * T
                 loss = slow_loss(slow[k](x).softmax(1), y, labelled, 25.0 * min(1.0, (step - 2) / 4))

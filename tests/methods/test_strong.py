@@ -19,9 +19,9 @@ import soseleto
 from experiments.methods import StrongPair
 from experiments.methods.two_networks import Networks
 from soseleto.data import Augment, Views
-from soseleto.data.batch import Batch
-from soseleto.data.draws import Draws
-from soseleto.data.unlabelled_views import UnlabelledViews
+from soseleto.data.batches import Batch
+from soseleto.data.randomness import ExampleRandom
+from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.errors import TrainingError, UsageError
 from soseleto.methods import Mixed, Recording, Signals, Strong
@@ -206,13 +206,13 @@ def test_quantiles_of_beta() -> None:
 
 def test_mixup_against_a_loop() -> None:
     x, y = torch.randn(B, 3, dtype=torch.float64), torch.rand(B, C, dtype=torch.float64)
-    found, classes = mixed(x, y, Draws.of(3, torch.arange(B)), mixup=0.7, cutmix=0.0)
-    order, u, *_ = Draws.of(3, torch.arange(B)).uniform(5)
+    found, classes = mixed(x, y, ExampleRandom.of(3, torch.arange(B)), mixup=0.7, cutmix=0.0)
+    order, u, *_ = ExampleRandom.of(3, torch.arange(B)).uniform(5)
     for i, j in enumerate(sorted(range(B), key=lambda row: float(order[row]))):
         share = float(quantiles(u[i], 0.7))
         torch.testing.assert_close(found[i], share * x[i] + (1 - share) * x[j])
         torch.testing.assert_close(classes[i], share * y[i] + (1 - share) * y[j])
-    assert mixed(x, y, Draws.of(3, torch.arange(B)), mixup=0.0, cutmix=0.0)[0] is x
+    assert mixed(x, y, ExampleRandom.of(3, torch.arange(B)), mixup=0.0, cutmix=0.0)[0] is x
 
 
 def stepped(method: Strong, shape: tuple[int, ...]) -> Tensor:
@@ -236,7 +236,7 @@ def test_half_of_images_are_cut_by_default_and_no_rows() -> None:
 def test_cutmix_pastes_a_rectangle_and_counts_its_area() -> None:
     n = 40
     x = torch.arange(float(n)).view(n, 1, 1, 1).expand(n, 2, 8, 8)
-    found, classes = mixed(x, torch.eye(n), Draws.of(0, torch.arange(n)), mixup=1.0, cutmix=1.0)
+    found, classes = mixed(x, torch.eye(n), ExampleRandom.of(0, torch.arange(n)), mixup=1.0, cutmix=1.0)
     for i in range(n):
         pasted = found[i, 0] != i
         assert torch.equal(pasted, found[i, 1] != i)
@@ -300,7 +300,7 @@ def test_a_step_against_a_loop(method: Strong) -> None:
             given.append({"believed": label, "ignored": g * sharp(q[i]), "doubted": doubted}[method.labels])
         given += list(torch.eye(C, dtype=torch.float64)[target.labels])
         inputs = torch.cat([source.inputs[1], target.inputs[1]])
-        draws = Draws.of(state.key, torch.arange(B + T), torch.full((B + T,), step))
+        draws = ExampleRandom.of(state.key, torch.arange(B + T), torch.full((B + T,), step))
         inputs, classes = mixed(inputs, torch.stack(given), draws, mixup=method.mixup, cutmix=0.0)
         p = slow(inputs).softmax(1)
         losses = [-sum(classes[i, c] * p[i, c].log() for c in range(C)) for i in range(B + T)]
@@ -617,11 +617,11 @@ def test_views_of_inputs_without_labels_draw_other_numbers_than_mixing(monkeypat
     of_views: list[Tensor] = []
     of_mixing: list[Tensor] = []
 
-    def views(x: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def views(x: Tensor, draws: ExampleRandom) -> tuple[Tensor, Tensor]:
         of_views.append(draws.uniform(4).T)
         return x, x
 
-    def mixing(inputs: Tensor, classes: Tensor, draws: Draws, **_: Any) -> tuple[Tensor, Tensor]:
+    def mixing(inputs: Tensor, classes: Tensor, draws: ExampleRandom, **_: Any) -> tuple[Tensor, Tensor]:
         of_mixing.append(draws.uniform(4).T)
         return inputs, classes
 

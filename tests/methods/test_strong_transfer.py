@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import soseleto
 from soseleto import Soseleto
 from soseleto.data import Views
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.methods import StrongTransfer

@@ -15,7 +15,7 @@ import soseleto
 from parallel.test_ranks import LONG, ask_at, points, terminate
 from ranks import together
 from soseleto.data import TargetCycle
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError

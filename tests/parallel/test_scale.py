@@ -19,7 +19,7 @@ from experiments.methods import METHODS, EarlyStopping
 from experiments.methods.sukhbaatar import SukhbaatarState
 from experiments.methods.xiao import XiaoState
 from parallel.test_ranks import CASES, net, points, require_close, train
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import OutOfMemory, TrainingError, UsageError
 from soseleto.methods import Ordinary

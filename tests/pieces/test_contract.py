@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto import Soseleto, pieces
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto import Selection, Soseleto
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import alignment, trainable
 from soseleto.errors import EngineError, SoseletoError, UsageError
 from soseleto.pieces import (

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, NAdam, O
 
 import soseleto
 from soseleto import Selection, Soseleto
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, last_batch, preconditioned, running_mean, whitened_layers

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto import Soseleto
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import alignment, trainable
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, label_doubt, whitened_layers

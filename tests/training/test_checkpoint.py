@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import soseleto
 from experiments.methods import METHODS, Attention, EarlyStopping, Luo, MatchingNetworks
 from soseleto.data import Augment
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
 from soseleto.methods import Mixed, Recording, Signals
 from soseleto.pieces import label_doubt, pooled_by_class

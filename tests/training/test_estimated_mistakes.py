@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 import soseleto
 from soseleto.data import Examples, Live
-from soseleto.data.preprocess import make_prepare
+from soseleto.data.feeding import make_prepare
 from soseleto.errors import UsageError
 from soseleto.training.estimated_mistakes import estimate_mistakes
 

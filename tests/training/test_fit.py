@@ -18,7 +18,7 @@ import soseleto
 from experiments.methods.oracle import corrected
 from soseleto import Heads
 from soseleto.data import Augment, Examples, read_pair
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.methods import TargetOnly
 from soseleto.models.architectures import mlp
 from soseleto.parallel.reducer import Single

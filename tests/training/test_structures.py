@@ -8,7 +8,7 @@ from torch import nn
 
 import soseleto
 from experiments.methods import Reweight
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.data.structure import call, concatenate, describe, of_one_form, scores_of, shape_of, split
 from soseleto.training.options import Checkpoints, Compute
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto import Soseleto, squared_error
-from soseleto.data.preprocess import make_prepare
+from soseleto.data.feeding import make_prepare
 from soseleto.errors import UsageError
 from soseleto.pieces import beyond_noise, chain, label_doubt, normalized, running_mean, target_share
 from soseleto.run_folder.folder import RunFolder

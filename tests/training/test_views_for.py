@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import soseleto
 from experiments.methods import FixMatch, ProMix
 from soseleto.data import FeatureViews, TokenViews, Views
-from soseleto.data.batch import Batch
-from soseleto.data.draws import Draws
+from soseleto.data.batches import Batch
+from soseleto.data.randomness import ExampleRandom
 from soseleto.errors import UsageError
 from soseleto.methods import Strong
 from soseleto.training.fit import fit
@@ -117,7 +117,7 @@ def test_texts_padded_to_another_width_take_a_pass_of_their_own(method: FixMatch
 
 def _with_views(inputs: dict[str, Tensor], labels: Tensor) -> Batch:
     index = torch.arange(len(labels))
-    return Batch(index, TokenViews(drop=0.3)(inputs, Draws.of(0, index)), labels)
+    return Batch(index, TokenViews(drop=0.3)(inputs, ExampleRandom.of(0, index)), labels)
 
 
 def test_values_are_missing_by_the_means_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,8 @@ from torch import Tensor
 from experiments.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
 from experiments.methods.divide_mix.mixture import right_probability
 from experiments.methods.two_networks import Networks
-from soseleto.data.batch import Batch
-from soseleto.data.draws import Draws
+from soseleto.data.batches import Batch
+from soseleto.data.randomness import ExampleRandom
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
@@ -145,7 +145,7 @@ class DivideMix:
         classes = torch.cat([given.repeat(2, 1), trusted.repeat(2, 1)])
         counted = torch.cat([labelled.repeat(2), torch.ones_like(rows.trusted, dtype=torch.bool).repeat(2)])
         places = torch.arange(len(classes), device=classes.device)
-        draws = Draws.of(state.key, places, state.taken.expand(len(places)), torch.full_like(places, k))
+        draws = ExampleRandom.of(state.key, places, state.taken.expand(len(places)), torch.full_like(places, k))
         inputs, classes = mixed_alike(rows.inputs, classes, draws, self.mixup)
         scores = view_scores(state.task, state.networks.both[k], inputs)
         loss, each = loss_of(scores, classes, counted, self._unlabelled(state))

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from soseleto.data.draws import Draws
+from soseleto.data.randomness import ExampleRandom
 from soseleto.methods.strong.judgement import one_hot, sharpened
 from soseleto.methods.strong.mixing import quantiles
 
@@ -23,7 +23,7 @@ def given_classes(own: Tensor, both: Tensor, labels: Tensor, w: Tensor, labelled
 
 
 def mixed_alike(
-    inputs: Tensor, classes: Tensor, draws: Draws, a: float, side: Tensor | None = None
+    inputs: Tensor, classes: Tensor, draws: ExampleRandom, a: float, side: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Mixup with one λ = max(b, 1 − b) of the whole batch, b ~ Beta(a, a): every row stays nearer to its own image.
 

@@ -58,8 +58,8 @@ from experiments.methods.divide_mix.mix_match import mean_over, mixed_alike
 from experiments.methods.promix.debiasing import learn_shares, margin_loss, pseudo_labels
 from experiments.methods.promix.heads import NetworksWithHeads
 from experiments.methods.promix.selection import agreed, small_losses
-from soseleto.data.batch import Batch
-from soseleto.data.draws import Draws
+from soseleto.data.batches import Batch
+from soseleto.data.randomness import ExampleRandom
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
@@ -186,7 +186,7 @@ class ProMix:
     ) -> tuple[Tensor, Tensor]:
         """Network k on its classes (R, C) in three views: as ``_on_labels``."""
         places = torch.arange(len(classes), device=classes.device)
-        draws = Draws.of(state.key, places, state.taken.expand(len(places)), torch.full_like(places, k))
+        draws = ExampleRandom.of(state.key, places, state.taken.expand(len(places)), torch.full_like(places, k))
         mixed, mixed_classes = mixed_alike(views[0], classes, draws, self.mixup, labelled)
         y = torch.stack([classes, classes, mixed_classes])
         of_labelled, of_others = state.shares[k]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from soseleto.data import as_examples
-from soseleto.data.preprocess import make_prepare
+from soseleto.data.feeding import make_prepare
 from soseleto.engines import FASTEST_FIRST, EngineReport
 from soseleto.engines import check_gradients as compare
 from soseleto.errors import UsageError, did_you_mean

@@ -20,7 +20,7 @@ from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_befo
 from soseleto.cli.home import Home
 from soseleto.cli.pretrained import pretrained_options
 from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views
-from soseleto.data.preprocess import make_prepare
+from soseleto.data.feeding import make_prepare
 from soseleto.data.text import TextPreparation
 from soseleto.data.views import AnyViews
 from soseleto.errors import SoseletoError, UsageError, counted

@@ -1,10 +1,8 @@
 """Data: user files read into ``Examples``, checked, and fed in batches."""
 
-from soseleto.data.augment import Augment
-from soseleto.data.batches import TargetCycle, source_batches, source_order, target_batch
-from soseleto.data.example_set import ExampleSet
-from soseleto.data.examples import Examples
-from soseleto.data.feature_views import FeatureViews
+from soseleto.data.augment import Augment, StrongAugment
+from soseleto.data.batches import Batch, TargetCycle, source_batches, source_order
+from soseleto.data.examples import Examples, ExampleSet
 from soseleto.data.feeding import feed
 from soseleto.data.live import Live
 from soseleto.data.live_files import live_images, tar_shards
@@ -18,13 +16,12 @@ from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.read_pair import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.readers.reading import Reading
 from soseleto.data.stream import Stream
-from soseleto.data.strong_augment import StrongAugment
-from soseleto.data.token_views import TokenViews
-from soseleto.data.views import Views
+from soseleto.data.views import FeatureViews, TokenViews, Views
 
 __all__ = [
     "MODES",
     "Augment",
+    "Batch",
     "ExampleSet",
     "Examples",
     "FeatureViews",
@@ -59,5 +56,4 @@ __all__ = [
     "source_order",
     "symmetric",
     "tar_shards",
-    "target_batch",
 ]

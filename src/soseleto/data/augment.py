@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from soseleto.data.draws import Draws
+from soseleto.data.randomness import ExampleRandom
 from soseleto.errors import DataError, UsageError
 
 _POINTS = 4  # control points of the elastic deformation, along each side
@@ -24,6 +24,9 @@ class Rows:
     generator: torch.Generator
     total: int
     rows: Tensor
+
+
+Random = torch.Generator | Rows | ExampleRandom
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Augment:
         """Whether batches are returned unchanged."""
         return self == Augment()
 
-    def __call__(self, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
+    def __call__(self, inputs: Tensor, generator: Random) -> Tensor:
         """The augmented batch; random numbers are drawn from ``generator``, on its device, in a fixed order."""
         if self.nothing:
             return inputs
@@ -87,7 +90,7 @@ class Augment:
             inputs = _negative(inputs, _uniform(1, inputs, generator)[0] < 0.5)
         return inputs
 
-    def _crop_flip(self, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
+    def _crop_flip(self, inputs: Tensor, generator: Random) -> Tensor:
         pad = int(self.crop)
         draws = _uniform(3, inputs, generator)
         top, left = (draws[:2] * (2 * pad + 1)).to(torch.int64).clamp_(max=2 * pad)  # (N,) each
@@ -97,7 +100,7 @@ class Augment:
             return _windows_by_copy(padded, top, left, mirrored, pad)
         return _windows_by_gather(padded, top, left, mirrored, pad)
 
-    def _resample(self, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
+    def _resample(self, inputs: Tensor, generator: Random) -> Tensor:
         """Rotation, scale, shift, shear and elastic deformation in one bilinear resampling, padded with zeros."""
         floats = inputs if inputs.dtype.is_floating_point else inputs.float()
         matrix = self._matrices(floats, generator)
@@ -107,7 +110,7 @@ class Augment:
         moved = F.grid_sample(floats, grid.to(floats.dtype), padding_mode="zeros", align_corners=False)
         return moved if inputs.dtype.is_floating_point else moved.round_().clamp_(0, 255).to(inputs.dtype)
 
-    def _matrices(self, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
+    def _matrices(self, inputs: Tensor, generator: Random) -> Tensor:
         """(N, 2, 3) affine maps from output to input coordinates, in units of half the image side."""
         n, _, h, w = inputs.shape
         angle, factor, x, y = _uniform(4, inputs, generator) * 2 - 1
@@ -122,7 +125,7 @@ class Augment:
             top = top + slant[:, None] * bottom
         return torch.stack([top, bottom], dim=1).view(n, 2, 3)
 
-    def _displacements(self, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
+    def _displacements(self, inputs: Tensor, generator: Random) -> Tensor:
         """(N, H, W, 2) displacement of each pixel, in units of half the image side, interpolated from 4 x 4 points."""
         n, _, h, w = inputs.shape
         draws = _uniform(2 * _POINTS**2, inputs, generator) * 2 - 1
@@ -149,16 +152,16 @@ def _windows_by_copy(padded: Tensor, top: Tensor, left: Tensor, mirrored: Tensor
     array = padded.detach().numpy()
     h, w = padded.shape[2] - 2 * pad, padded.shape[3] - 2 * pad
     windows = np.lib.stride_tricks.sliding_window_view(array, (h, w), axis=(2, 3)).transpose(0, 2, 3, 1, 4, 5)
-    made = windows[np.arange(len(array)), top.numpy(), left.numpy()]
+    copied = windows[np.arange(len(array)), top.numpy(), left.numpy()]
     if mirrored is not None:
         chosen = mirrored.numpy()
-        made[chosen] = made[chosen][..., ::-1]
-    return torch.from_numpy(made)
+        copied[chosen] = copied[chosen][..., ::-1]
+    return torch.from_numpy(copied)
 
 
-def _uniform(count: int, inputs: Tensor, generator: torch.Generator | Rows | Draws) -> Tensor:
+def _uniform(count: int, inputs: Tensor, generator: Random) -> Tensor:
     """(count, N) numbers in [0, 1), drawn on the generator's device and moved to that of the inputs."""
-    if isinstance(generator, Draws):
+    if isinstance(generator, ExampleRandom):
         return generator.uniform(count)
     if isinstance(generator, Rows):
         random = generator.generator
@@ -173,3 +176,141 @@ def _negative(inputs: Tensor, chosen: Tensor) -> Tensor:
     if inputs.dtype.is_floating_point:
         return torch.where(chosen, -inputs, inputs)
     return torch.where(chosen, 255 - inputs, inputs)
+
+
+# The list of changes; "none" leaves the image as it is.
+CHANGES = (
+    "none", "rotate", "shear_x", "shear_y", "shift_x", "shift_y",
+    "brightness", "contrast", "colour", "sharpness", "posterise", "solarise", "autocontrast",
+)  # fmt: skip
+_ROTATE, _SHEAR, _SHIFT = math.radians(30.0), 0.3, 0.3  # at strength 1: angle, slant, share of the side
+_BLEND = 0.9  # at strength 1 the factors of brightness, contrast, colour and sharpness lie between 0.1 and 1.9
+_BITS_LOST = 4  # by posterising at strength 1
+_GREY = 127.5  # covers what lies outside of the image and what cutout removes
+_LUMA = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class StrongAugment:
+    """Strong random changes of uint8 image batches (N, C, H, W), in the manner of RandAugment (Cubuk et al., 2020).
+
+    Every image gets a few changes drawn from one list, each of a random size, then a random square of it is covered
+    (cutout). Geometric changes come first and are made in one resampling. An image that did not draw a change gets
+    that change with size zero: nothing depends on the values of the draws, so the GPU is never waited for.
+
+    changes: how many changes of the list every image gets
+    strength: their largest size, 1 is that of RandAugment
+    cutout: largest side of the covered square, as a share of the image's side
+
+    >>> images = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
+    >>> StrongAugment()(images, ExampleRandom.of(0, torch.arange(8))).shape
+    torch.Size([8, 3, 32, 32])
+    """
+
+    changes: int = 1
+    strength: float = 1.0
+    cutout: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.changes < 0:
+            raise UsageError(f"changes of StrongAugment must be 0 or more, got {self.changes}.")
+        for field in ("strength", "cutout"):
+            if not 0.0 <= getattr(self, field) <= 1.0:
+                raise UsageError(f"{field} of StrongAugment must lie in [0, 1], got {getattr(self, field)}.")
+
+    def __call__(self, inputs: Tensor, random: ExampleRandom) -> Tensor:
+        """The changed batch; what happens to an image depends on its own draws alone."""
+        if inputs.ndim != 4 or inputs.dtype != torch.uint8:
+            raise DataError(
+                f"strong augmentation is for uint8 images (N, C, H, W), got {inputs.dtype} of shape "
+                f"{tuple(inputs.shape)}: give images as bytes, or leave it out."
+            )
+        if not self.changes and not self.cutout:
+            return inputs
+        images = inputs.float()
+        if self.changes:
+            rounds = [self._drawn(random) for _ in range(self.changes)]
+            images = _resampled(images, rounds)
+            for kind, size in rounds:
+                images = _recoloured(images, kind, size)
+        if self.cutout:
+            images = self._covered(images, random)
+        return images.round_().to(torch.uint8)
+
+    def _drawn(self, random: ExampleRandom) -> tuple[Tensor, Tensor]:
+        """Which change each image gets, (N,), and its size between -strength and strength, (N,)."""
+        kind, size = random.uniform(2)
+        return (kind * len(CHANGES)).to(torch.int64), (2 * size - 1) * self.strength
+
+    def _covered(self, images: Tensor, random: ExampleRandom) -> Tensor:
+        side, x, y = (number.view(-1, 1, 1, 1) for number in random.uniform(3))
+        h, w = images.shape[2:]
+        reach = side * self.cutout / 2
+        rows = (torch.arange(h, device=images.device).view(1, 1, h, 1) + 0.5) / h
+        columns = (torch.arange(w, device=images.device).view(1, 1, 1, w) + 0.5) / w
+        return torch.where(((rows - y).abs() < reach) & ((columns - x).abs() < reach), _GREY, images)
+
+
+def _sized(kind: Tensor, size: Tensor, change: str) -> Tensor:
+    """The size of a change, (N,); 0 for images that drew another."""
+    return torch.where(kind == CHANGES.index(change), size, 0.0)
+
+
+def _resampled(images: Tensor, rounds: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """All geometric changes in one bilinear resampling."""
+    h, w = images.shape[2:]
+    matrix = _matrices(*rounds[0], h, w)
+    for kind, size in rounds[1:]:
+        matrix = matrix @ _matrices(kind, size, h, w)
+    grid = F.affine_grid(matrix[:, :2], list(images.shape), align_corners=False)
+    return F.grid_sample(images - _GREY, grid, padding_mode="zeros", align_corners=False) + _GREY
+
+
+def _matrices(kind: Tensor, size: Tensor, h: int, w: int) -> Tensor:
+    """(N, 3, 3) maps from output to input coordinates in units of half the sides; at most one change is not zero."""
+    angle = _sized(kind, size, "rotate") * _ROTATE
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    slant_x, slant_y = (_sized(kind, size, f"shear_{axis}") * _SHEAR for axis in "xy")
+    shift_x, shift_y = (_sized(kind, size, f"shift_{axis}") * 2 * _SHIFT for axis in "xy")
+    # Angles are in pixel units, so that rotating an image that is not square does not shear it.
+    top = torch.stack([cos, (sin + slant_x) * (h / w), shift_x], 1)
+    middle = torch.stack([(slant_y - sin) * (w / h), cos, shift_y], 1)
+    return torch.stack([top, middle, torch.stack([zero, zero, zero + 1], 1)], 1)
+
+
+def _recoloured(images: Tensor, kind: Tensor, size: Tensor) -> Tensor:
+    """Every change of colours, on a scale from 0 to 255."""
+    images = _blended(images, kind, size)
+    lost = (_sized(kind, size.abs(), "posterise") * _BITS_LOST).round().view(-1, 1, 1, 1)
+    images = torch.where(lost > 0, (images / lost.exp2()).floor() * lost.exp2(), images)
+    threshold = 256 * (1 - _sized(kind, size.abs(), "solarise").view(-1, 1, 1, 1))
+    images = torch.where(images >= threshold, 255 - images, images)
+    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    stretched = (images - low) * (255 / (high - low).clamp(min=1))
+    return torch.where((kind == CHANGES.index("autocontrast")).view(-1, 1, 1, 1), stretched, images)
+
+
+def _blended(images: Tensor, kind: Tensor, size: Tensor) -> Tensor:
+    """base + f·(x − base): base is black for brightness, the mean grey for contrast, grey for colour, blur for
+    sharpness."""
+    grey = _grey(images)
+    bases = {"contrast": grey.mean((2, 3), keepdim=True), "colour": grey, "sharpness": _blurred(images)}
+    base, factor = torch.zeros_like(images), 1 + _BLEND * _sized(kind, size, "brightness")
+    for change, own in bases.items():
+        base = torch.where((kind == CHANGES.index(change)).view(-1, 1, 1, 1), own, base)
+        factor = factor + _BLEND * _sized(kind, size, change)
+    return (base + factor.view(-1, 1, 1, 1) * (images - base)).clamp_(0, 255)
+
+
+def _grey(images: Tensor) -> Tensor:
+    """(N, 1, H, W)."""
+    if images.shape[1] != len(_LUMA):
+        return images.mean(1, keepdim=True)
+    red, green, blue = (share * channel for share, channel in zip(_LUMA, images.split(1, dim=1), strict=True))
+    return red + green + blue
+
+
+def _blurred(images: Tensor) -> Tensor:
+    """Every pixel mixed with its eight neighbours, as 5 to 1 each."""
+    around = F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    return (9 * around + 4 * images) / 13

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import cells
-from soseleto.data.precision import SHARE, rounded_away
+from soseleto.data.preprocess import SHARE, rounded_away
 from soseleto.errors import counted
 
 LEFT_OUT = "left out"

@@ -1,4 +1,4 @@
-"""One data set in memory: inputs, labels, and stable ids of the examples."""
+"""A data set: inputs, labels, and stable ids of the examples."""
 
 from __future__ import annotations
 
@@ -6,18 +6,92 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from soseleto.data import on_disk, structure
+from soseleto.data import storage, structure
 from soseleto.data.batches import source_batches
-from soseleto.data.content import key_of
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError
 
 _CHUNK = 1 << 26  # bytes hashed at a time, so that data on a GPU is not copied to the host all at once
+
+
+class ExampleSet(Protocol):
+    """What training needs of a data set: ``Examples`` holds it in memory, ``LazyDataset`` reads it when needed."""
+
+    @property
+    def labels(self) -> Tensor: ...
+
+    @property
+    def ids(self) -> tuple[str, ...] | None: ...
+
+    @property
+    def classes(self) -> tuple[str, ...] | None: ...
+
+    @property
+    def truth(self) -> Tensor | None: ...
+
+    @property
+    def paths(self) -> tuple[str, ...] | None: ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the inputs and labels take."""
+        ...
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether batches are read one by one before they are needed, so that many are never gathered at once."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def id_of(self, index: int) -> str:
+        """The id of one example, by its index in the data set."""
+        ...
+
+    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """Inputs and labels of a few examples."""
+        ...
+
+    def read(
+        self, batches: Iterable[Tensor], *, seed: int = 0, purpose: str = "read"
+    ) -> Iterator[tuple[Inputs, Tensor]]:
+        """Inputs and labels of each batch of indices; what is random in an item follows (seed, purpose, index)."""
+        ...
+
+    def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
+        """The index batches of an epoch; together they hold every example exactly once.
+
+        device: where the examples are; indices for other processes stay on the CPU
+        """
+        ...
+
+    def sample(self) -> Inputs:
+        """Inputs from which statistics are computed: of all examples, or of many."""
+        ...
+
+    def sample_labels(self) -> Tensor:
+        """Labels of all examples, or of some where reading all would take an epoch."""
+        ...
+
+    def subset(self, index: Tensor | Sequence[int]) -> Self:
+        """The selected examples, in this order; ``index`` holds indices or is a boolean mask."""
+        ...
+
+    def to(self, device: torch.device | str) -> Self: ...
+
+    def fingerprint(self) -> str:
+        """Differs between different data, and is the same in every run."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +180,7 @@ class Examples:
             at = at.nonzero().flatten()
         at = at.to("cpu", torch.int64)
         inputs, labels = structure.change(
-            lambda tensor: on_disk.select(tensor, at.to(tensor.device)), (self.inputs, self.labels)
+            lambda tensor: storage.select(tensor, at.to(tensor.device)), (self.inputs, self.labels)
         )
         places = [range(len(self))[i] for i in at.tolist()]
         return replace(
@@ -120,41 +194,30 @@ class Examples:
         )
 
     def fingerprint(self) -> str:
-        """sha256 over the shapes, the bytes of inputs and labels, and the ids.
-
-        Of many images from the cache the digests of their files stand for the bytes, and the text says so.
-        """
-        by_files = False
+        """sha256 over the shapes, the bytes of inputs and labels, and the ids."""
         digest = hashlib.sha256()
         for tensor in structure.tensors((self.inputs, self.labels)):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            if (key := key_of(tensor)) is not None:
-                digest.update(key.encode())
-                by_files = True
-                continue
-            for piece in _pieces(tensor):
-                digest.update(piece)
+            for rows in _bytes_of(tensor):
+                digest.update(rows)
         for part in self._ids_as_json():
             digest.update(part)
-        return f"by the content of the image files: {digest.hexdigest()}" if by_files else digest.hexdigest()
+        return digest.hexdigest()
 
     def _ids_as_json(self) -> Iterator[bytes]:
         """The ids as one JSON list, some of them at a time."""
-        size = on_disk.PIECE
+        size = storage.PIECE
         for first in range(0, len(self), size):
             part = json.dumps([self.id_of(at) for at in range(first, min(first + size, len(self)))])
             yield ("[" if first == 0 else ", ").encode() + part[1:-1].encode()
         yield b"]"
 
-    def close(self) -> None:
-        """Nothing is held open."""
 
-
-def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
     """The tensor's bytes, some rows at a time."""
     rows = max(1, _CHUNK * max(len(tensor), 1) // max(tensor.nbytes, 1))
-    for piece in torch.split(tensor, rows):
-        yield piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    for part in torch.split(tensor, rows):
+        yield part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _check_lengths(examples: Examples) -> None:
@@ -201,3 +264,8 @@ def _check_labels(examples: Examples) -> None:
 def truth_known(truth: Tensor) -> Tensor:
     """Where the correct labels are known: neither -1 nor NaN."""
     return ~truth.isnan() if truth.is_floating_point() else truth >= 0
+
+
+def in_pieces(n: int, size: int = 1000) -> tuple[Tensor, ...]:
+    """The indices 0 to n - 1, at most ``size`` at a time."""
+    return torch.arange(n).split(size)

@@ -1,7 +1,7 @@
-"""An epoch's batches, gathered, augmented and standardised a block of steps at a time.
+"""From stored examples to what the model takes: gathered, augmented, standardised.
 
-On a GPU launching the kernels for a small batch takes longer than running them; a block launches them once for many
-steps. The batches are a function of (seed, purpose, epoch, step), so a resumed epoch continues with the same ones.
+On a GPU launching the kernels for a small batch takes longer than running them: a block of steps is prepared at once.
+The batches are a function of (seed, purpose, epoch, step): a resumed epoch continues with the same ones.
 """
 
 from __future__ import annotations
@@ -9,21 +9,138 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from soseleto.data import structure
 from soseleto.data.augment import Augment, Rows
-from soseleto.data.draws import Draws
-from soseleto.data.example_set import ExampleSet
-from soseleto.data.randomness import generator, seed_for
+from soseleto.data.examples import ExampleSet
+from soseleto.data.preparation import TablePreparation
+from soseleto.data.preprocess import Preprocess
+from soseleto.data.randomness import ExampleRandom, generator, seed_for
 from soseleto.data.structure import Inputs
+from soseleto.data.text import TextPreparation
 from soseleto.data.views import AnyViews
+from soseleto.errors import DataError, UsageError
 
+EVALUATION_BATCH, TEXTS_AT_A_TIME = 1000, 64  # examples per forward pass without gradients
 _BLOCK_BYTES = 1 << 26  # of float inputs
 _BLOCK_STEPS = 16
+_LARGEST_FLOAT = 1.5  # floats from 0 to 1 that were resized or augmented may be a little outside
+
+Standardize = Preprocess | TablePreparation | TextPreparation
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Converts stored inputs to what the model expects: standardisation, dtype and memory format.
+
+    Tensors inside a structure, whose meaning is not known, are not standardised.
+
+    standardize: of tables their preparation, which also encodes categories; of texts theirs, which makes the tensors
+        that a language model takes
+    trained: the type of the source's inputs, if known
+    """
+
+    standardize: Standardize | None
+    dtype: torch.dtype
+    channels_last: bool = False
+    trained: torch.dtype | None = None
+
+    def __call__(self, inputs: Inputs) -> Inputs:
+        if self.standardize is not None:
+            inputs = self.standardize(inputs)
+        return structure.change(self._converted, inputs)
+
+    def match_input_range(self, inputs: Inputs, name: str) -> Inputs:
+        """Convert inputs of another set than the source to the source's dtype and range."""
+        if isinstance(self.standardize, TablePreparation | TextPreparation):
+            return inputs
+        if self.standardize is None and self.trained == torch.uint8:  # the model gets numbers from 0 to 255
+            return inputs
+        return match_input_range(inputs, self.trained, name)
+
+    def _converted(self, inputs: Tensor) -> Tensor:
+        if inputs.is_floating_point() or inputs.dtype == torch.uint8:
+            inputs = inputs.to(self.dtype)
+        if self.channels_last and inputs.ndim == 4:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Examples per forward pass without gradients."""
+        return TEXTS_AT_A_TIME if isinstance(self.standardize, TextPreparation) else EVALUATION_BATCH
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "standardize": None if self.standardize is None else self.standardize.to_dict(),
+            "dtype": str(self.dtype),
+        }
+
+
+def standardization_from(fields: dict[str, Any]) -> Preprocess | TablePreparation:
+    """What ``to_dict`` of either class wrote."""
+    return TablePreparation.from_dict(fields) if "columns" in fields else Preprocess.from_dict(fields)
+
+
+def make_prepare(source: ExampleSet, model: nn.Module, *, standardize: Standardize | bool | None) -> Prepare:
+    """Statistics come from the source alone; by default uint8 inputs are standardised and float inputs are not.
+
+    Images get the memory format of the model's convolutions: ``model.to(memory_format=torch.channels_last)`` is enough.
+    """
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    last = any(_channels_last(p) for p in model.parameters())
+    first, _ = source.take(torch.tensor([0]))
+    trained = first.dtype if isinstance(first, Tensor) else None
+    if isinstance(standardize, Standardize):
+        return Prepare(standardize, dtype, last, trained)
+    if not isinstance(first, Tensor):
+        if standardize:
+            raise UsageError("standardize=True is for inputs that are one tensor: standardise the parts in the data.")
+        return Prepare(None, dtype, last)
+    wanted = first.dtype == torch.uint8 if standardize is None else standardize
+    return Prepare(Preprocess.of(source.sample()) if wanted else None, dtype, last, trained)
+
+
+def _channels_last(p: Tensor) -> bool:
+    return p.ndim == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
+
+
+def match_input_range(inputs: Inputs, trained: torch.dtype | None, name: str) -> Inputs:
+    """Convert inputs to the training dtype and range; raises if they have another range.
+
+    Bytes from 0 to 255 and floats from 0 to 1 are the same image; whole numbers from 0 to 255 of any type become bytes.
+
+    trained: the dtype of the training inputs, None if unknown
+    name: what the inputs are called in an error
+    """
+    if not isinstance(inputs, Tensor) or trained is None or inputs.dtype == trained or not inputs.numel():
+        return inputs
+    if trained == torch.uint8:
+        return _as_bytes(inputs, name)
+    if trained.is_floating_point and inputs.dtype == torch.uint8:
+        if inputs.ndim > 2:
+            raise DataError(
+                f"{name} has bytes, but the model is trained on floats, whose scale may be another: give floats, such "
+                "as images.float() / 255."
+            )
+        return inputs.to(torch.float32)
+    return inputs
+
+
+def _as_bytes(inputs: Tensor, name: str) -> Tensor:
+    low, high = (float(value) for value in inputs.aminmax())
+    if inputs.is_floating_point() and not (low < 1.0 - _LARGEST_FLOAT or high > _LARGEST_FLOAT):
+        return inputs
+    if low >= 0 and high <= 255 and bool((inputs == inputs.round()).all()):
+        return inputs.to(torch.uint8)
+    raise DataError(
+        f"{name} has values from {low:.4g} to {high:.4g}, but the model is trained on bytes: give bytes (uint8), or "
+        "floats from 0 to 1."
+    )
 
 
 class Fed(NamedTuple):
@@ -84,10 +201,10 @@ class _Block:
         """What augmentation draws from, so that kept rows get the same numbers as in the whole batches."""
         return random if self.rows is None else Rows(random, self.total, self.rows.to(random.device))
 
-    def counted(self, key: int, first: int, device: torch.device) -> Draws:
-        """Draws by example and step; a target example occurs many times in an epoch."""
+    def counted(self, key: int, first: int, device: torch.device) -> ExampleRandom:
+        """ExampleRandom by example and step; a target example occurs many times in an epoch."""
         steps = torch.arange(first, first + len(self.sizes)).repeat_interleave(torch.tensor(self.sizes))
-        return Draws.of(key, self.places.to(device), steps.to(device))
+        return ExampleRandom.of(key, self.places.to(device), steps.to(device))
 
 
 def _block(batches: Sequence[Tensor], keep: Callable[[Tensor], Tensor] | None) -> _Block:

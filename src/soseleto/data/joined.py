@@ -12,7 +12,7 @@ from torch import Tensor
 
 from soseleto.data import structure
 from soseleto.data.batches import source_batches
-from soseleto.data.example_set import ExampleSet
+from soseleto.data.examples import ExampleSet
 from soseleto.data.randomness import generator
 from soseleto.data.stream import Stream
 from soseleto.data.structure import Inputs
@@ -117,10 +117,6 @@ class Joined:
 
     def fingerprint(self) -> str:
         return f"{self.first.fingerprint()} {self.second.fingerprint()}"
-
-    def close(self) -> None:
-        self.first.close()
-        self.second.close()
 
 
 def _rows(parts: list[tuple[Inputs, Tensor]], back: Tensor) -> tuple[Inputs, Tensor]:

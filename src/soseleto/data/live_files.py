@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from soseleto.data import optional
-from soseleto.data.image_decoding.cache import cache_root
 from soseleto.data.live import Live
 from soseleto.data.readers.class_indices import number_labels
 from soseleto.data.readers.image_folder import SUFFIXES, read_folder
 from soseleto.data.readers.problems import ProblemsError
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.reading import Reading
+from soseleto.data.storage import cache_root
 from soseleto.errors import DataError, UsageError
 
 Size = int | tuple[int, int]

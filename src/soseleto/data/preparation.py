@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data import cells, on_disk
+from soseleto.data import cells, storage
 from soseleto.data.columns import (
     LEFT_OUT,
     Category,
@@ -31,7 +31,7 @@ from soseleto.data.columns import (
     fit_column,
     kind_of,
 )
-from soseleto.data.limits import check_size
+from soseleto.data.storage import check_size
 from soseleto.errors import DataError
 
 _SHOWN = 3  # values of a column in the plan
@@ -158,9 +158,9 @@ class TablePreparation:
         """The stored numbers of a pyarrow table, (N, D) float32, or float64 if ``exact``; other columns are ignored."""
         columns, dtype = self.formatted_as(table), self._dtype
         check_size(dtype.itemsize * table.num_rows * len(self.names), what="the table")
-        inputs = on_disk.empty(table.num_rows, len(self.names), what="the table", dtype=dtype)
-        for first in range(0, table.num_rows, on_disk.PIECE):  # texts have 2,048 numbers a row before they are stored
-            rows, at = table.slice(first, on_disk.PIECE), 0
+        inputs = storage.empty(table.num_rows, len(self.names), what="the table", dtype=dtype)
+        for first in range(0, table.num_rows, storage.PIECE):  # texts have 2,048 numbers a row before they are stored
+            rows, at = table.slice(first, storage.PIECE), 0
             for column in columns:
                 piece = torch.from_numpy(column.read(rows[column.name]))
                 inputs[first : first + len(piece), at : at + piece.shape[1]] = piece

@@ -9,19 +9,12 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from soseleto.data import structure
-from soseleto.data.example_set import ExampleSet
-from soseleto.data.precision import SHARE, rounded_away
-from soseleto.data.preparation import TablePreparation
-from soseleto.data.same_scale import like_trained
-from soseleto.data.structure import Inputs
-from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError
 
-EVALUATION_BATCH, TEXTS_AT_A_TIME = 1000, 64  # examples per forward pass without gradients
 _ROWS = 1024  # examples at a time, to bound the memory for the statistics of a large set
+SHARE = 1e-4  # of a column's spread by which float32 may move its values
 _LARGE = 1 / 16  # how float32 rounds above 2²⁰
 
 
@@ -105,6 +98,14 @@ def _constants(preprocess: Preprocess, device: str, ndim: int, bytes_in: bool) -
     return scale.to(device, dtype), (-mean / std).to(device, dtype)
 
 
+def rounded_away(values: Tensor, most: Tensor) -> bool:
+    """Whether float32 would move a value of (N, C, ...) by more than ``most``, (C,) by column or (1,) for all."""
+    if values.dtype != torch.float64:
+        return False
+    limit = most.to(values.device).reshape((1, -1) + (1,) * (values.ndim - 2))
+    return any(bool(((rows - rows.float()).abs() > limit).any()) for rows in values.split(_ROWS))
+
+
 def single_precision(inputs: Tensor) -> Tensor:
     """float32, or float64 as it is where float32 would round differences away, for standardisation."""
     if inputs.dtype != torch.float64 or inputs.ndim < 2 or not len(inputs):
@@ -121,10 +122,10 @@ def _sums(inputs: Tensor, about: Tensor | None = None) -> tuple[Tensor, Tensor, 
     """
     if len(inputs) == 0 or inputs.ndim < 2:
         raise DataError(f"inputs of shape {tuple(inputs.shape)} have no channels or columns to standardise by.")
-    one = _byte_sums if inputs.dtype == torch.uint8 else partial(_float_sums, about=about)
+    sums_of = _byte_sums if inputs.dtype == torch.uint8 else partial(_float_sums, about=about)
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:  # torch releases the GIL
-        pieces = list(pool.map(lambda piece: one(piece.cpu()), torch.split(inputs, _ROWS)))
-    total, squares, count = (torch.stack(parts).sum(0) for parts in zip(*pieces, strict=True))
+        parts = list(pool.map(lambda rows: sums_of(rows.cpu()), torch.split(inputs, _ROWS)))
+    total, squares, count = (torch.stack(column).sum(0) for column in zip(*parts, strict=True))
     return total, squares, count
 
 
@@ -142,82 +143,3 @@ def _float_sums(rows: Tensor, about: Tensor | None = None) -> tuple[Tensor, Tens
         rows = rows - about.reshape((1, -1) + (1,) * (rows.ndim - 2))
     rows = torch.where(finite, rows, 0.0).double()
     return rows.sum(reduced), (rows * rows).sum(reduced), finite.sum(reduced).double()
-
-
-Standardize = Preprocess | TablePreparation | TextPreparation
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """Converts stored inputs to what the model expects: standardisation, dtype and memory format.
-
-    Tensors inside a structure, whose meaning is not known, are not standardised.
-
-    standardize: of tables their preparation, which also encodes categories; of texts theirs, which makes the tensors
-        that a language model takes
-    trained: the type of the source's inputs, if known
-    """
-
-    standardize: Standardize | None
-    dtype: torch.dtype
-    channels_last: bool = False
-    trained: torch.dtype | None = None
-
-    def __call__(self, inputs: Inputs) -> Inputs:
-        if self.standardize is not None:
-            inputs = self.standardize(inputs)
-        return structure.change(self._converted, inputs)
-
-    def like_trained(self, inputs: Inputs, name: str) -> Inputs:
-        """Inputs of another set than the source, on the source's scale."""
-        if isinstance(self.standardize, TablePreparation | TextPreparation):
-            return inputs
-        if self.standardize is None and self.trained == torch.uint8:  # the model gets numbers from 0 to 255
-            return inputs
-        return like_trained(inputs, self.trained, name)
-
-    def _converted(self, inputs: Tensor) -> Tensor:
-        if inputs.is_floating_point() or inputs.dtype == torch.uint8:
-            inputs = inputs.to(self.dtype)
-        if self.channels_last and inputs.ndim == 4:
-            return inputs.contiguous(memory_format=torch.channels_last)
-        return inputs
-
-    @property
-    def evaluation_batch(self) -> int:
-        """Examples per forward pass without gradients."""
-        return TEXTS_AT_A_TIME if isinstance(self.standardize, TextPreparation) else EVALUATION_BATCH
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "standardize": None if self.standardize is None else self.standardize.to_dict(),
-            "dtype": str(self.dtype),
-        }
-
-
-def standardization_from(fields: dict[str, Any]) -> Preprocess | TablePreparation:
-    """What ``to_dict`` of either class wrote."""
-    return TablePreparation.from_dict(fields) if "columns" in fields else Preprocess.from_dict(fields)
-
-
-def make_prepare(source: ExampleSet, model: nn.Module, *, standardize: Standardize | bool | None) -> Prepare:
-    """Statistics come from the source alone; by default uint8 inputs are standardised and float inputs are not.
-
-    Images get the memory format of the model's convolutions: ``model.to(memory_format=torch.channels_last)`` is enough.
-    """
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    last = any(_channels_last(p) for p in model.parameters())
-    first, _ = source.take(torch.tensor([0]))
-    trained = first.dtype if isinstance(first, Tensor) else None
-    if isinstance(standardize, Standardize):
-        return Prepare(standardize, dtype, last, trained)
-    if not isinstance(first, Tensor):
-        if standardize:
-            raise UsageError("standardize=True is for inputs that are one tensor: standardise the parts in the data.")
-        return Prepare(None, dtype, last)
-    wanted = first.dtype == torch.uint8 if standardize is None else standardize
-    return Prepare(Preprocess.of(source.sample()) if wanted else None, dtype, last, trained)
-
-
-def _channels_last(p: Tensor) -> bool:
-    return p.ndim == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)

@@ -111,10 +111,21 @@ def scores_of(outputs: Any) -> Any:
     """
     if isinstance(outputs, Tensor):
         return outputs
-    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    if not isinstance(found, Tensor):
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if not isinstance(logits, Tensor):
         return outputs
-    return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+def label_margin(scores: Tensor, labels: Tensor) -> Tensor:
+    """The score (logit) of each example's label minus the largest score of another class, (B,) from (B, classes).
+
+    >>> label_margin(torch.tensor([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0]]), torch.tensor([0, 1]))
+    tensor([ 1., -2.])
+    """
+    label = labels[:, None]
+    others = scores.scatter(1, label, float("-inf")).amax(1)
+    return scores.gather(1, label).squeeze(1) - others
 
 
 def _of_one_form(one: Tensor, other: Tensor) -> bool:

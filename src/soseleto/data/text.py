@@ -21,10 +21,9 @@ from torch import Tensor
 from soseleto.data import cells
 from soseleto.data.batches import source_batches, source_order
 from soseleto.data.examples import Examples
-from soseleto.data.image_decoding.cache import cache_root
-from soseleto.data.limits import check_size
 from soseleto.data.preparation import Seen, plan_of
 from soseleto.data.randomness import generator
+from soseleto.data.storage import cache_root, check_size
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, first_line, need
 

@@ -1,22 +1,27 @@
-"""Two kinds of view of every image: a weak one to judge it by and strong ones to learn from."""
+"""Views of every example: a weak one to judge it by and strong ones to learn from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from soseleto.data.augment import Augment
-from soseleto.data.draws import Draws
-from soseleto.data.feature_views import FeatureViews
-from soseleto.data.strong_augment import StrongAugment
-from soseleto.data.token_views import TokenViews
+from soseleto.data.augment import Augment, StrongAugment
+from soseleto.data.randomness import ExampleRandom
+from soseleto.data.structure import Inputs
+from soseleto.data.text import NO_TOKEN
 from soseleto.errors import UsageError
+
+IDS, MASK = "input_ids", "attention_mask"
 
 
 @dataclass(frozen=True)
 class Views:
-    """Makes of a batch of uint8 images the tuple (weak view, strong view, ...), for methods that take such batches.
+    """Views of uint8 images: each is shifted and mirrored at random, and the strong ones are changed further.
 
     crop: of every view, the most that it is shifted, as a share of the shorter side
     flip: of every view, mirror left to right with probability 1/2
@@ -28,6 +33,7 @@ class Views:
     flip: bool = True
     strong: StrongAugment = field(default_factory=StrongAugment)
     count: int = 2
+    nothing: ClassVar[bool] = False  # an ``Augment`` may leave batches unchanged
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.crop <= 1.0:
@@ -35,14 +41,120 @@ class Views:
         if self.count < 1:
             raise UsageError(f"count of Views must be at least 1, got {self.count}.")
 
-    @property
-    def nothing(self) -> bool:
-        """Whether batches are returned unchanged; views are always made."""
-        return False
-
-    def __call__(self, inputs: Tensor, draws: Draws) -> tuple[Tensor, ...]:
+    def __call__(self, inputs: Tensor, random: ExampleRandom) -> tuple[Tensor, ...]:
         weak = Augment(crop=round(self.crop * min(inputs.shape[2:])), flip=self.flip)
-        return weak(inputs, draws), *(self.strong(weak(inputs, draws), draws) for _ in range(self.count))
+        return weak(inputs, random), *(self.strong(weak(inputs, random), random) for _ in range(self.count))
 
 
+@dataclass(frozen=True)
+class TokenViews:
+    """Views of texts.
+
+    The weak view is the text itself. In a strong view the attention mask is 0 at dropped tokens, so that the model does
+    not see them; the others keep their positions, and the first and the last token are never dropped. A network with
+    dropout makes further differences: the teacher judges without it.
+
+    Batches are dicts with ``input_ids`` and ``attention_mask`` (N, L), or the tokens that a text column is stored as.
+
+    drop: the probability that a token is dropped
+    count: strong views of every text, each with its own draws
+    """
+
+    drop: float = 0.1
+    count: int = 2
+    nothing: ClassVar[bool] = False  # an ``Augment`` may leave batches unchanged
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.drop < 1.0:
+            raise UsageError(f"drop of TokenViews must be a probability below 1, got {self.drop}: say 0.1.")
+        if self.count < 1:
+            raise UsageError(f"count of TokenViews must be at least 1, got {self.count}.")
+
+    def __call__(self, inputs: Inputs, random: ExampleRandom) -> tuple[Inputs, ...]:
+        known = inputs[MASK] != 0 if isinstance(inputs, Mapping) else inputs != NO_TOKEN
+        dropped = self._dropped(known, random)
+        if not isinstance(inputs, Mapping):
+            return inputs, *(torch.where(mask, NO_TOKEN, inputs) for mask in dropped)
+        return inputs, *({**inputs, MASK: inputs[MASK].masked_fill(mask, 0)} for mask in dropped)
+
+    def _dropped(self, known: Tensor, random: ExampleRandom) -> Tensor:
+        """(count, N, L) bool, of the known tokens (N, L); padding to another width changes nothing."""
+        n, width = known.shape
+        numbers = random.uniform(width * self.count).view(width, self.count, n).permute(1, 2, 0)
+        position = known.cumsum(1)
+        inside = known & (position > 1) & (position < position[:, -1:])
+        return inside & (numbers < self.drop)
+
+
+@dataclass(frozen=True)
+class FeatureViews:
+    """Views of rows of numbers (N, D).
+
+    The weak view is the row itself. In a strong view some values are replaced by what stands for a missing one: the
+    source's mean of that number; in a table with a preparation the median, or the code of a missing category.
+
+    drop: the probability that a value is dropped
+    count: strong views of every row, each with its own draws
+    missing: (D,) what stands for a missing value; ``fit`` finds it in the source
+    columns: (D,) numbers of one column are dropped together; by default each is a column
+    """
+
+    drop: float = 0.4
+    count: int = 2
+    missing: tuple[float, ...] = field(default=(), repr=False)
+    columns: tuple[int, ...] = field(default=(), repr=False)
+    nothing: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.drop < 1.0:
+            raise UsageError(f"drop of FeatureViews must be a probability below 1, got {self.drop}: say 0.4.")
+        if self.count < 1:
+            raise UsageError(f"count of FeatureViews must be at least 1, got {self.count}.")
+
+    def __call__(self, inputs: Tensor, random: ExampleRandom) -> tuple[Tensor, ...]:
+        missing, column = _constants(self, str(inputs.device), inputs.dtype)
+        numbers = random.uniform(self.count * (max(self.columns) + 1)).view(self.count, -1, len(inputs))
+        dropped = (numbers < self.drop).transpose(1, 2).index_select(2, column)  # (count, N, D)
+        return inputs, *(torch.where(mask, missing, inputs) for mask in dropped)
+
+
+# Each makes of a batch the tuple (weak view, strong view, ...), for methods that take such batches.
 AnyViews = Views | TokenViews | FeatureViews
+
+
+@dataclass(frozen=True, eq=False)
+class UnlabelledViews:
+    """Views of inputs (N, ...), in their order, over and over.
+
+    views: of a batch, as the labelled examples have; prepare: such as a Preprocess, applied to every view
+    """
+
+    inputs: Tensor
+    views: Callable[[Tensor, ExampleRandom], tuple[Tensor, ...]]
+    prepare: Callable[[Inputs], Inputs]
+
+    def shuffled(self, device: torch.device) -> UnlabelledViews:
+        """On the device, in a random order that is always the same."""
+        order = ExampleRandom.of(0, torch.arange(len(self.inputs))).uniform(1)[0].argsort(stable=True)
+        return replace(self, inputs=self.inputs.cpu()[order].to(device))
+
+    def take(self, step: Tensor, size: int, key: int) -> tuple[Any, ...]:
+        """The views of ``size`` inputs; which ones, and their random numbers, follow from step and key alone."""
+        device = self.inputs.device
+        places = (step * size + torch.arange(size, device=device)) % len(self.inputs)
+        # One counter more than the random numbers of mixing have, which share the key.
+        random = ExampleRandom.of(key, places, step.expand(size), torch.ones_like(places))
+        return tuple(map(self.prepare, self.views(self.inputs[places], random)))
+
+
+def has_mask(inputs: Inputs) -> bool:
+    """Whether tokens of the inputs can be masked."""
+    if not isinstance(inputs, Mapping) or not all(isinstance(inputs.get(name), Tensor) for name in (IDS, MASK)):
+        return False
+    return bool(inputs[MASK].ndim == 2 and inputs[MASK].shape == inputs[IDS].shape)
+
+
+@lru_cache(maxsize=8)
+def _constants(views: FeatureViews, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    missing = torch.tensor(views.missing, dtype=dtype, device=device)
+    return missing, torch.tensor(views.columns, device=device)

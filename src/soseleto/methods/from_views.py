@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import structure
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.data.structure import Inputs, scores_of
 from soseleto.errors import UsageError
 from soseleto.methods.state import require_noisy

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.data.structure import scores_of
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads

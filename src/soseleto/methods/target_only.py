@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.methods.state import State, shared_gradient
 from soseleto.task.task import Task
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.data.structure import change
 from soseleto.engines import Engine
 from soseleto.engines.contract import Coefficients, Direction, SourcePass, SourceStep

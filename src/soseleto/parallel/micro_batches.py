@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Losses, Passes, trainable
 from soseleto.engines.autograd import add_gradients, gradient
 from soseleto.engines.contract import (

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.errors import UsageError
 from soseleto.task.losses import NoisyLosses, TransferLosses, cross_entropy
 from soseleto.task.piece import Losses, Passes, times

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.task.piece import Losses, Passes
 from soseleto.task.task import Task
 from soseleto.weights import Weights

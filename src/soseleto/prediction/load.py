@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from soseleto.data.feeding import Prepare, standardization_from
 from soseleto.data.preparation import TablePreparation
-from soseleto.data.preprocess import Prepare, standardization_from
 from soseleto.data.structure import Inputs
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, first_line

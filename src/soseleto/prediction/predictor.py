@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from soseleto.data import ExampleSet, structure
-from soseleto.data.example_set import in_pieces
+from soseleto.data.examples import in_pieces
+from soseleto.data.feeding import EVALUATION_BATCH, Prepare
 from soseleto.data.preparation import TablePreparation
-from soseleto.data.preprocess import EVALUATION_BATCH, Prepare
 from soseleto.data.readers.frames import frame_table, is_frame
 from soseleto.data.readers.in_memory import inputs_of
 from soseleto.data.readers.prepare_tables import Preparation
@@ -83,11 +83,11 @@ class Predictor:
         """What the model returns for each piece."""
         with evaluation_mode(self.model), torch.no_grad():
             for piece in pieces:
-                given = self._like_trained(structure.to_device(piece, self.device))
+                given = self._match_input_range(structure.to_device(piece, self.device))
                 yield structure.call(model, self.prepare(given))
 
-    def _like_trained(self, inputs: Inputs) -> Inputs:
-        return self.prepare.like_trained(inputs, "the data") if isinstance(self.prepare, Prepare) else inputs
+    def _match_input_range(self, inputs: Inputs) -> Inputs:
+        return self.prepare.match_input_range(inputs, "the data") if isinstance(self.prepare, Prepare) else inputs
 
     def _stored(self, inputs: Any) -> Inputs:
         """As the training stored its inputs."""

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soseleto.data.on_disk import is_large
 from soseleto.data.readers import table_files
 from soseleto.data.readers.file_names import escaped, existing
 from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import names_of
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.tables import columns_of
+from soseleto.data.storage import is_large
 from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder import npz_source
 from soseleto.run_folder.files import aside

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soseleto.data.limits import check_expansion
+from soseleto.data.storage import check_expansion
 from soseleto.errors import DataError, first_line, need
 
 if TYPE_CHECKING:

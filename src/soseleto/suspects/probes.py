@@ -22,7 +22,7 @@ from torch import Tensor
 
 from soseleto.data import Examples, ExampleSet, generator, seed_for
 from soseleto.data.joined import Joined
-from soseleto.data.on_disk import is_large
+from soseleto.data.storage import is_large
 from soseleto.data.structure import change, concatenate, to_device
 from soseleto.errors import UsageError
 from soseleto.suspects.mistakes import Mistakes

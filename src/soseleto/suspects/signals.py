@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto.data import ExampleSet, generator
-from soseleto.data.example_set import in_pieces
-from soseleto.data.label_margin import label_margin
-from soseleto.data.structure import Inputs
+from soseleto.data.examples import in_pieces
+from soseleto.data.structure import Inputs, label_margin
 from soseleto.suspects.probes import PlantedProbes
 
 NEIGHBOURS = 20

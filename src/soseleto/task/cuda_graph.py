@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import structure
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.data.structure import Inputs
 from soseleto.engines.proof import ProofDue, Schedule
 from soseleto.errors import first_line

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines.contract import Losses, reductions_dtype, uncompiled
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.tangents import without_tangent

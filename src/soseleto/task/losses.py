@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soseleto.data import structure
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.data.structure import Inputs
 from soseleto.engines.contract import as_loss_vector
 from soseleto.errors import UsageError

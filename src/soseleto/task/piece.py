@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines.autograd import times
 from soseleto.engines.contract import Losses, Passes
 from soseleto.task.last_layer import LastLayer

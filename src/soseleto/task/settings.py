@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data.content import key_of
 from soseleto.errors import UsageError, did_you_mean
 
 _FUNCTION, _OBJECT = "function", "object"
@@ -39,11 +38,8 @@ def to_data(value: Any) -> Any:
 
 
 def _digest(tensor: Tensor) -> str:
-    """sha256 of the type and the values; of many images from the cache their files stand for the values."""
+    """sha256 of the type and the values."""
     digest = hashlib.sha256(f"{tensor.dtype}".encode())
-    if (key := key_of(tensor)) is not None:
-        digest.update(key.encode())
-        return f"by the content of the image files: {digest.hexdigest()}"
     digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines.contract import Coefficients, Engine, Losses, Passes
 from soseleto.engines.unchanged import is_recording
 from soseleto.task.parameter_states import ParameterStates

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines.contract import Losses
 from soseleto.engines.shards import reshard
 from soseleto.errors import CannotSave, UsageError

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import Examples, ExampleSet, structure
-from soseleto.data.batch import Batch
-from soseleto.data.preprocess import Prepare
+from soseleto.data.batches import Batch
+from soseleto.data.feeding import Prepare
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, SoseletoError, UsageError, counted, first_line
 from soseleto.models.evaluation import evaluation_mode

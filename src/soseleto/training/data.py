@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Examples, ExampleSet, Live, Stream, TargetCycle, as_example_set, check_mode, read_pair
+from soseleto.data.feeding import match_input_range
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.problems import some
-from soseleto.data.same_scale import like_trained
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.run_folder.manifest import NO_COPIES, Copies
@@ -128,11 +128,6 @@ class Data:
             "test_fingerprint": None if self.test is None else self.test.fingerprint(),
         }
 
-    def close(self) -> None:
-        for examples in (self.source, self.target, self.test):
-            if examples is not None:
-                examples.close()
-
     def to(self, device: torch.device) -> Data:
         return replace(
             self,
@@ -145,7 +140,7 @@ class Data:
 def _like_source(examples: ExampleSet, trained: torch.dtype | None, name: str) -> ExampleSet:
     if not isinstance(examples, Examples):
         return examples
-    inputs = like_trained(examples.inputs, trained, name)
+    inputs = match_input_range(examples.inputs, trained, name)
     return examples if inputs is examples.inputs else replace(examples, inputs=inputs)
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import ExampleSet, generator, seed_for, structure
-from soseleto.data.example_set import in_pieces
-from soseleto.data.preprocess import Prepare
+from soseleto.data.examples import in_pieces
+from soseleto.data.feeding import Prepare
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.suspects import mistakes
 from soseleto.suspects.signals import features_of, last_inputs

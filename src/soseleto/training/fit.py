@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from soseleto.data import Augment, Reading
-from soseleto.data.preprocess import Standardize
+from soseleto.data.feeding import Standardize
 from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError
 from soseleto.methods.wrappers.record_signals import Recording, Signals
@@ -200,7 +200,6 @@ def fit(
             if records.place is not None:
                 stack.callback(records.place.close)
             remember = _remembering(source, records, data)
-            stack.callback(loop.data.close)
             result = loop.run(setup.describe())
             team.first(remember)
             return result

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import ExampleSet, TargetCycle, feed, seed_for, structure
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.data.examples import truth_known
 from soseleto.engines.shards import reshard, sharded_modules
 from soseleto.errors import TrainingError, UsageError, counted

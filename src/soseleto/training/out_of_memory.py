@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import OutOfMemory, counted

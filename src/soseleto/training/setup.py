@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from soseleto.data import TablePreparation, seed_for, structure
-from soseleto.data.preprocess import Prepare, Standardize, make_prepare
+from soseleto.data.feeding import Prepare, Standardize, make_prepare
 from soseleto.engines.shards import is_shard, reshard
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads, feature_width

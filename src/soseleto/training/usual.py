@@ -26,8 +26,8 @@ from torch import nn
 
 from soseleto.algorithm import Soseleto
 from soseleto.data import ExampleSet, Stream, structure
-from soseleto.data.batch import Batch
-from soseleto.data.preprocess import Prepare
+from soseleto.data.batches import Batch
+from soseleto.data.feeding import Prepare
 from soseleto.engines.shards import sharded_modules
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.models.trained_parts import last_blocks

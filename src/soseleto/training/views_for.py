@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Augment, ExampleSet, FeatureViews, Preprocess, TablePreparation, TokenViews, Views
-from soseleto.data.preprocess import Prepare, Standardize
+from soseleto.data.feeding import Prepare, Standardize
 from soseleto.data.text import TextExamples
-from soseleto.data.token_views import has_mask
-from soseleto.data.unlabelled_views import UnlabelledViews
-from soseleto.data.views import AnyViews
+from soseleto.data.views import AnyViews, UnlabelledViews, has_mask
 from soseleto.errors import UsageError
 from soseleto.task.task import Method
 from soseleto.training.data import Data

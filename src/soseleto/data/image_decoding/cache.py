@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,9 +27,9 @@ import torch
 from torch import Tensor
 
 from soseleto.data import optional
-from soseleto.data.content import stand_for
 from soseleto.data.image_decoding import known_files
 from soseleto.data.image_decoding.workers import Bad, Output, Progress, Shape, Workers, worker_count
+from soseleto.data.storage import cache_root, sweep
 from soseleto.errors import DataError
 
 _STALE = 24 * 3600  # seconds after which another process's unfinished entry is removed
@@ -39,12 +38,6 @@ _STALE = 24 * 3600  # seconds after which another process's unfinished entry is 
 class Decoded(NamedTuple):
     inputs: Tensor  # (N, C, H, W) uint8, mapped copy-on-write: writing to it does not change the cache
     bad: Bad  # those rows are zero
-
-
-def cache_root(given: Path | str | None = None) -> Path:
-    """``given``, else SOSELETO_CACHE, else ~/.cache/soseleto/images."""
-    chosen = given or os.environ.get("SOSELETO_CACHE") or Path.home() / ".cache" / "soseleto" / "images"
-    return Path(chosen).expanduser()
 
 
 def decoded(
@@ -166,8 +159,6 @@ def _open(entry: Path, files: Sequence[str], shape: Shape, bad: Bad | None = Non
     pixels = np.memmap(entry / "pixels", dtype=np.uint8, mode="c", shape=(len(files), *shape))
     bad = _again(pixels, files, shape, meta["bad"]) if bad is None else bad
     inputs = torch.from_numpy(pixels)
-    if not bad and not meta["bad"] and size > known_files.CHEAP:
-        stand_for(inputs, entry.name)
     return Decoded(inputs, bad)
 
 
@@ -191,17 +182,6 @@ def _key(digests: Iterable[str], shape: Shape) -> str:
     content = list(digests)
     digest = hashlib.sha256("\n".join([str(optional.decoding().VERSION), *content]).encode()).hexdigest()
     return f"{len(content)}-{_shape(shape)}-{digest}"
-
-
-def sweep(root: Path) -> None:
-    """Remove what killed processes left unfinished more than a day ago."""
-    for aside in root.glob("unfinished-*"):
-        if time.time() - aside.stat().st_mtime <= _STALE:
-            continue
-        if aside.is_dir():
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            aside.unlink(missing_ok=True)
 
 
 def _check_room(root: Path, needed: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from soseleto.data import on_disk
+from soseleto.data import storage
 from soseleto.data.examples import Examples
 from soseleto.data.readers.duplicates import Duplicate, duplicates, twin_share
 from soseleto.data.readers.prepare_tables import Preparation
@@ -78,7 +78,7 @@ def _non_finite(name: str, examples: Examples, columns: Sequence[str] | None) ->
     flat = inputs.reshape(len(inputs), -1)
     columns_bad = torch.zeros(flat.shape[1], dtype=torch.bool, device=flat.device)
     rows_bad = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
-    for piece, rows_of_piece in zip(flat.split(on_disk.PIECE), rows_bad.split(on_disk.PIECE), strict=True):
+    for piece, rows_of_piece in zip(flat.split(storage.PIECE), rows_bad.split(storage.PIECE), strict=True):
         bad = ~piece.isfinite()
         columns_bad |= bad.any(0)
         rows_of_piece.copy_(bad.any(1))
@@ -111,7 +111,7 @@ def _constant_columns(source: Examples, columns: Sequence[str] | None) -> list[P
     inputs = source.inputs
     if inputs.ndim != 2 or not inputs.dtype.is_floating_point or len(inputs) < 2:
         return []
-    pieces = inputs.split(on_disk.PIECE)
+    pieces = inputs.split(storage.PIECE)
     low = torch.stack([torch.where(piece.isfinite(), piece, torch.inf).amin(0) for piece in pieces]).amin(0)
     high = torch.stack([torch.where(piece.isfinite(), piece, -torch.inf).amax(0) for piece in pieces]).amax(0)
     names = [_column(position, columns) for position in (low >= high).nonzero().flatten().tolist()]

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from soseleto.data import on_disk
-from soseleto.data.on_disk import is_large, passing_file
+from soseleto.data import storage
 from soseleto.data.readers.csv_pieces import can_be_cut, csv_pieces
 from soseleto.data.readers.csv_text import Before
 from soseleto.data.readers.reading import Reading
+from soseleto.data.storage import is_large, passing_file
 from soseleto.errors import DataError, need
 
 SAMPLE = 250_000  # rows from which the columns of a large table are fitted
@@ -46,7 +46,7 @@ def copied_csv(path: Path, delimiter: str, reading: Reading, parse: Callable[[st
 def copied_parquet(file: Any, path: Path, reading: Reading) -> Any:
     """An open Parquet file as a mapped table."""
     pyarrow = need("pyarrow", to="reading Parquet")
-    batches = file.iter_batches(batch_size=on_disk.PIECE)
+    batches = file.iter_batches(batch_size=storage.PIECE)
     return _copied((pyarrow.Table.from_batches([batch]) for batch in batches), path, reading)
 
 
@@ -86,5 +86,5 @@ def sampled(table: Any) -> tuple[Any, np.ndarray]:
 
 def in_pieces(table: Any) -> Iterator[Any]:
     """The table, some rows at a time, without copying."""
-    for first in range(0, table.num_rows, on_disk.PIECE):
-        yield table.slice(first, on_disk.PIECE)
+    for first in range(0, table.num_rows, storage.PIECE):
+        yield table.slice(first, storage.PIECE)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from soseleto.data.limits import check_expansion, check_size
 from soseleto.data.readers.in_memory import inputs_of
 from soseleto.data.readers.labels import names_of, text_of
 from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.tables import labels_from
+from soseleto.data.storage import check_expansion, check_size
 from soseleto.errors import DataError, SoseletoError
 
 _FIELDS = ("x", "y", "id", "truth")

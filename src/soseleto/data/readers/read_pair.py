@@ -11,8 +11,7 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
-from soseleto.data.example_set import ExampleSet
-from soseleto.data.examples import Examples
+from soseleto.data.examples import Examples, ExampleSet
 from soseleto.data.image_decoding.workers import Progress, Shape
 from soseleto.data.joined import Joined
 from soseleto.data.live import Live, is_free

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from soseleto.data.limits import check_size
-from soseleto.data.on_disk import is_large
 from soseleto.data.readers import csv_text
 from soseleto.data.readers.labels import names_of
 from soseleto.data.readers.large_tables import copied_csv, copied_parquet, is_large_text
 from soseleto.data.readers.problems import some
 from soseleto.data.readers.reading import Reading
+from soseleto.data.storage import check_size, is_large
 from soseleto.errors import DataError, need
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")

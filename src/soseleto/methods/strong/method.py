@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import structure
-from soseleto.data.batch import Batch
-from soseleto.data.draws import Draws
+from soseleto.data.batches import Batch
+from soseleto.data.randomness import ExampleRandom
 from soseleto.data.structure import Inputs
-from soseleto.data.unlabelled_views import UnlabelledViews
+from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
@@ -174,7 +174,7 @@ class Strong:
         classes = torch.cat([given.repeat(count, 1), trusted.repeat(count, 1)])
         if self.mixup:
             rows = torch.arange(len(classes), device=task.device)
-            draws = Draws.of(state.key, rows, state.taken.expand(len(rows)))
+            draws = ExampleRandom.of(state.key, rows, state.taken.expand(len(rows)))
             inputs = torch.cat(parts)
             cutmix = (IMAGES_CUT if inputs.ndim == 4 else 0.0) if self.cutmix is None else self.cutmix
             inputs, classes = mixed(inputs, classes, draws, mixup=self.mixup, cutmix=cutmix)

@@ -12,12 +12,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from soseleto.data.draws import Draws
+from soseleto.data.randomness import ExampleRandom
 
 _KNOTS = 4096  # of the table of Beta quantiles
 
 
-def mixed(inputs: Tensor, classes: Tensor, draws: Draws, *, mixup: float, cutmix: float) -> tuple[Tensor, Tensor]:
+def mixed(
+    inputs: Tensor, classes: Tensor, draws: ExampleRandom, *, mixup: float, cutmix: float
+) -> tuple[Tensor, Tensor]:
     """Inputs (B, ...) and class shares (B, C) after mixing.
 
     draws: one stream per row

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.errors import UsageError
 from soseleto.methods.from_views import two_views
 from soseleto.methods.state import require_share, require_transfer

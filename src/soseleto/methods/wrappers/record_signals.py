@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data.batch import Batch
-from soseleto.data.label_margin import label_margin
-from soseleto.data.structure import call, length, scores_of, tensors
+from soseleto.data.batches import Batch
+from soseleto.data.structure import call, label_margin, length, scores_of, tensors
 from soseleto.engines.tangents import without_tangent
 from soseleto.methods.state import require_noisy
 from soseleto.methods.wrappers.inner import Transparent, WrapperState

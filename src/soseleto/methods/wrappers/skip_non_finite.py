@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from soseleto.data.batch import Batch
+from soseleto.data.batches import Batch
 from soseleto.methods.wrappers.inner import Transparent, WrapperState
 from soseleto.task.task import Method, Task
 
