@@ -6,10 +6,9 @@ from typing import Any
 
 from soseleto.algorithm import Soseleto
 from soseleto.pieces import (
+    Piece,
     beyond_noise,
     chain,
-    clip_norm,
-    domain_loss,
     hold_when_vanished,
     label_doubt,
     last_batch,
@@ -21,7 +20,6 @@ from soseleto.pieces import (
     scale_by_rms,
     target_share,
 )
-from soseleto.task.piece import Piece
 from soseleto.training.usual import LAST_LAYER
 
 
@@ -41,14 +39,13 @@ def soseleto(method: type[Soseleto] = Soseleto, **settings: Any) -> Soseleto:
         hold_when_vanished(given.pop("vanished", 1e-3)),
         *([beyond_noise(errors)] if (errors := given.pop("beyond_noise", 0.0)) else []),
     ]
-    pieces = {"target_share": target_share, "domain_loss": domain_loss, "max_norm": clip_norm}
-    gradients = [make(value) for name, make in pieces.items() if (value := given.pop(name, None))]
+    share = given.pop("target_share", 0.0)
     normalize, doubt = given.pop("normalize_weights", True), given.pop("doubt_labels", False)
     return method(
         direction=running_mean(average, layers=layers) if average else last_batch(layers),
         alignment=chain(*alignment),
         source_loss=label_doubt(normalize) if doubt else normalized() if normalize else mean(),
-        gradients=chain(*gradients),
+        gradients=chain(*([target_share(share)] if share else [])),
         scores=pooled_by_class() if given.pop("pool_classes", False) else _last_layer(given.pop("last_layer", False)),
         **given,
     )

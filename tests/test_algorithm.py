@@ -42,10 +42,10 @@ from soseleto.pieces import (
     target_share,
 )
 from soseleto.pieces.class_pooling import estimate
+from soseleto.pieces.piece import Step
 from soseleto.pieces.renamed import OLD_NAMES
 from soseleto.task.finite import DeferredGuard, NonFiniteLoss
 from soseleto.task.losses import NoisyLosses, TransferLosses, squared_error
-from soseleto.task.piece import Step
 from soseleto.task.state import SoseletoState
 from soseleto.task.task import Task
 from soseleto.training.fit import fit

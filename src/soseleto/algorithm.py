@@ -22,29 +22,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from torch import Tensor
 
 from soseleto import monitor as monitoring
 from soseleto.data.batches import Batch
-from soseleto.engines import Engine, Losses, Passes, make_engine
-from soseleto.engines.contract import Coefficients, Direction
+from soseleto.engines import Engine, Passes, make_engine
+from soseleto.engines.unchanged import Restore
 from soseleto.errors import UsageError
+from soseleto.monitor import Moved
 from soseleto.pieces import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
-from soseleto.pieces.renamed import explains_old_names
-from soseleto.task.last_layer import watched
-from soseleto.task.layer_inputs import InputsWatched
-from soseleto.task.piece import Alignment, DirectionPiece, Piece, SourceLossPiece, Step
-from soseleto.task.state import Evaluated, Moved, SoseletoState, without_alignments
+from soseleto.pieces.piece import Alignment, Direction, Piece, SourceLoss, Step
+from soseleto.task.last_layer import WatchedLosses, with_last_layer
+from soseleto.task.state import SoseletoState, without_alignments
 from soseleto.task.task import Task, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 
 SLOTS = ("direction", "alignment", "source_loss", "gradients", "scores")
 
 
-@explains_old_names
+@dataclass(frozen=True)
+class Evaluated:
+    """What a step needs, all at the same θ.
+
+    rows: weights, scores and visits of the batch; moved: how its weights moved, where they have moved already.
+    """
+
+    step: Step
+    rows: Tensor
+    gradients: dict[str, Tensor]  # for the optimizer
+    numbers: dict[str, Tensor]  # for the history
+    moved: Moved | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Soseleto:
     """The method's settings; ``init`` and ``step`` run it.
@@ -60,7 +72,8 @@ class Soseleto:
     gradients: pieces that change the gradients before the optimizer sees them, in order.
     scores: ``None`` is the running mean of an example's alignments; ``pooled_by_class`` shrinks it towards its class,
         and ``last_layer`` gives the scores a form of their own, whatever moves the weights.
-    weights_first: move α before θ, as the authors' notebook does; the paper moves θ with the old α.
+    weights_first: move α before θ, as the authors' notebook does; the paper moves θ with the old α. It costs a second
+        pass of the source.
     engine: how alignments are computed.
 
     Example:
@@ -70,9 +83,9 @@ class Soseleto:
 
     weight_step: float | None = 0.1
     initial_weight: float = 1.0
-    direction: DirectionPiece = field(default_factory=running_mean)
+    direction: Direction = field(default_factory=running_mean)
     alignment: Piece = field(default_factory=lambda: chain(scale_by_rms(), hold_when_vanished()))
-    source_loss: SourceLossPiece = field(default_factory=normalized)
+    source_loss: SourceLoss = field(default_factory=normalized)
     gradients: Piece = field(default_factory=chain)
     scores: Piece | None = None
     weights_first: bool = False
@@ -97,164 +110,136 @@ class Soseleto:
             allowed = ("scores", "alignment", "") if slot == "scores" else (slot, "")
             if piece is not None and getattr(piece, "slot", None) not in allowed:
                 raise UsageError(f"{slot}={piece!r} is not possible: take a piece for {slot} from soseleto.pieces.")
-        self._check_last_layer()
-        if self.weights_first and (self.alignment.needs_losses or self.source_loss.needs_losses):
-            raise UsageError("weights_first cannot wait for the losses that per_error and label_doubt need: drop one.")
-        if self.source_loss.needs_losses and self.alignment.needs_losses:
-            raise UsageError("label_doubt and per_error both divide alignments by the network's own error: drop one.")
-        if self.gradients.needs_target and not self.direction.looks(1):
-            raise UsageError("running_mean(every=...) leaves no target gradient for target_share: drop one.")
-
-    def _check_last_layer(self) -> None:
-        if not self._watched:
-            return
-        if len(self._watched) > 1:
-            raise UsageError(f"last_layer reads one layer in a run, got {sorted(map(str, self._watched))}: name one.")
-        if self.alignment.replaces_engine and (self.direction != running_mean() or self.engine != "auto"):
+        if self.alignment.reads_layer and (self.direction != running_mean() or self.engine != "auto"):
             raise UsageError("last_layer makes alignments without direction and engine: leave these out.")
-        if self.weights_first:
-            raise UsageError("weights_first moves the weights before last_layer has seen the step: drop one.")
-
-    @property
-    def _watched(self) -> frozenset[str | None]:
-        """The layers that pieces read."""
-        return self.alignment.watched | (frozenset() if self.scores is None else self.scores.watched)
 
     @property
     def shares_work(self) -> bool:
-        """Whether ranks and micro-batches give what the whole batch gives."""
-        return all(piece.shares_work for piece in (self.alignment, self.gradients, self.scores) if piece is not None)
+        """Ranks and micro-batches give what the whole batch gives."""
+        return True
 
     def init(self, task: Task) -> SoseletoState:
         """Initialize α; θ, φˢ and φᵗ are the model's."""
         state = self.start(task)
         state.follow(*optimizer_and_schedule(task))
-        self.direction.require(state.optimizer)
         return state
 
     def start(self, task: Task) -> SoseletoState:
         """The state without an optimizer, for a training loop that has its own."""
         weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
-        slots = {name: getattr(self, name) for name in SLOTS if name != "source_loss"}
-        plain = self._watch(task) if self.weight_step is not None else task.losses
+        plain = with_last_layer(task.losses, task.model) if self._reads_layer else task.losses
         return SoseletoState(
             task=task,
             plain_losses=plain,
             losses=self.source_loss.losses(plain, task, weights),
             engine=make_engine(self.engine),
             weights=weights,
-            pieces={name: piece.init(task) for name, piece in slots.items() if piece is not None},
-            looks=self.direction.looks,
+            pieces={name: piece.init(task) for name, piece in self._pieces.items()},
             refresh=self._refresh,
         )
 
-    def _watch(self, task: Task) -> Losses:
-        """The losses of the task, with the layers that pieces ask for recorded in every pass."""
-        losses = watched(task.losses, task.model, self._watched)
-        return InputsWatched(losses, self.direction.inputs_of, task.model) if self.direction.inputs_of else losses
+    @property
+    def _pieces(self) -> dict[str, Piece]:
+        """The pieces with a state, by their arguments."""
+        pieces = {name: getattr(self, name) for name in SLOTS if name != "source_loss"}
+        return {name: piece for name, piece in pieces.items() if piece is not None}
+
+    @property
+    def _reads_layer(self) -> bool:
+        return self.weight_step is not None and any(piece.reads_layer for piece in self._pieces.values())
 
     def _refresh(self, states: Mapping[str, Any]) -> None:
-        """Between steps: what pieces do not compute in every one."""
-        self.direction.refresh(states["direction"])
-        self.alignment.refresh(states["alignment"])
-        if self.scores is not None:
-            self.scores.refresh(states["scores"])
+        for name, piece in self._pieces.items():
+            piece.refresh(states[name])
 
     def step(self, state: SoseletoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One iteration: θ, φˢ, α_b and φᵗ move."""
         before = monitoring.copies(state.task.model) if monitor else {}
-        look = monitor or state.kind
-        found = self.evaluate(state, source, target, look=look, monitor=monitor)  # Qα_b, Rα_b, Qᵀ∂L_t/∂θ, ∂L_t/∂φᵗ
+        found = self.evaluate(state, source, target, monitor=monitor)  # Qα_b, Rα_b, Qᵀ∂L_t/∂θ, ∂L_t/∂φᵗ
         take_step(state.task, state, found.gradients)  # θ ← θ − λ_p Qα_b,  φˢ ← φˢ − λ_p Rα_b,  φᵗ ← φᵗ − λ_p ∂L_t/∂φᵗ
-        moved = found.moved or self.move(state, found.step, found.rows)  # α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ)
+        moved = found.moved or self.move(state, found)  # α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ)
         if monitor and moved is not None:
             found.numbers.update(monitoring.conditions(found.step, before, moved))
         state.advance(1)
         return found.numbers
 
-    def evaluate(
-        self, state: SoseletoState, source: Batch, target: Batch, *, look: bool = True, monitor: bool = False
-    ) -> Evaluated:
-        """All that a step needs, at the same θ; with ``look`` the target is evaluated too."""
+    def evaluate(self, state: SoseletoState, source: Batch, target: Batch, *, monitor: bool = False) -> Evaluated:
+        """All that a step needs, at the same θ."""
         task, rows = state.task, state.weights.rows(source.index)  # α_b, with scores and visits
-        watching: Any = state.plain_losses
-        if watches := self.weight_step is not None and bool(self._watched or self.direction.inputs_of):
-            watching.forget()
-        moved: list[Moved] = []
-
-        def after_moving(q: Tensor) -> Tensor:
-            moved.append(self._move(state, Step(task, source, target), rows, q))
-            return self.source_loss.coefficients(moved[0].alpha, source, task)
-
-        first = self.weights_first and self.weight_step is not None
-        c = after_moving if first else self.source_loss.coefficients(rows[0], source, task)
-        look = look if self.weight_step is not None else bool(task.target_head) or self.gradients.needs_target
-        found = self._passes(state, source, target, c, look=look, monitor=monitor)
-        passes = self.source_loss.finish(found, state.losses, source, task)
+        watched = state.plain_losses if isinstance(state.plain_losses, WatchedLosses) else None
+        if watched is not None:
+            watched.take()  # drops what an interrupted step has recorded
+        again = Restore(task.model) if self._moves_first else None
+        c = self.source_loss.coefficients(rows[0], source, task)
+        passes = self._passes(state, source, target, c, monitor=monitor)
+        passes = self.source_loss.finish(passes, state.losses, source, task)
         task.guard("source", passes.source_losses, source.index)
         numbers = {"source_loss": task.sharing.mean(passes.source_losses, source)}
-        if look:
+        if self._needs_target(task):
             task.guard("target", passes.target_losses, target.index)
             numbers["target_loss"] = task.sharing.mean(passes.target_losses, target)
-        seen = watching.take() if watches and self._watched else {}
-        if watches and self.direction.inputs_of:
-            self.direction.learn(watching.take_inputs(task.sharing.sum), state.pieces["direction"], task)
-        step = Step(task, source, target, passes, numbers.get("target_loss"), seen)
-        if look:
-            self.alignment.observe(state.pieces["alignment"], step)
-        gradients = {name: g for name, g in passes.source_gradient.items() if name not in task.target_head}
-        gradients |= {name: g for name, g in passes.target_gradient.items() if name in task.target_head}
-        gradients = self.gradients.update(gradients, state.pieces["gradients"], step)
-        return Evaluated(step, rows, gradients, numbers, moved[0] if moved else None)
+        step = Step(task, source, target, passes, numbers.get("target_loss"), watched.take() if watched else {})
+        found = Evaluated(step, rows, {}, numbers)
+        if again is not None:
+            again()  # the second pass draws the same random numbers, and statistics count the batch once
+            found = self._moved_first(state, found)
+        return replace(found, gradients=self._gradients(state, found.step))
 
-    def _passes(
-        self,
-        state: SoseletoState,
-        source: Batch,
-        target: Batch,
-        c: Coefficients,
-        *,
-        look: bool,
-        monitor: bool,
-    ) -> Passes:
+    def _gradients(self, state: SoseletoState, step: Step) -> dict[str, Tensor]:
+        """What the optimizer gets for every parameter."""
+        passes, of_target = step.passes, step.task.target_head
+        assert passes is not None
+        gradients = {name: g for name, g in passes.source_gradient.items() if name not in of_target}
+        gradients |= {name: g for name, g in passes.target_gradient.items() if name in of_target}
+        changed: dict[str, Tensor] = self.gradients.update(gradients, state.pieces["gradients"], step)
+        return changed
+
+    @property
+    def _moves_first(self) -> bool:
+        return self.weights_first and self.weight_step is not None
+
+    def _moved_first(self, state: SoseletoState, found: Evaluated) -> Evaluated:
+        """The weights have moved before θ, whose gradient is that of the new ones."""
+        moved, task, source = self.move(state, found), state.task, found.step.source
+        assert moved is not None
+        assert found.step.passes is not None
+        c = self.source_loss.coefficients(moved.alpha, source, task)
+        second = self.source_loss.finish(
+            without_alignments(task, state.losses, source, None, c), state.losses, source, task
+        )
+        passes = replace(found.step.passes, source_gradient=second.source_gradient)
+        return replace(found, step=replace(found.step, passes=passes), moved=moved)
+
+    def _needs_target(self, task: Task) -> bool:
+        return self.weight_step is not None or bool(task.target_head) or self.gradients != chain()
+
+    def _passes(self, state: SoseletoState, source: Batch, target: Batch, c: Tensor, *, monitor: bool) -> Passes:
         """Losses, gradients and alignments, from as few passes through the model as possible."""
-        task, averages = state.task, state.pieces["direction"]
+        task, all_of_target = state.task, monitor or self.gradients != chain()
         if self.weight_step is None:
-            return without_alignments(task, state.losses, source, target if look else None, c)
-        if self.alignment.replaces_engine:
-            both = monitor or self.gradients.needs_target
-            return without_alignments(task, state.losses, source, target, c, target_gradient_too=both)
-        if not look:
-            direction, loss = self._along(state, self.direction.last(averages)), state.losses.source
-            return task.sharing.source_pass(state.engine, task.model, loss, source, direction, c).without_target()
-        self.direction.begin(averages)
+            return without_alignments(task, state.losses, source, target if self._needs_target(task) else None, c)
+        if self.alignment.reads_layer:
+            return without_alignments(task, state.losses, source, target, c, target_gradient_too=all_of_target)
+        before = Step(task, source, target, optimizer=state.parameter_states)
         return task.sharing.passes(
             state.engine,
             task.model,
             state.losses,
             source,
             target,
-            to_direction=lambda found: self._along(state, self.direction.update(found, averages, task)),  # ∂L_t/∂θ
+            to_direction=lambda g: self.direction.update(g, state.pieces["direction"], before),  # ∂L_t/∂θ
             coefficients=c,
-            wanted=None if monitor or self.gradients.needs_target else task.target_head,
+            wanted=None if all_of_target else task.target_head,
         )
 
-    def _along(self, state: SoseletoState, direction: Direction) -> dict[str, Tensor]:
-        """The direction as the optimizer would step along it, where the piece asks for that."""
-        return self.direction.precondition(direction, state.pieces["direction"], state.parameter_states)
-
-    def move(self, state: SoseletoState, step: Step, rows: Tensor) -> Moved | None:
-        """Move α_b by the alignments of a step; None where the weights are frozen."""
+    def move(self, state: SoseletoState, found: Evaluated) -> Moved | None:
+        """α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ); the scores follow. None where the weights are frozen."""
+        step, rows = found.step, found.rows
         if self.weight_step is None or step.passes is None:
             return None
-        return self._move(state, step, rows, step.passes.alignment)
-
-    def _move(self, state: SoseletoState, step: Step, rows: Tensor, q: Tensor) -> Moved:
-        """α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ); the scores follow."""
-        assert self.weight_step is not None
-        weight_step, index = self.weight_step * state.lr_left(), step.source.index
-        if not self.alignment.replaces_engine:
-            q = q * self.direction.correction(state.pieces["direction"])
+        weight_step, index, q = self.weight_step * state.lr_left(), step.source.index, step.passes.alignment
+        if not self.alignment.reads_layer:
+            q = self.direction.correct(q, state.pieces["direction"])
         aligned = self.alignment.update(Alignment(q), state.pieces["alignment"], step)
         scored = aligned if self.scores is None else self.scores.update(aligned, state.pieces["scores"], step)
         of_visit = scored.scaled if isinstance(scored, Alignment) else aligned.scaled

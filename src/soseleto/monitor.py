@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,21 @@ from soseleto.engines import trainable
 from soseleto.engines.contract import inner
 from soseleto.engines.shards import whole
 from soseleto.engines.unchanged import unchanged
-from soseleto.task.piece import Step
-from soseleto.task.state import Moved
+from soseleto.pieces.piece import Alignment, Step
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How the weights of a batch moved: alpha is what they are now."""
+
+    alpha: Tensor
+    weight_step: Tensor | float
+    aligned: Alignment
+
+    @property
+    def multiplier(self) -> Tensor | float:
+        """The weights moved by multiplier·q, before the clip."""
+        return self.weight_step * self.aligned.gate * self.aligned.unit
 
 
 def copies(model: nn.Module) -> dict[str, Tensor]:

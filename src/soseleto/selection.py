@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from soseleto.algorithm import Soseleto
+from soseleto.algorithm import Evaluated, Soseleto
 from soseleto.data import structure
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
@@ -35,7 +35,6 @@ from soseleto.parallel.scaled_losses import Unscaled
 from soseleto.task.cuda_graph import CapturedStep
 from soseleto.task.loop_losses import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, batch_length
 from soseleto.task.settings import to_data
-from soseleto.task.state import Evaluated
 from soseleto.task.task import Task, laid_out_like
 
 logger = logging.getLogger("soseleto")
@@ -100,8 +99,6 @@ class Selection:
         self._sharing = Sharing(reducer or Single())
         if sharded_modules(model):
             raise UsageError("Selection takes whole models, and this one was split by fully_shard: use fit for it.")
-        if not self._method.shares_work:
-            raise UsageError("pooled_by_class and domain_loss need labels and inputs of a batch: use them with fit.")
         task = Task(
             model=model,
             losses=self._losses,
@@ -118,10 +115,9 @@ class Selection:
         self._state = self._method.start(task)
         if self._sharing.reducer.ranks > 1 and _keeps_examples(self._state.pieces):
             raise UsageError(
-                "beyond_noise, recent_visits and shrunk_by_spread keep means of every example, which ranks of a loop "
-                "of your own do not share: leave them out, or use fit."
+                "beyond_noise keeps means of every example, which ranks of a loop of your own do not share: "
+                "leave it out, or use fit."
             )
-        self._method.direction.require(optimizer)
         if optimizer is not None:
             self._state.follow(optimizer)
         self._records = cuda_graph and self._state.task.device.type == "cuda" and self._sharing.reducer.ranks == 1
@@ -151,7 +147,6 @@ class Selection:
         """Follow another optimizer from now on, where a training continues with a new one; weights and scores stay."""
         if optimizer is self._state.optimizer:
             return
-        self._method.direction.require(optimizer)
         self._state.follow(optimizer)
         self._recorded.clear()
 
@@ -186,9 +181,9 @@ class Selection:
 
     def _backward(self, source: Batch, target: Batch) -> dict[str, Tensor]:
         """One step without that of the optimizer; the gradients are among the numbers."""
-        found = self._method.evaluate(self._state, source, target, look=self._state.kind)
+        found = self._method.evaluate(self._state, source, target)
         if found.moved is None:
-            self._method.move(self._state, found.step, found.rows)
+            self._method.move(self._state, found)
         self._exchange(found)
         self._state.advance(1)
         return {**found.numbers, **{GRADIENT + name: g for name, g in found.gradients.items()}}

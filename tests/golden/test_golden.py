@@ -1,29 +1,23 @@
 """Golden runs: what ``fit`` gave before Algorithm 1 was composed of pieces, commit 525b719, is what it gives now.
 
-``runs.safetensors`` holds weights, scores, visits, parameters and history of every run below, and says on which
-processor and with which torch it was made. There the runs are equal bit for bit; elsewhere sums have another order.
-Data and initial parameters are multiples of 1/16 and 1/32, so that they are the same everywhere.
+``runs.safetensors`` holds weights, scores, visits, parameters and history of every run below. Data and initial
+parameters are multiples of 1/16 and 1/32, so that they are the same everywhere.
 """
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from soseleto import Compute, Heads, Result, Soseleto, fit
 from soseleto.pieces import (
-    Coral,
     chain,
-    clip_norm,
-    domain_loss,
     hold_when_vanished,
     label_doubt,
     last_batch,
@@ -36,7 +30,6 @@ from soseleto.pieces import (
 )
 
 FILE = Path(__file__).with_name("runs.safetensors")
-ROUNDED = {"per_error"}  # divides by the error after the bias correction now, and before it then
 PAPER: dict[str, Any] = {
     "initial_weight": 0.5,
     "direction": last_batch(),
@@ -56,9 +49,6 @@ METHODS = {
     "doubt_labels_mean": Soseleto(source_loss=label_doubt(normalize=False), gradients=target_share(0.2)),
     "target_share": Soseleto(gradients=target_share(0.3)),
     "aligned": Soseleto(direction=running_mean(layers=("2.",))),
-    "max_norm": Soseleto(gradients=clip_norm(0.2)),
-    "reuse_target": Soseleto(direction=running_mean(every=3)),
-    "reuse_target_last": Soseleto(direction=running_mean(0.0, every=2)),
     "vanished": Soseleto(alignment=chain(scale_by_rms(), hold_when_vanished(1.0))),
     "large_step": Soseleto(weight_step=0.6),
     "frozen": Soseleto(weight_step=None),
@@ -72,13 +62,6 @@ MORE: dict[str, Callable[[], Result]] = {
     ),
     "batch_norm": lambda: train(with_parameters(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))),
     "transfer": lambda: transfer(Soseleto()),
-    "transfer_coral": lambda: transfer(
-        Soseleto(
-            gradients=chain(target_share(0.5), domain_loss(Coral(strength=2.0))),
-            scores=pooled_by_class(),
-        )
-    ),
-    "transfer_frozen": lambda: transfer(Soseleto(weight_step=None, gradients=domain_loss(Coral()))),
     "float64": lambda: train(mlp().double(), double=True),
     "bfloat16": lambda: train(mlp(), compute=Compute(dtype=torch.bfloat16)),
 }
@@ -131,15 +114,9 @@ def kept(result: Result) -> dict[str, Tensor]:
     return found
 
 
-def tolerance(run: str, entry: str) -> dict[str, float]:
-    with safe_open(FILE, "pt") as file:
-        made = file.metadata()
-    same = (made["machine"], made["torch"]) == (platform.machine(), torch.__version__.split("+")[0])
-    if run == "bfloat16" and not same:
-        return {"rtol": 5e-2, "atol": 2e-2}  # emulated on some processors, with other sums on others
-    if run in ROUNDED or entry == "history/condition" or not same:
-        return {"rtol": 1e-4, "atol": 1e-5}
-    return {"rtol": 0.0, "atol": 0.0}
+def tolerance(run: str) -> dict[str, float]:
+    """Processors sum in another order, which is seen in the last digits; some only emulate bfloat16."""
+    return {"rtol": 5e-2, "atol": 2e-2} if run == "bfloat16" else {"rtol": 1e-5, "atol": 1e-6}
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +136,7 @@ def test_a_golden_run_is_what_it_was(run: str) -> None:
     found = kept(train(mlp(), METHODS[run]) if run in METHODS else MORE[run]())
     assert found.keys() == golden.keys()
     for name, value in golden.items():
-        torch.testing.assert_close(found[name], value, **tolerance(run, name), msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(found[name], value, **tolerance(run), msg=lambda text, n=name: f"{n}: {text}")
 
 
 def test_every_kept_run_is_tested() -> None:

@@ -8,8 +8,8 @@ import torch
 from pieces.test_contract import N, batches, task
 from soseleto.errors import UsageError
 from soseleto.pieces import beyond_noise
-from soseleto.pieces.beyond_noise import PRIOR
-from soseleto.task.piece import Alignment, Step
+from soseleto.pieces.alignment import PRIOR
+from soseleto.pieces.piece import Alignment, Step
 
 
 def test_the_evidence_is_the_mean_minus_its_standard_error() -> None:

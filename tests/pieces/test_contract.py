@@ -12,21 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import soseleto
 from soseleto import Soseleto, pieces
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
-from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.pieces import (
-    Coral,
     at_temperature,
     beyond_noise,
     centred,
     chain,
-    clip_norm,
-    domain_loss,
     hold_when_vanished,
     label_doubt,
     last_batch,
@@ -36,14 +31,11 @@ from soseleto.pieces import (
     per_error,
     pooled_by_class,
     preconditioned,
-    recent_visits,
     running_mean,
     scale_by_rms,
-    shrunk_by_spread,
     target_share,
     unit_length,
     whitened,
-    whitened_layers,
     without_own_error,
 )
 from soseleto.run_folder import checkpoint
@@ -55,7 +47,6 @@ N = 12
 METHODS: dict[str, Soseleto] = {
     "last_batch": Soseleto(direction=last_batch()),
     "running_mean": Soseleto(direction=running_mean(0.8)),
-    "whitened_layers": Soseleto(direction=whitened_layers(("trunk.0",), decay=0.9)),
     "preconditioned": Soseleto(direction=preconditioned(running_mean(0.8))),
     "per_error": Soseleto(alignment=chain(per_error(), scale_by_rms())),
     "scale_by_rms": Soseleto(alignment=scale_by_rms()),
@@ -66,22 +57,18 @@ METHODS: dict[str, Soseleto] = {
     "normalized": Soseleto(source_loss=normalized(), initial_weight=0.5),
     "label_doubt": Soseleto(source_loss=label_doubt(), initial_weight=0.7),
     "target_share": Soseleto(gradients=target_share(0.3)),
-    "domain_loss": Soseleto(gradients=domain_loss(Coral(strength=2.0))),
-    "clip_norm": Soseleto(gradients=chain(target_share(0.2), clip_norm(0.05))),
     "pooled_by_class": Soseleto(scores=pooled_by_class()),
     "last_layer": Soseleto(alignment=chain(last_layer(), scale_by_rms())),
     "at_temperature": Soseleto(alignment=last_layer(at_temperature(4.0))),
     "centred": Soseleto(scores=last_layer(centred())),
-    "whitened": Soseleto(scores=chain(last_layer(whitened(0.3)), recent_visits())),
+    "whitened": Soseleto(scores=last_layer(whitened(0.3))),
     "unit_length": Soseleto(alignment=last_layer(unit_length()), scores=last_layer(centred(), unit_length())),
     "without_own_error": Soseleto(scores=last_layer(without_own_error())),
-    "recent_visits": Soseleto(scores=recent_visits(0.7)),
-    "shrunk_by_spread": Soseleto(scores=chain(last_layer(centred()), shrunk_by_spread())),
 }
 
 
 def test_every_piece_is_in_the_table() -> None:
-    assert set(pieces.__all__) - {"Coral", "Piece"} == set(METHODS)
+    assert set(pieces.__all__) - {"Piece"} == set(METHODS)
 
 
 def task_of(name: str, **changes: Any) -> Task:
@@ -89,7 +76,7 @@ def task_of(name: str, **changes: Any) -> Task:
     method = METHODS[name]
     if name == "preconditioned":
         changes["make_optimizer"] = adamw(0.05)
-    if not (method.alignment.watched or (method.scores is not None and method.scores.watched)):
+    if not (method.alignment.reads_layer or (method.scores is not None and method.scores.reads_layer)):
         return task(**changes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -177,11 +164,6 @@ def test_a_saved_state_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
 def test_micro_batches_give_what_the_whole_batch_gives(name: str) -> None:
     method = METHODS[name]
     states = [method.init(task_of(name)), method.init(task_of(name, sharing=Sharing(micro_batch_size=3)))]
-    if not method.shares_work:
-        model, x, y = nn.Linear(4, 3), torch.randn(9, 4), torch.arange(9) % 3
-        with pytest.raises(UsageError, match="whole batches"):
-            soseleto.fit(model, (x, y), (x, y), epochs=1, method=method, compute=soseleto.Compute(micro_batch_size=3))
-        return
     for state in states:
         for step in range(4):
             method.step(state, *batches(step))

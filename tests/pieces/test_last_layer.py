@@ -370,7 +370,7 @@ def test_a_temperature_needs_a_cross_entropy() -> None:
 
 def visited(piece: Any, values: Tensor) -> Tensor:
     """The scores after each example of a batch of four has had the alignments in its column."""
-    from soseleto.task.piece import Alignment, Step
+    from soseleto.pieces.piece import Alignment, Step
 
     problem = task(network())
     state = piece.init(problem)

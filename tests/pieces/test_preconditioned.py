@@ -18,7 +18,7 @@ from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, last_batch, preconditioned, running_mean, whitened_layers
 from soseleto.task.losses import NoisyLosses
-from soseleto.task.parameter_states import ParameterStates
+from soseleto.task.state import ParameterStates
 from soseleto.task.task import Task, take_step
 from soseleto.training.optimizers import adamw, warmup_cosine
 

@@ -166,7 +166,7 @@ class Trainings:
     def method_in_words(self) -> str:
         """The line of the plan about what moves the weights."""
         some = "the last blocks" if getattr(self._usual.direction, "layers", None) else "all layers"
-        layers = "the last layer" if self._usual.alignment.replaces_engine else some
+        layers = "the last layer" if self._usual.alignment.reads_layer else some
         seem = f", since {'many' if self.many_seem_wrong else 'few'} labels of the source seem wrong"
         chosen = seem if self.options.weight_step is None and self.options.target_share is None else ""
         return f"weights move by the alignments of {layers}, {self._usual.weight_step:g} in a usual visit{chosen}"
@@ -388,7 +388,7 @@ class Trainings:
             judged = self.batch_size + unlabelled_batch(self.pair.unlabelled)
             return judged + 3 * self.views.count * (judged + target)
         teacher = self.batch_size + target if self._is_strong(part) else 0
-        by_engine = self._is_strong(part) or not self._usual.alignment.replaces_engine
+        by_engine = self._is_strong(part) or not self._usual.alignment.reads_layer
         return (4 if by_engine else 3) * self.batch_size + 3 * target + teacher
 
 

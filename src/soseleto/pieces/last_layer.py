@@ -1,11 +1,18 @@
-"""Alignments over the last layer's weight, in coordinates of choice, without a backward pass.
+"""The cheap form of the alignment: over the last layer's weight, in coordinates of choice, without a backward pass.
 
     G ← decay·G + (1 − decay)·mean over the target batch of r_t h_tᵀ        q_j = r_jᵀ G h_j / (1 − decayᵐ)
 
-r is the gradient of an example's loss at the outputs of the last linear layer, p − onehot(label) for cross-entropy, and
-h are the inputs of that layer. As it stands this is the exact alignment over the layer's weight, which the engines
-compute for ``running_mean(decay, layers=...)``; it needs the forward pass of training, one of the target, and a matrix
-product. Each form changes r or h before the product, on the side it is for: see ``residuals`` and ``inputs``.
+For the last linear layer z = W h + b an example's gradient is r hᵀ, with r = ∂ℓ/∂z, p − onehot(label) for
+cross-entropy. Both are there after the forward pass that training does anyway: h is the layer's input, and r needs the
+graph between z and the losses alone. As it stands this is the exact alignment over the layer's weight, which the
+engines compute for ``running_mean(decay, layers=...)``. Each form changes r or h before the product.
+
+    z = W h + b = W A⁻¹ · A(h − m) + (b + W m)
+
+The layer is linear, so its inputs may be read in other coordinates, A(h − m), without a change of the model; its weight
+is then W A⁻¹, and alignments over that are other ones. In the old coordinates they are rᵀ G AᵀA (h − m): the target
+gradient is preconditioned by AᵀA, the inverse covariance of the inputs where they are whitened, which is one factor of
+K-FAC's Kronecker form.
 """
 
 from __future__ import annotations
@@ -18,20 +25,23 @@ import torch
 from torch import Tensor
 
 from soseleto.errors import UsageError
+from soseleto.pieces.piece import Alignment, Piece, State, Step
 from soseleto.task.last_layer import LastLayer
-from soseleto.task.piece import Alignment, Piece, State, Step
 from soseleto.task.task import Task
+
+Sides = Mapping[str, LastLayer]  # "source" and "target"
+_SMALLEST_ERROR = 1e-4
 
 
 class Form:
     """A change of coordinates of the last layer: no state, no change."""
 
-    def update(self, seen: Mapping[str, LastLayer], state: State, step: Step) -> Mapping[str, LastLayer]:
-        """``seen`` by side, changed; the state is made by the first batch and then changed in place."""
-        return seen
+    def update(self, sides: Sides, state: State, step: Step) -> Sides:
+        """The layer in other coordinates; the state is made by the first batch and then changed in place."""
+        return sides
 
     def refresh(self, state: State) -> None:
-        """Between steps, outside of CUDA graphs: what need not be computed in every step."""
+        """Every ``REFRESH`` steps and outside of CUDA graphs: what is too slow for every step."""
 
 
 @dataclass(frozen=True, init=False)
@@ -40,7 +50,6 @@ class last_layer(Piece):
 
     forms: changes of coordinates, in order; none is the exact alignment over the layer's weight.
     decay: of the running mean of the target's r hᵀ.
-    layer: the name of the layer; None takes the last linear layer that the model calls.
 
     Example:
         >>> from soseleto import Soseleto
@@ -51,27 +60,23 @@ class last_layer(Piece):
 
     forms: tuple[Form, ...]
     decay: float = 0.99
-    layer: str | None = None
 
     slot: ClassVar[str] = "alignment"
-    replaces_engine: ClassVar[bool] = True
 
-    def __init__(self, *forms: Form, decay: float = 0.99, layer: str | None = None) -> None:
-        for name, value in (("forms", forms), ("decay", decay), ("layer", layer)):
-            object.__setattr__(self, name, value)
+    def __init__(self, *forms: Form, decay: float = 0.99) -> None:
+        object.__setattr__(self, "forms", forms)
+        object.__setattr__(self, "decay", decay)
         for form in forms:
             if not isinstance(form, Form):
                 raise UsageError(f"last_layer takes forms such as centred() or at_temperature(4.0), got {form!r}.")
-        if not 0.0 <= decay < 1.0:
-            raise UsageError(f"decay of last_layer must lie in [0, 1), got {decay}: 0 averages nothing.")
+        _require_decay(decay)
 
     def __repr__(self) -> str:
-        named = [] if self.layer is None else [f"layer={self.layer!r}"]
-        return f"last_layer({', '.join([*map(repr, self.forms), f'decay={self.decay}', *named])})"
+        return f"last_layer({', '.join([*map(repr, self.forms), f'decay={self.decay}'])})"
 
     @property
-    def watched(self) -> frozenset[str | None]:  # type: ignore[override]
-        return frozenset({self.layer})
+    def reads_layer(self) -> bool:
+        return True
 
     def init(self, task: Task) -> State:
         if task.target_head:
@@ -79,42 +84,188 @@ class last_layer(Piece):
         batches = torch.zeros((), dtype=torch.float64, device=task.device)
         return {"forms": [{} for _ in self.forms], "mean": {}, "batches": batches}
 
-    def update(self, value: Alignment, state: Any, step: Step) -> Alignment:
-        seen = _whole(step, state)
+    def update(self, value: Alignment, state: State, step: Step) -> Alignment:
+        sides = _both_sides(step, state)
         for form, its in zip(self.forms, state["forms"], strict=True):
-            seen = form.update(seen, its, step)
-        if step.target_loss is not None:
-            self._average(seen["target"], state, step)
-        source = seen["source"]
+            sides = form.update(sides, its, step)
+        self._average(sides["target"], state, step)
+        source = sides["source"]
         q = (torch.matmul(source.inputs, state["mean"]["gradient"].T) * source.residuals).sum((1, 2))
-        return replace(value, q=q * self._correction(state), unit=1.0, evidence=None)
+        correction = (1.0 - torch.pow(self.decay, state["batches"])).reciprocal() if self.decay else 1.0
+        return replace(value, q=q * correction, unit=1.0, evidence=None)
 
     def _average(self, target: LastLayer, state: State, step: Step) -> None:
         """The target batch's mean of r hᵀ enters the running mean G."""
         product = torch.matmul(target.residuals.flatten(0, 1).T, target.inputs.flatten(0, 1))
-        found = step.task.sharing.sum(product) / step.target.total
-        mean = state["mean"].setdefault("gradient", torch.zeros_like(found))
-        mean.lerp_(found, 1.0 - self.decay)
+        of_batch = step.task.sharing.sum(product) / step.target.total
+        mean = state["mean"].setdefault("gradient", torch.zeros_like(of_batch))
+        mean.lerp_(of_batch, 1.0 - self.decay)
         state["batches"].add_(1)
 
-    def _correction(self, state: State) -> Tensor | float:
-        return (1.0 - torch.pow(self.decay, state["batches"])).reciprocal() if self.decay else 1.0
-
-    def refresh(self, state: Any) -> None:
+    def refresh(self, state: State) -> None:
         for form, its in zip(self.forms, state["forms"], strict=True):
             form.refresh(its)
 
 
-def _whole(step: Step, state: State) -> Mapping[str, LastLayer]:
-    """Both sides that the step evaluates; a rank whose part of a batch is empty has run no pass for it."""
-    sides = ("source",) if step.target_loss is None else ("source", "target")
-    seen = step.last_layer
-    if all(side in seen for side in sides):
-        return seen
-    if seen:
-        empty = next(iter(seen.values())).without_examples()
+def _both_sides(step: Step, state: State) -> Sides:
+    """Both sides of the step; a rank whose part of a batch is empty has run no pass for it."""
+    recorded = step.last_layer
+    if len(recorded) == 2:
+        return recorded
+    if recorded:
+        (present,) = recorded.values()
+        empty = present.rows(slice(0, 0))
     else:
         classes, width = state["mean"]["gradient"].shape
         h, z = (state["mean"]["gradient"].new_zeros(0, 1, size) for size in (width, classes))
         empty = LastLayer(h, z, z)
-    return {side: seen.get(side, empty) for side in sides}
+    return {side: recorded.get(side, empty) for side in ("source", "target")}
+
+
+@dataclass(frozen=True)
+class centred(Form):
+    """Inputs minus their running mean over source examples, h − m.
+
+    Inputs that follow a ReLU have a large common part, which makes every alignment large and equal in sign to the
+    agreement of the labels alone; what distinguishes examples is in the remainder.
+    """
+
+    decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        _require_decay(self.decay)
+
+    def update(self, sides: Sides, state: State, step: Step) -> Sides:
+        m = _running(state, "mean", _mean(sides["source"], step), self.decay)
+        return {side: replace(layer, inputs=layer.inputs - m) for side, layer in sides.items()}
+
+
+@dataclass(frozen=True)
+class whitened(Form):
+    """Centred inputs times L⁻¹, where L Lᵀ is their running covariance, shrunk: C + shrink·(tr C/d)·I.
+
+    shrink: the share of the mean variance that is added to every direction's; a large one leaves inputs centred alone.
+
+    L⁻¹ is computed between steps, every ``REFRESH`` of them (``soseleto.task.state``).
+    """
+
+    shrink: float = 0.1
+    decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        _require_decay(self.decay)
+        if not self.shrink > 0:
+            raise UsageError(f"shrink of whitened must be above 0, got {self.shrink}: 0.1 is a good first value.")
+
+    def update(self, sides: Sides, state: State, step: Step) -> Sides:
+        source = sides["source"]
+        m = _running(state, "mean", _mean(source, step), self.decay)
+        _running(state, "covariance", _covariance(source, m, step), self.decay)
+        if "factor" not in state:
+            state["factor"] = torch.zeros_like(state["covariance"]["sum"])
+            self.refresh(state)
+        return {side: replace(layer, inputs=(layer.inputs - m) @ state["factor"].T) for side, layer in sides.items()}
+
+    def refresh(self, state: State) -> None:
+        if "factor" not in state:
+            return
+        c = _corrected(state["covariance"])
+        ridge = self.shrink * c.diagonal().mean() + torch.finfo(c.dtype).tiny
+        eye = torch.eye(len(c), dtype=c.dtype, device=c.device)
+        lower, _ = torch.linalg.cholesky_ex(c + ridge * eye)  # without a check, which would synchronise
+        state["factor"].copy_(torch.linalg.solve_triangular(lower, eye, upper=False))
+
+
+@dataclass(frozen=True)
+class unit_length(Form):
+    """Inputs of both sides at unit length, h/‖h‖: alignments do not grow with the size of an example's features."""
+
+    def update(self, sides: Sides, state: State, step: Step) -> Sides:
+        normalize = torch.nn.functional.normalize
+        return {side: replace(layer, inputs=normalize(layer.inputs, dim=-1)) for side, layer in sides.items()}
+
+
+@dataclass(frozen=True)
+class at_temperature(Form):
+    """The target's residuals at a temperature: r_t = softmax(z_t/τ) − y_t in place of softmax(z_t) − y_t.
+
+    Once a network is sure of the trusted examples their residuals vanish, and with them every alignment; those that
+    remain are of the few examples it gets wrong, and a mean of these can turn over. A temperature above 1 keeps the
+    residuals of all trusted examples alive, and the direction of their labels in it. For cross-entropy: y is read from
+    the residuals themselves, as softmax(z) − r, so soft and smoothed labels are served too.
+    """
+
+    temperature: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise UsageError(f"temperature must be above 0, got {self.temperature}: 4 is a good first value.")
+
+    def update(self, sides: Sides, state: State, step: Step) -> Sides:
+        target = sides["target"]
+        if not state:  # once: it synchronises with the device
+            _require_cross_entropy(target)
+            state["checked"] = torch.ones((), device=target.outputs.device)
+        z, used = target.outputs, target.used.unsqueeze(-1)
+        change = ((z / self.temperature).softmax(-1) - z.softmax(-1)) * used
+        return {**sides, "target": replace(target, residuals=target.residuals + change)}
+
+
+def _require_cross_entropy(target: LastLayer) -> None:
+    """Raise unless softmax(z) − r is a label: entries from 0 to 1 with a sum of 1, one of them at least a half."""
+    label = (target.outputs.softmax(-1) - target.residuals)[target.used]
+    largest, sums = label.amax(-1), label.sum(-1)
+    fine = (label.amin(-1) > -0.05) & (largest > 0.45) & (largest < 1.05) & ((sums - 1.0).abs() < 0.05)
+    if not bool(fine.all()):
+        raise UsageError(
+            "at_temperature needs a cross-entropy of the last layer's outputs, one label per example, and this loss "
+            "has other gradients: leave it out."
+        )
+
+
+@dataclass(frozen=True)
+class without_own_error(Form):
+    """The source's residuals at unit length, r_j/‖r_j‖: an example's own error is taken out of its alignment.
+
+    A gradient is an error times a direction. Examples that the network has fitted, right or memorised, have small
+    residuals and alignments near zero; at unit length they still show whether their label agrees with the target's.
+    """
+
+    def update(self, sides: Sides, state: State, step: Step) -> Sides:
+        source = sides["source"]
+        length = source.residuals.square().sum((1, 2), keepdim=True).sqrt()  # of an example's whole residual
+        residuals = source.residuals / length.clamp_min(_SMALLEST_ERROR)
+        return {**sides, "source": replace(source, residuals=residuals)}
+
+
+def _require_decay(decay: float) -> None:
+    if not 0.0 <= decay < 1.0:
+        raise UsageError(f"decay of a running mean must lie in [0, 1), got {decay}: 0 takes each batch's own.")
+
+
+def _mean(layer: LastLayer, step: Step) -> Tensor:
+    """The mean input over the whole batch's rows that are used, (d,)."""
+    used = layer.used.to(layer.inputs.dtype)
+    total = step.task.sharing.sum(torch.cat([(layer.inputs * used.unsqueeze(-1)).sum((0, 1)), used.sum().view(1)]))
+    return total[:-1] / total[-1].clamp_min(1.0)
+
+
+def _covariance(layer: LastLayer, mean: Tensor, step: Step) -> Tensor:
+    used = layer.used.to(layer.inputs.dtype)
+    rows = ((layer.inputs - mean) * used.unsqueeze(-1)).flatten(0, 1)
+    total = step.task.sharing.sum(rows.T @ rows)
+    return total / step.task.sharing.sum(used.sum()).clamp_min(1.0)
+
+
+def _running(state: State, name: str, new: Tensor, decay: float) -> Tensor:
+    """The exponential moving average after this batch, corrected for its start."""
+    if name not in state:
+        state[name] = {"sum": torch.zeros_like(new), "weight": torch.zeros((), dtype=new.dtype, device=new.device)}
+    state[name]["sum"].lerp_(new, 1.0 - decay)
+    state[name]["weight"].mul_(decay).add_(1.0 - decay)
+    return _corrected(state[name])
+
+
+def _corrected(average: Mapping[str, Any]) -> Tensor:
+    corrected: Tensor = average["sum"] / average["weight"]
+    return corrected

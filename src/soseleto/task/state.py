@@ -1,53 +1,56 @@
-"""What a training with source weights carries from step to step, and what one step finds."""
+"""What a training with source weights carries from step to step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batches import Batch
-from soseleto.engines.contract import Coefficients, Engine, Losses, Passes
+from soseleto.engines.contract import Engine, Losses, Passes
 from soseleto.engines.unchanged import is_recording
-from soseleto.task.parameter_states import ParameterStates
-from soseleto.task.piece import Alignment, Step
 from soseleto.task.task import Task, lr_left
 from soseleto.weights import Weights
 
 REFRESH = 25  # steps between two refreshes of what pieces do not compute in every step
 
 
-@dataclass(frozen=True)
-class Moved:
-    """How the weights of a batch moved: alpha is what they are now."""
+class ParameterState(NamedTuple):
+    """A parameter, what the optimizer keeps about it (nothing before its first step), and its group's settings."""
 
-    alpha: Tensor
-    weight_step: Tensor | float
-    aligned: Alignment
-
-    @property
-    def multiplier(self) -> Tensor | float:
-        """The weights moved by multiplier·q, before the clip."""
-        return self.weight_step * self.aligned.gate * self.aligned.unit
+    parameter: nn.Parameter
+    state: Mapping[str, Any]
+    group: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """What a step needs, all at the same θ.
+class ParameterStates:
+    """Reads an optimizer's state by parameter name; the state is neither copied nor changed."""
 
-    rows: weights, scores and visits of the batch; moved: how its weights moved, where they have moved already.
-    """
+    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+        self.optimizer, self._model = optimizer, model
+        self._groups = 0  # that the places are from
+        self._places: dict[str, tuple[nn.Parameter, int]] = {}
 
-    step: Step
-    rows: Tensor
-    gradients: dict[str, Tensor]  # for the optimizer
-    numbers: dict[str, Tensor]  # for the history
-    moved: Moved | None
+    def of(self, name: str) -> ParameterState | None:
+        """None for a parameter that the optimizer does not step."""
+        if len(self.optimizer.param_groups) != self._groups:
+            self._find()
+        if name not in self._places:
+            return None
+        parameter, group = self._places[name]
+        return ParameterState(parameter, self.optimizer.state.get(parameter, {}), self.optimizer.param_groups[group])
+
+    def _find(self) -> None:
+        groups = self.optimizer.param_groups
+        of_group = {id(p): at for at, group in enumerate(groups) for p in group["params"]}
+        named = self._model.named_parameters()
+        self._places = {name: (p, of_group[id(p)]) for name, p in named if id(p) in of_group}
+        self._groups = len(groups)
 
 
 @dataclass
@@ -59,12 +62,11 @@ class SoseletoState:
     """
 
     task: Task
-    plain_losses: Losses  # the task's, where pieces watch layers
+    plain_losses: Losses  # the task's, with the last layer recorded where a piece reads it
     losses: Losses  # what is differentiated
     engine: Engine
     weights: Weights
     pieces: dict[str, Any]  # the state of each piece, by its argument
-    looks: Callable[[int], bool]  # whether the step after so many steps evaluates the target
     refresh: Callable[[dict[str, Any]], None]  # of the pieces' states, between steps
     optimizer: Optimizer = None  # type: ignore[assignment]  # set by ``follow``
     schedule: LRScheduler | None = None
@@ -82,11 +84,6 @@ class SoseletoState:
     def lr_left(self) -> Tensor | float:
         """The learning rate now, as a share of the first."""
         return lr_left(self.optimizer, self.first_lr) if self.first_lr else 1.0
-
-    @property
-    def kind(self) -> bool:
-        """Whether the next step evaluates the target; a recorded step is replayed for steps of its own kind only."""
-        return self.looks(self.taken)
 
     def advance(self, steps: int) -> None:
         """Count steps, taken or replayed."""
@@ -122,7 +119,7 @@ def without_alignments(
     losses: Losses,
     source: Batch,
     target: Batch | None,
-    coefficients: Coefficients,
+    coefficients: Tensor,
     *,
     target_gradient_too: bool = True,
 ) -> Passes:
@@ -130,7 +127,6 @@ def without_alignments(
 
     target_gradient_too: False where a forward pass of the target is enough.
     """
-    assert isinstance(coefficients, Tensor)
     of_source, gradient = task.sharing.gradient(task.model, losses.source, source, "source", coefficients)
     of_target, target_gradient = of_source[:0], dict[str, Tensor]()
     if target is not None and target_gradient_too:

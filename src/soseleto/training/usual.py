@@ -32,6 +32,7 @@ from soseleto.engines.shards import sharded_modules
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.models.trained_parts import last_blocks
 from soseleto.pieces import (
+    Piece,
     at_temperature,
     beyond_noise,
     chain,
@@ -49,7 +50,6 @@ from soseleto.pieces import (
 from soseleto.suspects.mistakes import can_estimate
 from soseleto.task.last_layer import no_last_layer
 from soseleto.task.losses import NoisyLosses
-from soseleto.task.piece import Piece
 from soseleto.training.defaults import (
     EPOCHS,
     MANY_SHARE,
@@ -136,7 +136,7 @@ class Usual:
         made = self._made(pieces, step, share, doubt=True, all_layers=all_layers, layers=layers)
         if many_wrong and patient:
             made = replace(made, initial_weight=DOUBTFUL)
-        return replace(made, scores=LAST_LAYER) if ends_in_linear and not made.alignment.replaces_engine else made
+        return replace(made, scores=LAST_LAYER) if ends_in_linear and not made.alignment.reads_layer else made
 
     def _made(
         self,

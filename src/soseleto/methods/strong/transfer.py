@@ -56,8 +56,6 @@ class StrongTransfer:
             require_share(share, getattr(self, share))
         if not self.temperature > 0:
             raise UsageError(f"temperature must be above 0, got {self.temperature}: 0.5 sharpens, 1 does not.")
-        if self.selection.source_loss.needs_losses or self.selection.alignment.needs_losses:
-            raise UsageError("label_doubt and per_error need class labels, and StrongTransfer mixes them: drop these.")
 
     def init(self, task: Task) -> StrongTransferState:
         require_transfer(task, self.name)

@@ -1,0 +1,207 @@
+"""The direction that source gradients are compared with: the target gradient, of one batch or averaged over steps.
+
+    g ← decay·g + (1 − decay)·∂L_t/∂θ          q = Qᵀ g / (1 − decayᵐ) after m target batches, as in Adam
+
+A target batch of 32 gives a direction that is mostly noise; a mean over tens of steps is mostly signal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
+
+from soseleto.errors import UsageError
+from soseleto.pieces.piece import Direction, State, Step
+from soseleto.task.task import Task
+
+# by(parameter, state, group) -> what the optimizer multiplies the parameter's gradient by, beside the learning rate
+Preconditioner = Callable[[Tensor, Mapping[str, Any], Mapping[str, Any]], Tensor]
+
+
+@dataclass(frozen=True)
+class last_batch(Direction):
+    """The target gradient of the step's own batch: the paper's.
+
+    layers: only parameters whose names begin with one of these; None takes all of θ.
+    """
+
+    layers: tuple[str, ...] | None = None
+
+    def init(self, task: Task) -> State:
+        _require_layers(self.layers, task)
+        return {}
+
+    def update(self, value: dict[str, Tensor], state: State, step: Step) -> dict[str, Tensor]:
+        return _over(value, self.layers, step.task)
+
+
+@dataclass(frozen=True)
+class running_mean(Direction):
+    """An exponential moving average of the target gradient, bias-corrected as in Adam.
+
+    decay: of the average, in [0, 1).
+    layers: only parameters whose names begin with one of these; None takes all of θ. The noise of a large layer can
+        hide the signal of a small one.
+    """
+
+    decay: float = 0.99
+    layers: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.decay < 1.0:
+            raise UsageError(f"decay of running_mean must lie in [0, 1), got {self.decay}: 0 averages nothing.")
+
+    def init(self, task: Task) -> State:
+        _require_layers(self.layers, task)
+        return {"means": {}, "batches": torch.zeros((), dtype=torch.float64, device=task.device)}
+
+    def update(self, value: dict[str, Tensor], state: State, step: Step) -> dict[str, Tensor]:
+        gradients = _over(value, self.layers, step.task)
+        if self.decay == 0.0:
+            return gradients
+        for name, g in gradients.items():
+            if name not in state["means"]:
+                state["means"][name] = torch.zeros_like(g)
+        means = {name: state["means"][name] for name in gradients}
+        if len(gradients) == 1:  # one layer's weight: on a GPU the multi-tensor kernel would leave most of it idle
+            for name, g in gradients.items():
+                means[name].lerp_(g, 1.0 - self.decay)
+        elif gradients:
+            torch._foreach_lerp_(list(means.values()), list(gradients.values()), 1.0 - self.decay)
+        return means
+
+    def correct(self, q: Tensor, state: State) -> Tensor:
+        state["batches"].add_(1)
+        return q * self.correction(state["batches"])
+
+    def correction(self, batches: Tensor) -> Tensor | float:
+        """1/(1 − decayᵐ): the average starts at 0."""
+        return (1.0 - torch.pow(self.decay, batches)).reciprocal() if self.decay else 1.0
+
+
+def _over(gradients: dict[str, Tensor], layers: tuple[str, ...] | None, task: Task) -> dict[str, Tensor]:
+    """The gradients over θ, or over the named layers of θ."""
+    shared = {name: g for name, g in gradients.items() if name in task.shared}
+    return shared if layers is None else {name: g for name, g in shared.items() if name.startswith(layers)}
+
+
+def _require_layers(layers: tuple[str, ...] | None, task: Task) -> None:
+    if not isinstance(layers, str | tuple | None):
+        raise UsageError(f"layers must be a tuple of names, got {layers!r}: write layers=('encoder.',), for example.")
+    if layers is not None and not any(name.startswith(layers) for name in task.shared):
+        raise UsageError(f"layers={layers} match none of θ's parameters: {', '.join(sorted(task.shared))}.")
+
+
+@dataclass(frozen=True)
+class preconditioned(Direction):
+    """The direction as the optimizer would step along it: q says whether the optimizer's own step would help.
+
+        θ ← θ − Λ P ∂L/∂θ        P: the optimizer's preconditioner, diagonal;  Λ: the learning rates of the groups
+        q = Qᵀ Λ P g             the decrease of the target loss by a step of this optimizer on each example
+
+    of: the direction to precondition.
+    by: None takes that of torch's Adam, AdamW, NAdam, Adagrad, RMSprop or Adafactor. For another optimizer a function
+        ``by(parameter, state, group)`` of what it keeps about a parameter (``optimizer.state[parameter]``, never empty)
+        and of the parameter's group in ``optimizer.param_groups``. It returns what the gradient is multiplied by, in
+        the parameter's shape, without the learning rate.
+
+    Plain alignments, Qᵀg, are those of a step of SGD. Adam and AdamW divide by √v̂ + ε, so that a parameter with small
+    gradients moves as far as one with large ones. P is read from the optimizer's state before the step, and Λ are the
+    rates that the schedule starts from, since the weight step follows the schedule already. Before the optimizer's
+    first step it has no state; every P here would after a first step with the gradient g make it sign(g), which is then
+    the direction. A parameter that the optimizer does not step is left out of the alignments.
+
+    Example:
+        >>> from soseleto import Soseleto
+        >>> method = Soseleto(direction=preconditioned(running_mean(0.95)))
+    """
+
+    of: last_batch | running_mean = field(default_factory=running_mean)
+    by: Preconditioner | None = None
+
+    def init(self, task: Task) -> State:
+        return self.of.init(task)
+
+    def update(self, value: dict[str, Tensor], state: State, step: Step) -> dict[str, Tensor]:
+        if step.optimizer is None:
+            raise UsageError("preconditioned reads the optimizer's state: write Selection(..., optimizer=optimizer).")
+        by = self.by or _of_optimizer(step.optimizer.optimizer)
+        direction: dict[str, Tensor] = {}
+        for name, g in self.of.update(value, state, step).items():
+            if (kept := step.optimizer.of(name)) is None:
+                continue
+            if _has_stepped(kept.state):
+                along = g * by(kept.parameter.detach(), kept.state, kept.group)
+            elif isinstance(self.of, running_mean):  # ``correct`` multiplies by the correction, which is for g's size
+                along = g.sign() / self.of.correction(state["batches"] + 1)
+            else:
+                along = g.sign()
+            direction[name] = along * kept.group.get("initial_lr", kept.group["lr"])
+        return direction
+
+    def correct(self, q: Tensor, state: State) -> Tensor:
+        return self.of.correct(q, state)
+
+
+def _has_stepped(state: Mapping[str, Any]) -> bool:
+    """Whether the optimizer has stepped a parameter; a count on a GPU is not read, which would synchronise."""
+    steps = state.get("step", 1) if state else 0
+    return bool(getattr(steps, "is_cuda", False) or steps > 0)
+
+
+def _of_adam(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
+    """1/(√v̂ + ε), v̂ = v/(1 − β₂ᵗ)."""
+    squares: Tensor = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
+    so_far = 1.0 - group["betas"][1] ** state["step"].double()
+    return (squares / so_far).sqrt_().add_(group["eps"]).reciprocal_()
+
+
+def _of_adagrad(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
+    total: Tensor = state["sum"]
+    return total.sqrt().add_(group["eps"]).reciprocal_()
+
+
+def _of_rmsprop(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
+    squares: Tensor = state["square_avg"]
+    if group["centered"]:
+        squares = squares - state["grad_avg"].square()
+    return squares.sqrt().add_(group["eps"]).reciprocal_()
+
+
+def _of_adafactor(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
+    """max(ε₂, rms(θ))/√V, V factored into rows and columns; without the clip, which only a gradient decides."""
+    smallest, smallest_scale = group["eps"]
+    smallest = torch.finfo(parameter.dtype).eps if smallest is None else smallest
+    squares: Tensor
+    if "variance" in state:
+        squares = state["variance"]
+    else:
+        rows = state["row_var"]
+        squares = (rows @ state["col_var"]) / rows.mean(dim=-2, keepdim=True).clamp_(min=smallest)
+    scale = parameter.square().mean().sqrt_().clamp_(min=smallest_scale)
+    return squares.clamp(min=smallest * smallest).rsqrt_().mul_(scale)
+
+
+_PRECONDITIONERS: Mapping[type[Optimizer], Preconditioner] = {
+    Adam: _of_adam,
+    AdamW: _of_adam,
+    NAdam: _of_adam,
+    Adagrad: _of_adagrad,
+    RMSprop: _of_rmsprop,
+    Adafactor: _of_adafactor,
+}
+
+
+def _of_optimizer(optimizer: Optimizer) -> Preconditioner:
+    for optimizer_class, preconditioner in _PRECONDITIONERS.items():
+        if isinstance(optimizer, optimizer_class):
+            return preconditioner
+    if isinstance(optimizer, SGD):
+        raise UsageError("preconditioned has no effect with SGD, which has no preconditioner: leave it out.")
+    name = type(optimizer).__name__
+    raise UsageError(f"preconditioned does not know {name}: write preconditioned(by=function), see its help.")
