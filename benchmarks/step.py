@@ -86,7 +86,7 @@ def measure(case: Case, device: torch.device, memory_format: torch.memory_format
     gc.collect()
     torch.cuda.empty_cache()  # graphs of the case before
     method = case.method or Soseleto(engine=case.engine)
-    without_engine = method.alignment.replaces_engine
+    without_engine = method.alignment.reads_layer
     memory_format = torch.channels_last if case.channels_last else memory_format
     ours, plain = (case.make().to(device).to(memory_format=memory_format).train() for _ in range(2))  # type: ignore[call-overload]
     state = method.init(task_for(case, ours, case.source, device))

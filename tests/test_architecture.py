@@ -49,8 +49,8 @@ UNITS = {
     "models": unit("networks, by name or from a file of the user's own"),
     "parallel": unit("one step over several processes and over parts of a batch", "engines data models"),
     "task": unit("the model, losses and optimizer that a method trains", "parallel engines data weights"),
-    "pieces": unit("what we add to the paper's algorithm, one file each", "task weights data"),
-    "monitor": unit("the paper's sufficient condition, measured during training", "task engines weights data"),
+    "pieces": unit("what we add to the paper's algorithm, by argument", "task engines weights data"),
+    "monitor": unit("the paper's sufficient condition, measured during training", "pieces engines"),
     "algorithm": unit("the paper's Algorithm 1", "pieces monitor task engines models data weights"),
     "selection": unit(
         "Algorithm 1 for a training loop of the user's own", "defaults algorithm task parallel engines data weights"

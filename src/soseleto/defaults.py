@@ -148,7 +148,7 @@ class Settings:
         method = self.method.selection if isinstance(self.method, StrongTransfer) else self.method
         if not isinstance(method, Soseleto) or method.weight_step is None:
             return ""
-        if method.alignment.replaces_engine:
+        if method.alignment.reads_layer:
             layers = "last-layer alignments"
         else:
             some = getattr(method.direction, "layers", None)
@@ -405,7 +405,7 @@ class _Changes:
         method = self._method(pieces, step, share, doubt=True, all_layers=all_layers, layers=layers)
         if many_wrong and patient:
             method = replace(method, initial_weight=DOUBTFUL)
-        scored = ends_in_linear and not method.alignment.replaces_engine
+        scored = ends_in_linear and not method.alignment.reads_layer
         return replace(method, scores=LAST_LAYER) if scored else method
 
     def _method(

@@ -15,7 +15,7 @@ from parallel.test_ranks import LONG, Reshaped, ask_at, points, require_close, t
 from ranks import together
 from soseleto.methods import Mixed, Ordinary, TargetOnly
 from soseleto.parallel.reducer import Reducer
-from soseleto.pieces import chain, clip_norm, label_doubt, last_batch, preconditioned, running_mean, target_share
+from soseleto.pieces import label_doubt, last_batch, preconditioned, target_share
 from soseleto.run_folder.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are started and killed as POSIX does")
@@ -64,10 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "layerwise": {"method": soseleto.Soseleto(engine="layerwise"), "epochs": 25 if LONG else 2},
     "auto, Adam": {"optimizer": adam, "method": soseleto.Soseleto(direction=preconditioned())},
     "micro-batches": {"compute": {"micro_batch_size": 2}},
-    "weights first": {
-        "method": soseleto.Soseleto(weights_first=True, gradients=chain(target_share(0.3), clip_norm(1.0)))
-    },
-    "target seen seldom": {"method": soseleto.Soseleto(direction=running_mean(every=3))},
+    "weights first": {"method": soseleto.Soseleto(weights_first=True, gradients=target_share(0.3))},
     "single target batch": {"method": soseleto.Soseleto(direction=last_batch())},
     "float32": {"method": soseleto.Soseleto(engine="layerwise"), "precise": False},
     "frozen": {"method": soseleto.Soseleto(weight_step=None)},

@@ -26,17 +26,15 @@ from soseleto.parallel.reducer import Reducer
 from soseleto.pieces import (
     at_temperature,
     chain,
-    clip_norm,
     label_doubt,
     last_layer,
     mean,
+    pooled_by_class,
     preconditioned,
     scale_by_rms,
-    shrunk_by_spread,
     target_share,
     unit_length,
     whitened,
-    whitened_layers,
 )
 from soseleto.run_folder.folder import RunFolder
 
@@ -97,23 +95,21 @@ CASES: dict[str, dict[str, Any]] = {
     "transfer, double backward": {"mode": "transfer", "method": soseleto.Soseleto(engine="double_backward")},
     "transfer, loop": {"mode": "transfer", "method": soseleto.Soseleto(engine="loop")},
     "weights first, paper's loss": {
-        "method": soseleto.Soseleto(
-            weights_first=True, source_loss=mean(), gradients=chain(target_share(0.3), clip_norm(1.0))
-        ),
+        "method": soseleto.Soseleto(weights_first=True, source_loss=mean(), gradients=target_share(0.3)),
     },
     "frozen": {"method": soseleto.Soseleto(weight_step=None), "mode": "transfer"},
     "labels doubted": {"method": soseleto.Soseleto(source_loss=label_doubt(), initial_weight=0.7)},
     "last layer": {
         "method": soseleto.Soseleto(
             alignment=chain(last_layer(), scale_by_rms()),
-            scores=chain(last_layer(whitened(), unit_length(), at_temperature()), shrunk_by_spread()),
+            scores=last_layer(whitened(), unit_length(), at_temperature()),
         )
     },
     "preconditioned": {
         "method": soseleto.Soseleto(direction=preconditioned()),
         "optimizer": soseleto.adamw(0.01),
     },
-    "whitened layers": {"method": soseleto.Soseleto(direction=whitened_layers(("0", "3")))},
+    "pooled by class": {"method": soseleto.Soseleto(scores=pooled_by_class())},
     "ordinary": {"method": Ordinary()},
     "mixed": {"method": Mixed()},
     "target only": {"method": TargetOnly()},

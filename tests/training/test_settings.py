@@ -16,13 +16,10 @@ from soseleto import Soseleto, pieces
 from soseleto.data.content import stand_for
 from soseleto.errors import UsageError
 from soseleto.pieces import (
-    Coral,
     at_temperature,
     beyond_noise,
     centred,
     chain,
-    clip_norm,
-    domain_loss,
     hold_when_vanished,
     label_doubt,
     last_batch,
@@ -32,14 +29,11 @@ from soseleto.pieces import (
     per_error,
     pooled_by_class,
     preconditioned,
-    recent_visits,
     running_mean,
     scale_by_rms,
-    shrunk_by_spread,
     target_share,
     unit_length,
     whitened,
-    whitened_layers,
     without_own_error,
 )
 from soseleto.run_folder.folder import RunFolder
@@ -49,23 +43,19 @@ from soseleto.training.settings import method_of, settings_of
 METHODS_AND_PIECES: list[Any] = [
     *(make() for make in METHODS.values()),
     Soseleto.paper(),
-    Soseleto(direction=running_mean(0.9, every=2, layers=("a.", "b."))),
+    Soseleto(direction=running_mean(0.9, layers=("a.", "b."))),
     Soseleto(direction=last_batch(layers=("a.",)), alignment=chain(per_error(), scale_by_rms())),
     Soseleto(
         alignment=chain(hold_when_vanished(0.01), beyond_noise(1.5)), source_loss=mean(), scores=pooled_by_class()
     ),
-    Soseleto(gradients=chain(target_share(0.5), domain_loss(Coral(strength=2.0)), clip_norm(1.0))),
+    Soseleto(gradients=chain(target_share(0.5))),
     Soseleto(source_loss=label_doubt(normalize=False), weight_step=None, initial_weight=0.25),
     Soseleto(source_loss=normalized(), weights_first=True, engine="loop"),
     Soseleto(
-        alignment=chain(last_layer(centred(0.9), decay=0.5, layer="head"), scale_by_rms()),
-        scores=chain(
-            last_layer(whitened(0.2), unit_length(), at_temperature(3.0), without_own_error(), layer="head"),
-            recent_visits(0.7),
-        ),
+        alignment=chain(last_layer(centred(0.9), decay=0.5), scale_by_rms()),
+        scores=last_layer(whitened(0.2), unit_length(), at_temperature(3.0), without_own_error()),
     ),
     Soseleto(direction=preconditioned(running_mean(0.95))),
-    Soseleto(scores=shrunk_by_spread(), direction=whitened_layers(("a", "b"), shrink=0.5)),
 ]
 
 
@@ -89,13 +79,13 @@ def test_a_run_keeps_its_settings(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "run").config()["settings"] == settings_of(method)
 
 
-def of_my_own(source: Tensor, target: Tensor) -> Tensor:
-    return source.mean() - target.mean()
+def of_my_own(parameter: Tensor, state: Any, group: Any) -> Tensor:
+    return torch.ones_like(parameter)
 
 
 def test_a_function_is_kept_by_its_name_and_cannot_be_read_back() -> None:
-    settings = settings_of(Soseleto(gradients=domain_loss(of_my_own)))
-    assert settings["gradients"]["loss"]["function"].endswith("of_my_own")
+    settings = settings_of(Soseleto(direction=preconditioned(by=of_my_own)))
+    assert settings["direction"]["by"]["function"].endswith("of_my_own")
     with pytest.raises(UsageError, match="of_my_own is an object of the program that wrote the settings"):
         method_of(settings)
 

@@ -144,7 +144,7 @@ def test_all_layers_of_a_pretrained_network_where_they_are_asked_for(asked: Usua
     assert Usual().method_for_classes(**kind).direction == running_mean(layers=("blocks.2.",))
     assert asked.method_for_classes(**kind).direction == running_mean()
     assert Usual().method_for_classes(**{**kind, "pretrained": False}).direction == running_mean()
-    assert Usual().method_for_classes(convolutional=True, **kind).alignment.replaces_engine
+    assert Usual().method_for_classes(convolutional=True, **kind).alignment.reads_layer
 
 
 def test_labels_are_learned_by_heart_with_ten_parameters_an_example() -> None:
@@ -182,7 +182,7 @@ def test_all_layers_of_a_model_that_does_not_end_in_a_linear_one(tmp_path: Path)
 
 @pytest.mark.parametrize("model", [Averaged(), Sharpened(3, 2)])
 def test_all_layers_of_a_model_whose_outputs_are_not_those_of_the_last_one(model: nn.Module, tmp_path: Path) -> None:
-    assert not used(tmp_path, model).alignment.replaces_engine
+    assert not used(tmp_path, model).alignment.reads_layer
 
 
 def test_other_tasks_keep_the_papers_losses(tmp_path: Path) -> None:
@@ -200,9 +200,9 @@ def test_what_is_asked_for_is_done(many_wrong: bool) -> None:
     assert (method.gradients, method.source_loss) == (chain(), normalized())
     assert method.alignment == (chain(*SIZED) if many_wrong else chain(*SIZED, beyond_noise(2.0)))
     named = Usual(engine="layerwise").method_for_classes(many_wrong=many_wrong)
-    assert not named.alignment.replaces_engine  # an engine is for all layers
+    assert not named.alignment.reads_layer  # an engine is for all layers
     last = Usual(all_layers=False).method_for_classes(many_wrong=many_wrong)
-    assert last.alignment.replaces_engine
+    assert last.alignment.reads_layer
     with pytest.raises(UsageError, match="without direction and engine"):
         Usual(engine="layerwise", all_layers=False).method_for_classes(many_wrong=many_wrong)
 
