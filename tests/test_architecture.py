@@ -38,7 +38,7 @@ def unit(purpose: str, may_import: str = "", *, in_functions: str = "") -> Unit:
 
 
 TRAINING = (
-    "defaults schedules methods algorithm monitor pieces task parallel engines models weights data suspects run_folder"
+    "defaults schedules methods algorithm pieces task parallel engines models weights data suspects run_folder"
     " prediction"
 )
 UNITS = {
@@ -50,8 +50,7 @@ UNITS = {
     "parallel": unit("one step over several processes and over parts of a batch", "engines data models"),
     "task": unit("the model, losses and optimizer that a method trains", "parallel engines data weights"),
     "pieces": unit("what we add to the paper's algorithm, by argument", "task engines weights data"),
-    "monitor": unit("the paper's sufficient condition, measured during training", "pieces engines"),
-    "algorithm": unit("the paper's Algorithm 1", "pieces monitor task engines models data weights"),
+    "algorithm": unit("the paper's Algorithm 1", "pieces task engines models data weights"),
     "selection": unit(
         "Algorithm 1 for a training loop of the user's own", "defaults algorithm task parallel engines data weights"
     ),

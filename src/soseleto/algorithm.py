@@ -27,13 +27,12 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from soseleto import monitor as monitoring
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Passes, make_engine
 from soseleto.engines.unchanged import Restore
 from soseleto.errors import UsageError
-from soseleto.monitor import Moved
 from soseleto.pieces import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
+from soseleto.pieces.conditions import Moved, conditions, copies
 from soseleto.pieces.piece import Alignment, Direction, Piece, SourceLoss, Step
 from soseleto.task.last_layer import WatchedLosses, with_last_layer
 from soseleto.task.state import SoseletoState, without_alignments
@@ -154,12 +153,12 @@ class Soseleto:
 
     def step(self, state: SoseletoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One iteration: θ, φˢ, α_b and φᵗ move."""
-        before = monitoring.copies(state.task.model) if monitor else {}
+        before = copies(state.task.model) if monitor else {}
         found = self.evaluate(state, source, target, monitor=monitor)  # Qα_b, Rα_b, Qᵀ∂L_t/∂θ, ∂L_t/∂φᵗ
         take_step(state.task, state, found.gradients)  # θ ← θ − λ_p Qα_b,  φˢ ← φˢ − λ_p Rα_b,  φᵗ ← φᵗ − λ_p ∂L_t/∂φᵗ
         moved = found.moved or self.move(state, found)  # α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ)
         if monitor and moved is not None:
-            found.numbers.update(monitoring.conditions(found.step, before, moved))
+            found.numbers.update(conditions(found.step, before, moved))
         state.advance(1)
         return found.numbers
 
