@@ -32,8 +32,8 @@ from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Single
 from soseleto.pieces import target_share
 from soseleto.run_folder import checksums
+from soseleto.run_folder.files import tensors_of
 from soseleto.run_folder.folder import RANKING, RunFolder
-from soseleto.run_folder.reading import tensors_of
 from soseleto.task.task import Method
 from soseleto.training.data import Data, are_class_indices
 from soseleto.training.fit import fit

@@ -10,7 +10,7 @@ from soseleto.run_folder.folder import RunFolder
 
 SAME_BYTES = (
     "model.safetensors", "ranking.parquet", "suspects.json", "comparison.json", "calibration.json", "problems.json",
-    "source.json", "rows.parquet", "pictures.parquet", "config.json",
+    "source.json", "pictures.parquet", "config.json",
 )  # fmt: skip
 
 

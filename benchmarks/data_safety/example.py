@@ -94,9 +94,9 @@ Answer = Callable[[Path, Path], Said]  # of a run folder, with a new folder for 
 
 
 def readers(data: Path) -> dict[str, tuple[Answer, tuple[str, ...]]]:
-    """Every command that reads a run, and the files that it reads beside config.json and checksums.json."""
+    """Every command that reads a run, and the files that it reads beside config.json and SHA256SUMS."""
     image = data / "images" / "target-0.png"
-    exported = ("ranking.parquet", "source.json", "rows.parquet")
+    exported = ("ranking.parquet", "source.json")
     drawn = ("metrics.jsonl", "ranking.parquet", "pictures.parquet", "source.json", "comparison.json", "suspects.json")
     reviewed = ("ranking.parquet", "pictures.parquet", "source.json", "suspects.json", "review.jsonl")
     return {
@@ -105,10 +105,6 @@ def readers(data: Path) -> dict[str, tuple[Answer, tuple[str, ...]]]:
             ("model.safetensors", "comparison.json", "calibration.json"),
         ),
         "rank": (lambda run, new: command("rank", run), ("ranking.parquet",)),
-        "rank --export-clean": (
-            lambda run, new: _with_file(data, lambda out: command("rank", run, "--export-clean", out)),
-            exported,
-        ),
         "review --export": (
             lambda run, new: _with_file(data, lambda out: command("review", run, "--export", out)),
             (*exported, "review.jsonl"),

@@ -12,7 +12,8 @@ from typing import Any
 
 from data_safety.example import Said, finished_run, readers
 
-ALWAYS = ("config.json", "checksums.json")  # read by every command
+ALWAYS = ("config.json",)  # read by every command
+LIST = "SHA256SUMS"  # a flipped bit makes it unreadable, or another file look damaged, or that file unchecked
 SENTENCE = re.compile(r"soseleto: [^\n]*\.\n")
 
 
@@ -35,11 +36,13 @@ def flips(folder: Path, count: int, *, others: int = 1, seed: int = 0) -> dict[s
             shutil.copytree(run, damaged)
             where = flip(damaged / name, draw)
             for what, (answer, reads) in commands.items():
-                concerned = name in (*ALWAYS, *reads)
+                concerned = name in (*ALWAYS, LIST, *reads)
                 if not concerned and at >= others * len(names):
                     continue
                 said = answer(damaged, folder)
-                if concerned:
+                if name == LIST:
+                    fine, counted = is_named(said, LIST) or same(said, before[what], damaged, run), detected
+                elif concerned:
                     fine, counted = is_named(said, name), detected
                 else:
                     fine, counted = same(said, before[what], damaged, run), unread

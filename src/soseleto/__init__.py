@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from soseleto.estimator import SoseletoClassifier
     from soseleto.parallel.reducer import ranks
     from soseleto.prediction.load import load
-    from soseleto.prediction.onnx import export_onnx
     from soseleto.prediction.predictor import Predictor
     from soseleto.selection import Selection
     from soseleto.suspects.suspects import Suspects
@@ -66,7 +65,6 @@ _MODULES = {
     "estimator": ("SoseletoClassifier",),
     "parallel.reducer": ("ranks",),
     "prediction.load": ("load",),
-    "prediction.onnx": ("export_onnx",),
     "prediction.predictor": ("Predictor",),
     "selection": ("Selection",),
     "suspects.suspects": ("Suspects",),
@@ -120,7 +118,6 @@ __all__ = [
     "cross_entropy",
     "data",
     "errors",
-    "export_onnx",
     "fit",
     "linear",
     "load",

@@ -23,8 +23,8 @@ from rich.console import Console
 from experiments import synthetic
 from soseleto.cli.main import main
 from soseleto.data import Reading
-from soseleto.run_folder import manifest
-from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.folder import COMPARISON, RunFolder
+from soseleto.run_folder.source import digest, remember
 from soseleto.training.progress import LiveLine
 
 COMMANDS = ("demo", "fit", "report", "rank", "review", "predict", "export", "check-gradients")
@@ -146,8 +146,7 @@ def test_version(soseleto: Soseleto) -> None:
         (["check-gradients", "--model", "gone.py:make"], "there is no file gone.py"),
         (["check-gradients", "--batch", "0"], "--batch must be at least 1"),
         (["rank", "RUN", "--best", "3", "--suspects"], "--best and --suspects cannot be combined"),
-        (["rank", "RUN", "--relabel"], "--relabel has no effect by itself"),
-        (["rank", "RUN", "--export-clean", "clean.txt"], "neither .csv nor .parquet"),
+        (["review", "RUN", "--export", "clean.txt", "--suspects", "drop"], "neither .csv nor .parquet"),
         (["predict", "RUN", "x.csv"], "does not record how to build its model"),
         (["predict", "RUN"], "missing argument 'FILES' (see `soseleto predict --help`)"),
         (["predict", "RUN", "x.csv", "--format", "xml"], "unknown format 'xml'"),
@@ -286,7 +285,7 @@ def test_answers_of_a_fit_that_has_not_ended_are_called_so(
     assert note not in soseleto(*words).err
     (unfinished / "parts" / "fold-1").mkdir(parents=True)
     assert soseleto(*words).err.count(note) == 1
-    RunFolder(unfinished).write_comparison({"rows": []})
+    RunFolder(unfinished).write_json(COMPARISON, {"rows": []})
     assert note not in soseleto(*words).err
 
 
@@ -536,13 +535,12 @@ def table_run(tmp_path: Path) -> tuple[Path, Path]:
     run.write_ranking(
         {"id": [f"r{i}" for i in range(10)], "label": list("ab" * 5), "weight": np.float32([1.0] * 8 + [0.0] * 2)}
     )
-    manifest.remember(run, source, Reading())
+    remember(run, source, Reading(), None, digest(source))
     return run.path, source
 
 
 OUTPUTS = [
     ["rank", "RUN", "--out", "FILE"],
-    ["rank", "RUN", "--export-clean", "FILE"],
     ["review", "RUN", "--export", "FILE"],
     ["predict", "RUN", "x.csv", "--out", "FILE"],
     ["export", "RUN", "--onnx", "FILE"],
@@ -565,8 +563,8 @@ def test_no_command_writes_over_the_source_or_a_run_or_without_force_over_any_fi
         return soseleto(*[{"RUN": run, "FILE": file}.get(word, word) for word in words], *more)
 
     for said, sentence in (
-        (typed(source), "belongs to the source of"),
-        (typed(source, "--force"), "belongs to the source of"),
+        (typed(source), "is an input of this command"),
+        (typed(source, "--force"), "is an input of this command"),
         (typed(in_the_run), "is inside the run folder"),
         (typed(in_the_run, "--force"), "is inside the run folder"),
         (typed(tmp_path / "mine.csv"), "exists already: add --force"),
@@ -578,9 +576,9 @@ def test_no_command_writes_over_the_source_or_a_run_or_without_force_over_any_fi
 
 def test_force_replaces_another_file(soseleto: Soseleto, table_run: tuple[Path, Path], tmp_path: Path) -> None:
     run, out = table_run[0], tmp_path / "out.csv"
-    for words in (["--out", out], ["--export-clean", out]):
+    for words in (["rank", run, "--out", out], ["review", run, "--export", out, "--suspects", "drop"]):
         out.write_text("old")
-        assert soseleto("rank", run, *words, "--force").code == 0
+        assert soseleto(*words, "--force").code == 0
         assert "label" in out.read_text()
     assert "--force has no effect without an output file" in one_sentence(soseleto("rank", run, "--force"))
 

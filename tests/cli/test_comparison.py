@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from soseleto.cli import comparison
 from soseleto.data import Examples
 from soseleto.errors import DataError
-from soseleto.prediction.temperature import calibration_error, fit_temperature
+from soseleto.prediction.predictor import fit_temperature
 
 
 def target(n: int = 20, classes: int = 4) -> Examples:
@@ -138,7 +138,6 @@ def test_the_temperature_is_the_one_the_labels_were_drawn_with() -> None:
     labels = torch.multinomial((logits / 2.5).softmax(1), 1, generator=draw)[:, 0]
     found = fit_temperature(logits, labels)
     assert found == pytest.approx(2.5, rel=0.05)
-    assert calibration_error((logits / found).softmax(1), labels) < 0.02 < calibration_error(logits.softmax(1), labels)
     exact = min(torch.linspace(2, 3, 101), key=lambda t: float(F.cross_entropy(logits / t, labels)))
     assert found == pytest.approx(float(exact), abs=0.011)
 
@@ -150,13 +149,6 @@ def test_wilsons_interval() -> None:
     assert comparison.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
     for end in comparison.wilson(37, 60):
         assert abs(37 / 60 - end) == pytest.approx(1.96 * math.sqrt(end * (1 - end) / 60))
-
-
-def test_calibration_errors_of_two_bins_do_not_cancel() -> None:
-    """Ten answers at 0.9 and ten at 0.6, all of the first right and two of the others: 0.1 too low and 0.4 too high."""
-    sure = torch.tensor([0.9] * 10 + [0.6] * 10)
-    labels = torch.tensor([0] * 10 + [0] * 2 + [1] * 8)
-    assert calibration_error(torch.stack([sure, 1 - sure], 1), labels) == pytest.approx(0.5 * 0.1 + 0.5 * 0.4)
 
 
 def test_what_cannot_be_calibrated_is_said() -> None:

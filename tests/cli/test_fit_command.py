@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from soseleto.cli.fit_options import dtype_of, labels_before_of
 from soseleto.cli.job import Job
 from soseleto.data import Augment
 from soseleto.errors import TrainingError, UsageError
-from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.folder import SUSPECTS, RunFolder
 from typing_in import Type
 
 
@@ -54,7 +53,7 @@ def test_no_suspects_are_told_without_a_precision(tmp_path: Path) -> None:
     folder.write_ranking({"id": np.array(["a", "b"]), "mislabelled_probability": np.array([0.718, 0.1])})
     precision = {"value": 0.6, "low": 0.5, "high": 0.7, "basis": "assumes random mistakes"}
     best = {"count": 40, "precision": precision}
-    folder.write_suspects({"count": 0, "precision": {}, "recall": {}, "best": best})
+    folder.write_json(SUSPECTS, {"count": 0, "precision": {}, "recall": {}, "best": best})
     assert summary._suspects(folder) == (
         "no suspects: no label is mislabelled with a probability above 72 % by estimate; the best list has 40 examples "
         f"with precision 60 % (50 to 70; assumes random mistakes) (soseleto rank {folder.path} --suspects)"
@@ -218,17 +217,9 @@ def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_tr
 
     monkeypatch.setattr(trainings, "fit", sorts_the_source)
     assert type_("fit", *data, "--out", out, "--folds", 0, "--epochs", 1, "--no-baselines")[0] == 0
-    ranking = RunFolder.open(out).ranking()
-    ranking["is_label_issue"] = np.isin(ranking["id"].astype(str), ["1", "2", "3"])
-    RunFolder.open(out).write_ranking(ranking)
-    assert type_("rank", out, "--export-clean", tmp_path / "clean.csv")[0] == 0
-    kept = pandas.read_csv(tmp_path / "clean.csv")
-    pandas.testing.assert_frame_equal(
-        kept.sort_values(["a", "b"], ignore_index=True),
-        pandas.read_csv(io.StringIO("\n".join([header, lines[0], *lines[4:]]))).sort_values(
-            ["a", "b"], ignore_index=True
-        ),
-    )
+    code, _, err = type_("review", out, "--export", tmp_path / "clean.csv", "--suspects", "drop")
+    assert code == 1
+    assert "has changed since the training: restore it, or train again" in err
 
 
 def interrupted(self: Job, folder: RunFolder, kept: str) -> None:
@@ -323,7 +314,7 @@ def test_a_scikit_learn_table_with_flipped_labels_through_a_csv(type_: Type, tmp
     assert ranking["wrong"][found].mean() > 0.9
     assert found[ranking["wrong"]].mean() > 0.6
     clean = tmp_path / "clean.csv"
-    assert type_("rank", out, "--export-clean", clean, "--relabel")[0] == 0
+    assert type_("review", out, "--export", clean, "--suspects", "relabel")[0] == 0
     corrected = pandas.read_csv(clean)
     assert list(corrected.columns) == list(source.columns)  # the table as it was, with other labels
     assert (corrected["target"] != corrected["truth"]).sum() < wrong.sum() / 2

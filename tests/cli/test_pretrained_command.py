@@ -58,7 +58,7 @@ def test_a_network_of_timm(type_: Type, data: list[object], tmp_path: Path) -> N
     assert type_("rank", run, "--best", 3)[0] == 0
     if LONG:
         pytest.importorskip("onnxruntime")
-        assert soseleto.export_onnx(loaded, tmp_path / "model.onnx").is_file()
+        assert loaded.export_onnx(tmp_path / "model.onnx").is_file()
 
 
 def test_a_network_of_hugging_face_in_transfer_mode_is_resumed(

@@ -19,8 +19,8 @@ from soseleto.cli.job import Job
 from soseleto.data import TablePreparation
 from soseleto.errors import DataError
 from soseleto.prediction import final
+from soseleto.prediction.export import _describe
 from soseleto.prediction.final import FinalData, boosting, by_recipe
-from soseleto.prediction.onnx import _describe, export_onnx
 from soseleto.run_folder.folder import RunFolder
 
 SHORT = ("--epochs", "2", "--device", "cpu", "--no-baselines", "--folds", "0")
@@ -150,7 +150,7 @@ def test_the_final_model_is_fitted_again_from_the_run(boosted: tuple[Path, str],
     accuracy = next(row for row in RunFolder(run).comparison()["rows"] if row["method"] == "final")["accuracy"]
     assert loaded.evaluate(desk / "test.csv")["accuracy"] == pytest.approx(accuracy)
     with pytest.raises(soseleto.UsageError, match="not a network"):
-        export_onnx(loaded, desk / "final.onnx")
+        loaded.export_onnx(desk / "final.onnx")
 
 
 def test_a_final_model_is_rescued_when_the_folder_is_deleted(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

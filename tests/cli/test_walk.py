@@ -168,7 +168,7 @@ def test_suspects_are_in_the_wrong_folder(walk: Walk) -> None:
 def test_the_clean_list_has_no_suspects(walk: Walk) -> None:
     found = {row["id"] for row in walk.suspects()}
     clean = walk.photos / "clean.csv"
-    run("rank", walk.out, "--export-clean", clean)
+    run("review", walk.out, "--export", clean, "--suspects", "drop")
     kept = set(labels_by_id(clean, walk))
     assert len(kept) == walk.plan.source - len(found)
     assert not found & kept

@@ -7,7 +7,6 @@ import io
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,8 @@ from soseleto.data import preprocess
 from soseleto.data.readers.unlabelled_inputs import read_inputs
 from soseleto.errors import DataError, UsageError
 from soseleto.models import architectures
-from soseleto.models.by_name import by_name, name_of_saved
-from soseleto.prediction import onnx
-from soseleto.prediction.onnx import export_onnx
-from soseleto.run_folder.folder import RunFolder
+from soseleto.prediction import export
+from soseleto.run_folder.folder import CALIBRATION, RunFolder
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -61,26 +58,6 @@ def test_load_restores_the_model(trained: soseleto.Result) -> None:
     assert loaded.class_name(2) == "owl"
 
 
-def test_a_resnet18_of_an_earlier_version_has_group_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = partial(architectures.resnet18, width=8)
-    monkeypatch.setattr("soseleto.models.by_name.resnet18", small)
-    x, y = torch.rand(4, 3, 16, 16), torch.arange(4) % 2
-    checkpoints = soseleto.Checkpoints(notes={"model": "resnet18", "n_classes": 2})
-    model, method = small(2, norm=architectures.group_norm), soseleto.methods.Ordinary()
-    soseleto.fit(
-        model, (x, y), (x, y), epochs=1, method=method, device="cpu", out=tmp_path / "run", checkpoints=checkpoints
-    )
-    loaded = soseleto.load(tmp_path / "run", device="cpu").model
-    assert any(isinstance(module, nn.GroupNorm) for module in loaded.modules())
-
-
-@pytest.mark.parametrize("name", ["resnet18", "resnet18-groupnorm", "quick"])
-def test_a_model_of_this_version_has_the_name_that_it_was_saved_by(name: str) -> None:
-    with torch.device("meta"):
-        saved = by_name(name, classes=2, shape=(3, 16, 16)).state_dict()
-    assert name_of_saved(name, saved) == name
-
-
 def test_the_temperature_is_kept_and_used(trained: soseleto.Result, tmp_path: Path) -> None:
     x, y = images(30, seed=2)
     calibrated = trained.calibrated((x, y))
@@ -89,15 +66,15 @@ def test_the_temperature_is_kept_and_used(trained: soseleto.Result, tmp_path: Pa
     loss = [float(torch.nn.functional.nll_loss(one.predict_proba(x).log(), y)) for one in (trained, calibrated)]
     assert loss[1] < loss[0]
     folder = RunFolder(out_of(trained))
-    folder.write_temperature(2.0, examples=30)
+    folder.write_json(CALIBRATION, {"temperature": 2.0})
     try:
         again = soseleto.load(folder.path, device="cpu")
         assert torch.allclose(again.predict_proba(x), (trained.outputs(x) / 2).softmax(1))
-        folder.write_temperature(0.0, examples=30)
+        folder.write_json(CALIBRATION, {"temperature": 0.0})
         with pytest.raises(DataError, match="holds no temperature above 0"):
             soseleto.load(folder.path)
     finally:
-        (folder.path / "calibration.json").unlink()
+        folder.write_json(CALIBRATION, {"temperature": 1.0})
 
 
 def test_a_custom_model_is_rebuilt_only_when_named(tmp_path: Path) -> None:
@@ -161,25 +138,6 @@ def test_arrays_are_converted_alike_for_training_and_prediction(shape: tuple[int
     assert torch.equal(result.predict_proba(x), result.predict_proba(stored.inputs))
 
 
-def test_features_are_predicted_from_lists_columns_and_arguments() -> None:
-    x, y = np.random.default_rng(0).normal(size=(24, 1)), np.arange(24) % 2
-    result = soseleto.fit(nn.Linear(1, 2), (x[:, 0], y), (x[:8], y[:8]), epochs=1, device="cpu")
-    assert torch.equal(result.outputs(x.tolist()), result.outputs(x))
-    assert torch.equal(result.outputs(torch.from_numpy(x[:, 0])), result.outputs(x))
-    added = soseleto.fit(Added(), ((x, x), y), ((x[:8], x[:8]), y[:8]), epochs=1, device="cpu")
-    rows = torch.from_numpy(x).float()
-    assert torch.equal(added.outputs([rows, rows]), added.outputs((x, x)))
-
-
-class Added(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(1, 2)
-
-    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return self.linear(one + other)
-
-
 def test_onnx_of_a_model_that_reads_times(tmp_path: Path) -> None:
     seconds = np.arange(60.0) % 20
     x, y = np.stack([1.7e9 + seconds, seconds % 3], axis=1), (seconds > 9).astype(np.int64)
@@ -187,7 +145,7 @@ def test_onnx_of_a_model_that_reads_times(tmp_path: Path) -> None:
         nn.Linear(2, 2), (x, y), (x[:20], y[:20]), epochs=1, standardize=True, device="cpu", out=tmp_path / "run"
     )
     loaded = soseleto.load(tmp_path / "run", model=nn.Linear(2, 2), device="cpu")
-    file = export_onnx(loaded, tmp_path / "model.onnx")
+    file = loaded.export_onnx(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
     (answer,) = session.run(None, {"inputs": x})  # float64
     assert np.abs(answer - loaded.predict_proba(x).numpy()).max() < 1e-5
@@ -196,7 +154,7 @@ def test_onnx_of_a_model_that_reads_times(tmp_path: Path) -> None:
 
 def test_onnx_takes_raw_inputs_and_returns_calibrated_probabilities(trained: soseleto.Result, tmp_path: Path) -> None:
     loaded = replace(soseleto.load(out_of(trained), device="cpu"), temperature=0.1)
-    file = export_onnx(loaded, tmp_path / "new" / "model.onnx")
+    file = loaded.export_onnx(tmp_path / "new" / "model.onnx")
     x, _ = images(5, seed=3)
     session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
     (answer,) = session.run(None, {"inputs": x.numpy()})
@@ -204,17 +162,14 @@ def test_onnx_takes_raw_inputs_and_returns_calibrated_probabilities(trained: sos
     assert [entry.name for entry in file.parent.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_onnx_of_a_model_of_float_images_takes_floats(recorded: bool, tmp_path: Path) -> None:
+def test_onnx_of_a_model_of_float_images_takes_floats(tmp_path: Path) -> None:
     x, y = images(40)
     x = x.float() / 255
     model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), int(y.max()) + 1))
     soseleto.fit(model, (x, y), (x[:20], y[:20]), epochs=1, device="cpu", out=tmp_path / "run")
     loaded = soseleto.load(tmp_path / "run", model=model, device="cpu")
     assert loaded.config["input_dtype"] == "float32"
-    if not recorded:
-        del loaded.config["input_dtype"]
-    session = onnxruntime.InferenceSession(export_onnx(loaded, tmp_path / "model.onnx").read_bytes())
+    session = onnxruntime.InferenceSession(loaded.export_onnx(tmp_path / "model.onnx").read_bytes())
     (answer,) = session.run(None, {"inputs": x.numpy()})
     assert np.abs(answer - loaded.predict_proba(x).numpy()).max() < 1e-5
 
@@ -226,7 +181,7 @@ def test_onnx_is_written_and_leaves_predictions_alone_in_a_new_process(
     loaded = soseleto.load(out_of(trained), device="cpu")
     expected = loaded.predict_proba(x)
     preprocess._constants.cache_clear()  # as in a process that has predicted nothing yet
-    export_onnx(loaded, tmp_path / "model.onnx")
+    loaded.export_onnx(tmp_path / "model.onnx")
     assert torch.equal(soseleto.load(out_of(trained), device="cpu").predict_proba(x), expected)
 
 
@@ -240,11 +195,11 @@ def test_an_exported_model_that_answers_differently_is_not_written(
         def run(self, names: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
             return [np.full((len(inputs["inputs"]), 3), 0.4, np.float32)]
 
-    monkeypatch.setattr(onnx, "_export", lambda whole, example, part: part.write_bytes(b"exported"))
-    monkeypatch.setattr(onnx, "_describe", lambda *arguments: None)
+    monkeypatch.setattr(export, "_export", lambda whole, example, part: part.write_bytes(b"exported"))
+    monkeypatch.setattr(export, "_describe", lambda *arguments: None)
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     with pytest.raises(DataError, match=r"model\.onnx was not written: onnxruntime differs from PyTorch by 0\."):
-        export_onnx(soseleto.load(out_of(trained), device="cpu"), tmp_path / "model.onnx")
+        soseleto.load(out_of(trained), device="cpu").export_onnx(tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from soseleto.errors import UsageError
 from soseleto.report.export import export_ranking
-from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.folder import SOURCE, RunFolder
 
 
 def make_run(folder: Path, **columns: list[str]) -> RunFolder:
@@ -70,7 +70,7 @@ def test_image_paths_are_absolute_from_any_folder(
     """Paths in a ranking are relative to the folder in which ``fit`` ran."""
     files = touched(*(f"{tmp_path}/images/cat/{name}.png" for name in "abc"))
     run = make_run(tmp_path / "run", path=[f"{start}cat/{name}.png" for name in "abc"])
-    run.write_source({"path": str(tmp_path / source)})
+    run.write_json(SOURCE, {"path": str(tmp_path / source)})
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert list(json.loads(export_ranking(run.path, format="fiftyone"))["labels"]) == files

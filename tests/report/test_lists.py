@@ -18,9 +18,8 @@ from soseleto.errors import UsageError
 from soseleto.report import write_report
 from soseleto.report.export import describe_list, export_ranking
 from soseleto.report.html import render
-from soseleto.run_folder.figures import guaranteed_count, in_words, with_audit
-from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.ranking import is_suspect
+from soseleto.run_folder.folder import SUSPECTS, RunFolder
+from soseleto.run_folder.ranking import guaranteed_count, in_words, is_suspect, with_audit
 
 BASIS = "assumes random mistakes"
 
@@ -44,7 +43,8 @@ def run(tmp_path: Path) -> RunFolder:
     ranking = made.ranking()
     probability = np.random.default_rng(0).permutation(np.linspace(0.0, 0.99, 100)).astype(np.float32)
     made.write_ranking(ranking | {"mislabelled_probability": probability, "is_label_issue": probability > 0.8})
-    made.write_suspects(
+    made.write_json(
+        SUSPECTS,
         {
             "basis": BASIS,
             "probability_basis": BASIS,
@@ -67,7 +67,7 @@ def run(tmp_path: Path) -> RunFolder:
 def without_suspects(run: RunFolder) -> RunFolder:
     run.write_ranking(run.ranking() | {"is_label_issue": np.zeros(100, bool)})
     best = {"count": 12, "precision": figure(0.62, 0.5, 0.74), "recall": figure(0.6, 0.4, 0.8)}
-    run.write_suspects({**(run.suspects() or {}), "count": 0, "precision": figure(None, 0.0, 1.0), "best": best})
+    run.write_json(SUSPECTS, {**(run.suspects() or {}), "count": 0, "precision": figure(None, 0.0, 1.0), "best": best})
     return run
 
 
@@ -125,7 +125,7 @@ def test_the_report_names_the_basis_and_audited_figures(run: RunFolder) -> None:
     assert f"Basis of the probabilities: {BASIS}." in text
     assert "Type soseleto audit run to measure" in text
     figures = {name: figure(0.7, 0.6, 0.8, "audited") for name in ("precision", "recall")}
-    run.write_audit({"figures": figures})
+    run.write_json(SUSPECTS, with_audit(run.suspects() or {}, {"figures": figures}))
     text = text_of(render(run.path))
     assert "Audited precision 70.0 %" in text
     assert (
@@ -150,7 +150,7 @@ def test_transfer_mode_is_about_weights(tmp_path: Path, capsys: pytest.CaptureFi
     assert "suspect" not in text.lower().replace("suspects.json", "")
     assert "Low weights" in text
     assert "Weight below 0.1" in text
-    for words in (["--suspects"], ["--export-clean", str(tmp_path / "clean.csv"), "--guarantee"]):
+    for words in (["--suspects"], ["--suspects", "--guarantee"]):
         with pytest.raises(SystemExit) as end:
             main(["rank", str(run.path), *words])
         assert end.value.code == 2

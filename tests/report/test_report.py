@@ -23,7 +23,7 @@ from soseleto.report import gallery, render, tables, write_report
 from soseleto.report.sentences import share, verdict
 from soseleto.report.svg import Chart, nice_ticks
 from soseleto.run_folder import thumbnails
-from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.folder import COMPARISON, SUSPECTS, RunFolder
 from soseleto.run_folder.ranking import MOST_CLASSES, PER_CLASS, suggested_labels
 
 
@@ -113,14 +113,14 @@ def test_suspects_are_counted_estimated_and_shown(images: RunFolder, tmp_path: P
     estimate = {"value": 0.953, "low": 0.9, "high": 1.0}
     curve = {"threshold": [0.1, 0.5, 0.9], "precision": [0.5, 0.8, 0.95], "recall": [1.0, 0.8, 0.3]}
     numbers = dict.fromkeys(("precision", "recall", "wrong_share"), estimate)
-    run.write_suspects({"threshold": 0.5, "n_probes": 30, "curve": curve, **numbers})
+    run.write_json(SUSPECTS, {"threshold": 0.5, "n_probes": 30, "curve": curve, **numbers})
     text = text_of(render(run.path))
     assert "12 labels are suspected to be wrong, with a precision of 95 % (90 to 100)." in text
     assert "Estimated recall 95.3 % of the mislabelled examples are suspects (95 % interval 90.0 % to 100 %)" in text
     assert "Estimated from 30 probes" in text
     assert "Probability of being mislabelled" in text
     unknown = {"value": None, "low": 0.0, "high": 1.0}
-    run.write_suspects({"threshold": 0.5, "n_probes": 30, "curve": curve, **numbers, "precision": unknown})
+    run.write_json(SUSPECTS, {"threshold": 0.5, "n_probes": 30, "curve": curve, **numbers, "precision": unknown})
     assert "12 labels are suspected to be wrong; their precision is unknown." in text_of(render(run.path))
 
 
@@ -135,7 +135,7 @@ def test_without_suspects_no_precision_is_shown(tmp_path: Path) -> None:
     of_none, noise = {"value": 1.0, "low": 0.0, "high": 1.0}, {"value": 0.3, "low": 0.2, "high": 0.4}
     curve = {"threshold": [0.1, 0.5, 0.9], "count": [9, 2, 0], "precision": [0.5, 0.7, 1.0], "recall": [0.9, 0.3, 0.0]}
     numbers = {"precision": of_none, "recall": of_none, "wrong_share": noise}
-    run.write_suspects({"threshold": 1.0, "n_probes": 30, "curve": curve, **numbers})
+    run.write_json(SUSPECTS, {"threshold": 1.0, "n_probes": 30, "curve": curve, **numbers})
     text = text_of(render(run.path))
     assert "Suspects 0 0 % of the source: the highest probability of being mislabelled is 0.72" in text
     assert "No label is suspected to be wrong: the highest probability of being mislabelled is 0.72." in text
@@ -203,7 +203,7 @@ def test_the_comparison_is_in_the_summary_and_drawn(tmp_path: Path) -> None:
         for name, accuracy in (("soseleto", 91.5), ("ordinary", 80.0), ("target_only", 61.0))
     ]
     comparison = {"judged_on": "target", "folds": 5, "rows": rows}
-    run.write_comparison(comparison)
+    run.write_json(COMPARISON, comparison)
     text = text_of(render(run.path))
     assert (
         "Held-out accuracy on 1,200 target examples (5-fold cross-validation): SOSELETO 91.5 %, "
@@ -211,10 +211,10 @@ def test_the_comparison_is_in_the_summary_and_drawn(tmp_path: Path) -> None:
     )
     assert "ordinary training 80.0 % 75.0 % to 84.0 %" in text
     assert "Comparison with other methods on the same data and for as many epochs" in text
-    run.write_comparison({**comparison, "epochs_of_others": 30})
+    run.write_json(COMPARISON, {**comparison, "epochs_of_others": 30})
     said = "on the same data: SOSELETO by the strong recipe for 3 epochs, the others plainly for 30"
     assert said in text_of(render(run.path))
-    run.write_comparison({**comparison, "judged_on": "test", "rows": rows[:1]})
+    run.write_json(COMPARISON, {**comparison, "judged_on": "test", "rows": rows[:1]})
     page = render(run.path)
     assert "Held-out accuracy on 1,200 test examples: SOSELETO 91.5 %." in text_of(page)
     assert "Comparison with other methods" not in page
@@ -281,7 +281,7 @@ def test_thumbnails_are_stored_at_the_size_they_are_shown(
     kept = thumbnails.load(run)
     assert set(kept) == {"00000", "00001"}
     for picture in kept.values():
-        assert thumbnails.kind(picture) == kind
+        assert thumbnails.media_type(picture) == kind
         with Image.open(io.BytesIO(picture)) as image:
             assert image.size == size
             if inputs.is_floating_point():

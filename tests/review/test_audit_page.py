@@ -18,7 +18,7 @@ from soseleto.errors import DataError, UsageError
 from soseleto.review.audit import Audit, prepare
 from soseleto.review.decisions import Decision, Decisions, read_decisions
 from soseleto.review.server import AuditOptions, Review
-from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.folder import AUDIT, SUSPECTS, RunFolder
 
 SMALL = AuditOptions(checks=8)
 
@@ -67,12 +67,12 @@ def test_an_interrupted_audit_continues_with_the_same_sample(run: RunFolder) -> 
 
 def test_the_figures_are_in_audit_and_suspects_json(run: RunFolder) -> None:
     estimate = {"value": 0.99, "low": 0.95, "high": 1.0, "basis": "assumes random mistakes"}
-    run.write_suspects({"count": 12, "precision": estimate, "recall": estimate, "wrong_share": estimate})
+    run.write_json(SUSPECTS, {"count": 12, "precision": estimate, "recall": estimate, "wrong_share": estimate})
     check(run, 4)
     kept = run.suspects() or {}
     assert kept["precision"] == estimate  # 4 checks say too little
     check(run, 12)
-    audit, kept = run.audit() or {}, run.suspects() or {}
+    audit, kept = run.read_json(AUDIT) or {}, run.suspects() or {}
     assert audit["complete"]
     assert audit["checked"] == {"suspects": 8, "others": 8}
     for name in ("precision", "recall", "wrong_share"):
@@ -96,7 +96,7 @@ def test_a_hard_example_cannot_be_left_out(run: RunFolder) -> None:
     answer(review, part.order[0])
     assert audit.progress(review.decisions.latest()).suspects == 5
     review.undo()
-    assert (run.audit() or {})["checked"]["suspects"] == 0
+    assert (run.read_json(AUDIT) or {})["checked"]["suspects"] == 0
     review.decisions.close()
 
 
@@ -110,7 +110,7 @@ def test_what_was_reviewed_before_is_counted_not_sampled(run: RunFolder) -> None
     given = dict(zip(map(str, ranking["id"]), map(str, ranking["label"]), strict=True))
     wrong = sum(given[name] != "class 1" for name in suspects[1:9])  # a relabelling to the given label is none
     check(run, 99)
-    audit = run.audit() or {}
+    audit = run.read_json(AUDIT) or {}
     assert sorted(audit["decided_before"]["suspects"]) == sorted(suspects[:9])
     assert not set(suspects[:9]) & {name for part in audit["strata"] for name in part["order"]}
     precision = audit["figures"]["precision"]
@@ -119,13 +119,13 @@ def test_what_was_reviewed_before_is_counted_not_sampled(run: RunFolder) -> None
 
 def test_a_later_review_updates_the_figures(run: RunFolder) -> None:
     check(run, 16)
-    before = (run.audit() or {})["figures"]["precision"]
+    before = (run.read_json(AUDIT) or {})["figures"]["precision"]
     review = Review(run.path)
     for row in review.queue.rows:
         name = review.queue.id_of(int(row))
         review.decide({"row": int(row), "action": "drop" if is_wrong(name) else "keep"})
     review.decisions.close()
-    after = (run.audit() or {})["figures"]["precision"]
+    after = (run.read_json(AUDIT) or {})["figures"]["precision"]
     assert before["low"] < after["low"] == after["high"] == 1.0
 
 

@@ -22,11 +22,11 @@ from soseleto.cli.main import main
 from soseleto.data import Reading, as_examples
 from soseleto.errors import DataError, DiskError, UsageError
 from soseleto.review.decisions import Decision, Decisions, read_decisions
-from soseleto.review.manifest import export_manifest
+from soseleto.review.export import export_source
 from soseleto.review.queue import Queue
 from soseleto.review.server import LARGEST_BODY, Review, Server
-from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.source import digest, remember
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_the_manifest_of_images_is_what_fit_reads(run: RunFolder, tmp_path: Path
     first, second, third, *others = suspects(run)
     decide(run, Decision(first, "drop"), Decision(second, "relabel", "class 1"), Decision(third, "keep"))
     out = tmp_path / "corrected.csv"
-    done = export_manifest(run.path, out)
+    done = export_source(run.path, out)
     assert (done.rows, done.dropped, done.relabelled, done.undecided) == (59, 1, 1, len(others))
     before = as_examples(tmp_path / "images", name="source")
     after = as_examples(out, name="source")
@@ -129,17 +129,17 @@ def test_the_manifest_of_images_is_what_fit_reads(run: RunFolder, tmp_path: Path
 def test_a_manifest_that_fit_could_not_read_is_refused_with_a_path_that_works(run: RunFolder, tmp_path: Path) -> None:
     decide(run, Decision(suspects(run)[0], "drop"))
     with pytest.raises(UsageError, match=rf"write it as {tmp_path}/images/corrected.csv"):
-        export_manifest(run.path, tmp_path / "elsewhere" / "corrected.csv")
+        export_source(run.path, tmp_path / "elsewhere" / "corrected.csv")
     with pytest.raises(UsageError, match=r"neither .csv nor .parquet"):
-        export_manifest(run.path, tmp_path / "corrected.txt")
+        export_source(run.path, tmp_path / "corrected.txt")
     (tmp_path / "images" / run.ranking()["id"][0]).unlink()
     with pytest.raises(UsageError, match="no longer exists"):
-        export_manifest(run.path, tmp_path / "corrected.csv")
+        export_source(run.path, tmp_path / "corrected.csv")
 
 
 def test_without_decisions_there_is_no_manifest(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no review decisions yet"):
-        export_manifest(run.path, tmp_path / "corrected.csv")
+        export_source(run.path, tmp_path / "corrected.csv")
 
 
 def test_labels_that_csv_would_change_need_parquet(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_labels_that_csv_would_change_need_parquet(tmp_path: Path) -> None:
     run.write_ranking(columns | {"label": np.array(["1.0", "2.0"] * 10)})
     decide(run, Decision(str(columns["id"][0]), "relabel", "2.0"))
     with pytest.raises(UsageError, match=r"write .*corrected.parquet instead"):
-        export_manifest(run.path, tmp_path / "corrected.csv")
+        export_source(run.path, tmp_path / "corrected.csv")
     assert not (tmp_path / "corrected.csv").exists()
-    export_manifest(run.path, tmp_path / "corrected.parquet")
+    export_source(run.path, tmp_path / "corrected.parquet")
     assert as_examples(tmp_path / "corrected.parquet", name="source").classes == ("1.0", "2.0")
 
 
@@ -162,9 +162,9 @@ def test_a_table_keeps_all_its_columns(tmp_path: Path) -> None:
     table.write_text("\n".join(lines) + "\n")
     run = fabricate(tmp_path / "run", n=10, features=0, epochs=1)
     run.write_ranking(run.ranking() | {"id": np.array([str(i) for i in range(10)])})
-    manifest.remember(run, table, Reading(label_column="kind"))
+    remember(run, table, Reading(label_column="kind"), None, digest(table))
     decide(run, Decision("3", "drop"), Decision("4", "relabel", "b"))
-    export_manifest(run.path, tmp_path / "new.csv")
+    export_source(run.path, tmp_path / "new.csv")
     old, new = (path.read_text().replace('"', "").splitlines() for path in (table, tmp_path / "new.csv"))
     assert new[0] == old[0]
     kinds = [line.split(",")[30] for line in new[1:]]

@@ -1,6 +1,7 @@
-"""The run folder: round trips, atomic writes, and no pickle."""
+"""The run folder: what may be written where, round trips, atomic writes, locks, and no pickle."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from soseleto.errors import DataError, UsageError
+from fabricated import fabricate
+from soseleto.errors import DataError, DiskError, UsageError
 from soseleto.review.decisions import Decision, Decisions
-from soseleto.run_folder.files import write_text
-from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.files import append_line, lines_of, locked
+from soseleto.run_folder.folder import SOURCE, RunFolder, require_writable
 
 
 @pytest.fixture
@@ -23,39 +25,17 @@ def run(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_create_makes_the_folder_and_open_finds_it(run: RunFolder) -> None:
-    assert RunFolder.open(run.path).config()["seed"] == 3
-
-
-def test_create_refuses_a_folder_of_other_files_and_leaves_them(tmp_path: Path) -> None:
+def test_create_refuses_other_files_and_leaves_them(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")  # too common a name to mark a run
     with pytest.raises(UsageError, match="not a soseleto run: give --out"):
         RunFolder.create(tmp_path)
     assert (tmp_path / "config.json").read_text() == "{}"
+    for path in (tmp_path / "config.json", tmp_path / "config.json" / "run"):
+        with pytest.raises(UsageError, match="json is a file, but a run needs a folder"):
+            RunFolder.create(path)
 
 
-def test_create_refuses_a_file(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("")
-    with pytest.raises(UsageError, match="is a file"):
-        RunFolder.create(tmp_path / "out")
-    with pytest.raises(UsageError, match="out is a file, but a run needs a folder"):
-        RunFolder.create(tmp_path / "out" / "run")
-
-
-def test_create_keeps_an_earlier_run_unless_it_was_cleared(run: RunFolder) -> None:
-    run.write_config({"written_by": "soseleto demo"})
-    run.log({"event": "start"})
-    run.write_ranking({"id": ["a"]})
-    with pytest.raises(UsageError, match="holds a run already: give --out another folder"):
-        RunFolder.create(run.path)
-    assert (run.path / "ranking.parquet").exists()
-    RunFolder.clear(run.path, written_by="soseleto demo")
-    again = RunFolder.create(run.path)
-    assert again.metrics() == []
-    assert not (run.path / "ranking.parquet").exists()
-
-
-def test_clear_deletes_nothing_that_its_command_did_not_write(run: RunFolder) -> None:
+def test_an_earlier_run_is_deleted_only_by_the_command_that_wrote_it(run: RunFolder) -> None:
     def refused(match: str) -> None:
         before = {path: path.read_bytes() for path in run.path.iterdir()}
         with pytest.raises(UsageError, match=match):
@@ -63,34 +43,40 @@ def test_clear_deletes_nothing_that_its_command_did_not_write(run: RunFolder) ->
         assert {path: path.read_bytes() for path in run.path.iterdir()} == before
 
     run.write_ranking({"id": ["a"]})
-    refused("holds a run that `soseleto demo` did not write: give --out another folder")
+    with pytest.raises(UsageError, match="holds a run already: give --out another folder"):
+        RunFolder.create(run.path)
+    refused("holds a run that `soseleto demo` did not write")
     run.write_config({"written_by": "soseleto demo"})
     with run.held():
         refused("another process is training into")
-    (run.path / "notes.txt").write_text("mine")
-    refused("holds notes.txt beside the run")
-    (run.path / "notes.txt").unlink()
     review = Decisions(run)
-    refused("is being reviewed")
     review.decide(Decision("a", "drop"))
     review.close()
-    refused("holds review decisions")
+    refused("or that has been reviewed: give --out another folder")
+    (run.path / "review.jsonl").unlink()
+    RunFolder.clear(run.path, written_by="soseleto demo")
+    assert RunFolder.create(run.path).metrics() == []
+    assert not (run.path / "ranking.parquet").exists()
 
 
 def test_create_accepts_a_folder_with_only_an_incomplete_write(tmp_path: Path) -> None:
     (tmp_path / ".config.json.17.part").write_text("{")
-    RunFolder.create(tmp_path).write_config({})
-    assert RunFolder(tmp_path).is_run()
+    run = RunFolder.create(tmp_path)
+    run.write_config({})
+    assert run.is_run()
+    run.tidy()
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_open_suggests_the_closest_name(run: RunFolder) -> None:
+def test_open_names_what_is_wrong(run: RunFolder, tmp_path: Path) -> None:
+    assert RunFolder.open(run.path).config()["seed"] == 3
     with pytest.raises(UsageError, match=r"there is no run folder .*firts \(did you mean '.*first'\?\)"):
         RunFolder.open(run.path.with_name("firts"))
-
-
-def test_open_refuses_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a soseleto run"):
         RunFolder.open(tmp_path)
+    for read in (run.ranking, run.model_state):
+        with pytest.raises(DataError, match="the run has not finished"):
+            read()
 
 
 def test_config_holds_versions_device_and_json_values(run: RunFolder) -> None:
@@ -98,93 +84,81 @@ def test_config_holds_versions_device_and_json_values(run: RunFolder) -> None:
     run.write_config({"device": "cpu", "nested": values})
     config = run.config()
     assert config["versions"]["torch"] == torch.__version__
-    assert config["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert "soseleto" in config["versions"]
     assert "cores" in config["device_name"]
     linear = "torch.nn.modules.linear.Linear"
     assert config["nested"] == {"weights": [1.0, 2.0], "lr": None, "path": "a/b", "f": linear}
 
 
-def test_metrics_come_back_in_order_and_as_valid_json(run: RunFolder) -> None:
-    run.log({"event": "start", "engine": "layerwise"})
-    run.log({"event": "epoch", "epoch": 1, "condition": float("inf"), "loss": np.float32(0.5)})
-    lines = (run.path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == run.metrics()
-    assert run.metrics()[1] == {"event": "epoch", "epoch": 1, "condition": None, "loss": 0.5}
+@pytest.mark.parametrize("durable", [False, True])
+def test_lines_cut_at_any_byte_keep_their_complete_records(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "log.jsonl"
+    records = [{"id": "a", "value": None}, {"id": "ä"}, {"id": "b"}]
+    append_line(path, {"id": "a", "value": float("inf")})
+    for record in records[1:]:
+        append_line(path, record)
+    content = path.read_bytes()
+    assert [json.loads(line) for line in content.splitlines()] == records
+    for size in range(len(content) + 1):
+        path.write_bytes(content[:size])
+        complete = records[: content[:size].count(b"\n")]
+        assert lines_of(path, dict, what="a record") == complete
+        append_line(path, {"id": "next"}, durable=durable)
+        assert lines_of(path, dict, what="a record") == [*complete, {"id": "next"}]
 
 
-def test_an_incomplete_last_line_is_ignored_and_not_joined_to_the_next_record(run: RunFolder) -> None:
-    run.log({"epoch": 1})
-    with (run.path / "metrics.jsonl").open("a") as file:
-        file.write('{"epoch": 2, "source_lo')
-    assert run.metrics() == [{"epoch": 1}]
-    run.log({"epoch": 3})
-    assert run.metrics() == [{"epoch": 1}, {"epoch": 3}]
-
-
-def test_a_broken_line_in_the_middle_is_named(run: RunFolder) -> None:
-    (run.path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epo\n{"epoch": 3}\n')
-    with pytest.raises(DataError, match="line 2 of"):
+@pytest.mark.parametrize("line", ["{", "[1]", "7", ""])
+def test_a_broken_line_in_the_middle_is_named(run: RunFolder, line: str) -> None:
+    (run.path / "metrics.jsonl").write_text(f'{{"epoch": 1}}\n{line}\n{{"epoch": 3}}\n')
+    with pytest.raises(DataError, match=r"line 2 of .*metrics.jsonl is not a JSON object: delete that line"):
         run.metrics()
 
 
+def test_a_failed_append_leaves_the_file_as_it_was(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.log({"event": "start"})
+    before = (run.path / "metrics.jsonl").read_bytes()
+
+    def no_space(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(DiskError, match=r"cannot be written \(No space left on device\)"):
+        run.end({"event": "end"})
+    assert (run.path / "metrics.jsonl").read_bytes() == before
+
+
 def test_ranking_round_trip_keeps_order_and_types(run: RunFolder) -> None:
-    run.write_ranking(
-        {
-            "id": ["b", "a"],
-            "label": ["cat", "<dog>"],
-            "weight": torch.tensor([0.75, 0.25]),
-            "visits": np.array([3, 4], dtype=np.int32),
-            "wrong": [False, True],
-        }
-    )
+    columns = {
+        "id": ["b", "a", "c"],
+        "label": ["cat", "<dog>", None],
+        "weight": torch.tensor([0.75, 0.25, 0.0]),
+        "visits": np.array([3, 4, 5], dtype=np.int32),
+        "wrong": [False, True, True],
+    }
+    run.write_ranking(columns)
     ranking = run.ranking()
-    assert list(ranking["id"]) == ["b", "a"]
-    assert list(ranking["label"]) == ["cat", "<dog>"]
     assert ranking["weight"].dtype == np.float32
-    assert ranking["weight"].tolist() == [0.75, 0.25]
-    assert ranking["visits"].tolist() == [3, 4]
-    assert ranking["wrong"].tolist() == [False, True]
+    for name, values in columns.items():
+        assert ranking[name].tolist() == (values if isinstance(values, list) else values.tolist())
 
 
-def test_columns_of_different_length_are_refused(run: RunFolder) -> None:
-    with pytest.raises(ValueError, match="the same length"):
-        run.write_ranking({"id": ["a", "b"], "weight": [1.0]})
-
-
-def test_model_round_trip_keeps_tied_weights_tied(run: RunFolder) -> None:
+def test_model_round_trip_keeps_tied_weights_tied_and_views_apart(run: RunFolder) -> None:
     embedding, head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
     head.weight = embedding.weight
-    model = nn.ModuleDict({"embedding": embedding, "head": head})
-    run.write_model(model.state_dict(), {"model": "tied"})
+    run.write_model(nn.ModuleDict({"embedding": embedding, "head": head}).state_dict())
     state = run.model_state()
     assert state["head.weight"] is state["embedding.weight"]
     torch.testing.assert_close(state["head.weight"], head.weight.detach())
-    assert run.model_metadata() == {"model": "tied"}
     modes = [(run.path / name).stat().st_mode for name in ("config.json", "model.safetensors")]
     assert modes[0] == modes[1]
     assert (run.path / "model.safetensors").stat().st_size < 400  # 15 floats once, not twice
-
-
-def test_views_of_one_storage_keep_their_own_values(run: RunFolder) -> None:
     base = torch.arange(6.0).reshape(2, 3)
     views = {"row": base[0], "column": base[:, 1], "turned": base.T, "whole": base}
     run.write_model(views)
     state = run.model_state()
-    assert state.keys() == views.keys()
     for name, view in views.items():
         torch.testing.assert_close(state[name], view)
-
-
-def test_a_state_that_is_not_a_tensor_is_named(run: RunFolder) -> None:
     with pytest.raises(DataError, match="'extra' is not a tensor"):
         run.write_model({"extra": "text"})  # type: ignore[dict-item]
-
-
-@pytest.mark.parametrize("reader", ["ranking", "model_state"])
-def test_a_missing_file_is_one_sentence(run: RunFolder, reader: str) -> None:
-    with pytest.raises(DataError, match="the run has not finished"):
-        getattr(run, reader)()
 
 
 def test_a_failed_write_leaves_the_previous_file(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,13 +174,42 @@ def test_a_failed_write_leaves_the_previous_file(run: RunFolder, monkeypatch: py
     assert [entry.name for entry in run.path.iterdir()] == ["config.json"]
 
 
-def test_write_text_replaces_atomically(tmp_path: Path) -> None:
-    old = tmp_path / "page.html"
-    old.write_text("old")
-    with old.open() as reader:
-        write_text(old, "new")
-        assert reader.read() == "old"  # a reader that has it open keeps the old content
-    assert old.read_text() == "new"
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_lock_excludes_others_until_it_is_released(tmp_path: Path, folder: bool) -> None:
+    path = tmp_path if folder else tmp_path / "log.jsonl"
+    with locked(path, "taken."), pytest.raises(UsageError, match=r"^taken\.$"), locked(path, "taken."):
+        pass
+    with locked(path, "taken."):
+        assert path.exists()
+
+
+def test_outputs_never_replace_inputs_or_files_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, source = fabricate(tmp_path / "run", n=10, epochs=1), tmp_path / "source.csv"
+    source.write_text("x,label\n1,a\n")
+    (tmp_path / "inputs.csv").write_text("x\n1\n")
+    (tmp_path / "mine.csv").write_text("")
+    run.write_json(SOURCE, {"path": str(source)})
+    require_writable(tmp_path / "new" / "out.csv", run=run, force=False)
+    with pytest.raises(UsageError, match=r"mine.csv exists already: add --force"):
+        require_writable(tmp_path / "mine.csv", run=run, force=False)
+    require_writable(tmp_path / "mine.csv", run=run, force=True)
+    (tmp_path / "symlink.csv").symlink_to(source)
+    os.link(source, tmp_path / "hard_link.csv")
+    (tmp_path / "folder").symlink_to(run.path)
+    monkeypatch.chdir(run.path)
+    for out, match in {
+        source: "is an input of this command",
+        tmp_path / "symlink.csv": "is an input of this command",
+        tmp_path / "hard_link.csv": "is an input of this command",
+        Path("../source.csv"): "is an input of this command",
+        tmp_path / "inputs.csv": "is an input of this command",
+        tmp_path: "is a folder",
+        run.path / "model.safetensors": "is inside the run folder",
+        run.path / "new" / "file.csv": "is inside the run folder",
+        tmp_path / "folder" / "review.jsonl": "is inside the run folder",
+    }.items():
+        with pytest.raises(UsageError, match=match):
+            require_writable(out, run=run, force=True, reads=(tmp_path / "inputs.csv",))
 
 
 def test_the_module_imports_without_the_file_packages() -> None:
@@ -219,5 +222,5 @@ def test_the_module_imports_without_the_file_packages() -> None:
         "except DataError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
-    wanted = "writing a ranking needs pyarrow, which is not installed: type pip install 'soseleto'.\n"
+    wanted = "writing a run needs pyarrow, which is not installed: type pip install 'soseleto'.\n"
     assert done.stdout == wanted, done.stderr

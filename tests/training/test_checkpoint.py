@@ -101,7 +101,7 @@ def require_equal(one: soseleto.Result, other: soseleto.Result) -> None:
 
 
 def steps_saved(run: Path) -> list[int]:
-    return [int(path.name) for path in checkpoint.found(run)]
+    return [int(path.name) for path in checkpoint.existing(run)]
 
 
 def cut_short(run: Path, at: int = 13, **changes: Any) -> None:
@@ -183,7 +183,7 @@ while killed < kills:
     assert os.WIFSIGNALED(status), "the run ended before it could be killed"
     killed += 1
     torn += any((folder / "killed" / "checkpoint").glob(".*.part"))
-    saved = [int(path.name) for path in checkpoint.found(folder / "killed")]
+    saved = [int(path.name) for path in checkpoint.existing(folder / "killed")]
     assert len(saved) <= 3, saved  # the third for a moment, until it is let go
     reached = int((folder / "step").read_text() or 0)
     if reached:
@@ -395,7 +395,7 @@ def test_no_whole_checkpoint_is_one_sentence_and_touches_nothing(saved: Path, tm
 def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
     tree = {"a": {0: (1, 2.5, None), "b": [float("inf"), True]}, "a/0": torch.ones(()), "$x": torch.zeros(0, 2)}
     checkpoint.save(tmp_path, 3, tree)
-    step, found = checkpoint.load(checkpoint.found(tmp_path)[0])
+    step, found = checkpoint.load(checkpoint.existing(tmp_path)[0])
     assert step == 3
     assert repr(found) == repr(tree)
 

@@ -245,18 +245,6 @@ def test_a_loss_of_ones_own_still_makes_a_classifier(tmp_path: Path, capsys: pyt
     sys.modules.pop("mine", None)
 
 
-def test_runs_of_earlier_versions_are_classifiers_by_their_loss(tmp_path: Path) -> None:
-    fit(out=tmp_path / "run", epochs=1)
-    folder = RunFolder(tmp_path / "run")
-    (folder.path / "checksums.json").unlink()  # which earlier versions did not write
-    text = (folder.path / "config.json").read_text().replace('"task": "classification"', '"other": 0')
-    (folder.path / "config.json").write_text(text)
-    assert "task" not in folder.config()
-    assert soseleto.load(folder.path, net()).task == "classification"
-    (folder.path / "config.json").write_text(text.replace('"loss": "cross_entropy"', '"loss": "squared_error"'))
-    assert soseleto.load(folder.path, net()).task == "regression"
-
-
 def test_what_is_a_classification() -> None:
     labels = torch.tensor([0, 2, 1])
     assert kind_of(torch.zeros(1, 3), [labels]) == "classification"

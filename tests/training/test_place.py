@@ -47,7 +47,7 @@ def require_whole(run: Path, result: soseleto.Result) -> None:
     assert all(torch.equal(state[name], value) for name, value in folder.model_state().items())
     assert len(folder.ranking()["id"]) == len(result.weights)
     assert sorted(path.name for path in run.iterdir()) == [
-        "checksums.json", "config.json", "metrics.jsonl", "model.safetensors", "ranking.parquet",
+        "SHA256SUMS", "config.json", "metrics.jsonl", "model.safetensors", "ranking.parquet",
     ]  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def test_the_command_continues_in_the_rescue_folder_when_its_folder_is_deleted(t
     assert history(epochs[0]) == history(epochs[1])
     assert not run.exists()
     assert json.loads((rescue / "config.json").read_text()) == json.loads((whole / "config.json").read_text())
-    assert not checkpoint.found(rescue)
+    assert not checkpoint.existing(rescue)
 
 
 # Both runs in one process: most of its time are imports, and rounding depends on the number of threads.

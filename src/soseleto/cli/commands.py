@@ -383,11 +383,6 @@ def rank(
         bool, typer.Option("--guarantee", help="Only as many suspects as surely have the precision of the training.")
     ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")] = None,
-    export_clean: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the source without the suspects (.csv, .parquet; .npz of an .npz)."),
-    ] = None,
-    relabel: Annotated[bool, typer.Option("--relabel", help="In that file, correct the suspects instead.")] = False,
     force: Force = False,
 ) -> None:
     """Print the ranking of a run's source examples, best first.
@@ -399,29 +394,12 @@ def rank(
     Some columns have the names of cleanlab (given_label, predicted_label,
     is_label_issue, label_quality) and of FiftyOne (filepath, mistakenness).
     --format label-studio, argilla or fiftyone writes a file that the tool
-    imports, with the label and the suggested one. The file of --export-clean
-    can be given to `fit --source`.
+    imports, with the label and the suggested one.
     """
     from soseleto.report.export import describe_list, export_ranking
 
-    if guarantee and not suspects and export_clean is None:
-        raise UsageError("--guarantee has no effect by itself: add --suspects, or --export-clean FILE.")
-    if export_clean is not None:
-        from soseleto.report.export import guaranteed_rows
-        from soseleto.run_folder.folder import RunFolder
-        from soseleto.run_folder.manifest import write_clean
-        from soseleto.run_folder.ranking import about_unknown
-
-        chosen = guaranteed_rows(run) if guarantee else None
-        done = write_clean(run, export_clean, relabel=relabel, force=force, rows=chosen)
-        count, change = counted(done.rows, "example"), f"{done.dropped:,} dropped, {done.relabelled:,} relabelled"
-        copies = f", {done.copies:,} of them because they are in the target" if done.copies else ""
-        typer.echo(f"wrote {export_clean}: {count}, {change}{copies}", err=True)
-        if unknown := about_unknown(RunFolder.open(run).ranking()):
-            typer.echo(unknown, err=True)
-        return
-    if relabel:
-        raise UsageError("--relabel has no effect by itself: add --export-clean FILE.")
+    if guarantee and not suspects:
+        raise UsageError("--guarantee has no effect by itself: add --suspects.")
     if format == "parquet" and out is None and sys.stdout.isatty():
         raise UsageError("a terminal cannot show parquet: add --out FILE, or use --format csv.")
     check_output(run, out, force)
@@ -478,9 +456,8 @@ def export(
     pip install 'soseleto[onnx]'. A text model takes input_ids and
     attention_mask there.
     """
+    from soseleto.prediction.export import export_folder
     from soseleto.prediction.load import load
-    from soseleto.prediction.onnx import export_onnx
-    from soseleto.prediction.pretrained_folder import export_folder
 
     if onnx is None and pretrained is None:
         raise UsageError("nothing to write: add --onnx FILE, or --pretrained FOLDER for a text model.")
@@ -492,7 +469,7 @@ def export(
     if pretrained is not None:
         typer.echo(f"wrote {export_folder(loaded, pretrained)}", err=True)
     if onnx is not None:
-        typer.echo(f"wrote {export_onnx(loaded, onnx, force=force)}", err=True)
+        typer.echo(f"wrote {loaded.export_onnx(onnx, force=force)}", err=True)
 
 
 @app.command(short_help="Review a run's suspects by hand.")
@@ -502,6 +479,9 @@ def review(
         Path | None,
         typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet; .npz of an .npz), and exit."),
     ] = None,
+    suspects: Annotated[
+        str, typer.Option(metavar="keep|drop|relabel", help="What --export does with suspects that are not decided.")
+    ] = "keep",
     force: Force = False,
     port: Annotated[int, typer.Option(help="Of the page; 0 for any free one.")] = 0,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
@@ -517,15 +497,15 @@ def review(
     from soseleto.run_folder.folder import RunFolder
 
     if export is not None:
-        from soseleto.review.manifest import export_manifest
+        from soseleto.review.export import export_source
 
-        done = export_manifest(run, export, force=force)
+        done = export_source(run, export, suspects=suspects, force=force)
         copies = f", {done.copies:,} of them because they are in the target" if done.copies else ""
+        unchanged = f", {counted(done.undecided, 'suspect')} not decided and left unchanged" * (suspects == "keep")
         typer.echo(
-            f"{counted(done.rows, 'example')}: {done.dropped:,} dropped, {done.relabelled:,} relabelled{copies}, "
-            f"{counted(done.undecided, 'suspect')} not decided and left unchanged"
+            f"wrote {done.path}: {counted(done.rows, 'example')}, {done.dropped:,} dropped, "
+            f"{done.relabelled:,} relabelled{copies}{unchanged}"
         )
-        typer.echo(f"manifest: {done.path}")
         return
     check_output(run, None, force)
     try:

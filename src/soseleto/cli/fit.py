@@ -19,7 +19,7 @@ from soseleto.errors import UsageError
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
 from soseleto.report import write_report
 from soseleto.run_folder.folder import PARTS, REPORT, RunFolder
-from soseleto.run_folder.source_rows import Rows, unchanged
+from soseleto.run_folder.source import digest, unchanged
 from soseleto.task.settings import to_data
 from soseleto.training.agreement import require_same_settings
 from soseleto.training.place import check_rescue
@@ -68,7 +68,7 @@ def _only_report_missing(folder: RunFolder) -> bool:
 def _train_all(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> Path:
     """The folder that the run was written to."""
 
-    def read() -> tuple[Pair, Rows | None]:
+    def read() -> tuple[Pair, str | None]:
         sets = options.source, options.target, options.test
         with unchanged(options.source):
             pair = read_pair(
@@ -78,12 +78,12 @@ def _train_all(options: FitOptions, echo: Callable[[str], None], reducer: Reduce
                 reading=reading_of(options),
                 skip_bad=options.skip_bad,
             )
-            return pair, Rows.of(options.source, options.reading) if reducer.rank == 0 else None
+            return pair, digest(options.source) if reducer.rank == 0 else None
 
-    pair, rows = first_reads(reducer, read)
+    pair, source_sha256 = first_reads(reducer, read)
     for problem in pair.problems:
         echo(str(problem))
-    job = Job.of(options, pair, reducer, rows)
+    job = Job.of(options, pair, reducer, source_sha256)
     for line in job.plan():
         echo(line)
     with LiveLine() as progress:

@@ -21,10 +21,9 @@ from soseleto.data.text import TextExamples
 from soseleto.errors import DiskError, TrainingError, UsageError, counted, did_you_mean, first_line
 from soseleto.parallel.reducer import Reducer
 from soseleto.prediction.final import FINALS, JUDGES, FinalData, boosting, by_recipe, fit_final, gradient_boosting
-from soseleto.prediction.temperature import fit_temperature
-from soseleto.run_folder import manifest
-from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.source_rows import Rows
+from soseleto.prediction.predictor import fit_temperature
+from soseleto.run_folder.folder import CALIBRATION, COMPARISON, PROBLEMS, RunFolder
+from soseleto.run_folder.source import remember
 from soseleto.training.defaults import EPOCHS, STRONG_EPOCHS
 from soseleto.training.progress import LiveLine
 from soseleto.training.result import Result
@@ -40,7 +39,7 @@ class Job:
     pair: Pair
     trainings: Trainings
     parts: list[Part]
-    rows: Rows | None = None  # of a source table
+    source_sha256: str | None = None
     failed: set[str] = field(default_factory=set)  # parts that diverged
     # Of parts that have ended, where there is a rescue folder:
     remembered: dict[str, Judged] = field(default_factory=dict)
@@ -48,7 +47,7 @@ class Job:
     weights: dict[str, Tensor] = field(default_factory=dict)  # for a final model
 
     @classmethod
-    def of(cls, options: FitOptions, pair: Pair, reducer: Reducer, rows: Rows | None = None) -> Job:
+    def of(cls, options: FitOptions, pair: Pair, reducer: Reducer, source_sha256: str | None = None) -> Job:
         trainings = Trainings.of(options, pair, reducer)
         if options.keep not in comparison.KEEP:
             raise UsageError(f"--keep must be {' or '.join(comparison.KEEP)}, got {options.keep!r}.")
@@ -57,7 +56,7 @@ class Job:
             options=options,
             pair=pair,
             trainings=trainings,
-            rows=rows,
+            source_sha256=source_sha256,
             parts=comparison.plan(
                 pair.target,
                 pair.test,
@@ -218,8 +217,8 @@ class Job:
         folder = RunFolder(self.home.path)
         table = self.pair.preparation
         features, read = (self.pair.columns, ()) if table is None else (table.shown, table.texts)
-        copies = manifest.Copies(self.pair.copies, self.pair.checked)
-        manifest.remember(folder, self.options.source, self.options.reading, features, self.rows, read, copies)
+        source = self.options.source
+        remember(folder, source, self.options.reading, features, self.source_sha256, read, self.pair.checked)
         texts.keep_model(folder, self.pair, self.options.model)
         self._write_problems(folder)
         if kept is not None:
@@ -232,7 +231,8 @@ class Job:
         held_out = [one for one in self._on_target if one.method == kept]
         if held_out:
             outputs, labels = comparison.pooled(held_out)
-            folder.write_temperature(fit_temperature(outputs, labels), examples=len(labels))
+            temperature = fit_temperature(outputs, labels)
+            folder.write_json(CALIBRATION, {"temperature": temperature, "examples": len(labels)}, indent=None)
         how: dict[str, Any] = {
             "judged_on": "target" if self.pair.test is None else "test",
             "folds": self.trainings.folds,
@@ -245,7 +245,7 @@ class Job:
                 row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
         if self._apart and kept == METHOD:
             how["apart"] = True
-        folder.write_comparison({**how, "rows": rows, "kept": kept})
+        folder.write_json(COMPARISON, {**how, "rows": rows, "kept": kept})
         if self.options.final is not None:
             data = self._final_data(self.main, self._weights(self.main))
             folder.write_final(data.tensors(), self._recipe)
@@ -325,7 +325,7 @@ class Job:
     def _write_problems(self, folder: RunFolder) -> None:
         if self.pair.problems:
             dropped = set(self.pair.dropped)
-            folder.write_problems([{**p.to_dict(), "left_out": p in dropped} for p in self.pair.problems])
+            folder.write_json(PROBLEMS, [{**p.to_dict(), "left_out": p in dropped} for p in self.pair.problems])
 
 
 def _in_words(model: str) -> str:

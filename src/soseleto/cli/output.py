@@ -13,8 +13,7 @@ from soseleto.errors import UsageError
 
 def check_output(run: Path, out: Path | None, force: bool, reads: Sequence[Path] = ()) -> None:
     """Raise, before any work, where the output must not be written to ``out``."""
-    from soseleto.run_folder.folder import RunFolder
-    from soseleto.run_folder.outputs import require_writable
+    from soseleto.run_folder.folder import RunFolder, require_writable
 
     if out is not None:
         require_writable(out, run=RunFolder.open(run), force=force, reads=reads)

@@ -7,10 +7,9 @@ import numpy as np
 from soseleto.cli import comparison
 from soseleto.errors import counted
 from soseleto.report.sentences import verdict
-from soseleto.run_folder.figures import in_words
 from soseleto.run_folder.folder import FINAL as FINAL_FILE
 from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.ranking import LOW_WEIGHT, about_unknown, is_suspect
+from soseleto.run_folder.ranking import LOW_WEIGHT, about_unknown, in_words, is_suspect
 
 
 def summary(folder: RunFolder) -> list[str]:

@@ -11,7 +11,7 @@ from soseleto.data.readers.table_files import SUFFIXES
 from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
 from soseleto.errors import UsageError
 from soseleto.models.pretrained_text import PretrainedText, is_for_images, is_pretrained, open_text_model
-from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.folder import PRETRAINED, RunFolder
 
 _SHORTEST = 8  # tokens, two of which are often not words
 _opened = lru_cache(maxsize=2)(open_text_model)
@@ -60,4 +60,4 @@ def plan(pair: Pair, model: str | None) -> list[str]:
 def keep_model(folder: RunFolder, pair: Pair, model: str | None) -> None:
     """Write what the run's model is built from again."""
     if isinstance(pair.preparation, TextPreparation) and model is not None:
-        folder.write_pretrained(_opened(model).to_dict())
+        folder.write_json(PRETRAINED, _opened(model).to_dict(), indent=None)

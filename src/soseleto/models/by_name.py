@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,6 @@ def default_name(shape: tuple[int, ...]) -> str:
     if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 16:
         return "mlp"
     return "lenet" if shape[0] == 1 and shape[1] <= SMALL else "quick"
-
-
-def name_of_saved(name: str, entries: Iterable[str]) -> str:
-    """The name of a model whose state has these entries: ``resnet18`` of earlier versions had GroupNorm."""
-    has_statistics = any(entry.endswith("running_mean") for entry in entries)
-    return GROUP_NORM if name == "resnet18" and not has_statistics else name
 
 
 def make_model(name: str, mode: str, *, classes: int, shape: tuple[int, ...], seed: int) -> nn.Module:

@@ -19,13 +19,16 @@ from torch import Tensor
 from soseleto.data import Examples
 from soseleto.data.preprocess import single_precision
 from soseleto.errors import DataError, UsageError, did_you_mean, need
-from soseleto.prediction.doubted_rows import right_labels
 
 Weighting = Literal["mean", "each"]
 WEIGHTINGS = ("mean", "each")
 FINALS = ("boosting",)
 MEMBERS, JUDGES = 5, 2
 _SMALLEST = 1e-7  # probability, before its logarithm
+FOLDS = 5
+FEWEST = 13  # rows of a class: a model's own validation, a tenth of four fifths of all rows, needs one of every class
+STEP = 0.02  # between the shares of wrong labels that are tried
+_SMALLEST_TRUE = 1e-3  # probability
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +96,7 @@ def boosting(codes: Sequence[int] = (), seed: int = 0, members: int | None = Non
     Wrong labels make single boosted models differ a lot; their mean loses that variance.
     """
     ensemble = need("sklearn.ensemble", to="--final boosting")
-    made = [
+    members_by_name = [
         (
             str(number),
             ensemble.HistGradientBoostingClassifier(
@@ -108,7 +111,7 @@ def boosting(codes: Sequence[int] = (), seed: int = 0, members: int | None = Non
         )
         for number in range(members or MEMBERS)
     ]
-    return ensemble.VotingClassifier(made, voting="soft")
+    return ensemble.VotingClassifier(members_by_name, voting="soft")
 
 
 def by_recipe(recipe: Mapping[str, Any]) -> Any:
@@ -153,6 +156,45 @@ class Final:
         """log p of every class, (N, classes): the outputs of a classifier."""
         rows = inputs.cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
         known = torch.from_numpy(np.asarray(self.estimator.predict_proba(rows), dtype=np.float32))
-        found = torch.zeros(len(rows), self.classes)
-        found[:, torch.from_numpy(np.asarray(self.estimator.classes_, dtype=np.int64))] = known
-        return found.clamp(min=_SMALLEST).log()
+        p = torch.zeros(len(rows), self.classes)
+        p[:, torch.from_numpy(np.asarray(self.estimator.classes_, dtype=np.int64))] = known
+        return p.clamp(min=_SMALLEST).log()
+
+
+def right_labels(estimator: Any, inputs: np.ndarray, labels: np.ndarray, trusted: np.ndarray, seed: int) -> np.ndarray:
+    """(N,) the probability that each label is right; 1 for those that are trusted, or of a class with few rows.
+
+    A model trained on the labels as they are predicts p_c = (1 − ρ)·q_c + ρ/(C − 1)·(1 − q_c) for C classes with
+    probabilities q, if a share ρ of the labels was replaced by any other class. The ρ under which the trusted labels
+    are likeliest is searched; then a label y is right with probability
+
+        (1 − ρ)·q_y / ((1 − ρ)·q_y + ρ/(C − 1)·(1 − q_y)).
+
+    estimator: a scikit-learn classifier; copies of it are trained on four fifths of the rows
+    trusted: (N,) which labels are known to be right
+    """
+    selection = need("sklearn.model_selection", to="a final model")
+    result, counts = np.ones(len(labels)), np.bincount(labels)
+    common = counts[labels] >= FEWEST
+    classes, places = np.unique(labels[common], return_inverse=True)
+    if len(classes) < 2 or not trusted[common].any():
+        return result
+    folds = selection.StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    predicted = selection.cross_val_predict(estimator, inputs[common], places, cv=folds, method="predict_proba")
+    of_label, trusted = predicted[np.arange(len(places)), places], trusted[common]
+    share = max(_shares(len(classes)), key=lambda rho: np.log(_true(of_label[trusted], rho, len(classes))).sum())
+    right = (1.0 - share) * _true(of_label, share, len(classes))
+    wrong = share / (len(classes) - 1) * (1.0 - _true(of_label, share, len(classes)))
+    result[common] = np.where(trusted, 1.0, right / (right + wrong))
+    return result
+
+
+def _shares(classes: int) -> np.ndarray:
+    """From none to nearly as many as say nothing."""
+    return np.arange(0.0, 0.95 * (classes - 1) / classes, STEP)
+
+
+def _true(of_label: np.ndarray, share: float, classes: int) -> np.ndarray:
+    """The probability of a label as a class, from that of its being given."""
+    other = share / (classes - 1)
+    return np.asarray(np.clip((of_label - other) / (1.0 - share - other), _SMALLEST_TRUE, 1.0 - _SMALLEST_TRUE))

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,15 +21,15 @@ from soseleto.data.preparation import TablePreparation
 from soseleto.data.structure import Inputs
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, first_line
-from soseleto.models.by_name import is_file, make_model, name_of_saved
+from soseleto.models.by_name import is_file, make_model
 from soseleto.models.pretrained_images import is_pretrained, rebuilt
 from soseleto.models.pretrained_text import PretrainedText
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
 from soseleto.prediction.final import Final, FinalData, by_recipe, fit_final
-from soseleto.prediction.predictor import Predictor, TaskKind
-from soseleto.run_folder.folder import CONFIG, RunFolder
-from soseleto.run_folder.plausible import check_bound, readable
+from soseleto.prediction.predictor import Predictor
+from soseleto.run_folder.files import MOST_TOKENIZER, json_of, readable
+from soseleto.run_folder.folder import CONFIG, PRETRAINED, RunFolder
 from soseleto.task.losses import Loss, cross_entropy, squared_error
 
 _LOSSES: Mapping[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
@@ -61,6 +62,15 @@ class LoadedRun(Predictor):
         columns = self.config.get("columns")
         return None if columns is None else tuple(columns)
 
+    def export_onnx(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the model with its preprocessing as ONNX, with a dynamic batch size. Needs ``soseleto[onnx]``.
+
+        force: replace an existing file, but never the data or a file of the run
+        """
+        from soseleto.prediction.export import export_onnx
+
+        return export_onnx(self, path, force=force)
+
     def class_name(self, index: int) -> str:
         names = self.classes or ()
         return names[index] if index < len(names) else str(index)
@@ -89,8 +99,7 @@ def load(
 
 def _load(folder: RunFolder, model: nn.Module | str | None, loss: Loss | None, where: torch.device) -> LoadedRun:
     config = folder.config()
-    state, metadata = folder.model_and_metadata()
-    check_bound(folder.path / CONFIG, config, metadata)
+    state = folder.model_state()
     prepare = _prepare(config, folder)
     whole = _with_heads(_module(model, config, state, folder, prepare), state)
     _fill(whole, state, folder)
@@ -100,7 +109,7 @@ def _load(folder: RunFolder, model: nn.Module | str | None, loss: Loss | None, w
         prepare=prepare,
         device=where,
         loss=loss or _loss(config, folder),
-        task=_task(config, loss),
+        task="classification" if config["task"] == "classification" else "regression",
         classes=None if classes is None else tuple(classes),
         temperature=folder.temperature() if final is None else 1.0,
         run=folder,
@@ -110,15 +119,11 @@ def _load(folder: RunFolder, model: nn.Module | str | None, loss: Loss | None, w
 
 
 def _final(folder: RunFolder) -> Final | None:
-    found = folder.final()
-    if found is None:
+    stored = folder.final()
+    if stored is None:
         return None
-    tensors, recipe = found
-    try:
-        data = FinalData(tensors["inputs"], tensors["labels"], tensors["weights"])
-    except KeyError as error:
-        raise DataError(f"the final model of {folder.path} lacks its {error}: train the run again.") from error
-    return fit_final(by_recipe(recipe), data)
+    tensors, recipe = stored
+    return fit_final(by_recipe(recipe), FinalData(tensors["inputs"], tensors["labels"], tensors["weights"]))
 
 
 def _module(
@@ -147,17 +152,16 @@ def _module(
         return rebuilt(name, config["mode"], classes=config["n_classes"], described=config["pretrained"])
     table = prepare.standardize if isinstance(prepare.standardize, TablePreparation) else None
     shape = tuple(config["input_shape"]) if table is None else (table.width,)
-    made = partial(make_model, mode=config["mode"], classes=config["n_classes"], shape=shape, seed=0)
+    make = partial(make_model, mode=config["mode"], classes=config["n_classes"], shape=shape, seed=0)
     if is_file(name):
-        return made(name)
-    name = name_of_saved(name, state)
-    _require_sizes(partial(made, name), state, folder)
-    return made(name)
+        return make(name)
+    _require_sizes(partial(make, name), state, folder)
+    return make(name)
 
 
 def _text_model(config: Mapping[str, Any], state: Mapping[str, Tensor], folder: RunFolder) -> nn.Module:
     """A pretrained text model, from the architecture that the run keeps."""
-    pretrained = PretrainedText.from_dict(folder.pretrained())
+    pretrained = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED), most=MOST_TOKENIZER))
 
     def make() -> nn.Module:
         return pretrained.build(config["mode"], classes=config["n_classes"])
@@ -206,19 +210,12 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], folder: RunFolder) -> 
 
 
 def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
-    found = config.get("prepare") or {}
-    dtype = _DTYPES.get(found.get("dtype", ""))
-    if dtype is None:
-        raise DataError(
-            f"config.json of {folder.path} does not record how inputs are preprocessed: train the run again."
-        )
-    fields = found.get("standardize")
+    dtype, fields = _DTYPES[config["prepare"]["dtype"]], config["prepare"]["standardize"]
     if fields is not None and "text" in fields:
-        tokenizer = PretrainedText.from_dict(folder.pretrained()).tokenizer
+        tokenizer = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED), most=MOST_TOKENIZER)).tokenizer
         return Prepare(TextPreparation.from_dict(fields, tokenizer), dtype)
-    trained = getattr(torch, str(config.get("input_dtype")), None)
-    known = trained if isinstance(trained, torch.dtype) else None
-    return Prepare(None if fields is None else standardization_from(fields), dtype, trained=known)
+    trained = getattr(torch, str(config.get("input_dtype")), None)  # None where inputs are structures
+    return Prepare(None if fields is None else standardization_from(fields), dtype, trained=trained)
 
 
 @dataclass(frozen=True)
@@ -238,11 +235,3 @@ class MissingLoss:
 def _loss(config: Mapping[str, Any], folder: RunFolder) -> Loss:
     name = config.get("target_loss") or config.get("loss") or ""
     return _LOSSES.get(name) or MissingLoss(name, str(folder.path))
-
-
-def _task(config: Mapping[str, Any], loss: Loss | None) -> TaskKind:
-    if "task" in config:
-        return "classification" if config["task"] == "classification" else "regression"
-    # Runs of earlier versions do not say: there, a classifier was one trained with cross_entropy.
-    name = config.get("target_loss") or config.get("loss")
-    return "classification" if loss is cross_entropy or (loss is None and name == "cross_entropy") else "regression"

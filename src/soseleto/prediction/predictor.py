@@ -1,13 +1,15 @@
-"""A trained model with its preprocessing, class names and temperature."""
+"""A trained model with its preprocessing, class names and temperature: raw inputs in, predictions out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import tee
 from typing import Any, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -21,12 +23,13 @@ from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.tables import prepared
 from soseleto.data.structure import Inputs
 from soseleto.data.text import TextPreparation, trimmed
-from soseleto.errors import UsageError
+from soseleto.errors import DataError, UsageError
 from soseleto.models.evaluation import evaluation_mode
-from soseleto.prediction.temperature import fit_temperature
 from soseleto.task.losses import Loss, cross_entropy
 
 TaskKind = Literal["classification", "regression"]
+_LOWEST, _HIGHEST = 0.05, 20.0  # temperatures
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +52,8 @@ class Predictor:
     @property
     def preparation(self) -> Preparation | None:
         """How the columns of a table become inputs; None for other inputs."""
-        found = getattr(self.prepare, "standardize", None)
-        return found if isinstance(found, TablePreparation | TextPreparation) else None
+        preparation = getattr(self.prepare, "standardize", None)
+        return preparation if isinstance(preparation, TablePreparation | TextPreparation) else None
 
     @property
     def _batch(self) -> int:
@@ -61,14 +64,10 @@ class Predictor:
 
         Arrays are converted as ``fit`` converts them: images (N, H, W, C) become (N, C, H, W).
         """
-        return self._outputs(self.model, inputs)
-
-    def _outputs(self, model: nn.Module, inputs: Any) -> Tensor:
-        """Outputs of ``model``, which is ``self.model`` or a part of it."""
         pieces = structure.split(self._stored(inputs), self._batch)
         if isinstance(self.preparation, TextPreparation):
             pieces = [trimmed(piece) for piece in pieces]
-        return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(model, pieces)])
+        return torch.cat([structure.scores_of(raw).cpu() for raw in self._forward(self.model, pieces)])
 
     def outputs_of(self, examples: ExampleSet) -> Tensor:
         """The model's outputs for every example of a data set, on the CPU."""
@@ -83,11 +82,10 @@ class Predictor:
         """What the model returns for each piece."""
         with evaluation_mode(self.model), torch.no_grad():
             for piece in pieces:
-                given = self._match_input_range(structure.to_device(piece, self.device))
-                yield structure.call(model, self.prepare(given))
-
-    def _match_input_range(self, inputs: Inputs) -> Inputs:
-        return self.prepare.match_input_range(inputs, "the data") if isinstance(self.prepare, Prepare) else inputs
+                inputs = structure.to_device(piece, self.device)
+                if isinstance(self.prepare, Prepare):
+                    inputs = self.prepare.match_input_range(inputs, "the data")
+                yield structure.call(model, self.prepare(inputs))
 
     def _stored(self, inputs: Any) -> Inputs:
         """As the training stored its inputs."""
@@ -135,3 +133,34 @@ class Predictor:
     def _need_classes(self, what: str) -> None:
         if self.task != "classification":
             raise UsageError(f"{what} is for classifiers, and this is a {self.task}: use outputs() or predict().")
+
+
+def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
+    """Temperature scaling (Guo et al. 2017): T = argmin Σ_i −log softmax(z_i / T)[y_i] over held-out examples.
+
+    By golden-section search in [0.05, 20], since the loss is convex in 1/T. The predicted classes do not change.
+
+    >>> logits = torch.tensor([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [4.0, 0.0]])
+    >>> round(fit_temperature(logits, torch.tensor([0, 0, 0, 1])), 2)  # 3 of 4 correct: logit log 3
+    3.64
+    """
+    if outputs.ndim != 2 or labels.shape != (len(outputs),) or labels.is_floating_point() or not len(labels):
+        raise DataError(
+            f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)} cannot be calibrated: "
+            "give (N, classes) outputs and N class indices."
+        )
+    logits = outputs.detach().to("cpu", torch.float64)
+    if not bool(logits.isfinite().all()):
+        raise DataError("some outputs are NaN or infinite and cannot be calibrated: check the inputs.")
+    low, high = 1 / _HIGHEST, 1 / _LOWEST
+    while high - low > 1e-6:
+        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        if _loss(logits, labels, left) <= _loss(logits, labels, right):
+            high = right
+        else:
+            low = left
+    return 2 / (low + high)
+
+
+def _loss(logits: Tensor, labels: Tensor, inverse: float) -> float:
+    return float(F.cross_entropy(logits * inverse, labels))

@@ -12,10 +12,19 @@ from typing import Any
 
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.report.labelling_tools import TOOLS, tool_file
-from soseleto.run_folder.figures import best_count, expected, guaranteed_count, in_words
+from soseleto.run_folder.files import readable
 from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.plausible import readable
-from soseleto.run_folder.ranking import Ranking, about_unknown, is_suspect, most_suspicious_first, worst_rows
+from soseleto.run_folder.ranking import (
+    Ranking,
+    about_unknown,
+    best_count,
+    expected,
+    guaranteed_count,
+    in_words,
+    is_suspect,
+    most_suspicious_first,
+    worst_rows,
+)
 
 FORMATS = ("csv", "parquet", "json", *TOOLS)
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from soseleto.run_folder import thumbnails
-from soseleto.run_folder.figures import best_count
 from soseleto.run_folder.folder import RANKING, RunFolder
-from soseleto.run_folder.ranking import feature_columns, suggested_labels
+from soseleto.run_folder.ranking import best_count, feature_columns, suggested_labels
 
 Record = dict[str, Any]
 

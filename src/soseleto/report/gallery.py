@@ -10,9 +10,8 @@ import numpy as np
 
 from soseleto.report.files import RunFiles
 from soseleto.run_folder import thumbnails
-from soseleto.run_folder.figures import best_count
+from soseleto.run_folder.ranking import best_count, most_suspicious_first, suspect_rows
 from soseleto.run_folder.ranking import by_class as rows_by_class
-from soseleto.run_folder.ranking import most_suspicious_first, suspect_rows
 
 STRONGEST = 24
 
@@ -72,4 +71,4 @@ def _example(row: dict[str, Any], known: dict[str, bytes]) -> Example:
     picture = known.get(row["id"])
     if picture is None:
         return Example(row, "")
-    return Example(row, f"data:{thumbnails.kind(picture)};base64,{base64.b64encode(picture).decode()}")
+    return Example(row, f"data:{thumbnails.media_type(picture)};base64,{base64.b64encode(picture).decode()}")

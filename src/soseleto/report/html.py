@@ -16,9 +16,8 @@ from soseleto.report.charts import Figure
 from soseleto.report.files import RunFiles, read
 from soseleto.report.gallery import ClassGallery
 from soseleto.run_folder import checksums
-from soseleto.run_folder.files import write_text
+from soseleto.run_folder.files import aside, readable
 from soseleto.run_folder.folder import REPORT
-from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import most_suspicious_first, suspect_rows
 
 EXAMPLES_SHOWN = 20
@@ -32,7 +31,8 @@ def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] |
     page = render(run_path)
     path.parent.mkdir(parents=True, exist_ok=True)
     inside = os.path.realpath(path) == os.path.realpath(Path(run_path) / REPORT)
-    (checksums.write if inside else write_text)(path, page)
+    with (checksums.replacing if inside else aside)(path) as part:
+        part.write_text(page, "utf-8")
     return path
 
 

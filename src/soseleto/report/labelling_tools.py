@@ -21,8 +21,8 @@ import numpy as np
 
 from soseleto.errors import UsageError
 from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.image_files import image_files
 from soseleto.run_folder.ranking import Ranking, feature_columns
+from soseleto.run_folder.source import image_files
 
 AGENT = "soseleto"
 TEXT, IMAGE = "text", "image"

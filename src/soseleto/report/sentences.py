@@ -11,8 +11,7 @@ import numpy as np
 from soseleto.errors import counted
 from soseleto.report.files import RunFiles
 from soseleto.report.tables import PAPER_THRESHOLD
-from soseleto.run_folder.figures import expected, in_words, is_known
-from soseleto.run_folder.ranking import about_unknown, suspect_rows
+from soseleto.run_folder.ranking import about_unknown, expected, in_words, is_known, suspect_rows
 
 
 def count(value: float) -> str:

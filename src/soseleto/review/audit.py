@@ -87,7 +87,7 @@ class Audit:
     @classmethod
     def load(cls, run: RunFolder) -> Audit | None:
         """The audit of a run; None where it has none."""
-        found = run.audit()
+        found = run.read_json(AUDIT)
         if found is None:
             return None
         try:

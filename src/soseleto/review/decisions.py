@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from soseleto.errors import UsageError
-from soseleto.run_folder import checksums, json_lines
-from soseleto.run_folder.files import locked
+from soseleto.run_folder import checksums
+from soseleto.run_folder.files import append_line, lines_of, locked
 from soseleto.run_folder.folder import REVIEW, RunFolder
-from soseleto.run_folder.reading import complete_lines
 
 ACTIONS = ("keep", "drop", "relabel")
 UNDO = "undo"
@@ -73,10 +72,8 @@ class Decisions:
 
     def _append(self, record: dict[str, Any]) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        record = {**record, "at": now}
-        content = complete_lines(self.path) + json_lines.line_of(record)
-        with checksums.changing(self.path, checksums.digest_of(content)):
-            json_lines.append(self.path, record, durable=True)
+        with checksums.changing(self.path):
+            append_line(self.path, {**record, "at": now}, durable=True)
 
 
 def read_decisions(run: RunFolder) -> dict[str, Decision]:
@@ -90,11 +87,10 @@ def _by_id(decisions: list[Decision]) -> dict[str, Decision]:
 
 def _read(path: Path) -> list[Decision]:
     """The decisions in order, without those that were undone."""
-    fix = "delete that line, or restore the file"
     made: list[Decision] = []
     if checksums.verified(path.parent, path.name) is None:
         return made
-    for decision in json_lines.read(path, _parse, kind="a decision", fix=fix):
+    for decision in lines_of(path, _parse, what="a decision"):
         if decision is not None:
             made.append(decision)
         elif made:

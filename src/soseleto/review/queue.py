@@ -11,8 +11,8 @@ import numpy as np
 
 from soseleto.errors import UsageError
 from soseleto.run_folder import thumbnails
+from soseleto.run_folder.files import readable
 from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import ClassRows, by_class, feature_columns, suggested_labels, suspect_rows
 
 TYPICAL = 6  # examples shown of each class

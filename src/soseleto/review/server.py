@@ -31,7 +31,8 @@ from soseleto.review.decisions import Decision, Decisions
 from soseleto.review.html import render
 from soseleto.review.queue import Queue
 from soseleto.run_folder import thumbnails
-from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.folder import AUDIT, SUSPECTS, RunFolder
+from soseleto.run_folder.ranking import with_audit
 
 logger = logging.getLogger("soseleto")
 
@@ -100,7 +101,9 @@ class Review:
             return None
         with self._writing, contextlib.suppress(DiskError):  # the decision is saved; the next one writes this again
             progress = self.audit.progress(self.decisions.latest())
-            self.run.write_audit(progress.to_dict())
+            audit = progress.to_dict()
+            self.run.write_json(AUDIT, audit)
+            self.run.write_json(SUSPECTS, with_audit(self.run.suspects() or {}, audit))
         return progress.on_page() if self.is_audit else None
 
     @property
@@ -284,7 +287,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         picture = queue.picture(int(row)) if known else None
         if picture is None:
             raise Refused(http.HTTPStatus.NOT_FOUND, "Not found.")
-        self._send(http.HTTPStatus.OK, picture, thumbnails.kind(picture), {"Cache-Control": "private, max-age=3600"})
+        self._send(
+            http.HTTPStatus.OK, picture, thumbnails.media_type(picture), {"Cache-Control": "private, max-age=3600"}
+        )
 
     def _post(self, url: urllib.parse.SplitResult) -> None:
         if self.headers.get("Origin") != f"http://{self.server.host}":

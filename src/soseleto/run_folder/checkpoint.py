@@ -21,9 +21,9 @@ from typing import Any
 from torch import Tensor
 
 from soseleto.errors import CannotSave, DataError, first_line, need
-from soseleto.run_folder.files import sync, writing
+from soseleto.run_folder.checksums import sha256
+from soseleto.run_folder.files import MOST_LINES, bounded, regular, sync, tensors_of, writing
 from soseleto.run_folder.folder import CHECKPOINT
-from soseleto.run_folder.reading import MOST_LINES, bounded, regular, tensors_of
 
 FORMAT = "soseleto checkpoint 1"
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -60,7 +60,7 @@ def load_last(run: Path, warn: Callable[[str], None]) -> tuple[int, Tree] | None
     nothing is deleted.
     """
     damaged: list[Path] = []
-    for path in found(run):
+    for path in existing(run):
         try:
             loaded = load(path)
         except DataError as error:
@@ -85,7 +85,7 @@ def load(path: Path) -> tuple[int, Tree]:
         if not (regular(path / STATE) and regular(path / TENSORS)):
             raise ValueError("a file is missing")
         payload = _unsealed(bounded(path / STATE, MOST_LINES))
-        if _digest(path / TENSORS) != payload["tensors"]:
+        if sha256(path / TENSORS) != payload["tensors"]:
             raise ValueError(f"the checksum of {TENSORS} does not match")
         tensors, _ = tensors_of(path / TENSORS)
         return payload["step"], decode(payload["state"], tensors)
@@ -93,7 +93,7 @@ def load(path: Path) -> tuple[int, Tree]:
         raise DataError(f"the checkpoint {path} is damaged ({first_line(error)})") from error
 
 
-def found(run: Path) -> list[Path]:
+def existing(run: Path) -> list[Path]:
     """Existing checkpoints, newest first; incomplete ones were never renamed and are not listed."""
     home = _home(run)
     names = [entry for entry in home.iterdir() if entry.name.isdecimal()] if home.is_dir() else []
@@ -153,7 +153,7 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Tree:
 
 
 def _delete_old(run: Path) -> None:
-    for old in found(run)[KEPT:]:
+    for old in existing(run)[KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -164,7 +164,7 @@ def _write(part: Path, step: int, tree: Any, tensors: Mapping[str, Tensor]) -> N
         need("safetensors.torch", to="writing a checkpoint").save_file(copies, part / TENSORS)
     except safetensors.SafetensorError as error:
         raise OSError(str(error)) from error
-    payload = {"format": FORMAT, "step": step, "tensors": _digest(part / TENSORS), "state": tree}
+    payload = {"format": FORMAT, "step": step, "tensors": sha256(part / TENSORS), "state": tree}
     (part / STATE).write_bytes(_sealed(payload))
     for name in (TENSORS, STATE):
         sync(part / name)
@@ -184,8 +184,3 @@ def _unsealed(content: bytes) -> dict[str, Any]:
     if payload["format"] != FORMAT:
         raise ValueError(f"its format is {payload['format']!r}, not {FORMAT!r}")
     return payload
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

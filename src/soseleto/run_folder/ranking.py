@@ -1,19 +1,26 @@
-"""Selections from a ranking: the suspects, and the best and worst examples of every class."""
+"""What is selected from a ranking: the suspects, the best and worst examples, and the figures of ``suspects.json``.
+
+The figures are precision, recall and share of wrong labels, each with its interval and the basis of its estimate.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from soseleto.errors import counted
+from soseleto.errors import UsageError, counted
 
 LOW_WEIGHT = np.float32(0.1)  # suspects without probes: examples of lower weight
 PER_CLASS = 12
 MOST_CLASSES = 60
 MOST_SUSPECTS = 4000  # that are shown
+
+FIGURES = ("precision", "recall", "wrong_share")
+ESTIMATED = "estimated"  # entry of suspects.json: the estimates that audited figures have replaced
+UNKNOWN = "unknown"
 
 Ranking = Mapping[str, np.ndarray]  # the columns of ranking.parquet, best example first
 
@@ -138,3 +145,113 @@ def _half(count: int, each: int) -> int:
 def _natural(name: str) -> tuple[int, int, str]:
     """Whole numbers by value, before names."""
     return (0, int(name), name) if name.isdecimal() else (1, 0, name)
+
+
+# The figures of suspects.json
+
+
+def with_audit(suspects: Mapping[str, Any], audit: Mapping[str, Any]) -> dict[str, Any]:
+    """``suspects.json`` with the audited figures in place of the estimates, which stay under "estimated".
+
+    A figure that the audit does not know yet keeps its estimate.
+    """
+    estimated = suspects.get(ESTIMATED) or {name: suspects[name] for name in FIGURES if suspects.get(name)}
+    audited = {name: figure for name, figure in (audit.get("figures") or {}).items() if is_known(figure)}
+    merged = {**suspects, **estimated, **audited}
+    basis = next((merged[name].get("basis") for name in FIGURES if is_known(merged.get(name))), UNKNOWN)
+    return {**merged, "basis": basis, ESTIMATED: estimated}
+
+
+def best_count(suspects: Mapping[str, Any] | None) -> int:
+    """The length of the best list of a run without suspects; 0 where the run has suspects, or no probabilities."""
+    return int(((suspects or {}).get("best") or {}).get("count", 0))
+
+
+def guaranteed_count(suspects: Mapping[str, Any] | None, asked: float) -> int:
+    """The length of the longest list whose precision is at least ``asked`` by the lower end of its interval.
+
+    An audited precision decides about the suspects as they are; otherwise the estimates at every threshold do.
+    """
+    if suspects is None or "curve" not in suspects:
+        raise UsageError(
+            "this run was trained without probes, so no precision can be guaranteed: leave out --guarantee."
+        )
+    precision = suspects["precision"]
+    if precision.get("basis") == "audited":
+        return int(suspects["count"]) if precision["low"] >= asked else 0
+    curve = suspects["curve"]
+    if "precision_low" not in curve:
+        raise UsageError("this run has no intervals at every threshold: train again, or leave out --guarantee.")
+    enough = (n for n, low in zip(curve["count"], curve["precision_low"], strict=True) if n and low >= asked)
+    return next(enough, 0)
+
+
+def is_known(figure: Mapping[str, Any] | None) -> bool:
+    """Whether a figure has a value; an interval that says nothing has none."""
+    return bool(figure) and figure.get("value") is not None  # type: ignore[union-attr]
+
+
+def expected(precision: Mapping[str, Any] | None) -> str:
+    """What is known about the precision of a list, to be written after it."""
+    return f"with an expected precision of {in_words(precision)}" if is_known(precision) else "of unknown precision"
+
+
+def in_words(figure: Mapping[str, Any] | None) -> str:
+    """``95 % (90 to 98; audited)``, or ``unknown``."""
+    if not is_known(figure):
+        return UNKNOWN
+    assert figure is not None
+    value, low, high = (f"{100 * figure[name]:.0f}" for name in ("value", "low", "high"))
+    basis = figure.get("basis")
+    return f"{value} % ({low} to {high}{f'; {basis}' if basis else ''})"
+
+
+# As an object for users
+
+
+class Table(Mapping[str, np.ndarray]):
+    """Columns of equal length by name; convert with ``to_pandas`` or ``to_arrow``."""
+
+    def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
+        self._columns = dict(columns)
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        return self._columns[column]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        """The number of columns, as for any mapping; ``rows`` is the number of rows."""
+        return len(self._columns)
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def head(self, n: int = 10) -> Table:
+        return Table({name: column[:n] for name, column in self._columns.items()})
+
+    def tail(self, n: int = 10) -> Table:
+        return Table({name: column[-n:] for name, column in self._columns.items()})
+
+    def to_pandas(self) -> Any:
+        import pandas
+
+        return pandas.DataFrame(self._columns)
+
+    def to_arrow(self) -> Any:
+        import pyarrow
+
+        return pyarrow.table(self._columns)
+
+    def __repr__(self) -> str:
+        shown = min(10, self.rows)
+        lines = ["  ".join(f"{name:>12}" for name in self)]
+        for row in range(shown):
+            lines.append("  ".join(f"{_cell(column[row]):>12}" for column in self._columns.values()))
+        return "\n".join(lines) + (f"\n... {self.rows} rows" if self.rows > shown else "")
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, (float, np.floating)) else str(value)

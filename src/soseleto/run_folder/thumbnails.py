@@ -13,10 +13,9 @@ import numpy as np
 
 from soseleto.errors import need
 from soseleto.run_folder import checksums
+from soseleto.run_folder.files import parquet_columns, readable
 from soseleto.run_folder.folder import PICTURES, RunFolder
-from soseleto.run_folder.plausible import readable
 from soseleto.run_folder.ranking import shown_rows
-from soseleto.run_folder.reading import table_of
 
 if TYPE_CHECKING:
     from soseleto.data import ExampleSet
@@ -33,13 +32,11 @@ def save(folder: RunFolder, source: ExampleSet, also: Sequence[int] = ()) -> Non
 
     if not is_images(source.take(torch.tensor([0]))[0]):
         return
-    pyarrow, parquet = (need(name, to="writing thumbnails") for name in ("pyarrow", "pyarrow.parquet"))
     ranking = folder.ranking()
     names = ranking["id"][shown_rows(ranking, also)].tolist()
     place = {source.id_of(at): at for at in range(len(source))}
     pictures = [_encode(pixels) for pixels in _pixels(source, [place[name] for name in names])]
-    with checksums.replacing(folder.path / PICTURES) as part:
-        parquet.write_table(pyarrow.table({"id": names, "picture": pictures}), part, compression="none")
+    folder.write_parquet(PICTURES, {"id": names, "picture": pictures}, compression="none")
 
 
 def load(folder: RunFolder) -> dict[str, bytes]:
@@ -47,16 +44,16 @@ def load(folder: RunFolder) -> dict[str, bytes]:
     path = checksums.verified(folder.path, PICTURES)
     if path is None:
         return {}
-    table = table_of(path)
-    with readable(folder.path):
-        ids, pictures = table.column("id").to_pylist(), table.column("picture").to_pylist()
+    with readable(path):
+        columns = parquet_columns(path)
+        ids, pictures = columns["id"].tolist(), columns["picture"].tolist()
         if not all(isinstance(picture, bytes) and picture.startswith(_STARTS) for picture in pictures):
             raise ValueError("a thumbnail is neither PNG nor JPEG")
         return dict(zip(ids, pictures, strict=True))
 
 
-def kind(picture: bytes) -> str:
-    """The media type, from the first bytes."""
+def media_type(picture: bytes) -> str:
+    """From the first bytes."""
     return "image/png" if picture.startswith(b"\x89PNG") else "image/jpeg"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.problems import some
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
-from soseleto.run_folder.manifest import NO_COPIES, Copies
 from soseleto.suspects.probes import Planted, PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
 from soseleto.training.defaults import TARGET_BATCH, batch_size_for
 from soseleto.training.options import Balanced, Probes, require_whole
@@ -31,7 +31,8 @@ class Data:
     probes: PlantedProbes | None = None
     columns: tuple[str, ...] | None = None  # the names of a table's features
     labels_before: Tensor | None = None  # of target examples that were found in the source, -1 for the others
-    copies: Copies = NO_COPIES  # of target examples, in the source's file
+    # the target's labels, by id, of source examples that were left out because they are also in the target
+    checked: Mapping[str, str] = field(default_factory=dict)
     preparation: Preparation | None = None  # of a table
 
     @classmethod
@@ -51,7 +52,7 @@ class Data:
                 pair.test,
                 columns=pair.columns,
                 labels_before=found_before(pair.labels_before, pair.target),
-                copies=Copies(pair.copies, pair.checked),
+                checked=pair.checked,
                 preparation=pair.preparation,
             )._on_one_scale()
         made = cls(

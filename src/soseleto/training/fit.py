@@ -19,9 +19,8 @@ from soseleto.methods.wrappers.record_signals import Recording, Signals
 from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Reducer, Single
-from soseleto.run_folder import manifest
 from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.source_rows import Rows
+from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.probes import Share
 from soseleto.task.finite import make_guard
 from soseleto.task.losses import Loss, cross_entropy
@@ -199,9 +198,9 @@ def fit(
                 team.first(lambda: stack.enter_context(folder.held()) if folder else None)
             if records.place is not None:
                 stack.callback(records.place.close)
-            remember = _remembering(source, records, data)
+            write_source = _remembering(source, records, data)
             result = loop.run(setup.describe())
-            team.first(remember)
+            team.first(write_source)
             return result
 
 
@@ -239,11 +238,11 @@ def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None
     if records.folder is None or not isinstance(source, str | Path):
         return lambda: None
     path, reading = Path(source), Reading()
-    rows = Rows.of(path, reading)
+    sha256 = digest(path)
 
     def write() -> None:
         assert records.folder is not None  # it may be a rescue folder by now
-        manifest.remember(records.folder, path, reading, data.feature_names, rows, data.texts, data.copies)
+        remember(records.folder, path, reading, data.feature_names, sha256, data.texts, data.checked)
 
     return write
 

@@ -181,7 +181,7 @@ class Records:
 def _lost(error: Exception, folder: RunFolder) -> str:
     """The sentence for a training that has ended and could not be written."""
     why = str(error).partition(": fix that")[0].rstrip(".")
-    saved = checkpoint.found(folder.path)
+    saved = checkpoint.existing(folder.path)
     lost = f"all after step {int(saved[0].name)}, from which it can be resumed, is" if saved else "its results are"
     return (
         f"{why}: the training has ended, but {lost} lost; fix that and run again, with --rescue DIR for another folder."

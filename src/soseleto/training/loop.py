@@ -27,8 +27,7 @@ from soseleto.parallel.device import announcing_emulation
 from soseleto.parallel.fsdp import gathered
 from soseleto.parallel.reducer import Reducer, my_rows, owned
 from soseleto.run_folder import thumbnails
-from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.plausible import BOUND, bound
+from soseleto.run_folder.folder import SUSPECTS, RunFolder
 from soseleto.run_folder.ranking import is_suspect
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
@@ -312,8 +311,8 @@ class Loop:
                 sample = default_rows(ranking.get("mislabelled_probability"), is_suspect(ranking))
                 thumbnails.save(folder, result.source, also=sample)
             if result.evidence is not None:
-                folder.write_suspects(result.suspects().to_dict())
-            folder.write_model(parameters, {BOUND: bound(result.config)})
+                folder.write_json(SUSPECTS, result.suspects().to_dict())
+            folder.write_model(parameters)
 
         last = self.records.history[-1]
         end = {name: value for name, value in last.items() if name.startswith("test_")}

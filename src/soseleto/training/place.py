@@ -84,11 +84,12 @@ class Place:
             self._news = f"{path} was emptied during the training: everything was written to it again"
         elif self._failing:
             self._news = f"{path} can be written again and has the whole run"
-        self.folder.unseal()
         self.folder.write_config(self._config)
-        self.folder.write_metrics(self._records)
+        self.folder.cut_metrics(0)
+        for record in self._records:
+            self.folder.log(record)
         self._identity, self._behind = now, False
-        self.checkpoint_due = not checkpoint.found(path)
+        self.checkpoint_due = not checkpoint.existing(path)
 
     def _is_a_failed_write(self, error: Exception) -> bool:
         """An error in reading back what was just written also means that the folder is gone."""

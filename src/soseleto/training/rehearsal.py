@@ -23,7 +23,7 @@ from soseleto.methods.wrappers.record_signals import Signals
 from soseleto.models.evaluation import evaluation_mode
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Single
-from soseleto.prediction.temperature import fit_temperature
+from soseleto.prediction.predictor import fit_temperature
 from soseleto.run_folder.folder import RunFolder
 from soseleto.suspects.probes import PlantedProbes
 from soseleto.training.data import Data

@@ -20,10 +20,8 @@ from soseleto.data.storage import is_large
 from soseleto.errors import UsageError, counted
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import Predictor
-from soseleto.run_folder.folder import REPORT, RunFolder
-from soseleto.run_folder.outputs import require_writable
-from soseleto.run_folder.ranking import Ranking, is_suspect, shown_rows
-from soseleto.run_folder.table import Table
+from soseleto.run_folder.folder import REPORT, RunFolder, require_writable
+from soseleto.run_folder.ranking import Ranking, Table, is_suspect, shown_rows
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import Evidence
 from soseleto.training.against import contributions, named

@@ -133,9 +133,7 @@ class Keeper:
             if last is not None:
                 step, saved = last
                 require_same(folder.path, comparable(saved["config"]), self._config)
-                folder.unseal()
                 return step, saved, damage
-        folder.unseal()
         folder.write_config(config)
         folder.cut_metrics(0)
         return None

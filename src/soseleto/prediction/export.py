@@ -1,10 +1,10 @@
-"""Export a run's model to ONNX: raw inputs in, class probabilities out.
+"""Export a run's model: as ONNX, or as a folder that transformers reads with ``from_pretrained``.
 
-Standardisation and temperature are part of the graph, so that users of the file need not repeat them. A table's rows
-go in as its preparation stores them (numbers, and codes of categories); the file's metadata has that preparation as
-JSON, under ``soseleto.table``, and the class names under ``soseleto.classes``. A text model takes ``input_ids`` and
-``attention_mask`` of its tokenizer. The exported model is run once with onnxruntime and compared with PyTorch before
-the file gets its final name.
+The ONNX graph takes raw inputs and gives class probabilities: standardisation and temperature are part of it, so that
+users of the file need not repeat them. A table's rows go in as its preparation stores them (numbers, and codes of
+categories); the file's metadata has that preparation as JSON, under ``soseleto.table``, and the class names under
+``soseleto.classes``. A text model takes ``input_ids`` and ``attention_mask`` of its tokenizer. The exported model is
+run once with onnxruntime and compared with PyTorch before the file gets its final name.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import copy
 import json
 import logging
 import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,9 +28,11 @@ from soseleto.data.preparation import TablePreparation
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, need
+from soseleto.models.pretrained_text import PretrainedText, TextClassifier, TextEncoder
+from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.load import LoadedRun
-from soseleto.run_folder.files import aside
-from soseleto.run_folder.outputs import require_writable
+from soseleto.run_folder.files import aside, writing
+from soseleto.run_folder.folder import PRETRAINED, require_writable
 
 TOLERANCE = 1e-4  # on probabilities
 CLASSES, TABLE = "soseleto.classes", "soseleto.table"  # in the metadata of the file
@@ -81,23 +85,21 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
 
 
 def _example(loaded: LoadedRun, rows: int) -> dict[str, Tensor]:
-    """Inputs of so many rows, by name; texts are also of so many tokens more."""
+    """Inputs of ``rows`` rows, by name; the number of tokens of a text depends on it too."""
     if isinstance(loaded.preparation, TextPreparation):
         tokens = loaded.preparation.tokens(["text " * (1 + row) for row in range(rows)])
         return loaded.preparation(tokens[:, : 4 + rows])
     assert loaded.shape is not None
-    kind, draw = _dtype(loaded), torch.Generator().manual_seed(0)
-    highest = 2 if kind == torch.int64 else 256  # indices, of which any embedding has two
-    return {"inputs": torch.randint(highest, (rows, *loaded.shape), generator=draw).to(kind)}
+    dtype, draw = _dtype(loaded), torch.Generator().manual_seed(0)
+    highest = 2 if dtype == torch.int64 else 256  # indices, of which any embedding has two
+    return {"inputs": torch.randint(highest, (rows, *loaded.shape), generator=draw).to(dtype)}
 
 
 def _dtype(loaded: LoadedRun) -> torch.dtype:
-    """Of the inputs that the model was trained on; runs of earlier versions do not record it."""
-    standardize = getattr(loaded.prepare, "standardize", None)
-    bytes_if_image = "uint8" if loaded.shape is not None and len(loaded.shape) == 3 and standardize else "float32"
-    recorded = loaded.config.get("input_dtype") or bytes_if_image
-    exact = getattr(standardize, "exact", False)
+    """The type of the inputs that the model was trained on."""
+    recorded = str(loaded.config.get("input_dtype"))
     if "float" in recorded:
+        exact = getattr(getattr(loaded.prepare, "standardize", None), "exact", False)
         return torch.float64 if exact else torch.float32
     return torch.uint8 if recorded == "uint8" else torch.int64
 
@@ -153,3 +155,49 @@ def _compare(whole: nn.Module, inputs: dict[str, Tensor], part: Path, file: Path
         gap = float((torch.from_numpy(answer) - whole(*inputs.values())).abs().max())
     if not gap <= TOLERANCE:
         raise DataError(f"{file} was not written: onnxruntime differs from PyTorch by {gap:.2g}.")
+
+
+# A folder for transformers
+
+
+def export_folder(loaded: LoadedRun, path: str | os.PathLike[str]) -> Path:
+    """Write the language model, its tokenizer and the linear classifier; the temperature is part of the classifier.
+
+    The probabilities are softmax(classifier(mean of the last hidden states over the tokens of a text)).
+    """
+    folder = Path(path)
+    parts = _parts(loaded.model)
+    if parts is None:
+        raise UsageError(
+            f"{loaded.run.path} has no pretrained text model, and only those are written as a folder: use --onnx FILE."
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists already: give a new folder.")
+    encoder, head = copy.deepcopy(parts[0]).cpu(), copy.deepcopy(parts[1]).cpu()
+    for p in head.parameters():
+        p.data /= loaded.temperature
+    names = [loaded.class_name(at) for at in range(head.out_features)]
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=".", suffix=".part", dir=folder.parent))
+        try:
+            PretrainedText.from_dict(loaded.run.read_json(PRETRAINED) or {}).save(
+                encoder.language_model, head, part, names
+            )
+            part.chmod(0o755)
+            if folder.exists():
+                folder.rmdir()  # it is empty
+            part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _parts(model: nn.Module) -> tuple[TextEncoder, nn.Linear] | None:
+    """The encoder, and the classifier of the target."""
+    if isinstance(model, TextClassifier):
+        return model.encoder, model.classifier
+    if isinstance(model, TrunkAndHeads) and isinstance(model.trunk, TextEncoder):
+        assert isinstance(model.target_head, nn.Linear)
+        return model.trunk, model.target_head
+    return None

@@ -14,11 +14,14 @@ import torch
 from PIL import Image
 
 from soseleto.cli.main import main
-from soseleto.data import Examples, Reading, as_examples, read_pair
+from soseleto.data import Examples, Reading, as_examples
 from soseleto.data.readers.open import raw_of
 from soseleto.errors import DataError, UsageError
-from soseleto.run_folder import manifest
+from soseleto.review.decisions import Decision, Decisions
+from soseleto.review.export import export_source
+from soseleto.run_folder import corrected_source
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.source import digest, remember, unchanged
 
 N, FEATURES = 30, 20  # more features than a ranking holds
 DROPPED = (3, 17)
@@ -87,7 +90,7 @@ def trained_on(source: Path, folder: Path, reading: Reading | None = None) -> tu
     paths = {} if read.paths is None else {"path": list(read.paths)}
     run.write_ranking({"id": ids, "label": labels, "weight": weight, **paths})
     columns = raw_of(source, name="source", reading=reading).columns
-    manifest.remember(run, source, reading, columns)
+    remember(run, source, reading, columns, digest(source))
     return run, read
 
 
@@ -111,13 +114,13 @@ def test_images_are_found_from_another_folder_than_fits(
     monkeypatch.chdir(tmp_path)
     run, _ = trained_on(source.relative_to(tmp_path), tmp_path / "run")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    manifest.write_clean(run.path, tmp_path / "images" / "clean.csv")
+    export_source(run.path, tmp_path / "images" / "clean.csv", suspects="drop")
     assert len(as_examples(tmp_path / "images" / "clean.csv", name="source")) == N - len(DROPPED)
     with pytest.raises(UsageError, match=rf"are outside .*: write it as {tmp_path}/images/clean.csv\.$"):
-        manifest.write_clean(run.path, "clean.csv")
+        export_source(run.path, "clean.csv", suspects="drop")
     shutil.move(tmp_path / "images" / LABELS[0], tmp_path / "moved")
     with pytest.raises(UsageError, match=rf"^the image {tmp_path}/images/{LABELS[0]}/0.png no longer exists: restore"):
-        manifest.write_clean(run.path, "clean.csv")
+        export_source(run.path, "clean.csv", suspects="drop")
 
 
 @pytest.mark.parametrize("out", [".csv", ".parquet"])
@@ -127,7 +130,7 @@ def test_the_export_is_read_as_the_source_was(kind: str, out: str, tmp_path: Pat
     run, before = trained_on(source, tmp_path / "run")
     out = ".npz" if kind == ".npz" else out
     file = tmp_path / "images" / f"clean{out}" if kind in ("folder", "manifest") else tmp_path / f"clean{out}"
-    manifest.write_clean(run.path, file)
+    export_source(run.path, file, suspects="drop")
     expected = contents(before.subset([row for row in range(N) if row not in DROPPED]))
     if kind == "manifest":  # without ids, rows are matched by their images
         expected = {str(value): (label, value) for label, value in expected.values()}
@@ -143,7 +146,7 @@ def test_corrected_labels_are_read_as_the_same_classes(kind: str, tmp_path: Path
     source = MAKERS[kind](tmp_path)
     run, before = trained_on(source, tmp_path / "run")
     out = tmp_path / ("new.npz" if kind == ".npz" else "new.csv")
-    assert manifest.write(run, out, drop={"r3"}, relabel={"r4": "007", "r5": "new"}) == N - 1
+    assert corrected_source.write(run, out, drop={"r3"}, relabel={"r4": "007", "r5": "new"}) == N - 1
     expected = {name: row for name, row in contents(before).items() if name != "r3"}
     expected |= {"r4": ("007", expected["r4"][1]), "r5": ("new", expected["r5"][1])}
     assert contents(as_examples(out, name="source")) == expected
@@ -154,7 +157,7 @@ def test_integers_that_pandas_wrote_with_a_point_are_corrected_as_the_same_class
     (tmp_path / "s.csv").write_text("\n".join(["a,kind", *rows]) + "\n")
     reading = Reading(label_column="kind")
     run, _ = trained_on(tmp_path / "s.csv", tmp_path / "run", reading)
-    manifest.write(run, tmp_path / "new.csv", drop=(), relabel={"4": "2"})
+    corrected_source.write(run, tmp_path / "new.csv", drop=(), relabel={"4": "2"})
     read = as_examples(tmp_path / "new.csv", name="source", reading=reading)
     assert read.classes == ("0", "1", "2")
     assert read.labels.tolist() == [2 if row == 4 else row % 3 for row in range(N)]
@@ -163,29 +166,60 @@ def test_integers_that_pandas_wrote_with_a_point_are_corrected_as_the_same_class
 def test_an_npz_keeps_its_other_arrays(tmp_path: Path) -> None:
     run, _ = trained_on(write(tmp_path / "s.npz", table()), tmp_path / "run")
     with pytest.raises(UsageError, match=r"is an .npz file: write .*clean.npz instead"):
-        manifest.write_clean(run.path, tmp_path / "clean.csv")
-    manifest.write_clean(run.path, tmp_path / "clean.npz")
+        export_source(run.path, tmp_path / "clean.csv", suspects="drop")
+    export_source(run.path, tmp_path / "clean.npz", suspects="drop")
     before, after = (dict(np.load(tmp_path / name)) for name in ("s.npz", "clean.npz"))
     assert set(after) == set(before) == {"x", "y", "id", "notes", "scale"}
     assert (after["notes"] == np.delete(before["notes"], DROPPED, axis=0)).all()
     assert after["scale"].tolist() == [2.0]
 
 
-def test_rows_of_an_npz_are_found_by_their_content(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).normal(size=(N, 3))
-    y = np.arange(N) % 2
-    np.savez(tmp_path / "s.npz", x=x, y=y)
-    run, _ = trained_on(tmp_path / "s.npz", tmp_path / "run")
-    np.savez(tmp_path / "s.npz", x=x[::-1], y=y[::-1])
-    manifest.write(run, tmp_path / "new.npz", drop={"3"}, relabel={"4": "1"})
-    read = dict(np.load(tmp_path / "new.npz"))
-    keep = [row for row in range(N) if row != 3][::-1]
-    assert (read["x"] == x[keep]).all()
-    assert read["y"].dtype.kind == "i"
-    assert read["y"].tolist() == [1 if row == 4 else row % 2 for row in keep]
-    np.savez(tmp_path / "s.npz", x=x + 1, y=y)
-    with pytest.raises(DataError, match="has changed since the training"):
-        manifest.write_clean(run.path, tmp_path / "clean.npz")
+def test_a_source_that_has_changed_is_refused(tmp_path: Path) -> None:
+    run, _ = trained_on(write(tmp_path / "s.csv", table()), tmp_path / "run")
+    lines = (tmp_path / "s.csv").read_text().splitlines()
+    (tmp_path / "s.csv").write_text("\n".join([lines[0], *sorted(lines[1:])]) + "\n")
+    with pytest.raises(DataError, match=r"s.csv has changed since the training: restore it, or train again"):
+        export_source(run.path, tmp_path / "clean.csv", suspects="drop")
+    (tmp_path / "s.csv").unlink()
+    with pytest.raises(DataError, match="no longer exists: restore it"):
+        export_source(run.path, tmp_path / "clean.csv", suspects="drop")
+    (tmp_path / "t.csv").write_text("x,label\n1,a\n")
+    with pytest.raises(DataError, match="changed while it was read"), unchanged(tmp_path / "t.csv"):
+        (tmp_path / "t.csv").write_text("x,label\n2,a\n3,b\n")
+
+
+def test_decisions_suspects_and_copies_of_target_examples_are_corrected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows 28 and 29 were left out of the training because the target has them, with other labels."""
+    source = write(tmp_path / "s.csv", table())
+    run, before = trained_on(source, tmp_path / "run")
+    ranking = {name: values[:28] for name, values in run.ranking().items()}
+    run.write_ranking({**ranking, "suggested_label": ["1e3"] * 28})
+    remember(run, source, Reading(), None, digest(source), checked={"r28": "new", "r29": "new"})
+    with pytest.raises(UsageError, match="has no review decisions yet"):
+        export_source(run.path, tmp_path / "none.csv")
+    decisions = Decisions(run)
+    decisions.decide(Decision("r3", "relabel", "7"))
+    decisions.decide(Decision("r4", "drop"))
+    decisions.close()
+    copies = {name: ("new", contents(before)[name][1]) for name in ("r28", "r29")}
+    decided = {**contents(before), **copies, "r3": ("7", contents(before)["r3"][1])}
+    del decided["r4"]
+    for undecided, said in {
+        "keep": "29 examples, 1 dropped, 3 relabelled, 2 of them because they are in the target, 1 suspect not decided",
+        "drop": "28 examples, 2 dropped, 3 relabelled, 2 of them because they are in the target\n",
+        "relabel": "29 examples, 1 dropped, 4 relabelled, 2 of them because they are in the target\n",
+    }.items():
+        out = tmp_path / f"{undecided}.csv"
+        typed("review", run.path, "--export", out, "--suspects", undecided)
+        assert said in capsys.readouterr().out
+        expected = dict(decided)
+        if undecided == "drop":
+            del expected["r17"]
+        if undecided == "relabel":
+            expected["r17"] = ("1e3", expected["r17"][1])
+        assert contents(as_examples(out, name="source")) == expected
 
 
 def test_data_in_memory_with_many_columns_is_refused(tmp_path: Path) -> None:
@@ -193,7 +227,7 @@ def test_data_in_memory_with_many_columns_is_refused(tmp_path: Path) -> None:
     run.write_config({})
     run.write_ranking({"id": ["0", "1"], "label": ["a", "b"], "weight": np.float32([0, 1])})
     with pytest.raises(UsageError, match="was trained on data in memory"):
-        manifest.write_clean(run.path, tmp_path / "clean.csv")
+        export_source(run.path, tmp_path / "clean.csv", suspects="drop")
 
 
 def test_values_that_csv_cannot_hold_need_parquet(tmp_path: Path) -> None:
@@ -202,9 +236,9 @@ def test_values_that_csv_cannot_hold_need_parquet(tmp_path: Path) -> None:
     columns = {"path": files, "label": [file.split("/")[0] for file in files], "boxes": [[1, 2]] * N}
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "list.parquet")
     run, _ = trained_on(folder / "list.parquet", tmp_path / "run")
-    with pytest.raises(UsageError, match=r"would change in a CSV file: write .*clean.parquet instead"):
-        manifest.write_clean(run.path, folder / "clean.csv")
-    manifest.write_clean(run.path, folder / "clean.parquet")
+    with pytest.raises(UsageError, match=r"cannot be written as CSV: write .*clean.parquet instead"):
+        export_source(run.path, folder / "clean.csv", suspects="drop")
+    export_source(run.path, folder / "clean.parquet", suspects="drop")
     assert pyarrow.parquet.read_table(folder / "clean.parquet")["boxes"].to_pylist() == [[1, 2]] * (N - 2)
 
 
@@ -212,48 +246,8 @@ def test_pandas_categories_are_written_by_name(tmp_path: Path) -> None:
     frame = pandas.DataFrame({"a": np.arange(N) * 1.5, "label": pandas.Categorical(["x", "y"] * (N // 2))})
     frame.to_parquet(tmp_path / "s.parquet")
     run, _ = trained_on(tmp_path / "s.parquet", tmp_path / "run")
-    manifest.write_clean(run.path, tmp_path / "clean.csv")
+    export_source(run.path, tmp_path / "clean.csv", suspects="drop")
     assert as_examples(tmp_path / "clean.csv", name="source").classes == ("x", "y")
-
-
-# The index of a pandas frame
-
-
-def indexed(path: Path) -> Path:
-    """A frame without two of its rows, saved with its index."""
-    frame = pandas.DataFrame({"a": np.arange(8) * 0.5, "b": np.arange(8)[::-1] * 0.1, "label": ["x", "y"] * 4})
-    frame = frame.drop([1, 2])
-    if path.suffix == ".csv":
-        frame.to_csv(path)
-        if path.stem == "twice":
-            pandas.read_csv(path).to_csv(path)  # "Unnamed: 0" beside a new index
-    else:
-        frame.rename_axis("row" if path.stem == "named" else None).to_parquet(path)
-    return path
-
-
-@pytest.mark.parametrize("name", ["s.csv", "twice.csv", "s.parquet", "named.parquet"])
-def test_a_pandas_index_is_no_feature_and_that_is_said(name: str, tmp_path: Path) -> None:
-    pair = read_pair(indexed(tmp_path / name), indexed(tmp_path / name), mode="noisy")
-    assert pair.columns == ("a", "b")
-    said = [str(problem) for problem in pair.problems if problem.kind == "index"]
-    assert [line.partition(":")[0] for line in said] == ["source", "target"]
-    assert "the pandas index" in said[0]
-    assert "is not used as a feature" in said[0]
-
-
-def test_an_index_that_is_named_as_the_ids_is_used(tmp_path: Path) -> None:
-    reading = Reading(id_column="__index_level_0__")
-    read = as_examples(indexed(tmp_path / "s.parquet"), name="source", reading=reading)
-    assert read.ids == ("0", "3", "4", "5", "6", "7")
-    assert read.inputs.shape == (6, 2)
-
-
-def test_damaged_pandas_metadata_is_ignored(tmp_path: Path) -> None:
-    for metadata in (b"[]", b"{", b'{"index_columns": 3}', b'{"index_columns": [{"kind": "range"}]}'):
-        whole = pyarrow.table({"a": [1.0, 2.0], "label": ["x", "y"]}).replace_schema_metadata({b"pandas": metadata})
-        pyarrow.parquet.write_table(whole, tmp_path / "s.parquet")
-        assert as_examples(tmp_path / "s.parquet", name="source").inputs.tolist() == [[1.0], [2.0]]
 
 
 # The whole way, by the commands
@@ -280,7 +274,7 @@ def test_fit_export_fit_and_predict_in_every_format(
         whole = dict(np.load(target))
         np.savez(target, x=whole["x"][:9] + 1, y=whole["y"][:9])
     typed("fit", "--source", source, "--target", target, "--out", tmp_path / "run", *QUICK)
-    typed("rank", tmp_path / "run", "--export-clean", tmp_path / f"clean{trained}")
+    typed("review", tmp_path / "run", "--export", tmp_path / f"clean{trained}", "--suspects", "drop")
     again = ("fit", "--source", tmp_path / f"clean{trained}", "--target", target, "--out", tmp_path / "again", *QUICK)
     typed(*again)
     capsys.readouterr()
@@ -320,9 +314,9 @@ def test_python_remembers_the_file_it_was_trained_on(tmp_path: Path) -> None:
     result = soseleto.fit(model, str(source), tmp_path / "t.csv", epochs=1, out=tmp_path / "run")
     run = RunFolder.open(tmp_path / "run")
     assert run.config()["columns"] == [f"feature {i}" for i in range(FEATURES)]
-    manifest.write(run, tmp_path / "new.csv", drop={"r3"}, relabel={})
+    corrected_source.write(run, tmp_path / "new.csv", drop={"r3"}, relabel={})
     assert len(as_examples(tmp_path / "new.csv", name="source")) == N - 1
-    with pytest.raises(UsageError, match="belongs to the source of"):
+    with pytest.raises(UsageError, match="is an input of this command"):
         result.report(source, force=True)
     with pytest.raises(UsageError, match="is inside the run folder"):
         result.report(tmp_path / "run" / "model.safetensors", force=True)
@@ -332,11 +326,12 @@ def test_python_remembers_the_file_it_was_trained_on(tmp_path: Path) -> None:
         result.report(page)
     assert result.report(page, force=True) == page
     loaded = soseleto.load(tmp_path / "run", torch.nn.Linear(FEATURES, 3))
-    for out, sentence in ((source, "belongs to the source"), (tmp_path / "run" / "m.onnx", "is inside the run folder")):
+    refusals = {source: "is an input of this command", tmp_path / "run" / "m.onnx": "is inside the run folder"}
+    for out, sentence in refusals.items():
         with pytest.raises(UsageError, match=sentence):
-            soseleto.export_onnx(loaded, out, force=True)
+            loaded.export_onnx(out, force=True)
     with pytest.raises(UsageError, match="exists already"):
-        soseleto.export_onnx(loaded, page)
+        loaded.export_onnx(page)
 
 
 def test_predict_finds_the_images_under_the_training_s_own_column_name(
