@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,10 +25,8 @@ from soseleto.pieces import (
     last_batch,
     last_layer,
     normalized,
-    recent_visits,
     running_mean,
     scale_by_rms,
-    shrunk_by_spread,
     target_share,
     unit_length,
     whitened,
@@ -35,9 +34,9 @@ from soseleto.pieces import (
 )
 from soseleto.pieces.last_layer import Form
 from soseleto.task.losses import NoisyLosses
+from soseleto.task.optimizers import sgd
 from soseleto.task.state import REFRESH
 from soseleto.task.task import Task
-from soseleto.training.optimizers import sgd
 
 N, D, K = 24, 5, 3
 FORMS: dict[str, tuple[Form, ...]] = {
@@ -59,7 +58,12 @@ def network(kind: str = "plain") -> nn.Module:
 
 
 def task(model: nn.Module, **changes: Any) -> Task:
-    given: dict[str, Any] = {"losses": NoisyLosses(), "n_source": N, "steps": 40, "make_optimizer": sgd(0.2)}
+    given: dict[str, Any] = {
+        "losses": NoisyLosses(),
+        "n_source": N,
+        "steps": 40,
+        "make_optimizer": partial(sgd, lr=0.2),
+    }
     given |= {"shared": frozenset(trainable(model)), "target_head": frozenset[str](), "classes": K}
     return Task(model=model, **{**given, **changes})
 
@@ -181,7 +185,7 @@ def test_scores_of_a_form_of_their_own_beside_any_engine(engine: str, source_los
         Soseleto(engine=engine, source_loss=source_loss, initial_weight=0.8),
         Soseleto(alignment=form, weight_step=1e-12),
     )
-    states = [method.init(task(network(), make_optimizer=sgd(1e-12))) for method in methods]
+    states = [method.init(task(network(), make_optimizer=partial(sgd, lr=1e-12))) for method in methods]
     for number in range(3):
         for method, state in zip(methods, states, strict=True):
             method.step(state, *batches(number))
@@ -332,28 +336,17 @@ def test_a_model_that_does_not_end_in_one_linear_layer_is_refused(kind: str, wor
         method.step(method.init(task(Twice(kind).double())), *batches(0))
 
 
-def test_a_layer_by_name() -> None:
-    named = Soseleto(alignment=last_layer(layer="head"))
-    named.step(named.init(task(Twice("scaled").double())), *batches(0))
-    with pytest.raises(UsageError, match="is no layer of the model: trunk, head"):
-        replace(named, alignment=last_layer(layer="heads")).init(task(Twice("scaled").double()))
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: Soseleto(alignment=last_layer(), direction=last_batch()), "without direction and engine"),
         (lambda: Soseleto(alignment=last_layer(), engine="loop"), "without direction and engine"),
-        (lambda: Soseleto(scores=last_layer(), weights_first=True), "weights_first moves the weights before"),
-        (lambda: Soseleto(alignment=last_layer(), scores=last_layer(layer="a")), "one layer in a run"),
         (lambda: last_layer(scale_by_rms()), "takes forms such as centred"),  # type: ignore[arg-type]
-        (lambda: last_layer(decay=1.0), "decay of last_layer"),
+        (lambda: last_layer(decay=1.0), "decay of a running mean"),
         (lambda: whitened(shrink=0.0), "shrink of whitened"),
-        (lambda: centred(decay=-1.0), "decay of the inputs' mean"),
+        (lambda: centred(decay=-1.0), "decay of a running mean"),
         (lambda: at_temperature(0.0), "temperature must be above 0"),
-        (lambda: recent_visits(1.0), "leave the piece out"),
         (lambda: last_layer().init(task(network(), target_head=frozenset({"3.weight"}))), "mode='transfer' has two"),
-        (lambda: Soseleto(scores=chain(recent_visits(), last_layer())), "different arguments"),
     ],
 )
 def test_what_has_no_effect_or_no_meaning_is_refused(make: Callable[[], Any], words: str) -> None:
@@ -366,35 +359,3 @@ def test_a_temperature_needs_a_cross_entropy() -> None:
     method = Soseleto(alignment=last_layer(at_temperature()))
     with pytest.raises(UsageError, match="at_temperature needs a cross-entropy"):
         method.step(method.init(task(network(), losses=losses)), *batches(0))
-
-
-def visited(piece: Any, values: Tensor) -> Tensor:
-    """The scores after each example of a batch of four has had the alignments in its column."""
-    from soseleto.pieces.piece import Alignment, Step
-
-    problem = task(network())
-    state = piece.init(problem)
-    source, target = batches(0, n=4)
-    for row in values:
-        found = piece.update(Alignment(row), state, Step(problem, source, target))
-    return found
-
-
-def test_recent_visits_count_more() -> None:
-    values = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
-    expected = averaged(list(values), 0.6)
-    torch.testing.assert_close(visited(recent_visits(0.6), values), expected)
-
-
-def test_scores_are_shrunk_by_the_spread_of_an_examples_alignments() -> None:
-    draw = torch.Generator().manual_seed(4)
-    values = torch.tensor([2.0, 2.0, -2.0, -2.0]) + torch.randn(6, 4, generator=draw) * torch.tensor([0.1, 3.0, 0.1, 3])
-    found = visited(shrunk_by_spread(), values).double()
-    wide = values.double()
-    middle, within = wide.mean(), wide.var(0)
-    usual = within.mean()
-    error = (4 * usual + 5 * within) / (4 + 5) / 6  # the squared standard error, shrunk towards the usual one
-    between = (wide - middle).square().mean() - usual
-    expected = middle + between / (between + error) * (wide.mean(0) - middle)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert error[0] < error[1]
