@@ -193,6 +193,12 @@ def test_a_loop_of_ones_own_moves_the_same_weights() -> None:
     torch.testing.assert_close(selection.scores, one.weights.scores, rtol=1e-6, atol=1e-7)
 
 
+def _loop() -> None:
+    loss = lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none")  # noqa: E731
+    examples = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 3
+    Selection(network(), n_source=N, loss=loss, method=_method()).backward(examples, examples, index=torch.arange(9))
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -208,12 +214,6 @@ def test_what_cannot_be_followed_is_refused(make: Callable[[], Any], words: str)
 
 def _method() -> Soseleto:
     return Soseleto(direction=preconditioned())
-
-
-def _loop() -> None:
-    loss = lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none")  # noqa: E731
-    examples = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 3
-    Selection(network(), n_source=N, loss=loss, method=_method()).backward(examples, examples, index=torch.arange(9))
 
 
 def _fit(optimizer: Any) -> None:
