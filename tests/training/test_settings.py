@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import soseleto
 from experiments.methods import METHODS
 from soseleto import Soseleto, pieces
-from soseleto.data.content import stand_for
 from soseleto.errors import UsageError
 from soseleto.pieces import (
     at_temperature,
@@ -109,14 +108,3 @@ def test_a_tensor_is_known_by_its_values() -> None:
     assert json.dumps(to_data(torch.ones(2, 2)[:, 0])) == json.dumps(to_data(torch.ones(2)))
     with pytest.raises(UsageError, match="Tensor is an object of the program that wrote the settings"):
         from_data(to_data(tensors[0]), {})
-
-
-def test_a_tensor_of_the_image_cache_is_known_by_its_files() -> None:
-    values = torch.arange(6).view(2, 3)
-    mapped, other = values.clone(), values.clone()
-    stand_for(mapped, "files")
-    stand_for(other, "other files")
-    assert to_data(mapped)["values"].startswith("by the content of the image files: ")
-    assert to_data(mapped) != to_data(other)
-    mapped += 1  # the key no longer stands for it
-    assert to_data(mapped) == to_data(values + 1)
