@@ -40,8 +40,8 @@ from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.peak_memory import peak_bytes
 from soseleto.integrations.huggingface import SoseletoTrainer
+from soseleto.models.pretrained_images import last_blocks
 from soseleto.models.pretrained_text import PretrainedText, make_text_model
-from soseleto.models.trained_parts import last_blocks
 from soseleto.task.cuda_graph import as_if_recording
 from soseleto.task.losses import NoisyLosses, Precision
 from soseleto.task.task import Task

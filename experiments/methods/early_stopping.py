@@ -18,7 +18,7 @@ from soseleto.data.batches import Batch
 from soseleto.data.structure import call, scores_of, split
 from soseleto.errors import UsageError
 from soseleto.methods.wrappers.inner import WrapperState
-from soseleto.models.evaluation import evaluation_mode
+from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.task import Method, Task, after_step, state_of
 
 _ROWS = 1000  # held-out examples per forward pass

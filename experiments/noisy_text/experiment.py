@@ -37,8 +37,8 @@ from soseleto.data import Examples, seed_for
 from soseleto.data.text import TextExamples, TextPreparation
 from soseleto.data.views import AnyViews
 from soseleto.methods import Recording, Signals, Strong
+from soseleto.models.pretrained_images import last_blocks
 from soseleto.models.pretrained_text import make_text_model
-from soseleto.models.trained_parts import last_blocks
 from soseleto.parallel.device import choose_device
 from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.optimizers import SCHEDULES, adamw, sgd

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from experiments.data import data_root
 from soseleto.errors import UsageError, need
-from soseleto.models.network_sources import HALF, Source
-from soseleto.models.pretrained_images import ImageNetwork
+from soseleto.models.pretrained_images import HALF, ImageNetwork, Source
 
 # Of every stage: factor of the expansion, size of the filters, stride of its first block, channels, blocks.
 STAGES = (

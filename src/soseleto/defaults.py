@@ -50,7 +50,7 @@ from soseleto.data.text import TextExamples
 from soseleto.data.views import AnyViews, has_mask
 from soseleto.errors import UsageError
 from soseleto.methods.strong import Strong, StrongTransfer
-from soseleto.models.trained_parts import last_blocks
+from soseleto.models.pretrained_images import last_blocks
 from soseleto.pieces import (
     at_temperature,
     beyond_noise,

@@ -22,8 +22,8 @@ from experiments.results import Row, started
 from soseleto.data import TokenViews
 from soseleto.errors import DataError, UsageError
 from soseleto.methods import Strong
+from soseleto.models.pretrained_images import last_blocks
 from soseleto.models.pretrained_text import make_text_model
-from soseleto.models.trained_parts import last_blocks
 from soseleto.pieces import chain
 from soseleto.training.defaults import STRONG_TEXT_LR
 from soseleto.training.recipe import strong_for, strong_target_batch

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from real_models import import_timm
 from soseleto.errors import DataError, UsageError
-from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images, rebuilt
+from soseleto.models.pretrained_images import PretrainedOptions, last_blocks, pretrained_images, rebuilt
 
 SHAPE = (3, 32, 32)
 
@@ -141,40 +141,12 @@ def test_weights_of_a_file(tmp_path: Path) -> None:
         made("timm:test_resnet", weights=str(tmp_path / "other.safetensors"))
 
 
-def renamed(key: str, flat: dict[str, int], expanded: set[str]) -> str:
-    """A name of timm's EfficientNet as the package efficientnet_pytorch has it."""
-    parts = key.split(".")
-    if parts[0] != "blocks":
-        outside = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1"}
-        return ".".join([outside.get(parts[0], "_fc"), *parts[1:]])
-    place = ".".join(parts[1:3])
-    plain = {"conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2"}
-    wide = {"conv_pw": "_expand_conv", "bn1": "_bn0", "conv_dw": "_depthwise_conv", "bn2": "_bn1"}
-    wide |= {"conv_pwl": "_project_conv", "bn3": "_bn2"}
-    names = wide if place in expanded else plain
-    return ".".join(["_blocks", str(flat[place]), names[parts[3]], *parts[4:]])
-
-
-def test_weights_named_as_by_efficientnet_pytorch(tmp_path: Path) -> None:
-    timm = import_timm()
-    torch.manual_seed(1)
-    network = timm.create_model("tf_efficientnet_lite0")
-    state = network.state_dict()
-    places = [f"{s}.{b}" for s, stage in enumerate(network.blocks) for b in range(len(stage))]
-    flat = {place: at for at, place in enumerate(places)}
-    expanded = {place for place in places if f"blocks.{place}.conv_pwl.weight" in state}
-    save_file({renamed(key, flat, expanded): value for key, value in state.items()}, tmp_path / "lite.safetensors")
-    model, _ = made("timm:tf_efficientnet_lite0", weights=str(tmp_path / "lite.safetensors"))
-    for key, value in model.network.state_dict().items():
-        assert key.startswith("classifier.") or torch.equal(value, state[key]), key
-
-
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
         ("timm:test_resnt", {}, "timm has no model 'test_resnt' .did you mean"),
         ("timm:test_resnet", {"weights": "missing.safetensors"}, "there is no file missing.safetensors"),
-        ("hf:/not/there", {}, "there is no folder /not/there"),
+        ("hf:/not/there", {}, "there is no folder '/not/there'"),
         ("hf:x", {"weights": "a.safetensors"}, "--weights is for timm"),
     ],
 )
@@ -221,3 +193,38 @@ def test_a_network_without_network_access(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(UsageError, match=r"could not be loaded .no connection.: give --weights FILE.safetensors"):
         made("timm:test_resnet")
+
+
+def stacked(blocks: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 3), nn.ModuleList(nn.Linear(3, 3) for _ in range(blocks)), nn.LayerNorm(3))
+
+
+def test_the_last_blocks_and_what_follows() -> None:
+    assert last_blocks(stacked(12), 2) == ("1.10.", "1.11.", "2.weight", "2.bias")
+    assert last_blocks(stacked(2), 2) == ()  # they are all
+    assert last_blocks(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), 1) == ()
+
+
+def test_a_parameter_beside_the_list_does_not_stand_for_all() -> None:
+    network = stacked(3)
+    network.register_parameter("scale", nn.Parameter(torch.ones(3)))
+    outer = nn.ModuleDict({"encoder": network})
+    names = [name for name, _ in outer.named_parameters() if name.startswith(last_blocks(outer, 1))]
+    assert names == ["encoder.1.2.weight", "encoder.1.2.bias", "encoder.2.weight", "encoder.2.bias"]
+
+
+def test_the_longest_list_counts() -> None:
+    network = nn.ModuleDict({"layers": stacked(4), "heads": nn.ModuleList(nn.Linear(3, 1) for _ in range(5))})
+    found = last_blocks(network, 1)
+    assert found[:3] == ("layers.1.3.", "layers.2.weight", "layers.2.bias")
+    assert len(found) == 3 + 10  # and the heads
+
+
+def test_blocks_that_are_not_trained_do_not_count() -> None:
+    network = stacked(5)
+    blocks = network[1]
+    assert isinstance(blocks, nn.ModuleList)
+    blocks[4].requires_grad_(False)
+    assert last_blocks(network, 2) == ("1.2.", "1.3.", "2.weight", "2.bias")
+    blocks[:3].requires_grad_(False)
+    assert last_blocks(network, 2) == ()  # one is left

@@ -67,7 +67,7 @@ from soseleto.methods.from_views import require_classes, two_views, view_scores
 from soseleto.methods.state import PhasedState, require_share
 from soseleto.methods.strong.judgement import one_hot, sharpened
 from soseleto.methods.strong.teacher import no_steps
-from soseleto.models.evaluation import evaluation_mode
+from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.losses import FULL
 from soseleto.task.task import Task
 from soseleto.weights import Weights

@@ -3,14 +3,11 @@
 from soseleto.models.architectures import (
     group_norm,
     lenet,
-    lenet_trunk,
     linear,
     mlp,
     preact_resnet18,
     quick,
-    quick_trunk,
     resnet18,
-    resnet18_trunk,
     table_network,
 )
 from soseleto.models.trunk_and_heads import TrunkAndHeads
@@ -19,13 +16,10 @@ __all__ = [
     "TrunkAndHeads",
     "group_norm",
     "lenet",
-    "lenet_trunk",
     "linear",
     "mlp",
     "preact_resnet18",
     "quick",
-    "quick_trunk",
     "resnet18",
-    "resnet18_trunk",
     "table_network",
 ]

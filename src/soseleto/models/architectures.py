@@ -19,27 +19,17 @@ class _Layers(nn.Sequential):
 
 def quick(classes: int = 10, *, channels: int = 3, size: int = 32) -> nn.Sequential:
     """The CIFAR-10 "Quick" network of Caffe: three convolutions of 32, 32 and 64 channels, then 64 hidden units."""
-    return nn.Sequential(*_quick_trunk(channels, size), nn.Linear(64, classes))
 
+    def pool(layer: type[nn.MaxPool2d] | type[nn.AvgPool2d]) -> nn.Module:
+        return layer(3, stride=2, ceil_mode=True)
 
-def quick_trunk(*, channels: int = 3, size: int = 32) -> nn.Sequential:
-    """Quick without its classifier."""
-    return nn.Sequential(*_quick_trunk(channels, size))
-
-
-def _quick_trunk(channels: int, size: int) -> list[nn.Module]:
-    def pool(kind: type[nn.MaxPool2d] | type[nn.AvgPool2d]) -> nn.Module:
-        return kind(3, stride=2, ceil_mode=True)
-
-    side = size
-    for _ in range(3):
-        side = _pooled(side)
-    return [
+    side = _pooled(_pooled(_pooled(size)))
+    return nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2), pool(nn.MaxPool2d), nn.ReLU(),
         nn.Conv2d(32, 32, 5, padding=2), nn.ReLU(), pool(nn.AvgPool2d),
         nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), pool(nn.AvgPool2d),
-        nn.Flatten(), nn.Linear(64 * side * side, 64),
-    ]  # fmt: skip
+        nn.Flatten(), nn.Linear(64 * side * side, 64), nn.Linear(64, classes),
+    )  # fmt: skip
 
 
 def _pooled(side: int) -> int:
@@ -120,31 +110,6 @@ class _Block(nn.Module):
         return self.end(self.body(x) + self.short(x))
 
 
-def resnet18(
-    classes: int = 10,
-    *,
-    channels: int = 3,
-    width: int = 64,
-    norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
-) -> nn.Sequential:
-    """ResNet-18 for small images (3x3 stem, no early pooling); ``norm=group_norm`` does not mix examples."""
-    trunk = resnet18_trunk(channels=channels, width=width, norm=norm)
-    return _Layers(*trunk, nn.Linear(8 * width, classes))
-
-
-def resnet18_trunk(
-    *, channels: int = 3, width: int = 64, norm: Callable[[int], nn.Module] = nn.BatchNorm2d
-) -> nn.Sequential:
-    """ResNet-18 without its classifier."""
-    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), norm(width), nn.ReLU(inplace=True)]
-    before = width
-    for stage in range(4):
-        after = width * 2**stage
-        layers += [_Block(before, after, 1 if stage == 0 else 2, norm), _Block(after, after, 1, norm)]
-        before = after
-    return _Layers(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
 class _PreActivationBlock(nn.Module):
     """x + conv(relu(norm(conv(relu(norm(x)))))); where the shape changes, the shortcut starts after the first norm."""
 
@@ -164,6 +129,19 @@ class _PreActivationBlock(nn.Module):
         return out
 
 
+def resnet18(
+    classes: int = 10,
+    *,
+    channels: int = 3,
+    width: int = 64,
+    norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
+) -> nn.Sequential:
+    """ResNet-18 for small images (3x3 stem, no early pooling); ``norm=group_norm`` does not mix examples."""
+    stem = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), norm(width), nn.ReLU(inplace=True)]
+    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return _Layers(*stem, *_stages(_Block, width, norm), *end, nn.Linear(8 * width, classes))
+
+
 def preact_resnet18(
     classes: int = 10,
     *,
@@ -173,14 +151,14 @@ def preact_resnet18(
 ) -> nn.Sequential:
     """ResNet-18 for small images with norms before the convolutions (He et al., 2016), as papers on noisy labels use
     it."""
-    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, 1, 1, bias=False)]
-    before = width
-    for stage in range(4):
-        after = width * 2**stage
-        layers += [
-            _PreActivationBlock(before, after, 1 if stage == 0 else 2, norm),
-            _PreActivationBlock(after, after, 1, norm),
-        ]
-        before = after
-    end = [norm(before), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return _Layers(*layers, *end, nn.Linear(before, classes))
+    stem = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
+    end = [norm(8 * width), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return _Layers(stem, *_stages(_PreActivationBlock, width, norm), *end, nn.Linear(8 * width, classes))
+
+
+def _stages(block: Callable[..., nn.Module], width: int, norm: Callable[[int], nn.Module]) -> list[nn.Module]:
+    """Four stages of two blocks; each stage after the first halves the image and doubles the channels."""
+    layers = [block(width, width, 1, norm), block(width, width, 1, norm)]
+    for after in (2 * width, 4 * width, 8 * width):
+        layers += [block(after // 2, after, 2, norm), block(after, after, 1, norm)]
+    return layers

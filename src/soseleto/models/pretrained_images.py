@@ -1,11 +1,13 @@
 """Pretrained image networks: ``timm:NAME`` and ``hf:FOLDER_OR_ID``, with what is trained of them.
 
-The network gets images as its own configuration says: in its size and normalisation. It is rebuilt from ``described``,
-which a run folder keeps, so that a run can be loaded without the folder or the download that it began with.
+The network gets images in the size and normalisation of its own configuration. It is rebuilt from the description that
+a run folder keeps, so that a run can be loaded without the original folder or download.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,10 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soseleto.errors import UsageError
-from soseleto.models.network_sources import HF, RANDOM, TIMM, Source, fresh_head, head_of, of_hf, of_timm
-from soseleto.models.trained_parts import add_lora, check_train, freeze
+from soseleto.errors import UsageError, counted, did_you_mean, first_line, need
+from soseleto.models.pretrained_text import PREFIX as HF
+from soseleto.models.pretrained_text import opening
 
+TIMM, LAST = "timm:", "last:"
+RANDOM = "none"  # in place of a file of weights
+SIZE, HALF = 224, (0.5, 0.5, 0.5)  # of a configuration without them
 BATCH_NORM = ("train", "fixed")
 
 
@@ -40,13 +45,33 @@ class PretrainedOptions:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        check_train(self.train)
+        blocks = self.train.removeprefix(LAST)
+        is_last = self.train.startswith(LAST) and blocks.isdecimal() and int(blocks) > 0
+        if self.train not in ("all", "head") and not is_last:
+            raise UsageError(
+                f"train must be all, head or last:N with N at least 1, got {self.train!r}: write --train last:2."
+            )
         if self.lora < 0:
             raise UsageError(f"the rank of LoRA must be 0 or more, got {self.lora}.")
         if self.lora and self.train != "all":
             raise UsageError("LoRA trains its adapters and the head: leave --train out.")
         if self.batch_norm not in BATCH_NORM:
             raise UsageError(f"batch-norm must be train or fixed, got {self.batch_norm!r}.")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A network and what its configuration says about images: size, mean and deviation on a scale from 0 to 1."""
+
+    network: nn.Module
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    architecture: Mapping[str, Any] | None = None  # of Hugging Face: its configuration
+
+    def describe(self) -> dict[str, Any]:
+        architecture = None if self.architecture is None else dict(self.architecture)
+        return {"input_size": self.size, "mean": list(self.mean), "std": list(self.std), "architecture": architecture}
 
 
 class ImageNetwork(nn.Module):
@@ -68,16 +93,13 @@ class ImageNetwork(nn.Module):
         if images.shape[1] == 1:
             images = images.expand(-1, self.mean.shape[1], -1, -1)
         if images.shape[2:] != (self.size, self.size):
-            images = _resized(images, self.size)
-        found = self.network((images - self.mean) / self.std)
-        logits: Tensor = getattr(found, "logits", found)  # a Hugging Face ModelOutput has them by name
+            # In float32 or better: PyTorch does not resize bfloat16 with anti-aliasing on every device.
+            wide = images.float() if images.dtype in (torch.bfloat16, torch.float16) else images
+            resized = F.interpolate(wide, size=(self.size, self.size), mode="bilinear", antialias=True)
+            images = resized.to(images.dtype)
+        outputs = self.network((images - self.mean) / self.std)
+        logits: Tensor = getattr(outputs, "logits", outputs)  # a Hugging Face ModelOutput has them by name
         return logits
-
-
-def _resized(images: Tensor, size: int) -> Tensor:
-    """In float32 or better: PyTorch does not resize bfloat16 with anti-aliasing on every device."""
-    wide = images.float() if images.dtype in (torch.bfloat16, torch.float16) else images
-    return F.interpolate(wide, size=(size, size), mode="bilinear", antialias=True).to(images.dtype)
 
 
 def is_pretrained(name: str) -> bool:
@@ -98,14 +120,11 @@ def pretrained_images(
         raise UsageError("in transfer mode the heads are new and --train head leaves the trunk as it is: leave it out.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name.startswith(TIMM):
-            source = of_timm(name, options.weights, options.size)
-        else:
-            source = of_hf(name, options.weights, options.size)
-        described = {**asdict(options), **source.describe()}
+        source = (_of_timm if name.startswith(TIMM) else _of_hf)(name, options.weights, options.size)
+        description = {**asdict(options), **source.describe()}
         if options.weights is not None:
-            described["weights"] = Path(options.weights).name
-        return _assembled(source, mode, classes, options), described
+            description["weights"] = Path(options.weights).name
+        return _with_head(source, mode, classes, options), description
 
 
 def rebuilt(name: str, mode: str, *, classes: int, described: Mapping[str, Any]) -> nn.Module:
@@ -113,24 +132,168 @@ def rebuilt(name: str, mode: str, *, classes: int, described: Mapping[str, Any])
     options = PretrainedOptions(**{field: described[field] for field in ("train", "lora", "batch_norm")})
     size = described["input_size"]
     if name.startswith(TIMM):
-        source = of_timm(name, RANDOM, size)
+        source = _of_timm(name, RANDOM, size)
     else:
-        source = of_hf(name, None, size, described["architecture"])
+        transformers = need("transformers", to=f"the model {name}")
+        config = transformers.AutoConfig.for_model(**described["architecture"])
+        source = _of_config(transformers.AutoModelForImageClassification.from_config(config), {}, size)
     source = replace(source, size=size, mean=tuple(described["mean"]), std=tuple(described["std"]))
-    return _assembled(source, mode, classes, options)
+    return _with_head(source, mode, classes, options)
 
 
-def _assembled(source: Source, mode: str, classes: int, options: PretrainedOptions) -> nn.Module:
-    """With a new head, or none in transfer mode, and what is trained of it."""
+# --- Where networks come from -------------------------------------------------------------------------------------
+
+
+def _of_timm(name: str, weights: str | None, size: int | None) -> Source:
+    """``timm:NAME`` with its own weights, those of a file, or random ones."""
+    timm = need("timm", to=f"the model {name}")
+    known = name.removeprefix(TIMM)
+    if not timm.is_model(known.partition(".")[0]):
+        raise UsageError(f"timm has no model {known!r}{did_you_mean(known, timm.list_models())}: give another name.")
+    config = timm.get_pretrained_cfg(known)
+    own = config.input_size[-1] if config is not None else SIZE
+    fixed = {"img_size": size} if size is not None and getattr(config, "fixed_input_size", False) else {}
+    try:
+        network: nn.Module = timm.create_model(known, pretrained=weights is None, **fixed)
+    except Exception as error:  # of the network, of the hub, or of the name's tag
+        raise UsageError(
+            f"{name} could not be loaded ({first_line(error)}): give --weights FILE.safetensors where there is no "
+            "network, or --weights none for random ones."
+        ) from error
+    if weights is not None and weights != RANDOM:
+        _load_weights(network, weights)
+    return Source(network, size or own, tuple(getattr(config, "mean", HALF)), tuple(getattr(config, "std", HALF)))
+
+
+def _load_weights(network: nn.Module, file: str) -> None:
+    """Load the weights of a file; the head may be of other classes."""
+    if not Path(file).is_file():
+        raise UsageError(f"there is no file {file}: give --weights a .safetensors file, or none for random weights.")
+    try:
+        state = need("safetensors.torch", to="reading weights").load_file(file)
+    except Exception as error:
+        raise UsageError(f"{file} is no .safetensors file ({first_line(error)}): convert it.") from error
+    head = _head_of(network)
+    wanted = {key: value.shape for key, value in network.state_dict().items() if not key.startswith(f"{head}.")}
+    missing = [key for key, shape in wanted.items() if key not in state or state[key].shape != shape]
+    if missing:
+        raise UsageError(
+            f"{file} does not fit the network, since {len(missing)} of {len(wanted)} tensors are missing or of another "
+            f"shape, the first of them {missing[0]}: give the weights of this network."
+        )
+    network.load_state_dict({key: state[key] for key in wanted}, strict=False)
+
+
+def _of_hf(name: str, weights: str | None, size: int | None) -> Source:
+    """``hf:FOLDER_OR_ID`` with its weights."""
+    if weights is not None:
+        raise UsageError("--weights is for timm: models, and a Hugging Face folder has its own: leave it out.")
+    with opening(name) as (transformers, place):
+        network = transformers.AutoModelForImageClassification.from_pretrained(place)
+        processing: dict[str, Any] = {}
+        with contextlib.suppress(OSError):  # no preprocessor_config.json
+            processing, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(place)
+    return _of_config(network, processing, size)
+
+
+def _of_config(network: Any, processing: Mapping[str, Any], size: int | None) -> Source:
+    asked = processing.get("size")
+    if isinstance(asked, Mapping):
+        asked = asked.get("shortest_edge") or asked.get("height")
+    own = getattr(network.config, "image_size", None)  # of networks with positions, which run at no other
+    chosen = own if isinstance(own, int) else size or asked or SIZE
+    mean, std = (tuple(processing.get(name) or HALF) for name in ("image_mean", "image_std"))
+    return Source(network, int(chosen), mean, std, json.loads(network.config.to_json_string(use_diff=True)))
+
+
+# --- What is trained ----------------------------------------------------------------------------------------------
+
+
+def _with_head(source: Source, mode: str, classes: int, options: PretrainedOptions) -> nn.Module:
+    """The network with a new head, or none in transfer mode; parameters that are not trained get no gradient."""
     network = source.network.train()
-    head = head_of(network)
+    head = _head_of(network)
+    old = network.get_submodule(head)
     if options.lora:
-        network = add_lora(network, options.lora, head)
-    else:
-        freeze(network, options.train)
-    fresh_head(network, head, classes if mode == "noisy" else None)  # which is trained in any case
+        network = _add_lora(network, options.lora, head)
+    elif options.train != "all":
+        count = int(options.train.removeprefix(LAST)) if options.train.startswith(LAST) else 0
+        kept = _in_last_blocks(network, count) if count else set()
+        for name, p in network.named_parameters():
+            p.requires_grad_(name in kept)
+    assert isinstance(old, nn.Linear)
+    network.set_submodule(head, nn.Linear(old.in_features, classes) if mode == "noisy" else nn.Identity())
     if options.batch_norm == "fixed":
         for module in network.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()
     return ImageNetwork(network, source)
+
+
+def _head_of(network: nn.Module) -> str:
+    """The name of the classifier: what timm says, else the last linear layer."""
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise UsageError(f"{type(network).__name__} has no linear layer to classify with: give another model.")
+    config = getattr(network, "pretrained_cfg", None)
+    by_timm = config.get("classifier") if isinstance(config, Mapping) else None
+    return by_timm if isinstance(by_timm, str) and by_timm in linear else linear[-1]
+
+
+def _add_lora(network: nn.Module, rank: int, head: str) -> nn.Module:
+    """Adapters on every linear layer but the head, or on convolutions where there is none; only these are trained."""
+    peft = need("peft", to="LoRA")
+    layers = {name: module for name, module in network.named_modules() if name != head}
+    names = [name for name, module in layers.items() if isinstance(module, nn.Linear)]
+    names = names or [name for name, m in layers.items() if isinstance(m, nn.Conv2d) and m.groups == 1]
+    for p in network.parameters():
+        p.requires_grad_(False)
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=names)
+    adapted: nn.Module = peft.inject_adapter_in_model(config, network)
+    return adapted
+
+
+def last_blocks(network: nn.Module, wanted: int) -> tuple[str, ...]:
+    """Prefixes of the parameters in the last blocks, and of those after them; empty if no more blocks are trained.
+
+    Example:
+        >>> blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+        >>> last_blocks(nn.Sequential(blocks, nn.Linear(3, 2)), 2)
+        ('0.2.', '0.3.', '1.weight', '1.bias')
+    """
+    name, blocks = _longest_list(network)
+    trained = [at for at, block in enumerate(blocks) if any(p.requires_grad for p in block.parameters())]
+    if len(trained) <= wanted:
+        return ()
+    return (*(f"{name}.{at}." for at in trained[-wanted:]), *_stem_blocks_end(network)[-1])
+
+
+def _in_last_blocks(network: Any, wanted: int) -> set[str]:
+    """The parameters of the last blocks, and of all that comes after them."""
+    if hasattr(network, "group_matcher"):  # timm says itself what a block is
+        helpers = need("timm.models", to="training the last blocks")
+        by_number: dict[int, list[str]] = helpers.group_parameters(network, network.group_matcher(coarse=False))
+        groups = [by_number[number] for number in sorted(by_number)]
+    else:
+        groups = _stem_blocks_end(network)
+    blocks = len(groups) - 2  # beside the stem and the end
+    if wanted > blocks:
+        raise UsageError(f"the network has {counted(blocks, 'block')}, not {wanted}: write --train all, or fewer.")
+    return {name for group in groups[-1 - wanted :] for name in group}
+
+
+def _stem_blocks_end(network: nn.Module) -> list[list[str]]:
+    """The names of parameters in stem, blocks and end, by the ModuleList with the most parameters."""
+    name, blocks = _longest_list(network)
+    if not blocks:
+        raise UsageError(f"{type(network).__name__} has no list of blocks: write --train all or --train head.")
+    names = [key for key, _ in network.named_parameters()]  # in the order of the layers
+    inside = [[key for key in names if key.startswith(f"{name}.{at}.")] for at in range(len(blocks))]
+    begin, end = names.index(inside[0][0]), names.index(inside[-1][-1])
+    return [names[:begin], *inside, names[end + 1 :]]
+
+
+def _longest_list(network: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The ModuleList with the most parameters, by name; an empty one where there is none."""
+    lists = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.ModuleList) and len(m) > 1]
+    return max(lists, key=lambda named: sum(p.numel() for p in named[1].parameters()), default=("", nn.ModuleList()))

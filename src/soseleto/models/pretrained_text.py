@@ -4,7 +4,7 @@
     model = make_text_model("hf:minilm", "noisy", classes=4)  # with its weights, ready to be fine-tuned
 
 ``PretrainedText`` is what a run folder keeps: with it and the trained weights the model is built again, without the
-folder or the network it came from, and without running code of either.
+original folder or download, and without running its code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from soseleto.errors import DataError, UsageError, first_line, need
 
 PREFIX = "hf:"
 CLASSIFIER = "classifier.safetensors"  # of an exported folder
-_UNKNOWN = 1 << 20  # tokens; tokenizers without a limit say 10^30
+_UNKNOWN = 1 << 20  # tokens; tokenizers without a limit report 10^30
 _SPECIAL = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 
 
@@ -34,16 +34,17 @@ def is_pretrained(name: str) -> bool:
 
 def is_for_images(name: str) -> bool:
     """Whether ``hf:FOLDER_OR_ID`` is a model that reads images."""
-    place = _place(name)
-    with _opening(name):
-        return hasattr(_transformers().AutoConfig.from_pretrained(place), "num_channels")
+    with opening(name) as (transformers, place):
+        return hasattr(transformers.AutoConfig.from_pretrained(place), "num_channels")
 
 
 class TextEncoder(nn.Module):
     """A language model's last hidden states, averaged over the tokens of each text: (B, features)."""
 
-    def __init__(self, language_model: nn.Module) -> None:
+    def __init__(self, language_model: Any) -> None:
         super().__init__()
+        if getattr(language_model, "pooler", None) is not None:
+            language_model.pooler = None  # BERT's reads the first token only
         self.language_model = language_model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -85,16 +86,14 @@ class PretrainedText:
 
     def build(self, mode: str, *, classes: int) -> nn.Module:
         """The model with random weights: a classifier, in transfer mode only its encoder."""
-        return _assembled(self._language_model(), mode, classes)
-
-    def _language_model(self) -> nn.Module:
         transformers = _transformers()
         try:
-            with _quiet():
+            with _quiet(transformers):
                 config = transformers.AutoConfig.for_model(**self.config)
-                return _without_pooler(transformers.AutoModel.from_config(config, dtype=torch.float32))
+                language_model = transformers.AutoModel.from_config(config, dtype=torch.float32)
         except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
             raise DataError(f"the text model cannot be built ({first_line(error)}): restore the run.") from error
+        return _with_classifier(language_model, mode, classes)
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "config": dict(self.config), "special_tokens": dict(self.special_tokens)}
@@ -116,7 +115,7 @@ class PretrainedText:
         transformers, tokenizers = _transformers(), need("tokenizers", to="writing a tokenizer")
         language_model.config.id2label = dict(enumerate(classes))
         language_model.config.label2id = {name: at for at, name in enumerate(classes)}
-        with _quiet():
+        with _quiet(transformers):
             language_model.save_pretrained(folder)
             transformers.PreTrainedTokenizerFast(
                 tokenizer_object=tokenizers.Tokenizer.from_str(self.tokenizer),
@@ -129,9 +128,7 @@ class PretrainedText:
 
 def open_text_model(name: str) -> PretrainedText:
     """Architecture and tokenizer of ``hf:FOLDER_OR_ID``."""
-    place = _place(name)
-    transformers = _transformers()
-    with _opening(name):
+    with opening(name) as (transformers, place):
         config = transformers.AutoConfig.from_pretrained(place)
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     if getattr(config, "is_encoder_decoder", False):
@@ -152,52 +149,34 @@ def open_text_model(name: str) -> PretrainedText:
 
 def make_text_model(name: str, mode: str, *, classes: int) -> nn.Module:
     """The pretrained model with a new linear classifier; in transfer mode without one."""
-    place = _place(name)
-    transformers = _transformers()
-    with _opening(name):
+    with opening(name) as (transformers, place):
         language_model = transformers.AutoModel.from_pretrained(place, dtype=torch.float32)
-    return _assembled(_without_pooler(language_model), mode, classes)
+    return _with_classifier(language_model, mode, classes)
 
 
-def _assembled(language_model: nn.Module, mode: str, classes: int) -> nn.Module:
-    encoder, config = TextEncoder(language_model), language_model.config
-    return TextClassifier(encoder, int(config.hidden_size), classes) if mode == "noisy" else encoder  # type: ignore
-
-
-def _without_pooler(language_model: Any) -> nn.Module:
-    """BERT's pooler reads the first token, and the mean of all tokens is used instead."""
-    if getattr(language_model, "pooler", None) is not None:
-        language_model.pooler = None
-    module: nn.Module = language_model
-    return module
-
-
-def _place(name: str) -> str:
-    """The folder, or the id on the hub."""
-    place = os.path.expanduser(name.removeprefix(PREFIX))
-    if Path(place).is_dir():
-        if not (Path(place) / "config.json").is_file():
-            raise UsageError(
-                f"{place} is not a folder of a pretrained model, since it has no config.json: name another."
-            )
-        return place
-    if not place or place.startswith(("/", ".", "~")) or place.count("/") > 1:
-        raise UsageError(f"there is no folder {place!r}: write --model hf:FOLDER, or hf:OWNER/NAME of the hub.")
-    return place
+def _with_classifier(language_model: Any, mode: str, classes: int) -> nn.Module:
+    encoder = TextEncoder(language_model)
+    return TextClassifier(encoder, int(language_model.config.hidden_size), classes) if mode == "noisy" else encoder
 
 
 def _transformers() -> Any:
-    return need("transformers", to="a pretrained text model")
+    return need("transformers", to="a pretrained model")
 
 
 @contextmanager
-def _opening(name: str) -> Iterator[None]:
-    """Turn an error of transformers into one sentence."""
+def opening(name: str) -> Iterator[tuple[Any, str]]:
+    """transformers, and the folder or hub id of ``name``; turns an error of transformers into one sentence."""
+    transformers, place = _transformers(), os.path.expanduser(name.removeprefix(PREFIX))
+    is_folder = Path(place).is_dir()
+    if is_folder and not (Path(place) / "config.json").is_file():
+        raise UsageError(f"{place} is not a folder of a pretrained model, since it has no config.json: name another.")
+    if not is_folder and (not place or place.startswith(("/", ".", "~")) or place.count("/") > 1):
+        raise UsageError(f"there is no folder {place!r}: write --model hf:FOLDER, or hf:OWNER/NAME of the hub.")
     try:
-        with _quiet():
-            yield
+        with _quiet(transformers):
+            yield transformers, place
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        if Path(_place(name)).is_dir():
+        if is_folder:
             raise UsageError(f"{name} cannot be read ({first_line(error)}): give another folder.") from error
         raise UsageError(
             f"{name} is no folder here and could not be loaded from the Hugging Face hub ({first_line(error)}): check "
@@ -206,9 +185,9 @@ def _opening(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet(transformers: Any) -> Iterator[None]:
     """Without progress bars and warnings of transformers, and the retries of its downloads."""
-    own, hub = _transformers().utils.logging, logging.getLogger("huggingface_hub")
+    own, hub = transformers.utils.logging, logging.getLogger("huggingface_hub")
     level, bars, of_hub = own.get_verbosity(), own.is_progress_bar_enabled(), hub.level
     own.set_verbosity_error()
     own.disable_progress_bar()

@@ -1,15 +1,15 @@
-"""The model of transfer mode: one trunk, a source head and a target head."""
+"""The model of transfer mode: one trunk, a source head and a target head; and evaluation mode, for a ``with`` block."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from soseleto.errors import UsageError
-from soseleto.models.evaluation import evaluation_mode
 
 
 class TrunkAndHeads(nn.Module):
@@ -33,3 +33,18 @@ def feature_width(trunk: nn.Module, forward: Callable[[nn.Module], Any]) -> int:
         got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
         raise UsageError(f"in transfer mode the model is the trunk and must return (B, features), got {got}.")
     return features.shape[1]
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model in evaluation mode, and give every module its own training flag back afterwards.
+
+    ``model.train()`` would not do: a user may keep some modules, such as a frozen BatchNorm, in evaluation mode.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in flags:
+            module.training = training

@@ -24,7 +24,7 @@ from soseleto.data.readers.tables import prepared
 from soseleto.data.structure import Inputs
 from soseleto.data.text import TextPreparation, trimmed
 from soseleto.errors import DataError, UsageError
-from soseleto.models.evaluation import evaluation_mode
+from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.losses import Loss, cross_entropy
 
 TaskKind = Literal["classification", "regression"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import TablePreparation
-from soseleto.models.evaluation import evaluation_mode
+from soseleto.models.trunk_and_heads import evaluation_mode
 
 MOST = 3  # columns named
 LEAST = 0.2  # of the strongest column's contribution

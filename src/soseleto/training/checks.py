@@ -13,8 +13,7 @@ from soseleto.data.batches import Batch
 from soseleto.data.feeding import Prepare
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, SoseletoError, UsageError, counted, first_line
-from soseleto.models.evaluation import evaluation_mode
-from soseleto.models.trunk_and_heads import TrunkAndHeads
+from soseleto.models.trunk_and_heads import TrunkAndHeads, evaluation_mode
 from soseleto.prediction.predictor import TaskKind
 from soseleto.task.losses import Loss, NoisyLosses, TransferLosses, cross_entropy
 from soseleto.training.data import Data, are_class_indices

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from soseleto.data import ExampleSet, generator, seed_for, structure
 from soseleto.data.examples import in_pieces
 from soseleto.data.feeding import Prepare
-from soseleto.models.evaluation import evaluation_mode
+from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.suspects import mistakes
 from soseleto.suspects.signals import features_of, last_inputs
 from soseleto.training.setup import seeded

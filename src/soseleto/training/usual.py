@@ -29,8 +29,8 @@ from soseleto.data import ExampleSet, Stream, structure
 from soseleto.data.batches import Batch
 from soseleto.data.feeding import Prepare
 from soseleto.engines.shards import sharded_modules
-from soseleto.models.evaluation import evaluation_mode
-from soseleto.models.trained_parts import last_blocks
+from soseleto.models.pretrained_images import last_blocks
+from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.pieces import (
     Piece,
     at_temperature,
