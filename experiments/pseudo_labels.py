@@ -31,8 +31,7 @@ from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
 from soseleto.parallel.reducer import Single
 from soseleto.pieces import target_share
-from soseleto.run_folder import checksums
-from soseleto.run_folder.files import tensors_of
+from soseleto.run_folder.files import replacing, tensors_of, verified
 from soseleto.run_folder.folder import RANKING, RunFolder
 from soseleto.task.task import Method
 from soseleto.training.data import Data, are_class_indices
@@ -215,14 +214,14 @@ class _Rounds:
     def _guesses(self, result: Result, inputs: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """The class of every example, and the places of those to learn from; a resumed round reads both from a file."""
         file = None if self._out is None else self._out / f"{_round(number)}.safetensors"
-        if file is not None and checksums.verified(file.parent, file.name):
+        if file is not None and verified(file):
             saved, _ = tensors_of(file)
             return saved["labels"], saved["kept"]
         views, seed = self.unlabelled.views, self.given["seed"]
         sure, labels = class_probabilities(result, inputs, self._augment, views, seed=seed, number=number).max(1)
         kept = surest(labels, sure, self.unlabelled.share(number))
         if file is not None:
-            with checksums.replacing(file) as part:
+            with replacing(file) as part:
                 need("safetensors.torch", to="saving pseudo-labels").save_file({"labels": labels, "kept": kept}, part)
         return labels, kept
 

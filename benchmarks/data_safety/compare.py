@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from soseleto.run_folder import checksums
+from soseleto.run_folder.files import checksums_of, verified
 from soseleto.run_folder.folder import RunFolder
 
 SAME_BYTES = (
@@ -20,8 +20,8 @@ def differences(run: Path, whole: Path) -> list[str]:
     names = [sorted(path.name for path in one.iterdir()) for one in (run, whole)]
     if names[0] != names[1]:
         found.append(f"files {names[0]} and {names[1]}")
-    listed = checksums.read(run) or {}
-    found += [f"checksum of {name}" for name in listed if checksums.verified(run, name) is None]
+    listed = checksums_of(run) or {}
+    found += [f"checksum of {name}" for name in listed if verified(run / name) is None]
     if _records(run) != _records(whole):
         found.append("metrics.jsonl")
     return found

@@ -15,7 +15,7 @@ from soseleto.errors import DataError, DiskError
 from soseleto.models.by_name import by_name
 from soseleto.report import write_report
 from soseleto.review.decisions import Decision, Decisions, read_decisions
-from soseleto.run_folder import checksums
+from soseleto.run_folder import files
 from soseleto.run_folder.folder import CALIBRATION, COMPARISON, RunFolder
 
 
@@ -39,14 +39,14 @@ def trained(tmp_path: Path) -> RunFolder:
 
 def test_every_file_is_listed_and_later_writes_keep_the_list_current(run: RunFolder, tmp_path: Path) -> None:
     write_report(run.path, tmp_path / "report.html")
-    assert "report.html" not in (checksums.read(run.path) or {})
+    assert "report.html" not in (files.checksums_of(run.path) or {})
     write_report(run.path)
     run.write_json(COMPARISON, {"rows": []})
     decisions = Decisions(run)
     decisions.decide(Decision("a", "drop"))
     decisions.undo()
     decisions.close()
-    listed = checksums.read(run.path)
+    listed = files.checksums_of(run.path)
     assert listed is not None
     assert {*listed, "SHA256SUMS"} == {path.name for path in run.path.iterdir()}
     checked = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=run.path, capture_output=True)
@@ -60,7 +60,7 @@ def test_a_run_without_space_for_its_checksums_has_ended(tmp_path: Path, monkeyp
     def full(*_: object) -> None:
         raise DiskError("no space")
 
-    monkeypatch.setattr(checksums, "_write", full)
+    monkeypatch.setattr(files, "_write_checksums", full)
     run.end({"event": "end"})
     assert run.has_ended()
     assert len(run.ranking()["id"]) == 10

@@ -19,9 +19,8 @@ from soseleto.data.readers.open import raw_of
 from soseleto.errors import DataError, UsageError
 from soseleto.review.decisions import Decision, Decisions
 from soseleto.review.export import export_source
-from soseleto.run_folder import corrected_source
 from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.source import digest, remember, unchanged
+from soseleto.run_folder.source import digest, remember, write_corrected
 
 N, FEATURES = 30, 20  # more features than a ranking holds
 DROPPED = (3, 17)
@@ -146,7 +145,7 @@ def test_corrected_labels_are_read_as_the_same_classes(kind: str, tmp_path: Path
     source = MAKERS[kind](tmp_path)
     run, before = trained_on(source, tmp_path / "run")
     out = tmp_path / ("new.npz" if kind == ".npz" else "new.csv")
-    assert corrected_source.write(run, out, drop={"r3"}, relabel={"r4": "007", "r5": "new"}) == N - 1
+    assert write_corrected(run, out, drop={"r3"}, relabel={"r4": "007", "r5": "new"}) == N - 1
     expected = {name: row for name, row in contents(before).items() if name != "r3"}
     expected |= {"r4": ("007", expected["r4"][1]), "r5": ("new", expected["r5"][1])}
     assert contents(as_examples(out, name="source")) == expected
@@ -157,7 +156,7 @@ def test_integers_that_pandas_wrote_with_a_point_are_corrected_as_the_same_class
     (tmp_path / "s.csv").write_text("\n".join(["a,kind", *rows]) + "\n")
     reading = Reading(label_column="kind")
     run, _ = trained_on(tmp_path / "s.csv", tmp_path / "run", reading)
-    corrected_source.write(run, tmp_path / "new.csv", drop=(), relabel={"4": "2"})
+    write_corrected(run, tmp_path / "new.csv", drop=(), relabel={"4": "2"})
     read = as_examples(tmp_path / "new.csv", name="source", reading=reading)
     assert read.classes == ("0", "1", "2")
     assert read.labels.tolist() == [2 if row == 4 else row % 3 for row in range(N)]
@@ -165,7 +164,7 @@ def test_integers_that_pandas_wrote_with_a_point_are_corrected_as_the_same_class
 
 def test_an_npz_keeps_its_other_arrays(tmp_path: Path) -> None:
     run, _ = trained_on(write(tmp_path / "s.npz", table()), tmp_path / "run")
-    with pytest.raises(UsageError, match=r"is an .npz file: write .*clean.npz instead"):
+    with pytest.raises(UsageError, match=r"write .*clean.npz instead"):
         export_source(run.path, tmp_path / "clean.csv", suspects="drop")
     export_source(run.path, tmp_path / "clean.npz", suspects="drop")
     before, after = (dict(np.load(tmp_path / name)) for name in ("s.npz", "clean.npz"))
@@ -183,9 +182,6 @@ def test_a_source_that_has_changed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.csv").unlink()
     with pytest.raises(DataError, match="no longer exists: restore it"):
         export_source(run.path, tmp_path / "clean.csv", suspects="drop")
-    (tmp_path / "t.csv").write_text("x,label\n1,a\n")
-    with pytest.raises(DataError, match="changed while it was read"), unchanged(tmp_path / "t.csv"):
-        (tmp_path / "t.csv").write_text("x,label\n2,a\n3,b\n")
 
 
 def test_decisions_suspects_and_copies_of_target_examples_are_corrected(
@@ -314,7 +310,7 @@ def test_python_remembers_the_file_it_was_trained_on(tmp_path: Path) -> None:
     result = soseleto.fit(model, str(source), tmp_path / "t.csv", epochs=1, out=tmp_path / "run")
     run = RunFolder.open(tmp_path / "run")
     assert run.config()["columns"] == [f"feature {i}" for i in range(FEATURES)]
-    corrected_source.write(run, tmp_path / "new.csv", drop={"r3"}, relabel={})
+    write_corrected(run, tmp_path / "new.csv", drop={"r3"}, relabel={})
     assert len(as_examples(tmp_path / "new.csv", name="source")) == N - 1
     with pytest.raises(UsageError, match="is an input of this command"):
         result.report(source, force=True)

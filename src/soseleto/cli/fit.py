@@ -19,7 +19,7 @@ from soseleto.errors import UsageError
 from soseleto.parallel.reducer import Reducer, first_reads, ranks
 from soseleto.report import write_report
 from soseleto.run_folder.folder import PARTS, REPORT, RunFolder
-from soseleto.run_folder.source import digest, unchanged
+from soseleto.run_folder.source import digest
 from soseleto.task.settings import to_data
 from soseleto.training.agreement import require_same_settings
 from soseleto.training.place import check_rescue
@@ -70,15 +70,14 @@ def _train_all(options: FitOptions, echo: Callable[[str], None], reducer: Reduce
 
     def read() -> tuple[Pair, str | None]:
         sets = options.source, options.target, options.test
-        with unchanged(options.source):
-            pair = read_pair(
-                *sets,
-                mode=options.mode,
-                unlabelled=options.unlabelled,
-                reading=reading_of(options),
-                skip_bad=options.skip_bad,
-            )
-            return pair, digest(options.source) if reducer.rank == 0 else None
+        pair = read_pair(
+            *sets,
+            mode=options.mode,
+            unlabelled=options.unlabelled,
+            reading=reading_of(options),
+            skip_bad=options.skip_bad,
+        )
+        return pair, digest(options.source) if reducer.rank == 0 else None
 
     pair, source_sha256 = first_reads(reducer, read)
     for problem in pair.problems:

@@ -28,7 +28,7 @@ from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.device import choose_device
 from soseleto.prediction.final import Final, FinalData, by_recipe, fit_final
 from soseleto.prediction.predictor import Predictor
-from soseleto.run_folder.files import MOST_TOKENIZER, json_of, readable
+from soseleto.run_folder.files import json_of, readable
 from soseleto.run_folder.folder import CONFIG, PRETRAINED, RunFolder
 from soseleto.task.losses import Loss, cross_entropy, squared_error
 
@@ -161,7 +161,7 @@ def _module(
 
 def _text_model(config: Mapping[str, Any], state: Mapping[str, Tensor], folder: RunFolder) -> nn.Module:
     """A pretrained text model, from the architecture that the run keeps."""
-    pretrained = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED), most=MOST_TOKENIZER))
+    pretrained = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED)))
 
     def make() -> nn.Module:
         return pretrained.build(config["mode"], classes=config["n_classes"])
@@ -212,7 +212,7 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], folder: RunFolder) -> 
 def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
     dtype, fields = _DTYPES[config["prepare"]["dtype"]], config["prepare"]["standardize"]
     if fields is not None and "text" in fields:
-        tokenizer = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED), most=MOST_TOKENIZER)).tokenizer
+        tokenizer = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED))).tokenizer
         return Prepare(TextPreparation.from_dict(fields, tokenizer), dtype)
     trained = getattr(torch, str(config.get("input_dtype")), None)  # None where inputs are structures
     return Prepare(None if fields is None else standardization_from(fields), dtype, trained=trained)

@@ -15,8 +15,7 @@ from soseleto.report.assets import asset, digest, template
 from soseleto.report.charts import Figure
 from soseleto.report.files import RunFiles, read
 from soseleto.report.gallery import ClassGallery
-from soseleto.run_folder import checksums
-from soseleto.run_folder.files import aside, readable
+from soseleto.run_folder.files import aside, readable, replacing
 from soseleto.run_folder.folder import REPORT
 from soseleto.run_folder.ranking import most_suspicious_first, suspect_rows
 
@@ -31,7 +30,7 @@ def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] |
     page = render(run_path)
     path.parent.mkdir(parents=True, exist_ok=True)
     inside = os.path.realpath(path) == os.path.realpath(Path(run_path) / REPORT)
-    with (checksums.replacing if inside else aside)(path) as part:
+    with (replacing if inside else aside)(path) as part:
         part.write_text(page, "utf-8")
     return path
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from soseleto.errors import UsageError
-from soseleto.run_folder import checksums
-from soseleto.run_folder.files import append_line, lines_of, locked
+from soseleto.run_folder.files import append_line, changing, lines_of, locked, verified
 from soseleto.run_folder.folder import REVIEW, RunFolder
 
 ACTIONS = ("keep", "drop", "relabel")
@@ -72,7 +71,7 @@ class Decisions:
 
     def _append(self, record: dict[str, Any]) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        with checksums.changing(self.path):
+        with changing(self.path):
             append_line(self.path, {**record, "at": now}, durable=True)
 
 
@@ -88,7 +87,7 @@ def _by_id(decisions: list[Decision]) -> dict[str, Decision]:
 def _read(path: Path) -> list[Decision]:
     """The decisions in order, without those that were undone."""
     made: list[Decision] = []
-    if checksums.verified(path.parent, path.name) is None:
+    if verified(path) is None:
         return made
     for decision in lines_of(path, _parse, what="a decision"):
         if decision is not None:

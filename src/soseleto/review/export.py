@@ -8,10 +8,10 @@ from pathlib import Path
 
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.review.decisions import read_decisions
-from soseleto.run_folder import corrected_source
 from soseleto.run_folder.files import readable
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.ranking import suspect_rows
+from soseleto.run_folder.source import write_corrected
 
 UNDECIDED = ("keep", "drop", "relabel")  # what can happen to suspects without a decision
 
@@ -66,5 +66,5 @@ def _export(run: RunFolder, out: Path, suspects: str, *, force: bool) -> Exporte
         drop |= {str(ranking["id"][row]) for row in undecided}
     elif suspects == "relabel":
         relabel |= {str(ranking["id"][row]): str(ranking["suggested_label"][row]) for row in undecided}
-    rows = corrected_source.write(run, out, drop=drop, relabel=relabel, force=force)
+    rows = write_corrected(run, out, drop=drop, relabel=relabel, force=force)
     return Exported(out, rows, len(drop), len(relabel), len(checked), len(undecided))

@@ -1,15 +1,14 @@
 """Checkpoints: the complete state of a training in ``RUN/checkpoint/<step>/``, as safetensors and JSON, never a pickle.
 
-``tensors.safetensors`` holds every tensor, ``state.json`` everything else and the checksums of both. A checkpoint is
-written to a temporary folder, flushed to disk and renamed, so that a kill at any moment leaves the previous one
-intact; the last two are kept, so that a damaged one costs one interval and not the run.
+``tensors.safetensors`` holds every tensor, ``state.json`` everything else, ``SHA256SUMS`` the checksums of both. A
+checkpoint is written to a temporary folder, flushed to disk and renamed, so that a kill at any moment leaves the
+previous one intact; the last two are kept, so that a damaged one costs one interval and not the run.
 
 A state is a tree: mappings, lists and tuples whose leaves are tensors or JSON values.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -20,12 +19,10 @@ from typing import Any
 
 from torch import Tensor
 
-from soseleto.errors import CannotSave, DataError, first_line, need
-from soseleto.run_folder.checksums import sha256
-from soseleto.run_folder.files import MOST_LINES, bounded, regular, sync, tensors_of, writing
+from soseleto.errors import CannotSave, DataError, need
+from soseleto.run_folder.files import CHECKSUMS, json_of, readable, sync, tensors_of, verified, write_checksums, writing
 from soseleto.run_folder.folder import CHECKPOINT
 
-FORMAT = "soseleto checkpoint 1"
 TENSORS, STATE = "tensors.safetensors", "state.json"
 KEPT = 2
 
@@ -63,8 +60,8 @@ def load_last(run: Path, warn: Callable[[str], None]) -> tuple[int, Tree] | None
     for path in existing(run):
         try:
             loaded = load(path)
-        except DataError as error:
-            warn(f"{error}; using the previous one")
+        except DataError:
+            warn(f"the checkpoint {path} is damaged; using the previous one")
             damaged.append(path)
             continue
         for bad in damaged:
@@ -81,16 +78,12 @@ def load_last(run: Path, warn: Callable[[str], None]) -> tuple[int, Tree] | None
 
 def load(path: Path) -> tuple[int, Tree]:
     """Step and state of one checkpoint; DataError where a checksum does not match."""
-    try:
-        if not (regular(path / STATE) and regular(path / TENSORS)):
-            raise ValueError("a file is missing")
-        payload = _unsealed(bounded(path / STATE, MOST_LINES))
-        if sha256(path / TENSORS) != payload["tensors"]:
-            raise ValueError(f"the checksum of {TENSORS} does not match")
-        tensors, _ = tensors_of(path / TENSORS)
+    with readable(path):
+        files = [verified(path / name) for name in (CHECKSUMS, STATE, TENSORS)]
+        if None in files:
+            raise DataError(f"the checkpoint {path} is incomplete.")
+        payload, (tensors, _) = json_of(path / STATE), tensors_of(path / TENSORS)
         return payload["step"], decode(payload["state"], tensors)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"the checkpoint {path} is damaged ({first_line(error)})") from error
 
 
 def existing(run: Path) -> list[Path]:
@@ -164,23 +157,7 @@ def _write(part: Path, step: int, tree: Any, tensors: Mapping[str, Tensor]) -> N
         need("safetensors.torch", to="writing a checkpoint").save_file(copies, part / TENSORS)
     except safetensors.SafetensorError as error:
         raise OSError(str(error)) from error
-    payload = {"format": FORMAT, "step": step, "tensors": sha256(part / TENSORS), "state": tree}
-    (part / STATE).write_bytes(_sealed(payload))
+    (part / STATE).write_text(json.dumps({"step": step, "state": tree}, allow_nan=False))
     for name in (TENSORS, STATE):
         sync(part / name)
-    sync(part)
-
-
-def _sealed(payload: Any) -> bytes:
-    """The payload with its checksum; deterministic."""
-    text = json.dumps(payload, allow_nan=False)
-    return f'{{"sha256": "{hashlib.sha256(text.encode()).hexdigest()}", "payload": {text}}}\n'.encode()
-
-
-def _unsealed(content: bytes) -> dict[str, Any]:
-    payload: dict[str, Any] = json.loads(content)["payload"]
-    if _sealed(payload) != content:
-        raise ValueError(f"the checksum of {STATE} does not match")
-    if payload["format"] != FORMAT:
-        raise ValueError(f"its format is {payload['format']!r}, not {FORMAT!r}")
-    return payload
+    write_checksums(part, (TENSORS, STATE))

@@ -1,37 +1,37 @@
-"""Files of a run: written atomically, and read on the assumption that they may be damaged or hostile.
+"""Files of a run: written atomically, and compared with ``SHA256SUMS`` before they are read.
 
 A file is written to a temporary name, flushed to disk and renamed, so that a kill at any moment leaves the previous
-one. Before a file is read its kind and size are checked, so that no folder can make a command hang or fill the memory.
+one. ``SHA256SUMS``, in the format of ``sha256sum --check``, is written when the training ends. A file that is replaced
+later is taken off the list, replaced, and listed again, so that a kill leaves no file that differs from its line.
+A file without a line is not checked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import importlib.metadata
 import json
 import math
 import os
 import platform
+import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from soseleto.data.storage import check_expansion
 from soseleto.errors import DataError, DiskError, SoseletoError, UsageError, first_line, need
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_JSON = 1 << 24  # bytes; parsed, JSON can need thirty times as much
-MOST_TOKENIZER = 1 << 27  # bytes of a file that is nearly all one string
-MOST_LINES = 1 << 28  # bytes of a file with one record per line
-MOST_CELLS = 1 << 22  # of a Parquet file, or ...
-CELLS_PER_BYTE = 32  # ... this many times its size
+CHECKSUMS = "SHA256SUMS"
 RESTORE = "restore it from a copy, or train again"
+_LINE = re.compile(r"([0-9a-f]{64})  ([\w.]+)")
 
 T = TypeVar("T")
 
@@ -115,10 +115,10 @@ def as_json(value: object, indent: int | None = None) -> str:
 
 
 def _plain(value: object) -> object:
-    if value is None or isinstance(value, bool | int | str):
-        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -134,31 +134,81 @@ def append_line(path: Path, record: Mapping[str, Any], *, durable: bool = False)
     """Append one record to a file with a JSON object per line. ``durable`` returns only after an fsync.
 
     A record counts once its newline is written: what a killed process wrote of one is removed before the next. A
-    failed write is undone, so that either the whole record is in the file or nothing of it.
+    failed write is undone.
     """
     line = as_json(record).encode() + b"\n"
     with writing(path), path.open("a+b", buffering=0) as file:
-        before = _remove_incomplete_line(file)
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                size = file.truncate(file.read().rfind(b"\n") + 1)
         try:
             if file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if durable:
                 os.fsync(file.fileno())
         except OSError:
-            file.truncate(before)
+            os.truncate(path, size)
             raise
 
 
-def _remove_incomplete_line(file: BinaryIO) -> int:
-    """The size of the file afterwards."""
-    size = file.seek(0, os.SEEK_END)
-    if size == 0:
-        return 0
-    file.seek(size - 1)
-    if file.read(1) == b"\n":
-        return size
-    file.seek(0)
-    return file.truncate(file.read().rfind(b"\n") + 1)
+# Checksums
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_checksums(folder: Path, names: Iterable[str]) -> None:
+    """List those of the files that exist."""
+    _write_checksums(folder, {name: sha256(folder / name) for name in names if regular(folder / name)})
+
+
+def _write_checksums(folder: Path, checksums: Mapping[str, str]) -> None:
+    write_text(folder / CHECKSUMS, "".join(f"{checksums[name]}  {name}\n" for name in sorted(checksums)))
+
+
+def checksums_of(folder: Path) -> dict[str, str] | None:
+    """The checksum of every listed file; None where the folder has no list."""
+    path = regular(folder / CHECKSUMS)
+    if path is None:
+        return None
+    lines = [_LINE.fullmatch(line) for line in path.read_text("utf-8", "replace").splitlines()]
+    if not all(lines):
+        raise DataError(f"{path} is damaged: restore it from a copy, or delete it to read the run unchecked.")
+    return {line[2]: line[1] for line in lines if line}
+
+
+def verified(path: Path) -> Path | None:
+    """The path of a file after its checksum was compared; None where there is no such file."""
+    existing, checksums = regular(path), checksums_of(path.parent) or {}
+    if path.name not in checksums or (existing and sha256(path) == checksums[path.name]):
+        return existing
+    what = f"is damaged (its checksum is not that in {CHECKSUMS})" if existing else "is missing"
+    raise DataError(
+        f"{path} {what}: restore it from a copy, or delete its line from {CHECKSUMS} to read the run as it is."
+    )
+
+
+@contextlib.contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """Around every change of a file of a run: keeps its line in the list current."""
+    checksums = checksums_of(path.parent)
+    if checksums is not None and checksums.pop(path.name, None):
+        _write_checksums(path.parent, checksums)
+    yield
+    if checksums is not None:
+        _write_checksums(path.parent, {**checksums, path.name: sha256(path)})
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """``aside`` for a file of a run, with its checksum updated."""
+    with changing(path), aside(path) as part:
+        yield part
 
 
 # Reading
@@ -170,48 +220,34 @@ def regular(path: Path) -> Path | None:
         return None
     if path.is_symlink() and Path(os.path.realpath(path)).parent != Path(os.path.realpath(path.parent)):
         raise DataError(f"{path} is a link out of the run folder: replace it by the file itself.")
-    try:
-        is_file = stat.S_ISREG(path.stat().st_mode)
-    except OSError as error:  # a link to itself, or a folder that may not be entered
-        raise DataError(f"{path} cannot be read ({error.strerror}): {RESTORE}.") from error
-    if not is_file:
-        raise DataError(f"{path} is not an ordinary file: {RESTORE}.")
-    return path
+    with readable(path):
+        if stat.S_ISREG(path.stat().st_mode):
+            return path
+    raise DataError(f"{path} is not an ordinary file: {RESTORE}.")
 
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn the errors of values of another type, size or length than any run has into one sentence."""
+    """Turn any error while a file of a run is read or used into one sentence."""
     try:
         yield
     except SoseletoError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
+    except Exception as error:  # pyarrow and safetensors have their own kinds
         what = f"{type(error).__name__}: {first_line(error)}"
-        raise DataError(
-            f"{path} has content that no run writes ({what}): restore it from a copy, or train again."
-        ) from error
+        raise DataError(f"{path} cannot be read, it may be damaged ({what}): {RESTORE}.") from error
 
 
-def bounded(path: Path, most: int) -> bytes:
-    """The bytes of a file of at most ``most`` bytes."""
-    with path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise DataError(f"{path} has more than {most:,} bytes, which no run writes: {RESTORE}.")
-    return content
-
-
-def json_of(path: Path, *, most: int = MOST_JSON) -> dict[str, Any]:
+def json_of(path: Path) -> dict[str, Any]:
     """The JSON object in a file."""
-    try:
-        value = json.loads(bounded(path, most))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} is not valid JSON ({first_line(error)}): {RESTORE}.") from error
+    with readable(path):
+        return _object(path.read_bytes())
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    value = json.loads(text)
     if not isinstance(value, dict):
-        raise DataError(f"{path} is not a JSON object: {RESTORE}.")
+        raise TypeError("not a JSON object")
     return value
 
 
@@ -222,68 +258,31 @@ def lines_of(path: Path, parse: Callable[[dict[str, Any]], T], *, what: str) -> 
     """
     if regular(path) is None:
         return []
-    *lines, _incomplete = bounded(path, MOST_LINES).split(b"\n")
+    *lines, _incomplete = path.read_bytes().split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise TypeError(f"a {type(record).__name__}")
-            records.append(parse(record))
+            records.append(parse(_object(line)))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"line {number} of {path} is not {what}: delete that line, or restore the file.") from error
     return records
 
 
 def parquet_columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a Parquet file. Of equal texts one object is made, since one can stand for many rows."""
-    pyarrow, parquet = (need(name, to="reading a run") for name in ("pyarrow", "pyarrow.parquet"))
-    types = pyarrow.types
-    try:
-        with parquet.ParquetFile(path, memory_map=False) as file:
-            _check_cells(path, file.metadata)
-            fields = [
-                field for field in file.schema_arrow if types.is_string(field.type) or types.is_binary(field.type)
-            ]
-        with parquet.ParquetFile(path, memory_map=False, read_dictionary=[field.name for field in fields]) as file:
-            table = file.read()
-        return {name: _as_numpy(column) for name, column in zip(table.column_names, table.columns, strict=True)}
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} is not a valid Parquet file ({first_line(error)}): {RESTORE}.") from error
-
-
-def _check_cells(path: Path, metadata: Any) -> None:
-    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
-    cells = sum(group.column(at).num_values for group in groups for at in range(group.num_columns))
-    cells = max(cells, metadata.num_rows)
-    size = path.stat().st_size
-    if not 0 <= cells <= max(MOST_CELLS, CELLS_PER_BYTE * size):
-        raise DataError(f"{path} declares {cells:,} cells in {size:,} bytes, which no run writes: {RESTORE}.")
-    check_expansion(size, sum(group.total_byte_size for group in groups), what=str(path))
-
-
-def _as_numpy(column: Any) -> np.ndarray:
-    pyarrow = need("pyarrow", to="reading a run")
-    if not pyarrow.types.is_dictionary(column.type):
-        return np.asarray(column.to_numpy())
-    chunks = []
-    for chunk in column.chunks:
-        values = np.array([*chunk.dictionary.to_pylist(), None], dtype=object)
-        chunks.append(values[chunk.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False)])
-    return np.concatenate(chunks) if chunks else np.array([], dtype=object)
+    """The columns of a Parquet file."""
+    parquet = need("pyarrow.parquet", to="reading a run")
+    with readable(path):
+        table = parquet.read_table(path, memory_map=False)
+        return {name: np.asarray(table.column(name).to_numpy()) for name in table.column_names}
 
 
 def tensors_of(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file, on the CPU, and its metadata; the package compares sizes with the file's."""
+    """The tensors of a safetensors file, on the CPU, and its metadata."""
     safetensors, load = need("safetensors", to="loading a model"), need("safetensors.torch", to="loading a model")
-    try:
+    with readable(path):
         with safetensors.safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
         return load.load_file(path), metadata
-    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
-        raise DataError(f"{path} is not a valid safetensors file ({first_line(error)}): {RESTORE}.") from error
 
 
 # What a run was made with

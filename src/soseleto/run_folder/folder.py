@@ -1,8 +1,8 @@
 """The run folder: everything a training writes, in open formats and never a pickle.
 
 ``config.json``, ``metrics.jsonl``, ``ranking.parquet``, ``model.safetensors``, ``report.html``, and ``checkpoint/``
-while the training runs. Files are replaced atomically (files.py); ``metrics.jsonl`` grows by one line per record. Every
-file of a finished run is compared with its checksum (checksums.py) before it is used.
+while the training runs. Files are replaced atomically and compared with their checksums before they are used
+(files.py); ``metrics.jsonl`` grows by one line per record.
 Torch, safetensors and pyarrow are imported only where they are used: opening a run must not take seconds.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soseleto.errors import DataError, DiskError, UsageError, did_you_mean, need
-from soseleto.run_folder import checksums
-from soseleto.run_folder.checksums import CHECKSUMS
 from soseleto.run_folder.files import (
-    MOST_JSON,
-    MOST_TOKENIZER,
+    CHECKSUMS,
     append_line,
     as_json,
+    checksums_of,
     device_name,
     json_of,
     lines_of,
@@ -34,9 +31,12 @@ from soseleto.run_folder.files import (
     parquet_columns,
     readable,
     regular,
+    replacing,
     sync,
     tensors_of,
+    verified,
     versions,
+    write_checksums,
     writing,
 )
 
@@ -94,7 +94,7 @@ class RunFolder:
         path = self.path
         if file := next((above for above in (path, *path.parents) if above.exists() and not above.is_dir()), None):
             raise UsageError(f"{file} is a file, but a run needs a folder: give --out another path.")
-        if path.exists() and not self.is_run() and any(not _is_leftover(entry) for entry in path.iterdir()):
+        if path.exists() and not self.is_run() and not all(map(_is_leftover, path.iterdir())):
             raise UsageError(f"{path} holds files that are not a soseleto run: give --out an empty or new folder.")
 
     @classmethod
@@ -125,7 +125,7 @@ class RunFolder:
             raise UsageError(f"there is no run folder {run.path}{did_you_mean(str(run.path), near)}.")
         if not run.is_run():
             raise UsageError(f"{run.path} is not a soseleto run: name a folder that `soseleto fit` or `demo` wrote.")
-        checksums.verified(run.path, CONFIG)
+        verified(run.path / CONFIG)
         return run
 
     def is_run(self) -> bool:
@@ -134,7 +134,7 @@ class RunFolder:
             if regular(self.path / CONFIG) and json_of(self.path / CONFIG).get("format") == FORMAT:
                 return True
         with contextlib.suppress(OSError, DataError):
-            return CONFIG in (checksums.read(self.path) or {})
+            return CONFIG in (checksums_of(self.path) or {})
         return False
 
     def has_ended(self) -> bool:
@@ -156,11 +156,11 @@ class RunFolder:
 
     def has(self, name: str) -> bool:
         """Whether the run has this file; raises where it is damaged or was lost."""
-        return checksums.verified(self.path, name) is not None
+        return verified(self.path / name) is not None
 
     def existing(self, name: str) -> Path:
         """The path of a file that every finished run has."""
-        path = checksums.verified(self.path, name)
+        path = verified(self.path / name)
         if path is None:
             raise DataError(f"{self.path} has no {name}: the run has not finished, or was interrupted.")
         return path
@@ -178,13 +178,13 @@ class RunFolder:
         return json_of(self.existing(CONFIG))
 
     def write_json(self, name: str, value: object, indent: int | None = 1) -> None:
-        with checksums.replacing(self.path / name) as part:
+        with replacing(self.path / name) as part:
             part.write_text(as_json(value, indent=indent) + "\n", "utf-8")
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """None where the run does not have this file."""
-        path = checksums.verified(self.path, name)
-        return None if path is None else json_of(path, most=MOST_TOKENIZER if name == PRETRAINED else MOST_JSON)
+        path = verified(self.path / name)
+        return None if path is None else json_of(path)
 
     def suspects(self) -> dict[str, Any] | None:
         """None without probes, or while the run has not finished."""
@@ -200,10 +200,8 @@ class RunFolder:
 
     def temperature(self) -> float:
         """The calibration temperature of the model's outputs; 1 without calibration."""
-        temperature = (self.read_json(CALIBRATION) or {}).get("temperature", 1.0)
-        if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-            raise DataError(f"{self.path / CALIBRATION} holds no temperature above 0: delete the file.")
-        return float(temperature)
+        with readable(self.path / CALIBRATION):
+            return float((self.read_json(CALIBRATION) or {}).get("temperature", 1.0))
 
     # The history
 
@@ -213,14 +211,14 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every complete record, in order."""
-        checksums.verified(self.path, METRICS)
+        verified(self.path / METRICS)
         return lines_of(self.path / METRICS, dict, what="a JSON object")
 
     def end(self, record: Mapping[str, Any]) -> None:
         """Write the last record, and then the checksums of all files."""
         append_line(self.path / METRICS, record, durable=True)
         with contextlib.suppress(DiskError):  # the run is complete, and can be read without them
-            checksums.create(self.path, FILES)
+            write_checksums(self.path, FILES)
 
     def kept_metrics(self) -> int:
         """Flush ``metrics.jsonl`` to disk and return its size in bytes."""
@@ -252,10 +250,10 @@ class RunFolder:
     def write_parquet(self, name: str, columns: Mapping[str, Any], compression: str = "zstd") -> None:
         pyarrow, parquet = (need(module, to="writing a run") for module in ("pyarrow", "pyarrow.parquet"))
         arrays = {
-            column: pyarrow.array(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
+            column: values.detach().cpu().numpy() if hasattr(values, "detach") else values
             for column, values in columns.items()
         }
-        with checksums.replacing(self.path / name) as part:
+        with replacing(self.path / name) as part:
             parquet.write_table(pyarrow.table(arrays), part, compression=compression)
 
     def ranking(self) -> dict[str, np.ndarray]:
@@ -279,7 +277,7 @@ class RunFolder:
 
     def _write_tensors(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
         save = need("safetensors.torch", to="saving a model").save_file
-        with checksums.replacing(self.path / name) as part:
+        with replacing(self.path / name) as part:
             save(dict(tensors), part, metadata={_NOTES: as_json(notes)})  # the order of several entries would be random
             if (self.path / CONFIG).exists():  # safetensors writes mode 600: use the mode of the other files
                 shutil.copymode(self.path / CONFIG, part)
@@ -300,7 +298,7 @@ class RunFolder:
 
     def keep_model(self, rival: bytes) -> None:
         """Keep a rival's model; it is the run's model once the comparison names the rival."""
-        with checksums.replacing(self.path / KEPT) as part:
+        with replacing(self.path / KEPT) as part:
             part.write_bytes(rival)
 
     @property

@@ -5,7 +5,7 @@ The figures are precision, recall and share of wrong labels, each with its inter
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,11 +100,9 @@ def worst_rows(ranking: Ranking) -> np.ndarray:
 
 def feature_columns(ranking: Ranking, source: Mapping[str, Any]) -> dict[str, str]:
     """The feature columns ``x0``, ``x1``, ... of a ranking -> their names in the source, where known."""
-    columns = [name for name in ranking if name[:1] == "x" and name[1:].isdigit()]
-    columns.sort(key=lambda name: int(name[1:]))
-    names = source.get("features") or []
-    known = names[: len(columns)] if len(names) >= len(columns) else columns  # a wide table has more than are shown
-    return dict(zip(columns, known, strict=True))
+    columns = [f"x{place}" for place in range(len(ranking)) if f"x{place}" in ranking]
+    names = source.get("features") or columns
+    return dict(zip(columns, names, strict=False))  # of a wide table only the first columns are in the ranking
 
 
 def by_class(ranking: Ranking, *, each: int = PER_CLASS, most: int = MOST_CLASSES) -> list[ClassRows]:
@@ -121,9 +119,9 @@ def by_class(ranking: Ranking, *, each: int = PER_CLASS, most: int = MOST_CLASSE
             label=str(names[which]),
             count=int(counts[which]),
             suspects=int(suspect[place == which].sum()),
-            best=best[place[best] == which][: _half(int(counts[which]), each)],
-            worst=order[place[order] == which][: _half(int(counts[which]), each)],
-            least_suspicious=order[::-1][place[order[::-1]] == which][: _half(int(counts[which]), each)],
+            best=best[place[best] == which][: min(each, -(-counts[which] // 2))],
+            worst=order[place[order] == which][: min(each, -(-counts[which] // 2))],
+            least_suspicious=order[::-1][place[order[::-1]] == which][: min(each, -(-counts[which] // 2))],
         )
         for which in sorted(largest, key=lambda which: _natural(str(names[which])))
     ]
@@ -133,13 +131,9 @@ def shown_rows(ranking: Ranking, also: Sequence[int] = ()) -> np.ndarray:
     """The best, the worst, the suspects and the rows ``also``: what is shown of a run; in ranking order."""
     order = most_suspicious_first(ranking)
     count = min(int(is_suspect(ranking).sum()), MOST_SUSPECTS)
-    ends = [rows for one in by_class(ranking) for rows in (one.best, one.worst, one.least_suspicious)]
+    ends = [rows for group in by_class(ranking) for rows in (group.best, group.worst, group.least_suspicious)]
     shown = [order[: max(count, PER_CLASS)], np.arange(min(len(order), PER_CLASS)), np.array(also, dtype=int)]
     return np.unique(np.concatenate([*shown, *ends]))
-
-
-def _half(count: int, each: int) -> int:
-    return min(each, -(-count // 2))
 
 
 def _natural(name: str) -> tuple[int, int, str]:
@@ -172,7 +166,7 @@ def guaranteed_count(suspects: Mapping[str, Any] | None, asked: float) -> int:
 
     An audited precision decides about the suspects as they are; otherwise the estimates at every threshold do.
     """
-    if suspects is None or "curve" not in suspects:
+    if suspects is None:
         raise UsageError(
             "this run was trained without probes, so no precision can be guaranteed: leave out --guarantee."
         )
@@ -180,15 +174,13 @@ def guaranteed_count(suspects: Mapping[str, Any] | None, asked: float) -> int:
     if precision.get("basis") == "audited":
         return int(suspects["count"]) if precision["low"] >= asked else 0
     curve = suspects["curve"]
-    if "precision_low" not in curve:
-        raise UsageError("this run has no intervals at every threshold: train again, or leave out --guarantee.")
     enough = (n for n, low in zip(curve["count"], curve["precision_low"], strict=True) if n and low >= asked)
     return next(enough, 0)
 
 
 def is_known(figure: Mapping[str, Any] | None) -> bool:
     """Whether a figure has a value; an interval that says nothing has none."""
-    return bool(figure) and figure.get("value") is not None  # type: ignore[union-attr]
+    return figure is not None and figure.get("value") is not None
 
 
 def expected(precision: Mapping[str, Any] | None) -> str:
@@ -209,48 +201,27 @@ def in_words(figure: Mapping[str, Any] | None) -> str:
 # As an object for users
 
 
-class Table(Mapping[str, np.ndarray]):
-    """Columns of equal length by name; convert with ``to_pandas`` or ``to_arrow``."""
-
-    def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
-        self._columns = dict(columns)
-
-    def __getitem__(self, column: str) -> np.ndarray:
-        return self._columns[column]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        """The number of columns, as for any mapping; ``rows`` is the number of rows."""
-        return len(self._columns)
-
-    @property
-    def rows(self) -> int:
-        return len(next(iter(self._columns.values())))
+class Table(dict[str, np.ndarray]):
+    """Columns of equal length by name."""
 
     def head(self, n: int = 10) -> Table:
-        return Table({name: column[:n] for name, column in self._columns.items()})
+        return Table({name: column[:n] for name, column in self.items()})
 
     def tail(self, n: int = 10) -> Table:
-        return Table({name: column[-n:] for name, column in self._columns.items()})
-
-    def to_pandas(self) -> Any:
-        import pandas
-
-        return pandas.DataFrame(self._columns)
+        return Table({name: column[-n:] for name, column in self.items()})
 
     def to_arrow(self) -> Any:
+        """A ``pyarrow.Table``; its ``to_pandas()`` makes a data frame."""
         import pyarrow
 
-        return pyarrow.table(self._columns)
+        return pyarrow.table(dict(self))
 
     def __repr__(self) -> str:
-        shown = min(10, self.rows)
-        lines = ["  ".join(f"{name:>12}" for name in self)]
-        for row in range(shown):
-            lines.append("  ".join(f"{_cell(column[row]):>12}" for column in self._columns.values()))
-        return "\n".join(lines) + (f"\n... {self.rows} rows" if self.rows > shown else "")
+        shown = self.head()
+        rows = zip(*([_cell(value) for value in column] for column in shown.values()), strict=True)
+        lines = ["  ".join(f"{cell:>12}" for cell in row) for row in (self, *rows)]
+        count = len(next(iter(self.values()), ()))
+        return "\n".join(lines) + (f"\n... {count} rows" if len(lines) <= count else "")
 
 
 def _cell(value: Any) -> str:

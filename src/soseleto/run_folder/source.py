@@ -1,14 +1,17 @@
-"""Where the source of a run was read from: ``source.json``, by which its examples are found again after the training.
+"""The source that a run was trained on: ``source.json``, by which it is found again, and a corrected copy of it.
 
 A table or an ``.npz`` file is recognised by its sha256, and its rows then by their ids or numbers; the images of a
-folder by their paths, which may be relative to the folder in which ``fit`` ran.
+folder by their paths, which may be relative to the folder in which ``fit`` ran. In the copy a table keeps its columns
+and an ``.npz`` file its arrays; a folder of images becomes a table of path, label and id.
 """
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import zipfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,15 +20,19 @@ import numpy as np
 
 from soseleto.data.readers import table_files
 from soseleto.data.readers.file_names import escaped, existing
+from soseleto.data.readers.image_folder import outside
+from soseleto.data.readers.labels import names_of, text_of
+from soseleto.data.readers.npz import load_arrays
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.tables import columns_of
 from soseleto.data.storage import is_large
-from soseleto.errors import DataError, UsageError
-from soseleto.run_folder import checksums
-from soseleto.run_folder.folder import SOURCE, RunFolder
+from soseleto.errors import DataError, UsageError, need
+from soseleto.run_folder.files import aside, sha256
+from soseleto.run_folder.folder import SOURCE, RunFolder, require_writable
 from soseleto.run_folder.ranking import feature_columns, shown_rows
 
 OPTIONS = ("label_column", "path_column", "id_column", "truth_column", "encoding")
+_need = partial(need, to="writing a corrected source")
 
 
 def is_table(source: Path) -> bool:
@@ -39,24 +46,7 @@ def is_npz(source: Path) -> bool:
 def digest(source: str | os.PathLike[str]) -> str | None:
     """The sha256 of a file; None for a folder."""
     path = Path(source).expanduser()
-    return checksums.sha256(path) if path.is_file() else None
-
-
-@contextmanager
-def unchanged(source: Path) -> Iterator[None]:
-    """DataError if the file is replaced or written to inside the block."""
-    before = _stamp(source)
-    yield
-    if _stamp(source) != before:
-        raise DataError(f"{source} changed while it was read: wait until it is complete and start again.")
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    try:
-        stamp = path.stat()
-    except OSError:  # the reader reports it
-        return None
-    return None if path.is_dir() else (stamp.st_ino, stamp.st_size, stamp.st_mtime_ns)
+    return sha256(path) if path.is_file() else None
 
 
 def remember(
@@ -64,21 +54,21 @@ def remember(
     source: str | os.PathLike[str],
     reading: Reading,
     features: Sequence[str] | None = None,
-    sha256: str | None = None,
+    digest_read: str | None = None,
     texts: Sequence[str] = (),
     checked: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Record where the source is, the options that it was read with, and the names of its features.
 
-    sha256: the ``digest`` of a file when it was read
+    digest_read: the ``digest`` of a file when it was read
     texts: columns of text, which are added to the ranking's features as they are in the table
     checked: the target's labels, by id, of source examples that were left out because they are also in the target
     """
     path = Path(os.path.abspath(Path(source).expanduser()))
-    if features is not None and texts and is_table(path) and digest(path) == sha256:
+    if features is not None and texts and is_table(path) and digest(path) == digest_read:
         features = _with_texts(run, path, reading, features, texts)
     options = {name: value for name in OPTIONS if (value := getattr(reading, name)) is not None}
-    note = {"path": str(path), "sha256": sha256, **options, "checked": dict(checked)}
+    note = {"path": str(path), "sha256": digest_read, **options, "checked": dict(checked)}
     run.write_json(SOURCE, {**note, "features": None if features is None else list(features)})
 
 
@@ -152,3 +142,133 @@ def _below(path: str, base: Path) -> str:
 def _is_end(start: tuple[str, ...], of: tuple[str, ...]) -> bool:
     names = tuple(part for part in Path(os.path.normpath(os.path.join("", *start))).parts if part != "..")
     return of[len(of) - len(names) :] == names
+
+
+# The corrected copy
+
+
+def write_corrected(
+    run: RunFolder, out: Path, *, drop: Collection[str], relabel: Mapping[str, str], force: bool = False
+) -> int:
+    """Write the source without the ids in ``drop`` and with the labels in ``relabel``; return the number of rows.
+
+    Image paths are written relative to ``out``, which must be in a folder at or above them: ``fit`` reads no images
+    outside a table's folder.
+    """
+    endings = (".npz",) if is_npz(Path(run.source().get("path", ""))) else (".csv", ".parquet")
+    if out.suffix.lower() not in endings:
+        raise UsageError(f"this source cannot be written as {out}: write {out.with_suffix(endings[0])} instead.")
+    require_writable(out, run=run, force=force)
+    file = source_file(run)
+    if file is not None and is_npz(file):
+        content, count = _corrected_npz(file, drop, relabel, run.source().get("encoding"))
+    else:
+        content, count = _corrected_table(run, file, out, drop, relabel)
+    if not count:
+        raise UsageError("every example is dropped: keep at least one.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with aside(out) as part:
+        part.write_bytes(content)
+    return count
+
+
+def _corrected_table(
+    run: RunFolder, file: Path | None, out: Path, drop: Collection[str], relabel: Mapping[str, str]
+) -> tuple[bytes, int]:
+    pyarrow = _need("pyarrow")
+    table, label, ids = _from_ranking(run, out) if file is None else _from_file(run, file, out)
+    if relabel:
+        labels = names_of(table.column(label).to_pylist()).names
+        corrected = [relabel.get(key, old) for key, old in zip(ids, labels, strict=True)]
+        table = _with_column(table, label, pyarrow.array(corrected, pyarrow.string()))
+    table = table.filter(pyarrow.array([key not in drop for key in ids]))
+    sink = pyarrow.BufferOutputStream()
+    if out.suffix.lower() == ".parquet":
+        _need("pyarrow.parquet").write_table(table, sink)
+    else:
+        _write_csv(table, sink, out)
+    return bytes(sink.getvalue()), int(table.num_rows)
+
+
+def _from_file(run: RunFolder, file: Path, out: Path) -> tuple[Any, str, list[str]]:
+    """The table the run was trained on, the name of its label column, and the ids of its rows."""
+    source = run.source()
+    options: dict[str, Any] = {name: source.get(name) for name in OPTIONS}
+    reading = Reading(**options)
+    table = table_files.load(file, "source", reading, all_text=True)
+    columns = columns_of(table, reading, what=str(file))
+    if columns.path is not None:
+        files = existing_files(os.path.join(file.parent, value or "") for value in table[columns.path].to_pylist())
+        table = _with_column(table, columns.path, _need("pyarrow").array(_relative_to(out, files)))
+    return table, columns.label, row_ids(table, columns.identity)
+
+
+def _from_ranking(run: RunFolder, out: Path) -> tuple[Any, str, list[str]]:
+    """The source as far as the ranking knows it, ordered by id."""
+    ranking = run.ranking()
+    columns: dict[str, Any] = {}
+    if "path" in ranking:
+        columns["path"] = _relative_to(out, image_files(run, map(str, ranking["path"])))
+    columns["label"] = [str(label) for label in ranking["label"]]
+    columns["id"] = [str(key) for key in ranking["id"]]
+    columns |= {name: ranking[column] for column, name in feature_columns(ranking, run.source()).items()}
+    if len(columns) == 2:
+        raise UsageError(
+            f"{run.path} was trained on data in memory, of which its folder has no copy: drop or relabel the ids that "
+            f"`soseleto rank {run.path} --suspects` lists where you made that data."
+        )
+    table = _need("pyarrow").table(columns).sort_by("id")
+    return table, "label", table.column("id").to_pylist()
+
+
+def _with_column(table: Any, name: str, values: Any) -> Any:
+    return table.set_column(table.column_names.index(name), name, values)
+
+
+def _relative_to(out: Path, files: list[str]) -> list[str]:
+    """The absolute paths relative to the folder of ``out``."""
+    folder = Path(os.path.abspath(out)).parent
+    files = [existing(file) for file in files]
+    relative = [os.path.relpath(file, folder) for file in files]
+    if outside(folder, relative):
+        common = os.path.commonpath([os.path.dirname(file) for file in files])
+        raise UsageError(
+            f"the images are outside {folder}, and fit reads only images below a table's folder: "
+            f"write it as {os.path.join(common, out.name)}."
+        )
+    return [escaped(Path(path).as_posix()) for path in relative]
+
+
+def _write_csv(table: Any, sink: Any, out: Path) -> None:
+    csv, pyarrow = _need("pyarrow.csv"), _need("pyarrow")
+    for field in table.schema:
+        if pyarrow.types.is_dictionary(field.type):  # pandas categories, which pyarrow does not write as CSV
+            table = _with_column(table, field.name, table.column(field.name).cast(field.type.value_type))
+    try:
+        csv.write_csv(table, sink, csv.WriteOptions(quoting_style="needed"))
+    except pyarrow.ArrowException as error:  # lists, or bytes
+        instead = out.with_suffix(".parquet")
+        raise UsageError(f"some values of the source cannot be written as CSV: write {instead} instead.") from error
+
+
+def _corrected_npz(
+    file: Path, drop: Collection[str], relabel: Mapping[str, str], encoding: str | None
+) -> tuple[bytes, int]:
+    """Arrays with one entry per example lose the entries in ``drop``; other arrays are copied."""
+    arrays = load_arrays(file, every=True)
+    ids = [str(row) for row in range(len(arrays["y"]))]
+    if "id" in arrays:
+        ids = [text_of(value, where=f"an id in {file}", encoding=encoding) for value in arrays["id"].tolist()]
+    if relabel:
+        names = names_of(arrays["y"].reshape(-1).tolist(), encoding=encoding).names
+        new = [relabel.get(key, old) or "" for key, old in zip(ids, names, strict=True)]
+        numbers = arrays["y"].dtype.kind in "iu" and all(name.isdecimal() for name in new)
+        arrays["y"] = np.array(new).astype(int) if numbers else np.array(new)
+    keep = np.array([key not in drop for key in ids])
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:  # np.savez refuses some names of arrays
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                kept = array[keep] if array.shape[:1] == keep.shape else array
+                np.lib.format.write_array(member, kept, allow_pickle=False)
+    return content.getvalue(), int(keep.sum())
