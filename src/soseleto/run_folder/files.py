@@ -197,7 +197,8 @@ def verified(path: Path) -> Path | None:
 def changing(path: Path) -> Iterator[None]:
     """Around every change of a file of a run: keeps its line in the list current."""
     checksums = checksums_of(path.parent)
-    if checksums is not None and checksums.pop(path.name, None):
+    if checksums is not None and path.name in checksums:
+        del checksums[path.name]
         _write_checksums(path.parent, checksums)
     yield
     if checksums is not None:

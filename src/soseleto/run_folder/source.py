@@ -261,7 +261,7 @@ def _corrected_npz(
         ids = [text_of(value, where=f"an id in {file}", encoding=encoding) for value in arrays["id"].tolist()]
     if relabel:
         names = names_of(arrays["y"].reshape(-1).tolist(), encoding=encoding).names
-        new = [relabel.get(key, old) or "" for key, old in zip(ids, names, strict=True)]
+        new = [relabel.get(key, old or "") for key, old in zip(ids, names, strict=True)]
         numbers = arrays["y"].dtype.kind in "iu" and all(name.isdecimal() for name in new)
         arrays["y"] = np.array(new).astype(int) if numbers else np.array(new)
     keep = np.array([key not in drop for key in ids])
