@@ -1,11 +1,10 @@
 """Data that is read in every epoch, sets larger than memory, and runs on them that are killed and resumed.
 
-    python benchmarks/large_data.py [--items 1000000] [--jpegs 100000] [--examples 100000000] [--kills 20]
+    python benchmarks/large_data.py [--items 1000000] [--examples 100000000] [--kills 20]
                                     [--out FILE] [--check]
 
 A part of size 0 is left out. Thresholds that --check asserts: an epoch over items of 3 kB at most 1.10x that of a plain
-DataLoader with as many workers, with at most 300 MB more memory; the first epoch over a folder of JPEGs of 224 pixels
-at most 1.15x decoding alone on all cores, with memory that does not grow; the weights of 10^8 examples on disk, updated
+DataLoader with as many workers, with at most 300 MB more memory; the weights of 10^8 examples on disk, updated
 in under 2 % of a Quick step and with less than 2 GB of memory; killed runs end bit-identical after a resume.
 """
 
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -33,22 +31,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import psutil
 import torch
-from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import soseleto
 from common import cases as known_cases
 from common import images, ordinary_step, task_for
-from data import CORES, holds, machine, make_jpeg, row, show, timed
+from data import CORES, holds, machine, row, show, timed
 from data_safety.compare import differences
-from soseleto.data import Live, Stream, feed, live_images, source_batches
+from soseleto.data import Live, Stream, feed, source_batches
 from soseleto.data.batches import Batch
 from soseleto.weights import MOST_IN_MEMORY, Weights
 
 BATCH = 256
 ITEM = 3072  # bytes
-SIDE = 224
 REPEATS = 5
 
 
@@ -96,47 +92,6 @@ def small_items(count: int, work: Path) -> list[dict[str, Any]]:
         row("items: an epoch of ours", mine, "s"),
         row("items: ours against the DataLoader", mine / bare, "x", at_most=1.10),
         row("items: extra memory", max(0.0, with_ours[0] - with_plain[0]), "MB", at_most=300.0),
-    ]
-
-
-def decode_alone(path: str) -> int:
-    with Image.open(path) as image:
-        return np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)).size
-
-
-def jpeg_folder(count: int, work: Path) -> list[dict[str, Any]]:
-    """Links to 400 different files."""
-    (work / "files").mkdir()
-    for at in range(min(count, 400)):
-        (work / "files" / f"{at}.jpg").write_bytes(make_jpeg(at))
-    for at in range(count):
-        place = work / "jpegs" / f"class{at % 10}"
-        place.mkdir(parents=True, exist_ok=True)
-        os.link(work / "files" / f"{at % 400}.jpg", place / f"{at:06d}.jpg")
-    files = [str(path) for path in sorted((work / "jpegs").rglob("*.jpg"))]
-
-    def alone() -> None:
-        with multiprocessing.get_context("fork").Pool(CORES) as pool:
-            pool.map(decode_alone, files, chunksize=64)
-
-    memory = []
-
-    def first() -> None:
-        live = live_images(work / "jpegs", image_size=SIDE, workers=CORES)
-        batches = source_batches(count, BATCH, seed=0, epoch=1)
-        for at, _ in enumerate(feed(live, batches, seed=0, epoch=1)):
-            memory.extend(used_memory() for place in (len(batches) // 4, len(batches) - 1) if at == place)
-        live.close()
-
-    timed(alone)  # brings the files into the page cache for both
-    times = [(timed(alone)[0], timed(first)[0]) for _ in range(REPEATS)]
-    bare, mine = (min(each) for each in zip(*times, strict=True))
-    growth = max(late - early for early, late in zip(memory[::2], memory[1::2], strict=True))
-    return [
-        row(f"{count:,} JPEGs of {SIDE} pixels: decoding alone on {CORES} cores", bare, "s"),
-        row("JPEGs: first epoch of ours", mine, "s"),
-        row("JPEGs: ours against decoding alone", mine / bare, "x", at_most=1.15),
-        row("JPEGs: memory at the end more than after a quarter", growth, "MB", at_most=50.0),
     ]
 
 
@@ -315,7 +270,6 @@ def peak_memory() -> Iterator[list[float]]:
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=10**6, metavar="N", help="items of 3 kB")
-    parser.add_argument("--jpegs", type=int, default=10**5, metavar="N", help="images in the folder")
     parser.add_argument("--examples", type=int, default=10**8, metavar="N", help="source examples with weights")
     parser.add_argument("--kills", type=int, default=20, metavar="N", help="killed runs, of each kind of data")
     parser.add_argument("--work", type=Path, help="folder for the data, removed afterwards; default: a temporary one")
@@ -326,7 +280,6 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parts: list[tuple[int, Callable[[Path], list[dict[str, Any]]]]] = [
         (options.kills, lambda work: kills(options.kills, work)),
         (options.items, lambda work: small_items(options.items, work)),
-        (options.jpegs, lambda work: jpeg_folder(options.jpegs, work)),
         (options.examples, lambda work: many_examples(options.examples)),
     ]
     for size, part in parts:

@@ -1,32 +1,26 @@
 """The decoding rules one by one, and the cache that decodes each file once."""
 
-import hashlib
-import json
 import os
-import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFile
+from PIL import Image
 
-import soseleto
-from soseleto.data import Reading, as_examples
-from soseleto.data.image_decoding import cache, known_files, rules, workers
+from soseleto.data import Reading, as_examples, images
 from soseleto.errors import DataError, UsageError
 
 
 def read(image: Image.Image, path: Path, height=8, width=8, channels=3, **save):
     image.save(path, **save)
-    made = rules.decode(path.read_bytes(), (channels, height, width))
-    return np.frombuffer(made, np.uint8).reshape(channels, height, width)
+    inputs, bad = images.decoded([str(path)], (channels, height, width))
+    assert not bad
+    return inputs[0].numpy()
 
 
 def test_modes(tmp_path):
@@ -70,7 +64,9 @@ def test_orientation_is_applied(tmp_path):
     made = read(image, tmp_path / "a.png", height=16, width=8, exif=exif.tobytes())
     assert made[0, 2, 4] == 255
     assert made[0, 13, 4] == 0
-    assert rules.probe(str(tmp_path / "a.png")) == (16, 8, True)
+    (tmp_path / "s" / "x").mkdir(parents=True)
+    (tmp_path / "a.png").rename(tmp_path / "s" / "x" / "a.png")
+    assert as_examples(tmp_path / "s", name="source").inputs.shape == (1, 3, 16, 8)
 
 
 def test_resizing_takes_the_centred_window(tmp_path):
@@ -105,66 +101,56 @@ def test_sizes_and_colours_come_from_the_source(image_folder, tmp_path):
             as_examples(tmp_path / "d", name="s", reading=Reading(**wrong))
 
 
-def test_each_file_is_decoded_once(image_folder, own_cache, monkeypatch):
+@pytest.fixture
+def opened(monkeypatch) -> list[str]:
+    """The names of the files that are decoded from now on."""
+    seen, real = [], images.pixels
+    open_image = images.open_image
+
+    def spied(path):
+        image = open_image(path)
+        image.info["path"] = path
+        return image
+
+    monkeypatch.setattr(images, "open_image", spied)
+    monkeypatch.setattr(images, "pixels", lambda i, shape: seen.append(Path(i.info["path"]).name) or real(i, shape))
+    return seen
+
+
+def test_each_file_is_decoded_once(image_folder, own_cache, opened):
     root = image_folder("source", {"a": [1, 2], "b": [3]})
     first = as_examples(root, name="source")
-    calls = []
-    real = rules.fill
-    monkeypatch.setattr(rules, "fill", lambda *args: calls.append(args) or real(*args))
+    assert sorted(opened) == ["0001.png", "0002.png", "0003.png"]
+    opened.clear()
     assert torch.equal(as_examples(root, name="source").inputs, first.inputs)
-    for path in root.rglob("*.png"):
-        os.utime(path, (1, 1))  # other times, same content
-    assert torch.equal(as_examples(root, name="source").inputs, first.inputs)
-    assert calls == []
+    assert opened == []
     assert as_examples(root, name="source", reading=Reading(image_size=16)).inputs.shape[2:] == (16, 16)
-    assert len(calls) == 1
-    (root / "b" / "0003.png").write_bytes((root / "a" / "0001.png").read_bytes())
-    changed = as_examples(root, name="source")
-    assert len(calls) == 1  # an image of that content is known
-    assert torch.equal(changed.inputs[2], changed.inputs[0])
+    assert len(opened) == 3
     first.inputs[0] = 0  # writing to what was handed out leaves the cache as it is
     assert not torch.equal(as_examples(root, name="source").inputs[0], first.inputs[0])
     assert not list(own_cache.glob("unfinished-*"))
 
 
-def decode_all(files, array, count, progress=None):
-    with workers.Workers(count) as pool:
-        return pool.decode(files, array, (3, 16, 16), progress), pool.digests(files)
-
-
-def test_workers_give_the_same_as_one_process(image_folder, tmp_path):
+def test_the_number_of_threads_changes_nothing(image_folder, tmp_path):
     root = image_folder("source", {"a": list(range(100)), "b": list(range(100, 150))})
     (root / "a" / "bad.png").write_bytes(b"nothing")
     files = [*sorted(str(path) for path in root.rglob("*.png")), str(root / "none.png")]
     seen = []
-    alone, digests = decode_all(files, tmp_path / "alone", 0)
-    many = decode_all(files, tmp_path / "many", 2, lambda *two: seen.append(two))
-    assert many == (alone, digests)
-    assert alone.bad == [(100, "is not an image of a known kind"), (151, "is missing")]
-    assert alone.digests == digests
-    assert digests[0] == hashlib.sha256((root / "a" / "0000.png").read_bytes()).hexdigest()
-    assert (tmp_path / "alone").read_bytes() == (tmp_path / "many").read_bytes()
+    one = images.decoded(files, (3, 16, 16), workers=1, cache=tmp_path / "one")
+    many = images.decoded(files, (3, 16, 16), workers=4, cache=tmp_path / "4", progress=lambda *two: seen.append(two))
+    assert one.bad == many.bad == [(100, "is not an image of a known kind"), (151, "is missing")]
+    assert torch.equal(one.inputs, many.inputs)
     assert seen[-1] == (152, 152)
-
-
-def test_a_dying_worker_gives_a_clear_error_and_no_cache_entry(image_folder, tmp_path, monkeypatch, own_cache):
-    root = image_folder("source", {"a": list(range(70))})
-    script = tmp_path / "rules.py"
-    script.write_text("import os, sys; sys.stdin.readline(); os.kill(os.getpid(), 9)")
-    monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
-    with pytest.raises(DataError, match=r"an image worker died \(exit code -9\) between .*a/0000.png and"):
-        as_examples(root, name="source", reading=Reading(workers=1))
-    assert list(own_cache.iterdir()) == []
 
 
 KILLED = """
 import sys, soseleto.data as data
-from soseleto.data.image_decoding import rules
-def slow(array, first, paths, shape):
+from soseleto.data import images
+def slow(*given):
     print("half way", flush=True)
     sys.stdin.readline()
-rules.fill = slow
-data.as_examples(sys.argv[1], name="source", reading=data.Reading(workers=0))
+images.pixels = slow
+data.as_examples(sys.argv[1], name="source", reading=data.Reading(workers=1))
 """
 
 
@@ -194,12 +180,11 @@ def test_a_damaged_entry_is_named(image_folder, own_cache):
     (entry / "pixels").write_bytes(b"short")
     with pytest.raises(DataError, match="is damaged: delete that folder"):
         as_examples(root, name="source")
-    assert json.loads((entry / "meta.json").read_text())["shape"] == [2, 3, 32, 32]
 
 
 def test_a_full_disk_is_detected_before_decoding(image_folder, monkeypatch):
     usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(images.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DataError, match="GiB are free: give a smaller image_size"):
         as_examples(image_folder("source", {"a": [1]}), name="source")
 
@@ -226,154 +211,18 @@ def test_images_with_the_same_fault_are_counted_and_named(image_folder):
         as_examples(root, name="source")
 
 
-@pytest.mark.parametrize("step", ["read_bytes", "decode"])
-def test_a_passing_error_is_forgotten(image_folder, monkeypatch, step):
+def test_a_passing_error_is_forgotten(image_folder, monkeypatch):
     root = image_folder("source", {"a": [1, 2]})
-    real, failing = getattr(rules, step), [OSError(5, "Input/output error"), OSError(5, "Input/output error")]
+    real = images.pixels
 
     def fails(*given):
-        if failing and given[0] in (str(root / "a" / "0001.png"), (root / "a" / "0001.png").read_bytes()):
-            raise failing.pop()
-        return real(*given)
+        raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(rules, step, fails)
-    reading = Reading(image_size=32, channels=3, workers=0)
-    with pytest.raises(DataError, match=r"0001\.png cannot be decoded \(.*Input/output error"):
+    monkeypatch.setattr(images, "pixels", fails)
+    reading = Reading(image_size=32, channels=3)
+    with pytest.raises(DataError, match=r"cannot be decoded \(.*Input/output error"):
         as_examples(root, name="source", reading=reading)
-    failing.clear()
+    monkeypatch.setattr(images, "pixels", real)
     again = as_examples(root, name="source", reading=reading)
     wanted = np.asarray(Image.open(root / "a" / "0001.png")).transpose(2, 0, 1)
     assert np.array_equal(again.inputs[0].numpy(), wanted)
-
-
-def png_rows(size: int, *, kind: int, interlaced: bool, value: int = 200) -> list[bytes]:
-    """The rows of a square PNG of one value, each after its filter byte."""
-    passes = rules._ADAM7 if interlaced else [(0, 0, 1, 1)]
-    sides = [((size - left - 1) // right + 1, (size - top - 1) // down + 1) for left, top, right, down in passes]
-    channels = {0: 1, 2: 3}[kind]
-    return [b"\0" + bytes([value]) * columns * channels for columns, rows in sides if columns for _ in range(rows)]
-
-
-def png(rows: list[bytes], size: int, *, kind: int, interlaced: bool) -> bytes:
-    header = struct.pack(">IIBBBBB", size, size, 8, kind, 0, 0, interlaced)
-    pixels = zlib.compress(b"".join(rows))
-    chunks = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
-    made = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in chunks]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(made)
-
-
-@pytest.mark.parametrize("kind", [0, 2])
-@pytest.mark.parametrize("interlaced", [False, True])
-@pytest.mark.parametrize("size", [5, 8, 16, 17])
-def test_a_png_with_fewer_rows_than_it_declares_is_damaged(kind, interlaced, size):
-    rows = png_rows(size, kind=kind, interlaced=interlaced)
-    for fewer in (1, len(rows) // 2, len(rows) - 1):
-        with pytest.raises((rules.Unreadable, OSError), match=r"holds fewer rows than it declares|truncated"):
-            rules.decode(png(rows[:fewer], size, kind=kind, interlaced=interlaced), (3, size, size))
-    for value in (0, 200):
-        whole = png(
-            png_rows(size, kind=kind, interlaced=interlaced, value=value), size, kind=kind, interlaced=interlaced
-        )
-        assert rules.decode(whole, (3, size, size)) == bytes([value]) * 3 * size * size
-
-
-def test_every_mode_of_png_passes_the_count_of_its_rows(tmp_path):
-    for width in (9, 16, 33):
-        for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
-            Image.new(mode, (width, 12)).save(tmp_path / "a.png")
-            rules.decode((tmp_path / "a.png").read_bytes(), (3, 8, 8))
-
-
-def test_truncated_images_raise_whatever_pillow_is_set_to(image_folder, monkeypatch):
-    whole = next(image_folder("source", {"a": [1]}).rglob("*.png")).read_bytes()
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    with pytest.raises(OSError, match="truncated"):
-        rules.decode(whole[: len(whole) // 2], (3, 32, 32))
-    assert ImageFile.LOAD_TRUNCATED_IMAGES
-
-
-def read_by(monkeypatch, name):
-    """The files that ``rules.fill`` decodes, or ``rules.digests`` hashes, from now on."""
-    real, seen = getattr(rules, name), []
-
-    def spied(*args):
-        seen.extend(os.path.basename(path) for path in args[2 if name == "fill" else 0])
-        return real(*args)
-
-    monkeypatch.setattr(rules, name, spied)
-    return seen
-
-
-def test_a_set_that_grew_by_one_file_costs_one_file(image_folder, own_cache, monkeypatch):
-    root = image_folder("source", {"a": [1, 2, 3], "b": [4]})
-    (root / "a" / "0009.png").write_bytes(b"not an image")
-    with pytest.raises(soseleto.data.ProblemsError):
-        as_examples(root, name="source")
-    shutil.copy(image_folder("more", {"a": [5]}) / "a" / "0005.png", root / "a")
-    decoded = read_by(monkeypatch, "fill")
-    with pytest.raises(soseleto.data.ProblemsError):
-        as_examples(root, name="source")
-    assert decoded == ["0005.png", "0009.png"]  # an error is not remembered
-    (root / "a" / "0009.png").unlink()
-    grown = as_examples(root, name="source")
-    assert decoded == ["0005.png", "0009.png"]
-    monkeypatch.setattr(rules, "VERSION", rules.VERSION + 1)  # what other rules have decoded is of no use
-    assert torch.equal(as_examples(root, name="source").inputs, grown.inputs)
-    assert len(decoded) == 2 + 5
-
-
-@pytest.fixture
-def large(monkeypatch):
-    """Every set counts as too large to be read at every start, and files need not settle."""
-    monkeypatch.setattr(known_files, "CHEAP", 0)
-    monkeypatch.setattr(known_files, "SETTLED", 0.0)
-    monkeypatch.setattr(known_files, "SAMPLE", 2)
-
-
-def test_of_a_large_set_only_changed_files_are_read(image_folder, own_cache, monkeypatch, large):
-    root = image_folder("source", {"a": [1, 2, 3, 4, 5, 6]}, suffix=".bmp")
-    first = as_examples(root, name="source")
-    hashed = read_by(monkeypatch, "digests")
-    again = as_examples(root, name="source")
-    assert hashed == ["0001.bmp", "0004.bmp"]  # the sample
-    assert again.fingerprint() == first.fingerprint()
-    path, other = root / "a" / "0002.bmp", root / "a" / "0004.bmp"
-    before = path.stat()
-    path.write_bytes(other.read_bytes())
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # same size and time
-    hashed.clear()
-    changed = as_examples(root, name="source")
-    assert "0002.bmp" in hashed
-    assert "0003.bmp" not in hashed
-    assert torch.equal(changed.inputs[1], changed.inputs[3])
-    assert changed.fingerprint() != first.fingerprint()
-
-
-def test_where_a_sampled_file_has_changed_unnoticed_all_are_read(image_folder, own_cache, monkeypatch, large):
-    root = image_folder("source", {"a": [1, 2, 3, 4]})
-    monkeypatch.setattr(known_files, "_stamp", lambda file: (1, 1, 1, 1))  # a file system that shows no change
-    as_examples(root, name="source")
-    (root / "a" / "0001.png").write_bytes((root / "a" / "0004.png").read_bytes())
-    (root / "a" / "0002.png").write_bytes((root / "a" / "0004.png").read_bytes())
-    made = as_examples(root, name="source")
-    assert torch.equal(made.inputs[0], made.inputs[3])
-    assert torch.equal(made.inputs[1], made.inputs[3])
-
-
-def test_files_that_were_changed_just_now_are_not_remembered(image_folder, own_cache, monkeypatch, large):
-    monkeypatch.setattr(known_files, "SETTLED", 100.0)
-    root = image_folder("source", {"a": [1, 2, 3, 4]})
-    as_examples(root, name="source")
-    hashed = read_by(monkeypatch, "digests")
-    as_examples(root, name="source")
-    assert len(hashed) == 4
-    (own_cache / "known-files.sqlite").write_bytes(b"damaged" * 1000)
-    assert len(as_examples(root, name="source")) == 4
-
-
-def test_the_fingerprint_of_many_images_is_by_their_files(image_folder, own_cache, large):
-    made = as_examples(image_folder("source", {"a": [1, 2]}), name="source")
-    assert made.fingerprint().startswith("by the content of the image files: ")
-    made.inputs[0] = 0
-    assert len(made.fingerprint()) == 64  # what was written to is read
-    assert len(made.subset([0]).fingerprint()) == 64

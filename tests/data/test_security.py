@@ -14,8 +14,7 @@ import torch
 from PIL import EpsImagePlugin, Image, PngImagePlugin
 
 import soseleto
-from soseleto.data import ProblemsError, Reading, as_examples, check_pair
-from soseleto.data.image_decoding import rules
+from soseleto.data import ProblemsError, Reading, as_examples, check_pair, images
 from soseleto.errors import DataError
 from soseleto.run_folder import thumbnails
 
@@ -82,8 +81,7 @@ def test_image_folders_cannot_read_outside_either(tmp_path, image_folder):
 
 
 def bad_ones(folder, *names):
-    with open(folder / "array", "wb") as array:
-        return rules.fill(array.fileno(), 0, [str(folder / name) for name in names], (3, 8, 8))[1]
+    return images.decoded([str(folder / name) for name in names], (3, 8, 8)).bad
 
 
 def png_claiming(width, height):
@@ -162,4 +160,4 @@ def test_images_are_opened_in_one_place():
     """Every other place would have to list the formats again."""
     source = Path(soseleto.__file__).parent
     opening = [path for path in source.rglob("*.py") if "Image.open(" in path.read_text("utf-8")]
-    assert [path.relative_to(source).as_posix() for path in opening] == ["data/image_decoding/rules.py"]
+    assert [path.relative_to(source).as_posix() for path in opening] == ["data/images.py"]

@@ -5,7 +5,6 @@ from soseleto.data.batches import Batch, TargetCycle, source_batches, source_ord
 from soseleto.data.examples import Examples, ExampleSet
 from soseleto.data.feeding import feed
 from soseleto.data.live import Live
-from soseleto.data.live_files import live_images, tar_shards
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Preprocess
@@ -47,7 +46,6 @@ __all__ = [
     "column_of",
     "feed",
     "generator",
-    "live_images",
     "pair_flip",
     "read_labels_before",
     "read_pair",
@@ -55,5 +53,4 @@ __all__ = [
     "source_batches",
     "source_order",
     "symmetric",
-    "tar_shards",
 ]

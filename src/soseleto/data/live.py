@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import tee
@@ -16,7 +17,6 @@ from torch.utils.data import Subset
 
 from soseleto.data import structure
 from soseleto.data.batches import source_batches
-from soseleto.data.image_decoding.workers import cores
 from soseleto.data.items import Collate, Items, Request, random_states, seed_generators
 from soseleto.data.read_ahead import MOST_WORKERS, PIECE, ReadAhead
 from soseleto.data.readers.in_memory import is_tensors
@@ -145,7 +145,7 @@ class Live(ReadAhead):
             for at in places:
                 self.take(at[None])
             short = (time.perf_counter() - begin) / len(places) * len(self) < _SHORT
-            self.workers = 0 if short else min(MOST_WORKERS, cores())
+            self.workers = 0 if short else min(MOST_WORKERS, (os.cpu_count() or 1))
         return self.workers
 
 

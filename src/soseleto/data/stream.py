@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, tee
@@ -15,7 +16,6 @@ from torch.utils.data import DataLoader
 from soseleto.data import structure
 from soseleto.data.examples import Examples
 from soseleto.data.forward_items import ForwardItems, Key
-from soseleto.data.image_decoding.workers import cores
 from soseleto.data.items import Collate, Request
 from soseleto.data.randomness import generator
 from soseleto.data.read_ahead import MOST_WORKERS, PIECE, ReadAhead
@@ -142,7 +142,7 @@ class Stream(ReadAhead):
 
     def _count(self) -> int:
         """The number of worker processes: it divides the number of lanes, so that each lane is read by one of them."""
-        wanted = min(self._lanes, cores() if self.workers is None else self.workers)
+        wanted = min(self._lanes, (os.cpu_count() or 1) if self.workers is None else self.workers)
         return max((count for count in range(1, wanted + 1) if self._lanes % count == 0), default=0)
 
     @property

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from soseleto.data.image_folder import outside
 from soseleto.data.readers import table_files
 from soseleto.data.readers.file_names import escaped, existing
-from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import names_of, text_of
 from soseleto.data.readers.npz import load_arrays
 from soseleto.data.readers.reading import Reading

@@ -58,12 +58,11 @@ def from_file(path: str, largest: int) -> bytes | None:
 
     It is opened as for training: only in formats that need no other program, and after a check of its size.
     """
-    from soseleto.data import optional
+    from soseleto.data.images import open_image
     from soseleto.data.readers.file_names import existing
 
-    rules = optional.decoding()
     try:
-        return shrink(rules.load_image(rules.read_bytes(existing(path))).convert("RGB"), largest)
+        return shrink(open_image(existing(path)).convert("RGB"), largest)
     except Exception:  # Pillow raises many kinds
         return None
 

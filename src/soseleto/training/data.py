@@ -43,7 +43,7 @@ class Data:
             if any(isinstance(data, Live | Stream) for data in (source, target, test)):
                 raise UsageError(
                     "a path cannot stand beside data that is read in every epoch, since classes are matched among "
-                    "files only: give all of them as soseleto.data.live_images(folder, image_size=...), Live or Stream."
+                    "files only: give all of them as Datasets."
                 )
             pair = read_pair(source, target, test, mode=mode)
             return cls(

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import structure
+from soseleto.data import image_folder, structure
 from soseleto.data.examples import Examples
-from soseleto.data.readers import huggingface, image_folder, npz, tables
+from soseleto.data.readers import huggingface, npz, tables
 from soseleto.data.readers.frames import frame_table, is_frame
 from soseleto.data.readers.in_memory import inputs_of, labels_of, stack_dataset
 from soseleto.data.readers.raw import Raw

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from soseleto.data.examples import Examples, ExampleSet
-from soseleto.data.image_decoding.workers import Progress, Shape
+from soseleto.data.images import Progress, Shape, pixels_of, shape_for
 from soseleto.data.joined import Joined
 from soseleto.data.live import Live, is_free
 from soseleto.data.readers.checks import CHECKED, check_examples, labels_in_source, labels_in_target
 from soseleto.data.readers.class_indices import number_labels
-from soseleto.data.readers.images import pixels_of, shape_for
 from soseleto.data.readers.open import UNLABELLED, is_dataset, raw_of, raw_without_labels
 from soseleto.data.readers.prepare_tables import Preparation, prepare_tables
 from soseleto.data.readers.problems import Problem, ProblemsError, some

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from soseleto.data import cells
+from soseleto.data.image_folder import outside
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import single_precision
 from soseleto.data.readers.file_names import escaped, existing
-from soseleto.data.readers.image_folder import outside
 from soseleto.data.readers.labels import Names, is_regression, names_of, text_of
 from soseleto.data.readers.pandas_index import index_columns, index_problem
 from soseleto.data.readers.problems import Problem, some

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from soseleto.data.image_decoding.cache import decoded
+from soseleto.data.image_folder import SUFFIXES as IMAGES
+from soseleto.data.images import decoded
 from soseleto.data.readers.file_names import escaped
-from soseleto.data.readers.image_folder import SUFFIXES as IMAGES
 from soseleto.data.readers.npz import read_npz_inputs
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.problems import some

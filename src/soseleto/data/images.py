@@ -1,0 +1,270 @@
+"""Images of one shape, decoded once: threads run Pillow and fill one memory-mapped array, which is kept in a cache.
+
+The rules, in order: the first frame is used; the EXIF orientation is applied; 16-bit values are divided by 257; float
+values are taken as 0 to 1 if none is above 1, else as 0 to 255; transparent images are composited on white; other modes
+become RGB or grey. To change the size, the largest centred window with the target aspect ratio is resampled (bilinear,
+antialiased). JPEGs at least four times too large are decoded at 1/2, 1/4 or 1/8, never below twice the target size.
+
+    CACHE/KEY/pixels     uint8 (N, C, H, W)
+    CACHE/KEY/bad.json   the rows that could not be decoded, which are zero; they are tried again in the next run
+
+KEY is a hash of the shape and of the path, size and times of every file. An entry is written to a temporary folder and
+renamed, so that after a kill it is complete or absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from soseleto.data import storage
+from soseleto.data.readers.file_names import escaped
+from soseleto.data.readers.problems import Problem, some
+from soseleto.data.readers.raw import Raw
+from soseleto.data.readers.reading import Reading
+from soseleto.errors import DataError
+
+VERSION = 3  # part of every cache key: increase it when a rule changes
+MAX_PIXELS = 1 << 26  # 67 million: larger images are treated as decompression bombs
+# No format that needs another program or embeds code (EPS runs Ghostscript).
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+_MIN_SIDE, _MAX_RATIO = 4, 20
+_SAMPLED = 256  # source images, evenly spaced, whose headers decide size and colour
+_LARGEST = 224  # the largest side chosen by default
+_GREY = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+_ORIENTATION = 0x0112  # the EXIF tag
+
+Shape = tuple[int, int, int]  # channels, height, width
+Progress = Callable[[int, int], None]  # files done, files in total
+Bad = list[tuple[int, str]]  # (row, reason) of every image that cannot be decoded
+
+
+class Unreadable(Exception):
+    """A file cannot be used; the message continues a sentence that starts with its name."""
+
+
+class Decoded(NamedTuple):
+    inputs: Tensor  # (N, C, H, W) uint8, mapped copy-on-write: writing to it does not change the cache
+    bad: Bad  # those rows are zero
+
+
+def open_image(path: str) -> Image.Image:
+    """Open an image, reading only the header; its size is checked before any pixel is decoded."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would block
+        raise Unreadable("is not a file")
+    content = Path(path).read_bytes()
+    if not content:
+        raise Unreadable("is empty")
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise Unreadable(f"has {width} x {height} pixels, more than the limit of {MAX_PIXELS}")
+    if min(width, height) < _MIN_SIDE or max(width, height) > _MAX_RATIO * min(width, height):
+        raise Unreadable(f"has the absurd size {width} x {height}")
+    return image
+
+
+def pixels(image: Image.Image, shape: Shape) -> np.ndarray:
+    """An opened image as (C, H, W) bytes."""
+    channels, height, width = shape
+    image.draft(None, (2 * max(height, width),) * 2)  # of no effect on other formats than JPEG
+    image = _eight_bits(ImageOps.exif_transpose(image)).convert("RGB" if channels == 3 else "L")
+    if image.size != (width, height):
+        image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+    array = np.asarray(image)
+    return array.transpose(2, 0, 1) if channels == 3 else array[None]
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """8 bits per channel, no transparency."""
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA"))
+    if image.mode not in ("I", "F") and "I;16" not in image.mode:
+        return image
+    values = np.asarray(image)
+    if image.mode == "F":
+        values = np.nan_to_num(values) * (255.0 if np.nanmax(values) <= 1 else 1.0)
+    elif "I;16" in image.mode or values.max() > 255:
+        values = values / 257.0
+    return Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
+
+
+def _reason(error: BaseException) -> str:
+    """Why a file could not be read; continues a sentence that starts with its name."""
+    if isinstance(error, Unreadable):
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return "is missing"
+    if isinstance(error, UnidentifiedImageError):
+        return "is not an image of a known kind"
+    return f"cannot be decoded ({' '.join(str(error).split()) or type(error).__name__})"
+
+
+def decoded(
+    files: Sequence[str],
+    shape: Shape,
+    *,
+    cache: Path | str | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Decoded:
+    """All files decoded into one array, from the cache if possible.
+
+    workers: number of threads; by default one for each core
+    """
+    root = storage.cache_root(cache)
+    entry = root / _key(files, shape)
+    if not entry.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        storage.sweep(root)
+        _check_room(root, len(files) * int(np.prod(shape)))
+        aside = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
+        try:
+            array = np.memmap(aside / "pixels", dtype=np.uint8, mode="w+", shape=(len(files), *shape))
+            failed = _fill(array, files, range(len(files)), shape, workers, progress)
+            array.flush()
+            (aside / "bad.json").write_text(json.dumps([row for row, _ in failed]))
+            if not entry.is_dir():  # else another process was faster
+                os.rename(aside, entry)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    try:
+        array = np.memmap(entry / "pixels", dtype=np.uint8, mode="c", shape=(len(files), *shape))
+        rows = json.loads((entry / "bad.json").read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"the image cache entry {entry} is damaged: delete that folder and run again.") from error
+    return Decoded(torch.from_numpy(array), _fill(array, files, rows, shape, workers))
+
+
+def _key(files: Sequence[str], shape: Shape) -> str:
+    digest = hashlib.sha256(f"{VERSION} {shape}".encode())
+    for file in files:
+        try:
+            # No program can set the time of the last change (ctime): it shows a file that got its old time back.
+            stat = os.stat(file)
+            stamp = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+        except (OSError, ValueError):
+            stamp = "missing"
+        digest.update(os.fsencode(f"\n{os.path.abspath(file)} {stamp}"))
+    return f"{len(files)}-{'x'.join(map(str, shape))}-{digest.hexdigest()}"
+
+
+def _fill(
+    array: Any,
+    images: Sequence[Any],
+    rows: Iterable[int],
+    shape: Shape,
+    workers: int | None,
+    progress: Progress | None = None,
+) -> Bad:
+    """Decode these rows into the array; returns those that cannot be, and why."""
+
+    def fill_row(row: int) -> str | None:
+        try:
+            image = images[row]
+            array[row] = pixels(open_image(image) if isinstance(image, str) else image, shape)
+        except Exception as error:  # Pillow raises many kinds; one bad file must not stop the others
+            return _reason(error)
+        return None
+
+    bad: Bad = []
+    rows = list(rows)
+    with warnings.catch_warnings(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        warnings.simplefilter("ignore")  # Pillow's warnings about odd files: unreadable ones are reported as bad
+        for done, (row, why) in enumerate(zip(rows, pool.map(fill_row, rows), strict=True), start=1):
+            if why is not None:
+                bad.append((row, why))
+            if progress is not None and (done % 64 == 0 or done == len(rows)):
+                progress(done, len(rows))
+    return bad
+
+
+def _check_room(root: Path, needed: int) -> None:
+    free = shutil.disk_usage(root).free
+    if needed > free:
+        raise DataError(
+            f"the decoded images need {needed / 2**30:.1f} GiB in {root} but {free / 2**30:.1f} GiB are free: "
+            "give a smaller image_size, or set SOSELETO_CACHE to a folder on another disk."
+        )
+
+
+def shape_for(source: Raw, reading: Reading) -> Shape | None:
+    """Channels, height and width of every image; None if the inputs are not images.
+
+    Defaults: the size of the source images if it is the same for all and no side is above 224, else a square with
+    the median of the shorter sides, at most 224; grey if all source images are grey.
+    """
+    if source.inputs is not None:
+        if not isinstance(source.inputs, Tensor) or source.inputs.ndim != 4:
+            return None
+        return (int(source.inputs.shape[1]), int(source.inputs.shape[2]), int(source.inputs.shape[3]))
+    images: Sequence[Any] = source.files if source.files is not None else source.images or ()
+    headers = []
+    for row in range(0, len(images), max(1, len(images) // _SAMPLED)):
+        try:
+            headers.append(_header(images[row]))
+        except Exception:  # reported when the image is decoded
+            continue
+    if not headers:
+        raise DataError(f"none of the sampled {source.name} images can be read: check the files.")
+    height, width = reading.sides or _default_size([(height, width) for height, width, _ in headers])
+    colour = any(colour for _, _, colour in headers)
+    return (reading.channels or (3 if colour else 1), height, width)
+
+
+def _header(image: Any) -> tuple[int, int, bool]:
+    """Height, width and whether the image has colour."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = open_image(image) if isinstance(image, str) else image
+        width, height = image.size
+        if image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):  # rotated by a quarter turn
+            width, height = height, width
+    return height, width, image.mode not in _GREY
+
+
+def _default_size(sizes: list[tuple[int, int]]) -> tuple[int, int]:
+    if len(set(sizes)) == 1 and max(sizes[0]) <= _LARGEST:
+        return sizes[0]
+    side = min(_LARGEST, round(median(min(size) for size in sizes)))
+    return side, side
+
+
+def pixels_of(
+    raw: Raw, shape: Shape, reading: Reading, progress: Progress | None = None
+) -> tuple[Tensor, list[Problem]]:
+    """All images of a data set as (N, C, H, W) uint8, and the unreadable ones as problems (their rows are zero)."""
+    if raw.files is not None:
+        inputs, bad = decoded(raw.files, shape, cache=reading.cache, workers=reading.workers, progress=progress)
+        bad = [(row, why) for row, why in bad if raw.files[row]]
+    else:
+        assert raw.images is not None
+        inputs = storage.empty(len(raw.images), *shape, what="the decoded images", dtype=torch.uint8).zero_()
+        bad = _fill(inputs.numpy(), raw.images, range(len(raw.images)), shape, 1)
+    rows_by_reason: dict[str, list[int]] = {}  # so that a thousand missing files are one line
+    for row, why in bad:
+        rows_by_reason.setdefault(why, []).append(row)
+    return inputs, [_problem(raw, why, rows) for why, rows in rows_by_reason.items()]
+
+
+def _problem(raw: Raw, why: str, rows: list[int]) -> Problem:
+    kind = "missing" if why == "is missing" else "absurd size" if "absurd" in why else "unreadable"
+    names = some([escaped(raw.files[row]) if raw.files else f"image {raw.id_of(row)}" for row in rows])
+    text = f"each of {len(rows)} images {why}: {names}." if len(rows) > 1 else f"{names} {why}."
+    return Problem(raw.name, kind, text, tuple(raw.id_of(row) for row in rows))
