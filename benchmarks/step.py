@@ -33,8 +33,7 @@ from common import (
     task_for,
     write,
 )
-from soseleto.algorithm import Soseleto
-from soseleto.task.state import SoseletoState
+from soseleto.algorithm import Soseleto, SoseletoState
 
 AT_MOST = {
     "Quick": 1.55,

@@ -28,8 +28,7 @@ from soseleto.data.feeding import Prepare, make_prepare
 from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError, need
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.parallel.device import choose_device
-from soseleto.parallel.reducer import Single
+from soseleto.parallel.reducer import Single, choose_device
 from soseleto.pieces import target_share
 from soseleto.run_folder.files import replacing, tensors_of, verified
 from soseleto.run_folder.folder import RANKING, RunFolder

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from experiments.results import Results, Row, key, load, save, started
 from soseleto.errors import TrainingError
-from soseleto.parallel.device import choose_device
+from soseleto.parallel.reducer import choose_device
 from soseleto.run_folder.files import device_name
 
 C = TypeVar("C")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from soseleto.methods.strong.judgement import SMALLEST
-from soseleto.methods.strong.method import Strong
+from soseleto.methods.strong import Strong
+from soseleto.methods.teacher import SMALLEST
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,9 +42,8 @@ from soseleto.pieces import (
     without_own_error,
 )
 from soseleto.task.cuda_graph import CapturedStep, EagerStep
-from soseleto.task.finite import DeferredGuard
 from soseleto.task.losses import NoisyLosses
-from soseleto.task.task import Task, after_step
+from soseleto.task.task import DeferredGuard, Task, after_step
 from soseleto.training.optimizers import adamw, linear, sgd
 from zoo import PROBLEMS, Problem
 

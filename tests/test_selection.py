@@ -144,11 +144,10 @@ def test_a_loop_takes_the_steps_that_fit_takes(mode: str, optimizer: str, engine
     "method",
     [
         Soseleto.paper(engine="forward"),
-        Soseleto(weights_first=True, engine="forward"),
         Soseleto(gradients=target_share(0.3), direction=running_mean(0.9), engine="forward"),
         Soseleto(weight_step=None, initial_weight=0.5),
     ],
-    ids=["paper", "weights first", "target share", "frozen"],
+    ids=["paper", "target share", "frozen"],
 )
 def test_every_setting_works_in_a_loop(method: Soseleto) -> None:
     model, weights, scores = by_step("noisy", "sgd", method)

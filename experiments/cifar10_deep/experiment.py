@@ -34,7 +34,7 @@ from soseleto.data import Augment, Examples, StrongAugment, Views, by_confusion,
 from soseleto.errors import UsageError
 from soseleto.methods import Mixed, Strong
 from soseleto.models.by_name import by_name as by_model_name
-from soseleto.parallel.device import choose_device
+from soseleto.parallel.reducer import choose_device
 from soseleto.task.task import Method
 from soseleto.training.optimizers import SCHEDULES, sgd
 from soseleto.training.options import Compute

@@ -10,7 +10,7 @@ from experiments.cifar10_deep.experiment import LINES, MAIN, Config
 from experiments.methods import DivideMix
 from experiments.results import Row, Spread, fill_page, table
 from soseleto.methods import Strong
-from soseleto.methods.strong.method import IMAGES_CUT
+from soseleto.methods.strong import IMAGES_CUT
 
 COLUMNS: Mapping[str, float | str] = {
     "20 %": 0.2,

@@ -35,7 +35,7 @@ from soseleto.data.batches import Batch
 from soseleto.errors import UsageError
 from soseleto.methods import Recording, Signals
 from soseleto.models.by_name import by_name as by_model_name
-from soseleto.parallel.device import choose_device
+from soseleto.parallel.reducer import choose_device
 from soseleto.task.task import Method
 from soseleto.training.defaults import MANY_SHARE, TARGET_SHARE, convolutional_weight_step, few_weight_step
 from soseleto.training.optimizers import SCHEDULES, sgd

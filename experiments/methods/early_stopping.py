@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from soseleto.data.batches import Batch
 from soseleto.data.structure import call, scores_of, split
 from soseleto.errors import UsageError
-from soseleto.methods.wrappers.inner import WrapperState
+from soseleto.methods.wrappers import WrapperState
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.task import Method, Task, after_step, state_of
 

@@ -30,9 +30,8 @@ from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.from_views import joint_scores, require_classes, views_of
-from soseleto.methods.state import require_share
-from soseleto.methods.strong.teacher import TaughtState, Teacher, no_steps
+from soseleto.methods.state import joint_scores, require_classes, require_share, views_of
+from soseleto.methods.teacher import TaughtState, Teacher, no_steps
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 
@@ -81,7 +80,7 @@ class FixMatch:
         task.guard("source", of_source.detach(), source.index)
         task.guard("target", of_target.detach(), target.index)
         state.take(gradient(of_target.mean() + self.unlabelled * of_source.mean(), trainable(task.model)))
-        state.follow()
+        state.move_teacher()
         state.report(source.index, state.judged.softmax(1).gather(1, source.labels[:, None]).squeeze(1))
         numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
         return {**numbers, "confident_share": kept.mean()}

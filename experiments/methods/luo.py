@@ -29,9 +29,9 @@ from soseleto.data import Augment, generator
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.methods.state import State, require_transfer
+from soseleto.methods.state import require_transfer
 from soseleto.task.losses import FULL
-from soseleto.task.task import Task
+from soseleto.task.task import State, Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,8 +33,8 @@ from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Losses, make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.state import State, require_noisy, require_share, shared_gradient, source_losses
-from soseleto.task.task import Task
+from soseleto.methods.state import checked_losses, require_noisy, require_share, shared_gradient
+from soseleto.task.task import State, Task
 from soseleto.weights import Weights
 
 
@@ -80,7 +80,7 @@ class MetaWeightNet:
         self, state: MetaWeightNetState, source: Batch, target: Batch, *, monitor: bool = False
     ) -> dict[str, Tensor]:
         task = state.task
-        losses = source_losses(task, source)
+        losses = checked_losses(task, "source", source)
         before = self.coefficients(state.weigh(losses))
         moves = gradient(losses, trainable(task.model), before.detach())
         direction, target_loss = state.after(moves, target)

@@ -26,8 +26,8 @@ from soseleto.data.batches import Batch
 from soseleto.engines import Engine, make_engine
 from soseleto.engines.contract import Passes
 from soseleto.errors import UsageError
-from soseleto.methods.state import State, require_share
-from soseleto.task.task import Task
+from soseleto.methods.state import require_share
+from soseleto.task.task import State, Task
 from soseleto.weights import Weights
 
 

@@ -23,11 +23,10 @@ from experiments.methods.two_networks import Networks
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.methods.from_views import view_scores
-from soseleto.methods.strong.judgement import clean_share
-from soseleto.methods.strong.method import LATER, Strong, StrongState
-from soseleto.task.state import load_tree
-from soseleto.task.task import Task
+from soseleto.methods.state import view_scores
+from soseleto.methods.strong import LATER, Strong, StrongState
+from soseleto.methods.teacher import clean_share
+from soseleto.task.task import Task, load_tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,7 @@ class StrongPair(Strong):
         a = self.share(state, source, target)
         loss = (1.0 - a) * of_source.mean(1) + a * of_target.mean(1)
         state.take(gradient(loss.sum(), trainable(task.model)))
-        state.follow()
+        state.move_teacher()
         state.report(source.index, (w + v) / 2, later=LATER)
         numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
         return {**numbers, "clean_share": (clean_share(state.beliefs) + clean_share(state.others)) / 2}

@@ -25,13 +25,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from experiments.methods.class_scores import scores_of_both
 from experiments.methods.noise_matrix import project
 from experiments.methods.warm_up import MixedFirstState
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.methods.mixed import share_of_target
-from soseleto.methods.state import require_noisy, require_share, scores_of_both
+from soseleto.methods.baselines import share_of_target
+from soseleto.methods.state import require_noisy, require_share
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 

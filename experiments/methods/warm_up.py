@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from experiments.methods.class_scores import scores_of_both
 from experiments.methods.noise_matrix import from_confusions, label_counts
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.methods.mixed import share_of_target
-from soseleto.methods.state import PhasedState, scores_of_both
+from soseleto.methods.baselines import share_of_target
+from soseleto.methods.state import PhasedState
 
 
 @dataclass(kw_only=True)

@@ -28,11 +28,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.methods.class_scores import class_scores, scores_of_both
 from experiments.methods.noise_matrix import label_counts
 from experiments.methods.warm_up import MixedFirstState
 from soseleto.data.batches import Batch
 from soseleto.errors import UsageError
-from soseleto.methods.state import class_scores, require_noisy, require_share, scores_of_both
+from soseleto.methods.state import require_noisy, require_share
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 

@@ -19,7 +19,7 @@ from soseleto.data.storage import cache_root
 from soseleto.data.text import NO_TOKEN, TextPreparation, Tokenizer, trimmed
 from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import make_text_model, open_text_model
-from soseleto.parallel.device import choose_device
+from soseleto.parallel.reducer import choose_device
 from soseleto.run_folder.files import aside
 
 _TOGETHER = 128  # texts per forward pass

@@ -39,7 +39,7 @@ from soseleto.data.views import AnyViews
 from soseleto.methods import Recording, Signals, Strong
 from soseleto.models.pretrained_images import last_blocks
 from soseleto.models.pretrained_text import make_text_model
-from soseleto.parallel.device import choose_device
+from soseleto.parallel.reducer import choose_device
 from soseleto.task.task import MakeOptimizer, Method
 from soseleto.training.optimizers import SCHEDULES, adamw, sgd
 from soseleto.training.options import Compute, Probes

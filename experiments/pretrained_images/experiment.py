@@ -38,7 +38,7 @@ from soseleto.data import Augment, Examples, Preprocess, seed_for
 from soseleto.errors import UsageError
 from soseleto.methods import Recording, Signals
 from soseleto.models.pretrained_images import BATCH_NORM, ImageNetwork
-from soseleto.parallel.device import choose_device
+from soseleto.parallel.reducer import choose_device
 from soseleto.task.task import Method
 from soseleto.training.defaults import MANY_SHARE, PRETRAINED_WEIGHT_STEP, TARGET_SHARE, few_weight_step
 from soseleto.training.optimizers import SCHEDULES, adamw

@@ -21,22 +21,23 @@ argument, each with its own state: see ``soseleto.pieces``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batches import Batch
-from soseleto.engines import Engine, Passes, make_engine
-from soseleto.engines.unchanged import Restore
+from soseleto.engines import Engine, Losses, Passes, make_engine
+from soseleto.engines.unchanged import is_recording
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
-from soseleto.pieces.conditions import Moved, conditions, copies
-from soseleto.pieces.piece import Alignment, Direction, Piece, SourceLoss, Step
-from soseleto.task.last_layer import WatchedLosses, with_last_layer
-from soseleto.task.state import SoseletoState, without_alignments
-from soseleto.task.task import Task, optimizer_and_schedule, take_step
+from soseleto.pieces.alignment import conditions, copies
+from soseleto.pieces.last_layer import WatchedLosses, with_last_layer
+from soseleto.pieces.piece import REFRESH, Alignment, Direction, ParameterStates, Piece, SourceLoss, Step
+from soseleto.task.task import State, Task, load_tree, optimizer_and_schedule, take_step
 from soseleto.weights import Weights
 
 SLOTS = ("direction", "alignment", "source_loss", "gradients", "scores")
@@ -44,16 +45,12 @@ SLOTS = ("direction", "alignment", "source_loss", "gradients", "scores")
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a step needs, all at the same θ.
-
-    rows: weights, scores and visits of the batch; moved: how its weights moved, where they have moved already.
-    """
+    """What a step needs, all at the same θ."""
 
     step: Step
-    rows: Tensor
+    rows: Tensor  # weights, scores and visits of the batch
     gradients: dict[str, Tensor]  # for the optimizer
     numbers: dict[str, Tensor]  # for the history
-    moved: Moved | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +68,6 @@ class Soseleto:
     gradients: pieces that change the gradients before the optimizer sees them, in order.
     scores: ``None`` is the running mean of an example's alignments; ``pooled_by_class`` shrinks it towards its class,
         and ``last_layer`` gives the scores a form of their own, whatever moves the weights.
-    weights_first: move α before θ, as the authors' notebook does; the paper moves θ with the old α. It costs a second
-        pass of the source.
     engine: how alignments are computed.
 
     Example:
@@ -87,16 +82,23 @@ class Soseleto:
     source_loss: SourceLoss = field(default_factory=normalized)
     gradients: Piece = field(default_factory=chain)
     scores: Piece | None = None
-    weights_first: bool = False
     engine: str | Engine = "auto"
 
     name = "soseleto"
+    shares_work = True  # ranks and micro-batches give what the whole batch gives
 
     @classmethod
     def paper(cls, *, weight_step: float | None = 0.2, engine: str | Engine = "auto") -> Self:
         """Algorithm 1 and nothing else; ``weight_step`` is λ_α λ_p/nˢ (0.2 and α from 0.5: the authors' notebook)."""
-        plain = {"direction": last_batch(), "alignment": chain(), "source_loss": mean(), "gradients": chain()}
-        return cls(weight_step=weight_step, initial_weight=0.5, engine=engine, **plain)  # type: ignore[arg-type]
+        return cls(
+            weight_step=weight_step,
+            initial_weight=0.5,
+            direction=last_batch(),
+            alignment=chain(),
+            source_loss=mean(),
+            gradients=chain(),
+            engine=engine,
+        )
 
     def __post_init__(self) -> None:
         if self.weight_step is not None and not (self.weight_step > 0 and math.isfinite(self.weight_step)):
@@ -112,55 +114,24 @@ class Soseleto:
         if self.alignment.reads_layer and (self.direction != running_mean() or self.engine != "auto"):
             raise UsageError("last_layer makes alignments without direction and engine: leave these out.")
 
-    @property
-    def shares_work(self) -> bool:
-        """Ranks and micro-batches give what the whole batch gives."""
-        return True
-
     def init(self, task: Task) -> SoseletoState:
         """Initialize α; θ, φˢ and φᵗ are the model's."""
         state = self.start(task)
-        state.follow(*optimizer_and_schedule(task))
+        state.use_optimizer(*optimizer_and_schedule(task))
         return state
-
-    def start(self, task: Task) -> SoseletoState:
-        """The state without an optimizer, for a training loop that has its own."""
-        weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
-        plain = with_last_layer(task.losses, task.model) if self._reads_layer else task.losses
-        return SoseletoState(
-            task=task,
-            plain_losses=plain,
-            losses=self.source_loss.losses(plain, task, weights),
-            engine=make_engine(self.engine),
-            weights=weights,
-            pieces={name: piece.init(task) for name, piece in self._pieces.items()},
-            refresh=self._refresh,
-        )
-
-    @property
-    def _pieces(self) -> dict[str, Piece]:
-        """The pieces with a state, by their arguments."""
-        pieces = {name: getattr(self, name) for name in SLOTS if name != "source_loss"}
-        return {name: piece for name, piece in pieces.items() if piece is not None}
-
-    @property
-    def _reads_layer(self) -> bool:
-        return self.weight_step is not None and any(piece.reads_layer for piece in self._pieces.values())
-
-    def _refresh(self, states: Mapping[str, Any]) -> None:
-        for name, piece in self._pieces.items():
-            piece.refresh(states[name])
 
     def step(self, state: SoseletoState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         """One iteration: θ, φˢ, α_b and φᵗ move."""
         before = copies(state.task.model) if monitor else {}
-        found = self.evaluate(state, source, target, monitor=monitor)  # Qα_b, Rα_b, Qᵀ∂L_t/∂θ, ∂L_t/∂φᵗ
-        take_step(state.task, state, found.gradients)  # θ ← θ − λ_p Qα_b,  φˢ ← φˢ − λ_p Rα_b,  φᵗ ← φᵗ − λ_p ∂L_t/∂φᵗ
-        moved = found.moved or self.move(state, found)  # α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ)
-        if monitor and moved is not None:
-            found.numbers.update(conditions(found.step, before, moved))
+        evaluated = self.evaluate(state, source, target, monitor=monitor)  # Qα_b, Rα_b, Qᵀ∂L_t/∂θ, ∂L_t/∂φᵗ
+        # θ ← θ − λ_p Qα_b,  φˢ ← φˢ − λ_p Rα_b,  φᵗ ← φᵗ − λ_p ∂L_t/∂φᵗ
+        take_step(state.task, state, evaluated.gradients)
+        if self.weight_step is not None:
+            aligned = self.move(state, evaluated)  # α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ)
+            if monitor:
+                evaluated.numbers.update(conditions(evaluated.step, before, aligned, self._weight_step(state)))
         state.advance(1)
-        return found.numbers
+        return evaluated.numbers
 
     def evaluate(self, state: SoseletoState, source: Batch, target: Batch, *, monitor: bool = False) -> Evaluated:
         """All that a step needs, at the same θ."""
@@ -168,9 +139,8 @@ class Soseleto:
         watched = state.plain_losses if isinstance(state.plain_losses, WatchedLosses) else None
         if watched is not None:
             watched.take()  # drops what an interrupted step has recorded
-        again = Restore(task.model) if self._moves_first else None
-        c = self.source_loss.coefficients(rows[0], source, task)
-        passes = self._passes(state, source, target, c, monitor=monitor)
+        coefficients = self.source_loss.coefficients(rows[0], source, task)
+        passes = self._passes(state, source, target, coefficients, monitor=monitor)
         passes = self.source_loss.finish(passes, state.losses, source, task)
         task.guard("source", passes.source_losses, source.index)
         numbers = {"source_loss": task.sharing.mean(passes.source_losses, source)}
@@ -178,72 +148,109 @@ class Soseleto:
             task.guard("target", passes.target_losses, target.index)
             numbers["target_loss"] = task.sharing.mean(passes.target_losses, target)
         step = Step(task, source, target, passes, numbers.get("target_loss"), watched.take() if watched else {})
-        found = Evaluated(step, rows, {}, numbers)
-        if again is not None:
-            again()  # the second pass draws the same random numbers, and statistics count the batch once
-            found = self._moved_first(state, found)
-        return replace(found, gradients=self._gradients(state, found.step))
+        gradients = {name: g for name, g in passes.source_gradient.items() if name not in task.target_head}
+        gradients |= {name: g for name, g in passes.target_gradient.items() if name in task.target_head}
+        gradients = self.gradients.update(gradients, state.pieces["gradients"], step)
+        return Evaluated(step, rows, gradients, numbers)
 
-    def _gradients(self, state: SoseletoState, step: Step) -> dict[str, Tensor]:
-        """What the optimizer gets for every parameter."""
-        passes, of_target = step.passes, step.task.target_head
-        assert passes is not None
-        gradients = {name: g for name, g in passes.source_gradient.items() if name not in of_target}
-        gradients |= {name: g for name, g in passes.target_gradient.items() if name in of_target}
-        changed: dict[str, Tensor] = self.gradients.update(gradients, state.pieces["gradients"], step)
-        return changed
-
-    @property
-    def _moves_first(self) -> bool:
-        return self.weights_first and self.weight_step is not None
-
-    def _moved_first(self, state: SoseletoState, found: Evaluated) -> Evaluated:
-        """The weights have moved before θ, whose gradient is that of the new ones."""
-        moved, task, source = self.move(state, found), state.task, found.step.source
-        assert moved is not None
-        assert found.step.passes is not None
-        c = self.source_loss.coefficients(moved.alpha, source, task)
-        second = self.source_loss.finish(
-            without_alignments(task, state.losses, source, None, c), state.losses, source, task
-        )
-        passes = replace(found.step.passes, source_gradient=second.source_gradient)
-        return replace(found, step=replace(found.step, passes=passes), moved=moved)
+    def _passes(self, state: SoseletoState, source: Batch, target: Batch, c: Tensor, *, monitor: bool) -> Passes:
+        """Losses, gradients and alignments, from as few passes through the model as possible."""
+        task, sharing, all_of_target = state.task, state.task.sharing, monitor or self.gradients != chain()
+        if self.weight_step is not None and not self.alignment.reads_layer:
+            before = Step(task, source, target, optimizer=state.parameter_states)
+            return sharing.passes(
+                state.engine,
+                task.model,
+                state.losses,
+                source,
+                target,
+                to_direction=lambda g: self.direction.update(g, state.pieces["direction"], before),  # ∂L_t/∂θ
+                coefficients=c,
+                wanted=None if all_of_target else task.target_head,
+            )
+        source_losses, source_gradient = sharing.gradient(task.model, state.losses.source, source, "source", c)
+        target_losses, target_gradient = source_losses[:0], dict[str, Tensor]()
+        if self._needs_target(task) and (self.weight_step is None or all_of_target):
+            target_losses, target_gradient = sharing.gradient(task.model, state.losses.target, target, "target")
+        elif self._needs_target(task):  # a forward pass is enough
+            target_losses = sharing.losses(task.model, state.losses.target, target)
+        return Passes(source_losses, target_losses, source_losses[:0], source_gradient, target_gradient)
 
     def _needs_target(self, task: Task) -> bool:
         return self.weight_step is not None or bool(task.target_head) or self.gradients != chain()
 
-    def _passes(self, state: SoseletoState, source: Batch, target: Batch, c: Tensor, *, monitor: bool) -> Passes:
-        """Losses, gradients and alignments, from as few passes through the model as possible."""
-        task, all_of_target = state.task, monitor or self.gradients != chain()
-        if self.weight_step is None:
-            return without_alignments(task, state.losses, source, target if self._needs_target(task) else None, c)
-        if self.alignment.reads_layer:
-            return without_alignments(task, state.losses, source, target, c, target_gradient_too=all_of_target)
-        before = Step(task, source, target, optimizer=state.parameter_states)
-        return task.sharing.passes(
-            state.engine,
-            task.model,
-            state.losses,
-            source,
-            target,
-            to_direction=lambda g: self.direction.update(g, state.pieces["direction"], before),  # ∂L_t/∂θ
-            coefficients=c,
-            wanted=None if all_of_target else task.target_head,
-        )
-
-    def move(self, state: SoseletoState, found: Evaluated) -> Moved | None:
-        """α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ); the scores follow. None where the weights are frozen."""
-        step, rows = found.step, found.rows
-        if self.weight_step is None or step.passes is None:
-            return None
-        weight_step, index, q = self.weight_step * state.lr_left(), step.source.index, step.passes.alignment
+    def move(self, state: SoseletoState, evaluated: Evaluated) -> Alignment:
+        """α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ); the scores follow."""
+        step, rows, index = evaluated.step, evaluated.rows, evaluated.step.source.index
+        assert step.passes is not None
+        q = step.passes.alignment  # Qᵀ∂L_t/∂θ
         if not self.alignment.reads_layer:
             q = self.direction.correct(q, state.pieces["direction"])
         aligned = self.alignment.update(Alignment(q), state.pieces["alignment"], step)
         scored = aligned if self.scores is None else self.scores.update(aligned, state.pieces["scores"], step)
         of_visit = scored.scaled if isinstance(scored, Alignment) else aligned.scaled
-        alpha = state.weights.step(index, weight_step * aligned.gate * aligned.moving, of_visit, rows)
+        state.weights.step(index, self._weight_step(state) * aligned.gate * aligned.moving, of_visit, rows)
         if isinstance(scored, Tensor):  # the scores themselves, not an alignment that joins their mean
             rows[1].copy_(scored)
             state.weights.put(index, rows)
-        return Moved(alpha, weight_step, aligned)
+        return aligned
+
+    def _weight_step(self, state: SoseletoState) -> Tensor | float:
+        assert self.weight_step is not None
+        return self.weight_step * state.lr_left
+
+    def start(self, task: Task) -> SoseletoState:
+        """The state without an optimizer, for a training loop that has its own."""
+        weights = Weights(task.n_source, initial=self.initial_weight, device=task.device)
+        slots = {slot: getattr(self, slot) for slot in SLOTS if slot != "source_loss"}
+        pieces = {slot: piece for slot, piece in slots.items() if piece is not None}
+        reads_layer = self.weight_step is not None and any(piece.reads_layer for piece in pieces.values())
+        plain = with_last_layer(task.losses, task.model) if reads_layer else task.losses
+        states = {slot: piece.init(task) for slot, piece in pieces.items()}
+
+        def refresh() -> None:
+            for slot, piece in pieces.items():
+                piece.refresh(states[slot])
+
+        return SoseletoState(
+            task=task,
+            plain_losses=plain,
+            losses=self.source_loss.losses(plain, task, weights),
+            engine=make_engine(self.engine),
+            weights=weights,
+            pieces=states,
+            refresh=refresh,
+        )
+
+
+@dataclass(kw_only=True)
+class SoseletoState(State):
+    """Weights, optimizer and the pieces' states.
+
+    Every number is a tensor on the device that is changed in place: nothing here synchronises with a GPU, and a step
+    can be recorded as a CUDA graph.
+    """
+
+    weights: Weights
+    plain_losses: Losses  # the task's, with the last layer recorded where a piece reads it
+    losses: Losses  # what is differentiated
+    engine: Engine
+    pieces: dict[str, Any]  # the state of each piece, by its argument
+    refresh: Callable[[], None]  # of the pieces, between steps
+    parameter_states: ParameterStates | None = None  # of the optimizer
+
+    def use_optimizer(self, optimizer: Optimizer, schedule: LRScheduler | None = None) -> None:
+        super().use_optimizer(optimizer, schedule)
+        self.parameter_states = ParameterStates(optimizer, self.task.model)
+
+    def advance(self, steps: int) -> None:
+        super().advance(steps)
+        if steps > 0 and self.steps % REFRESH == 0 and not is_recording():
+            self.refresh()
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "pieces": self.pieces}
+
+    def load_state(self, state: Any) -> None:
+        super().load_state(state)
+        self.pieces |= load_tree(self.pieces, state["pieces"], self.task.device)

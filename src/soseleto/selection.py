@@ -28,12 +28,10 @@ from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import UsageError
-from soseleto.parallel.batch_statistics import PER_PART, average_running_statistics, require_divisible
-from soseleto.parallel.micro_batches import Sharing
+from soseleto.parallel.micro_batches import PER_PART, Sharing, average_running_statistics, require_divisible
 from soseleto.parallel.reducer import Reducer, Single
-from soseleto.parallel.scaled_losses import Unscaled
 from soseleto.task.cuda_graph import CapturedStep
-from soseleto.task.loop_losses import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, batch_length
+from soseleto.task.loop import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, Unscaled, batch_length
 from soseleto.task.settings import to_data
 from soseleto.task.task import Task, laid_out_like
 
@@ -119,7 +117,7 @@ class Selection:
                 "leave it out, or use fit."
             )
         if optimizer is not None:
-            self._state.follow(optimizer)
+            self._state.use_optimizer(optimizer)
         self._records = cuda_graph and self._state.task.device.type == "cuda" and self._sharing.reducer.ranks == 1
         self._recorded: dict[torch.dtype | None, CapturedStep] = {}  # by autocast's precision
 
@@ -147,7 +145,7 @@ class Selection:
         """Follow another optimizer from now on, where a training continues with a new one; weights and scores stay."""
         if optimizer is self._state.optimizer:
             return
-        self._state.follow(optimizer)
+        self._state.use_optimizer(optimizer)
         self._recorded.clear()
 
     def backward(
@@ -182,7 +180,7 @@ class Selection:
     def _backward(self, source: Batch, target: Batch) -> dict[str, Tensor]:
         """One step without that of the optimizer; the gradients are among the numbers."""
         found = self._method.evaluate(self._state, source, target)
-        if found.moved is None:
+        if self._method.weight_step is not None:
             self._method.move(self._state, found)
         self._exchange(found)
         self._state.advance(1)

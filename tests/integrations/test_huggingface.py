@@ -18,6 +18,7 @@ datasets = pytest.importorskip("datasets")
 
 from soseleto import Selection  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
+from soseleto.integrations.batches import Numbered  # noqa: E402
 from soseleto.integrations.huggingface import (  # noqa: E402
     INDEX,
     Join,
@@ -27,7 +28,6 @@ from soseleto.integrations.huggingface import (  # noqa: E402
     _without_repetitions,
     default_loss,
 )
-from soseleto.integrations.numbered import Numbered  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

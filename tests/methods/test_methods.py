@@ -23,7 +23,6 @@ from experiments.methods import (
     Reweight,
     Sukhbaatar,
     Xiao,
-    by_name,
     correct_only,
     corrected,
 )
@@ -42,9 +41,8 @@ from soseleto.engines import trainable
 from soseleto.errors import DataError, UsageError
 from soseleto.methods import FineTuning, Mixed, Ordinary, Recording, Signals, TargetOnly
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.task.finite import NonFiniteLoss
 from soseleto.task.losses import NoisyLosses, TransferLosses
-from soseleto.task.task import Method, Task, after_step
+from soseleto.task.task import Method, NonFiniteLoss, Task, after_step
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import linear, sgd
 from soseleto.training.options import Compute, Heads
@@ -234,16 +232,10 @@ def test_early_stopping_evaluates_after_replayed_steps_too() -> None:
         evaluated.append(state.best_accuracy >= 0)
     assert evaluated == [False, False, True, True]
     state.advance(2)  # as after replays: steps and those of the inner method
-    assert (state.steps, state.inner.taken) == (6, 6)
+    assert (state.steps, state.inner.steps) == (6, 6)
     state.best_accuracy = -1.0
     after_step(state)
     assert state.best_accuracy >= 0
-
-
-def test_by_name_suggests() -> None:
-    assert by_name("mixed") == Mixed()
-    with pytest.raises(UsageError, match="did you mean 'ordinary'"):
-        by_name("ordinry")
 
 
 def one_step(method: Method, source: Batch, target: Batch) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from experiments.methods.promix.selection import agreed, small_losses
 from soseleto.data import Views
 from soseleto.data.randomness import ExampleRandom
 from soseleto.errors import UsageError
-from soseleto.methods.strong.mixing import quantiles
+from soseleto.methods.teacher import quantiles
 from soseleto.training.fit import fit
 from tiny_pictures import pictures, small_net, wrong
 from two_views import EYE, WIDTH, B, C, T, batch, close, entropy, net, task

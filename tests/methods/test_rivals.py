@@ -30,9 +30,8 @@ from soseleto.data.batches import Batch
 from soseleto.data.randomness import ExampleRandom
 from soseleto.errors import UsageError
 from soseleto.methods import Recording, Signals
-from soseleto.methods.strong.mixing import quantiles
-from soseleto.task.finite import DeferredGuard
-from soseleto.task.task import Method
+from soseleto.methods.teacher import quantiles
+from soseleto.task.task import DeferredGuard, Method
 from soseleto.training.fit import fit
 from soseleto.training.options import Checkpoints
 from soseleto.training.settings import method_of, settings_of

@@ -25,10 +25,8 @@ from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.errors import TrainingError, UsageError
 from soseleto.methods import Mixed, Recording, Signals, Strong
-from soseleto.methods.strong.judgement import Judge, clean_share
-from soseleto.methods.strong.method import StrongState
-from soseleto.methods.strong.mixing import mixed, quantiles
-from soseleto.methods.strong.teacher import Teacher
+from soseleto.methods.strong import StrongState
+from soseleto.methods.teacher import Judge, Teacher, clean_share, mixed, quantiles
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task, after_step
 from soseleto.training.fit import fit
@@ -523,9 +521,6 @@ def test_tables_are_refused() -> None:
         ({"unlabelled_batch": 0}, "unlabelled_batch must be a whole number of at least 1, got 0"),
         ({"unlabelled_batch": 2.5}, "unlabelled_batch must be a whole number of at least 1, got 2.5"),
         ({"teacher": 1.5}, r"teacher must lie in \[0, 1\]"),
-        ({"teacher": "0.9"}, r"teacher must lie in \[0, 1\], got '0.9'"),
-        ({"mixup": "x"}, "mixup must be 0 or more, got 'x'"),
-        ({"judging": None}, "judging must be above 0, got None"),
     ],
 )
 def test_bad_settings_are_one_sentence(fields: dict[str, Any], said: str) -> None:
@@ -625,7 +620,7 @@ def test_views_of_inputs_without_labels_draw_other_numbers_than_mixing(monkeypat
         of_mixing.append(draws.uniform(4).T)
         return inputs, classes
 
-    monkeypatch.setattr("soseleto.methods.strong.method.mixed", mixing)
+    monkeypatch.setattr("soseleto.methods.strong.mixed", mixing)
     stream = UnlabelledViews(torch.randn(7, WIDTH, dtype=torch.float64), views, lambda x: x)
     method = Strong(unlabelled=stream, unlabelled_batch=4)
     state = method.init(task(net()))

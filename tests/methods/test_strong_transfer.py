@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -
 
 
 def test_bad_settings_are_one_sentence() -> None:
-    with pytest.raises(UsageError, match="label_doubt and per_error need class labels"):
-        StrongTransfer(selection=Soseleto(source_loss=label_doubt()))
+    with pytest.raises(UsageError, match="label_doubt needs class indices"):
+        trained(1, method=StrongTransfer(selection=Soseleto(source_loss=label_doubt())))
     with pytest.raises(UsageError, match="temperature must be above 0"):
         StrongTransfer(temperature=0.0)

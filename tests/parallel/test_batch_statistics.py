@@ -19,8 +19,7 @@ from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.parallel.batch_statistics import PER_PART
-from soseleto.parallel.micro_batches import Sharing
+from soseleto.parallel.micro_batches import PER_PART, Sharing
 from soseleto.parallel.reducer import Reducer
 from soseleto.task.losses import NoisyLosses
 

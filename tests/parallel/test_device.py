@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import soseleto
-from soseleto.parallel.device import EMULATED, announcing_emulation, emulates
+from soseleto.parallel.reducer import EMULATED, announcing_emulation, emulates
 
 CPU = torch.device("cpu")
 WARNING = "mkldnn_matmul failed, switching to BLAS gemm:mkldnn_matmul: mkldnn_matmul bf16 path needs a cpu with bf16"

@@ -23,7 +23,7 @@ from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import OutOfMemory, TrainingError, UsageError
 from soseleto.methods import Ordinary
-from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
+from soseleto.methods.wrappers import CountingGuard, Skipping
 from soseleto.pieces import preconditioned
 from soseleto.run_folder.folder import RunFolder
 from soseleto.task.losses import NoisyLosses

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from soseleto.parallel.scaled_losses import _zero_unless_finite
+from soseleto.task.loop import _zero_unless_finite
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
 

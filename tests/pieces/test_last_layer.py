@@ -33,9 +33,9 @@ from soseleto.pieces import (
     without_own_error,
 )
 from soseleto.pieces.last_layer import Form
+from soseleto.pieces.piece import REFRESH
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.optimizers import sgd
-from soseleto.task.state import REFRESH
 from soseleto.task.task import Task
 
 N, D, K = 24, 5, 3

@@ -17,11 +17,10 @@ from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, last_batch, preconditioned, running_mean
-from soseleto.pieces.piece import Step
+from soseleto.pieces.piece import ParameterStates, Step
 from soseleto.schedules import warmup_cosine
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.optimizers import adamw
-from soseleto.task.state import ParameterStates
 from soseleto.task.task import Task, take_step
 
 N, DECAY, BETA, EPS = 20, 0.8, 0.9, 1e-3

@@ -49,7 +49,7 @@ METHODS_AND_PIECES: list[Any] = [
     ),
     Soseleto(gradients=chain(target_share(0.5))),
     Soseleto(source_loss=label_doubt(normalize=False), weight_step=None, initial_weight=0.25),
-    Soseleto(source_loss=normalized(), weights_first=True, engine="loop"),
+    Soseleto(source_loss=normalized(), engine="loop"),
     Soseleto(
         alignment=chain(last_layer(centred(0.9), decay=0.5), scale_by_rms()),
         scores=last_layer(whitened(0.2), unit_length(), at_temperature(3.0), without_own_error()),

@@ -47,10 +47,8 @@ from soseleto.data.randomness import ExampleRandom
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.from_views import require_classes, two_views, view_scores
-from soseleto.methods.state import PhasedState, require_share
-from soseleto.methods.strong.judgement import one_hot
-from soseleto.methods.strong.teacher import no_steps
+from soseleto.methods.state import PhasedState, require_classes, require_share, two_views, view_scores
+from soseleto.methods.teacher import no_steps, one_hot
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.task import Task
 from soseleto.weights import Weights

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data.randomness import ExampleRandom
-from soseleto.methods.strong.judgement import one_hot, sharpened
-from soseleto.methods.strong.mixing import quantiles
+from soseleto.methods.teacher import one_hot, quantiles, sharpened
 
 
 def given_classes(own: Tensor, both: Tensor, labels: Tensor, w: Tensor, labelled: Tensor, temperature: float) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from soseleto.methods.strong.judgement import SMALLEST
+from soseleto.methods.teacher import SMALLEST
 
 
 def pseudo_labels(scores: Tensor, shares: Tensor, strength: float) -> Tensor:

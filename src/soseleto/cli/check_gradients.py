@@ -19,7 +19,7 @@ from soseleto.engines import FASTEST_FIRST, EngineReport
 from soseleto.engines import check_gradients as compare
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.models.by_name import GROUP_NORM, by_name, is_file, load_function, make_model, running
-from soseleto.parallel.device import choose_device
+from soseleto.parallel.reducer import choose_device
 from soseleto.task.losses import cross_entropy, squared_error
 from soseleto.training.data import class_count
 

@@ -27,8 +27,7 @@ from soseleto.errors import SoseletoError, UsageError, counted
 from soseleto.methods.strong import StrongTransfer
 from soseleto.models.by_name import make_model
 from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
-from soseleto.parallel.device import choose_device
-from soseleto.parallel.reducer import Reducer
+from soseleto.parallel.reducer import Reducer, choose_device
 from soseleto.pieces import target_share
 from soseleto.prediction.load import load
 from soseleto.run_folder.folder import PARTS, RunFolder

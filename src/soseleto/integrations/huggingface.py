@@ -25,11 +25,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from soseleto.algorithm import Soseleto
 from soseleto.data.text import padded_length
 from soseleto.errors import UsageError
-from soseleto.integrations.numbered import FullBatches, Numbered
-from soseleto.integrations.target_batches import TargetBatches
+from soseleto.integrations.batches import FullBatches, Numbered, TargetBatches
 from soseleto.parallel.reducer import Ranks, Reducer, Single
 from soseleto.selection import Selection
-from soseleto.task.loop_losses import PerExampleLoss
+from soseleto.task.loop import PerExampleLoss
 
 FILE = "selection.pt"  # in a checkpoint of the Trainer
 INDEX = "soseleto_index"

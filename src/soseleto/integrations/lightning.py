@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, RandomSampler, default_collate
 
 from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError
-from soseleto.integrations.numbered import Numbered
+from soseleto.integrations.batches import Numbered
 from soseleto.selection import Selection
 
 

@@ -1,4 +1,4 @@
-"""What users compare SOSELETO with, one file each, with the same two calls as SOSELETO: ``init`` and ``step``."""
+"""The strong recipe and what SOSELETO is compared with, with the same two calls: ``init`` and ``step``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from types import MappingProxyType
 
 from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.methods.fine_tuning import FineTuning
-from soseleto.methods.mixed import Mixed
-from soseleto.methods.ordinary import Ordinary
+from soseleto.methods.baselines import FineTuning, Mixed, Ordinary, TargetOnly
 from soseleto.methods.strong import Strong, StrongTransfer
-from soseleto.methods.target_only import TargetOnly
-from soseleto.methods.wrappers.record_signals import Recording, Signals
+from soseleto.methods.wrappers import Recording, Signals
 from soseleto.task.task import Method
 
 __all__ = [

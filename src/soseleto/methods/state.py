@@ -1,89 +1,20 @@
-"""The state that the baselines carry from step to step, and the checks and losses they share."""
+"""What the baselines and the strong recipe share: checks, losses, phases, and inputs in several views."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
+from soseleto.data import structure
 from soseleto.data.batches import Batch
-from soseleto.data.structure import scores_of
+from soseleto.data.structure import Inputs, scores_of
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.task.losses import FULL, joined_inputs
-from soseleto.task.task import Task, lr_left, optimizer_and_schedule, take_step
-from soseleto.weights import Weights
-
-
-@dataclass(kw_only=True)
-class State:
-    """The task, its optimizer and schedule, the number of steps taken, and weights where the method has any."""
-
-    task: Task
-    optimizer: Optimizer
-    schedule: LRScheduler | None
-    first_lr: float
-    weights: Weights | None = None
-    steps: int = 0
-
-    @classmethod
-    def start(cls, task: Task, **more: Any) -> Self:
-        """The state before the first step; ``more`` are the fields a method adds."""
-        optimizer, schedule = optimizer_and_schedule(task)
-        group = optimizer.param_groups[0]
-        first_lr = float(group.get("initial_lr", group["lr"]))
-        return cls(task=task, optimizer=optimizer, schedule=schedule, first_lr=first_lr, **more)
-
-    @property
-    def lr(self) -> Tensor | float:
-        """The current learning rate."""
-        return self.optimizer.param_groups[0]["lr"]
-
-    @property
-    def lr_left(self) -> Tensor | float:
-        """The current learning rate as a share of the first; step sizes besides the optimizer's are scaled by it."""
-        return lr_left(self.optimizer, self.first_lr)
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint stores besides model, optimizer and schedule; subclasses add their own fields."""
-        return {"steps": self.steps, "weights": None if self.weights is None else self.weights.state()}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned."""
-        self.steps = state["steps"]
-        if state["weights"] is not None:
-            self.weights = self.weights or Weights(self.task.n_source, device=self.task.device)
-            self.weights.load_state(state["weights"])
-
-    def report(self, index: Tensor, values: Tensor, *, later: int = 0) -> None:
-        """For methods without persistent weights: store ``values`` as weights, and their running means as scores.
-
-        later: p, for means in which the t-th visit counts about as tᵖ: s ← s + (p + 1)/(t + p)·(value − s)
-        """
-        if self.weights is None:
-            self.weights = Weights(self.task.n_source, device=self.task.device)
-        rows = self.weights.rows(index)
-        before, scores, visits = rows
-        counted = values
-        if later:  # what, entering the mean with weight 1/t, moves it by that rate
-            t = visits + 1.0
-            counted = scores + (later + 1.0) * t / (t + later) * (values - scores)
-        self.weights.step(index, values - before, counted, rows)
-
-    def take(self, gradients: dict[str, Tensor]) -> None:
-        """One step of the model."""
-        take_step(self.task, self, gradients)
-        self.advance(1)
-
-    def advance(self, steps: int) -> None:
-        """Count steps that were taken, by ``take`` or by replaying a CUDA graph."""
-        self.steps += steps
+from soseleto.task.losses import FULL, cross_entropy
+from soseleto.task.task import State, Task
 
 
 @dataclass(kw_only=True)
@@ -115,26 +46,14 @@ def require_noisy(task: Task, name: str) -> None:
 
 
 def require_share(name: str, value: float) -> None:
-    if not (is_number(value) and 0.0 <= value <= 1.0):
+    if not 0.0 <= value <= 1.0:
         raise UsageError(f"{name} must lie in [0, 1], got {value!r}.")
 
 
-def is_number(value: object) -> bool:
-    """Python compares a text or None with no number."""
-    return isinstance(value, Real)
-
-
-def source_losses(task: Task, batch: Batch) -> Tensor:
-    """The source's losses (B,) with their graph; raises if one is not finite."""
-    losses = task.losses.source(task.model, batch)
-    task.guard("source", losses.detach(), batch.index)
-    return losses
-
-
-def target_losses(task: Task, batch: Batch) -> Tensor:
-    """The target's losses (T,) with their graph; raises if one is not finite."""
-    losses = task.losses.target(task.model, batch)
-    task.guard("target", losses.detach(), batch.index)
+def checked_losses(task: Task, side: str, batch: Batch) -> Tensor:
+    """The losses (B,) of "source" or "target" with their graph; raises if one is not finite."""
+    losses: Tensor = getattr(task.losses, side)(task.model, batch)
+    task.guard(side, losses.detach(), batch.index)
     return losses
 
 
@@ -146,23 +65,45 @@ def shared_gradient(task: Task, side: str, batch: Batch, share: float = 1.0) -> 
     return losses, found
 
 
-def class_scores(task: Task, model: nn.Module, batch: Batch, name: str) -> Tensor:
-    """The model's outputs (B, classes), for a method that takes them as the logits of a softmax."""
-    outputs = scores_of(getattr(task.losses, "precision", FULL)(model, batch.inputs))
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or batch.labels.is_floating_point():
+def require_classes(task: Task, name: str) -> int:
+    """The number of classes; raises where source and target are not labelled with the same ones."""
+    require_noisy(task, name)
+    if task.classes is None or getattr(task.losses, "loss", None) is not cross_entropy:
+        raise UsageError(f"the method {name!r} is for class labels and cross-entropy: leave it out.")
+    return task.classes
+
+
+def views_of(batch: Batch, name: str) -> tuple[Inputs, list[Inputs]]:
+    """The weak view and the strong ones."""
+    if not isinstance(batch.inputs, tuple | list):
+        raise UsageError(f"the method {name!r} needs a weak and a strong view of every image: say augment=Views().")
+    weak, *strong = batch.inputs
+    return weak, strong
+
+
+def two_views(batch: Batch, name: str) -> tuple[Tensor, Tensor]:
+    """The weak view and the only other one."""
+    first, others = views_of(batch, name)
+    if len(others) != 1:
         raise UsageError(
-            f"the method {name!r} needs class scores (B, classes) and class indices, got outputs of "
-            f"{_shown(outputs)} and labels of {batch.labels.dtype}: use it for classification."
+            f"the method {name!r} takes two views of every image, got {1 + len(others)}: say Views(count=1)."
         )
-    return outputs
+    return first, others[0]
 
 
-def _shown(outputs: Any) -> str:
-    return f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"type {type(outputs).__name__}"
+def view_scores(task: Task, model: nn.Module, inputs: Inputs) -> Tensor:
+    """(B, C), in float32 or better."""
+    scores: Tensor = scores_of(getattr(task.losses, "precision", FULL)(model, inputs))
+    if scores.shape[1] != task.classes:
+        raise UsageError(
+            f"the model has {scores.shape[1]} outputs, but the source has {task.classes} classes: "
+            "give a model with one output per class."
+        )
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-def scores_of_both(task: Task, source: Batch, target: Batch, name: str) -> tuple[Tensor, Tensor]:
-    """``class_scores`` of the two batches, from one forward pass."""
-    whole = Batch(source.index, joined_inputs(source, target), source.labels)
-    scores = class_scores(task, task.model, whole, name)
-    return scores[: len(source)], scores[len(source) :]
+def joint_scores(task: Task, model: nn.Module, parts: Sequence[Inputs]) -> Tensor:
+    """(B, C) of all parts, in one pass, so that BatchNorm sees them together; texts of another width in their own."""
+    if all(structure.of_one_form(parts[0], part) for part in parts):
+        return view_scores(task, model, structure.concatenate(parts))
+    return torch.cat([view_scores(task, model, part) for part in parts])

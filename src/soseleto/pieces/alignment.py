@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from soseleto.engines import trainable
+from soseleto.engines.contract import inner
+from soseleto.engines.shards import whole
+from soseleto.engines.unchanged import unchanged
 from soseleto.errors import UsageError
 from soseleto.pieces.piece import Alignment, Piece, State, Step
 from soseleto.task.task import Task
@@ -199,3 +204,34 @@ def _shrinkage(spread: Tensor, visits: Tensor) -> Tensor:
     persistent, total = (spread[:, 0] / spread[:, 1].clamp_min(1.0)).float()
     own = torch.minimum(persistent.clamp_min(0.0), total)
     return own / (own + (total - own) / visits).clamp_min(torch.finfo(own.dtype).tiny)
+
+
+def copies(model: nn.Module) -> dict[str, Tensor]:
+    """θ_m, before the optimizer moves it."""
+    return {name: p.detach().clone() for name, p in trainable(model).items()}
+
+
+def conditions(
+    step: Step, before: dict[str, Tensor], aligned: Alignment, weight_step: Tensor | float
+) -> dict[str, Tensor]:
+    """The sufficient condition of the paper, and the change of the target loss, after a step from θ_m = ``before``.
+
+    condition: λ_α ≥ √nˢ/(λ_p‖Qᵀ∂L_t/∂θ‖) on the batch, as the ratio of the two sides; it is met at 1 or more.
+    predicted_change, actual_change: of L_t on this target batch, to first order, ⟨∂L_t, θ_{m+1} − θ_m⟩, and measured.
+    held: 1 where the weights were held.
+    """
+    task, passes = step.task, step.passes
+    assert passes is not None
+    now = trainable(task.model)
+    predicted = torch.zeros((), dtype=passes.target_losses.dtype, device=task.device)
+    for name, g in passes.target_gradient.items():
+        predicted = predicted + whole(inner({name: g}, {name: now[name].detach() - before[name]}))
+    with unchanged(task.model):
+        after = task.sharing.mean_loss(task.model, task.losses.target, step.target)
+    size = task.sharing.sum(aligned.q.square().sum()).sqrt()  # ‖Qᵀ∂L_t/∂θ‖
+    return {
+        "held": torch.as_tensor(1.0 - aligned.gate, dtype=torch.float32, device=task.device),
+        "condition": weight_step * aligned.gate * aligned.unit * size / math.sqrt(step.source.total),
+        "predicted_change": predicted,
+        "actual_change": after - task.sharing.mean(passes.target_losses, step.target),
+    }

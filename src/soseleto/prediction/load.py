@@ -25,7 +25,7 @@ from soseleto.models.by_name import is_file, make_model
 from soseleto.models.pretrained_images import is_pretrained, rebuilt
 from soseleto.models.pretrained_text import PretrainedText
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.parallel.device import choose_device
+from soseleto.parallel.reducer import choose_device
 from soseleto.prediction.final import Final, FinalData, by_recipe, fit_final
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.files import json_of, readable

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,88 @@ from torch.optim.lr_scheduler import LRScheduler
 from soseleto.data.batches import Batch
 from soseleto.engines.contract import Losses
 from soseleto.engines.shards import reshard
-from soseleto.errors import CannotSave, UsageError
+from soseleto.errors import CannotSave, TrainingError, UsageError
 from soseleto.parallel.micro_batches import Sharing
-from soseleto.task.finite import Guard, require_finite
+from soseleto.parallel.reducer import Reducer, Single
 from soseleto.weights import Weights
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 MakeSchedule = Callable[[Optimizer, int], LRScheduler]
+# guard(side, losses, index): called on every batch's losses before they can reach the parameters
+Guard = Callable[[str, Tensor, Tensor], None]
+
+
+class NonFiniteLoss(TrainingError):
+    """Losses of some source or target examples are NaN or infinite; ``index`` holds the examples' indices."""
+
+    def __init__(self, side: str, index: list[int]) -> None:
+        super().__init__(f"{len(index)} {side} losses are not finite")
+        self.side = side
+        self.index = index
+
+
+class ImmediateGuard:
+    """Raise for a NaN or infinite loss; if one rank finds one, all raise the same error."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+
+    def __call__(self, side: str, losses: Tensor, index: Tensor) -> None:
+        finite = losses.isfinite()
+        if self._reducer.largest(int(not bool(finite.all()))):
+            raise NonFiniteLoss(side, _of_all_ranks(self._reducer, side, index[~finite].tolist()))
+
+
+class DeferredGuard:
+    """``ImmediateGuard`` without synchronisation: records failures on the device, raises in ``check()``."""
+
+    def __init__(self, device: torch.device, reducer: Reducer | None = None) -> None:
+        self._reducer = reducer or Single()
+        self._calls = torch.zeros((), dtype=torch.int64, device=device)
+        self._first = torch.zeros((), dtype=torch.int64, device=device)  # the call that found the first bad loss
+        self._bad = torch.zeros((), dtype=torch.bool, device=device)
+        self._where: dict[str, Tensor] = {}  # side -> the indices of the first bad batch, -1 where the loss is finite
+
+    def __call__(self, side: str, losses: Tensor, index: Tensor) -> None:
+        finite = losses.isfinite()
+        places = torch.where(finite, -1, index)
+        known = self._where.setdefault(side, torch.full_like(places, -1))
+        if len(known) == len(places):
+            known.copy_(torch.where(self._bad, known, places))
+        self._calls.add_(1)
+        self._first.copy_(torch.where(self._bad, self._first, self._calls))
+        self._bad.logical_or_(~finite.all())
+
+    def check(self) -> None:
+        """Raise if any batch since the start had a non-finite loss (this synchronises with the device)."""
+        if not self._reducer.largest(int(self._bad)):
+            return
+        firsts = self._reducer.every(int(self._first) if bool(self._bad) else None)
+        earliest = min(first for first in firsts if first is not None)  # later failures are its consequences
+        mine = firsts[self._reducer.rank] == earliest
+        for side in ("source", "target"):
+            places = self._where[side].tolist() if mine and side in self._where else []
+            if bad := _of_all_ranks(self._reducer, side, [place for place in places if place >= 0]):
+                raise NonFiniteLoss(side, bad)
+        raise NonFiniteLoss("source", [])
+
+
+def make_guard(device: torch.device, reducer: Reducer) -> Guard:
+    """The guard that stops a training, for this device and these ranks."""
+    return DeferredGuard(device, reducer) if device.type == "cuda" else ImmediateGuard(reducer)
+
+
+def check_guard(guard: Guard) -> None:
+    """Raise any deferred non-finite error."""
+    if isinstance(guard, DeferredGuard):
+        guard.check()
+
+
+def _of_all_ranks(reducer: Reducer, side: str, places: list[int]) -> list[int]:
+    """The bad indices of all ranks, in the whole data set: source index p of rank r is example p·ranks + r."""
+    if side == "source":
+        places = [place * reducer.ranks + reducer.rank for place in places]
+    return sorted({place for of_rank in reducer.every(places) for place in of_rank})
 
 
 @dataclass(frozen=True)
@@ -43,7 +118,7 @@ class Task:
     make_optimizer: MakeOptimizer
     make_schedule: MakeSchedule | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    guard: Guard = field(default_factory=lambda: require_finite)
+    guard: Guard = field(default_factory=lambda: ImmediateGuard(Single()))
     classes: int | None = None  # of the source; None if its labels are not class indices
     sharing: Sharing = field(default_factory=Sharing)
     target_shares: Tensor | None = None
@@ -79,6 +154,76 @@ class Method(Protocol):
         ...
 
 
+@dataclass(kw_only=True)
+class State:
+    """The task, its optimizer and schedule, the number of steps taken, and weights where the method has any."""
+
+    task: Task
+    weights: Weights | None = None
+    optimizer: Optimizer = None  # type: ignore[assignment]  # set by ``use_optimizer``
+    schedule: LRScheduler | None = None
+    first_lr: float = 0.0
+    steps: int = 0
+
+    @classmethod
+    def start(cls, task: Task, **more: Any) -> Self:
+        """The state before the first step; ``more`` are the fields a method adds."""
+        state = cls(task=task, **more)
+        state.use_optimizer(*optimizer_and_schedule(task))
+        return state
+
+    def use_optimizer(self, optimizer: Optimizer, schedule: LRScheduler | None = None) -> None:
+        """Step with this optimizer; step sizes besides its own follow its learning rate."""
+        self.optimizer, self.schedule = optimizer, schedule
+        group = optimizer.param_groups[0]
+        self.first_lr = float(group.get("initial_lr", group["lr"]))
+
+    @property
+    def lr(self) -> Tensor | float:
+        """The current learning rate."""
+        return self.optimizer.param_groups[0]["lr"]
+
+    @property
+    def lr_left(self) -> Tensor | float:
+        """The current learning rate as a share of the first."""
+        return self.lr / self.first_lr if self.first_lr else 1.0
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint stores besides model, optimizer and schedule; subclasses add their own fields."""
+        return {"steps": self.steps, "weights": None if self.weights is None else self.weights.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state`` returned."""
+        self.steps = state["steps"]
+        if state["weights"] is not None:
+            self.weights = self.weights or Weights(self.task.n_source, device=self.task.device)
+            self.weights.load_state(state["weights"])
+
+    def report(self, index: Tensor, values: Tensor, *, later: int = 0) -> None:
+        """For methods without persistent weights: store ``values`` as weights, and their running means as scores.
+
+        later: p, for means in which the t-th visit counts about as tᵖ: s ← s + (p + 1)/(t + p)·(value − s)
+        """
+        if self.weights is None:
+            self.weights = Weights(self.task.n_source, device=self.task.device)
+        rows = self.weights.rows(index)
+        before, scores, visits = rows
+        counted = values
+        if later:  # what, entering the mean with weight 1/t, moves it by that rate
+            t = visits + 1.0
+            counted = scores + (later + 1.0) * t / (t + later) * (values - scores)
+        self.weights.step(index, values - before, counted, rows)
+
+    def take(self, gradients: dict[str, Tensor]) -> None:
+        """One step of the model."""
+        take_step(self.task, self, gradients)
+        self.advance(1)
+
+    def advance(self, steps: int) -> None:
+        """Count steps that were taken, or replayed by a CUDA graph."""
+        self.steps += steps
+
+
 def after_step(state: Any) -> None:
     """To be called after every step of a method."""
     if hasattr(state, "after_step"):
@@ -103,24 +248,15 @@ def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
 def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
     reshard(task.model)
     optimizer = task.make_optimizer([p for p in task.model.parameters() if p.requires_grad])
-    _require_plain_step(optimizer)
-    schedule = None if task.make_schedule is None else task.make_schedule(optimizer, task.steps)
-    return optimizer, schedule
-
-
-def _require_plain_step(optimizer: Optimizer) -> None:
     try:
         inspect.signature(optimizer.step).bind()
     except TypeError as error:
         raise UsageError(
             f"{type(optimizer).__name__} evaluates the loss itself, several times in a step, which no method does: "
-            "write optimizer=soseleto.sgd(0.1), or another one that steps by the gradient alone."
+            "write optimizer=functools.partial(torch.optim.SGD, lr=0.1) or another that steps by the gradient alone."
         ) from error
-
-
-def lr_left(optimizer: Optimizer, first_lr: float) -> Tensor | float:
-    """The current learning rate as a share of the first, so that other step sizes can follow the schedule."""
-    return optimizer.param_groups[0]["lr"] / first_lr if first_lr else 1.0
+    schedule = None if task.make_schedule is None else task.make_schedule(optimizer, task.steps)
+    return optimizer, schedule
 
 
 def state_of(state: Any) -> dict[str, Any]:
@@ -128,3 +264,15 @@ def state_of(state: Any) -> dict[str, Any]:
     if not hasattr(state, "state") or not hasattr(state, "load_state"):
         raise CannotSave(f"{type(state).__name__} has no state() and load_state()")
     return state.state()
+
+
+def load_tree(mine: Any, saved: Any, device: torch.device) -> Any:
+    """``saved`` on the device, in tensors of the same place and type as ``mine`` where there are such."""
+    if isinstance(mine, Tensor):
+        mine.copy_(saved)
+        return mine
+    if isinstance(mine, list):
+        return [load_tree(its, theirs, device) for its, theirs in zip(mine, saved, strict=True)]
+    if isinstance(saved, Mapping):
+        return {name: load_tree((mine or {}).get(name), value, device) for name, value in saved.items()}
+    return saved.to(device) if isinstance(saved, Tensor) else saved

@@ -15,16 +15,13 @@ from soseleto.data import Augment, Reading
 from soseleto.data.feeding import Standardize
 from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError
-from soseleto.methods.wrappers.record_signals import Recording, Signals
-from soseleto.methods.wrappers.skip_non_finite import CountingGuard, Skipping
-from soseleto.parallel.device import choose_device
-from soseleto.parallel.reducer import Reducer, Single
+from soseleto.methods.wrappers import CountingGuard, Recording, Signals, Skipping
+from soseleto.parallel.reducer import Reducer, Single, choose_device
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.probes import Share
-from soseleto.task.finite import make_guard
 from soseleto.task.losses import Loss, cross_entropy
-from soseleto.task.task import MakeOptimizer, MakeSchedule, Method
+from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, make_guard
 from soseleto.training import recipe as recipes
 from soseleto.training.agreement import require_reducer, require_same_settings
 from soseleto.training.data import BatchSizes, Data

@@ -16,24 +16,17 @@ from soseleto.data.batches import Batch
 from soseleto.data.examples import truth_known
 from soseleto.engines.shards import reshard, sharded_modules
 from soseleto.errors import TrainingError, UsageError, counted
-from soseleto.methods.wrappers.record_signals import Signals
-from soseleto.parallel.batch_statistics import (
-    PER_PART,
-    average_running_statistics,
-    require_divisible,
-    single_example,
-)
-from soseleto.parallel.device import announcing_emulation
+from soseleto.methods.wrappers import Signals
 from soseleto.parallel.fsdp import gathered
-from soseleto.parallel.reducer import Reducer, my_rows, owned
+from soseleto.parallel.micro_batches import PER_PART, average_running_statistics, require_divisible, single_example
+from soseleto.parallel.reducer import Reducer, announcing_emulation, my_rows, owned
 from soseleto.run_folder import thumbnails
 from soseleto.run_folder.folder import SUSPECTS, RunFolder
 from soseleto.run_folder.ranking import is_suspect
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
 from soseleto.task.cuda_graph import CapturedStep, EagerStep
-from soseleto.task.finite import NonFiniteLoss, check_guard
-from soseleto.task.task import Method, MethodState, Task, after_step
+from soseleto.task.task import Method, MethodState, NonFiniteLoss, Task, after_step, check_guard
 from soseleto.training.agreement import optimizer_settings, require_same_settings
 from soseleto.training.data import Data
 from soseleto.training.history import Records, group_record, weight_record

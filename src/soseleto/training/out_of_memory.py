@@ -10,8 +10,7 @@ from soseleto.data.batches import Batch
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import OutOfMemory, counted
-from soseleto.parallel.batch_statistics import batch_norms
-from soseleto.parallel.micro_batches import Sharing
+from soseleto.parallel.micro_batches import Sharing, batch_norms
 from soseleto.task.task import Task
 
 _PHRASES = ("out of memory", "can't allocate memory", "not enough memory")

@@ -19,7 +19,7 @@ from torch import Tensor
 from soseleto.data import Examples, ExampleSet, structure
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import SoseletoError, UsageError, first_line
-from soseleto.methods.wrappers.record_signals import Signals
+from soseleto.methods.wrappers import Signals
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Single

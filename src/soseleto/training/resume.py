@@ -23,8 +23,7 @@ from soseleto.parallel.fsdp import gathered, in_parts
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.files import as_json
 from soseleto.run_folder.folder import RunFolder
-from soseleto.task.finite import DeferredGuard
-from soseleto.task.task import Task, state_of
+from soseleto.task.task import DeferredGuard, Task, state_of
 from soseleto.training.history import Records
 from soseleto.training.options import Checkpoints
 

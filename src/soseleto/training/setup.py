@@ -20,10 +20,9 @@ from soseleto.parallel.fsdp import ShardedSharing, require_shardable, sharing_of
 from soseleto.parallel.micro_batches import Sharing, require_sharing
 from soseleto.parallel.reducer import Single, owned
 from soseleto.prediction.predictor import TaskKind
-from soseleto.task.finite import Guard
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses
 from soseleto.task.settings import to_data
-from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, Task
+from soseleto.task.task import Guard, MakeOptimizer, MakeSchedule, Method, Task
 from soseleto.training.checks import TaskLosses, check_fit
 from soseleto.training.data import BatchSizes, Data, class_count, class_shares, classes_of
 from soseleto.training.optimizers import Adaptive, Momentum

@@ -47,8 +47,8 @@ from soseleto.pieces import (
     whitened,
     without_own_error,
 )
+from soseleto.pieces.last_layer import no_last_layer
 from soseleto.suspects.mistakes import can_estimate
-from soseleto.task.last_layer import no_last_layer
 from soseleto.task.losses import NoisyLosses
 from soseleto.training.defaults import (
     EPOCHS,

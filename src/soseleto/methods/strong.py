@@ -1,10 +1,10 @@
 """Strong: for wrong labels and images; every batch has doubtful source images and trusted target images.
 
-    q = teacher(weak view)                                  a running mean of the network judges: see teacher.py
-    r = P(class | q, label),  w = r_y                       labels are doubted: see judgement.py
+    q = teacher(weak view)                                  a running mean of the network judges: see ``Teacher``
+    r = P(class | q, label),  w = r_y                       labels are doubted: see ``Judge``
     s = (1 − g)·label + g·sharpened r                       what source images are trained on; g rises from 0 to 1
     s = g·sharpened q                                       what images without labels are trained on, if there are any
-    x, y = mixed(strong views of both, s and trusted labels)                                        see mixing.py
+    x, y = mixed(strong views of both, s and trusted labels)                                        see ``mixed``
     θ ← θ − λ_p ∂/∂θ [ (1 − a)·mean_source H(y, p(x)) + a·mean_target H(y, p(x)) ],   H(y, p) = −Σ_c y_c log p_c
 
 A doubted label is so replaced by the teacher's answer, and its image still trains the network to give the same answer
@@ -15,12 +15,13 @@ last visit, its score a mean over all visits in which later ones count more.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from soseleto.algorithm import Soseleto
 from soseleto.data import structure
 from soseleto.data.batches import Batch
 from soseleto.data.randomness import ExampleRandom
@@ -29,13 +30,19 @@ from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.from_views import joint_scores, require_classes, view_scores, views_of
-from soseleto.methods.state import is_number, require_share
-from soseleto.methods.strong.judgement import Judge, clean_share, one_hot, sharpened
-from soseleto.methods.strong.mixing import mixed
-from soseleto.methods.strong.teacher import TaughtState, Teacher, no_steps
-from soseleto.task.state import load_tree
-from soseleto.task.task import Task
+from soseleto.methods.state import (
+    joint_scores,
+    require_classes,
+    require_share,
+    require_transfer,
+    two_views,
+    view_scores,
+    views_of,
+)
+from soseleto.methods.teacher import Judge, TaughtState, Teacher, clean_share, mixed, no_steps, one_hot, sharpened
+from soseleto.methods.wrappers import WrapperState
+from soseleto.task.losses import FULL, cross_entropy
+from soseleto.task.task import Task, load_tree, state_of
 from soseleto.weights import Weights
 
 LABELS = ("doubted", "believed", "ignored")
@@ -88,9 +95,9 @@ class Strong:
         if self.labels not in LABELS:
             raise UsageError(f"labels must be one of {', '.join(map(repr, LABELS))}, got {self.labels!r}.")
         for name in ("judging", "temperature"):
-            if not (is_number(value := getattr(self, name)) and value > 0):
-                raise UsageError(f"{name} must be above 0, got {value!r}: 0.5 sharpens, 1 does not.")
-        if not (is_number(self.mixup) and self.mixup >= 0):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be above 0, got {getattr(self, name)!r}: 0.5 sharpens, 1 does not.")
+        if not self.mixup >= 0:
             raise UsageError(f"mixup must be 0 or more, got {self.mixup!r}.")
         more: Any = self.unlabelled
         if not isinstance(more, Tensor | UnlabelledViews | None):
@@ -135,7 +142,7 @@ class Strong:
         a = self.share(state, source, target)
         loss = (1.0 - a) * of_source.mean() + a * of_target.mean()
         state.take(gradient(loss, trainable(state.task.model)))
-        state.follow()
+        state.move_teacher()
         state.report(source.index, w, later=LATER)
         numbers = {"source_loss": of_source.detach().mean(), "target_loss": of_target.detach().mean()}
         return {**numbers, "clean_share": clean_share(state.beliefs)}
@@ -235,3 +242,109 @@ class StrongState(TaughtState):
         super().load_state(state)
         self.beliefs |= load_tree(self.beliefs, state["beliefs"], self.task.device)
         self.key = state["key"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrongTransfer:
+    """The strong recipe where the target has classes of its own (transfer mode).
+
+    q = sharpened teacher(weak view), by the head of the image's side
+    y = (1 − g)·label + g·q                                                   for source and target
+    one step of Algorithm 1 on (strong view, y): weights, alignments and both heads as in transfer mode
+
+    H(y, p) = (1 − g)·H(label, p) + g·H(q, p) is the loss of the label and the consistency of weak and strong view.
+    Since labels of another task are not wrong, they are not doubted: what a source image is worth to the target is its
+    weight, which multiplies both terms. g rises from 0, since the first teachers know nothing. Nothing is mixed: two
+    images have two weights, and two sides two sets of classes. After the last step the model is the teacher.
+
+    selection: what learns the weights
+    teacher: decay d of the running mean of the network
+    consistency: g, the share of the teacher's answers in what is learned
+    temperature: of sharpening the answers
+    ramp: the share of all steps over which g rises
+    """
+
+    selection: Soseleto = field(default_factory=Soseleto)
+    teacher: float = 0.999
+    consistency: float = 0.5
+    temperature: float = 0.5
+    ramp: float = 0.05
+
+    name = "strong_transfer"
+    takes_views = True
+
+    def __post_init__(self) -> None:
+        for share in ("teacher", "consistency", "ramp"):
+            require_share(share, getattr(self, share))
+        if not self.temperature > 0:
+            raise UsageError(f"temperature must be above 0, got {self.temperature}: 0.5 sharpens, 1 does not.")
+
+    def init(self, task: Task) -> StrongTransferState:
+        require_transfer(task, self.name)
+        losses = [getattr(task.losses, f"{side}_loss", None) for side in ("source", "target")]
+        if any(loss is not cross_entropy for loss in losses):
+            raise UsageError(f"the method {self.name!r} is for class labels and cross-entropy: leave it out.")
+        selected = self.selection.init(replace(task, classes=None))  # its labels are shares of classes
+        return StrongTransferState(task, selected, Teacher(task.model, self.teacher), no_steps(task.device))
+
+    def step(
+        self, state: StrongTransferState, source: Batch, target: Batch, *, monitor: bool = False
+    ) -> dict[str, Tensor]:
+        learned = [self._learned(state, side, batch) for side, batch in (("source", source), ("target", target))]
+        numbers = self.selection.step(state.inner, *learned, monitor=monitor)
+        state.move_teacher()
+        return numbers
+
+    @torch.no_grad()
+    def _learned(self, state: StrongTransferState, side: str, batch: Batch) -> Batch:
+        """The strong view, and y (B, C) for its labels."""
+        weak, strong = two_views(batch, self.name)
+        scores = state.answers(side, weak)
+        labels = one_hot(batch.labels, scores.shape[1]).to(scores.dtype)
+        ramp = max(1.0, self.ramp * state.task.steps)
+        risen = (state.taken / ramp).clamp(max=1.0) if self.ramp else torch.ones_like(state.taken)
+        g = self.consistency * risen
+        given = torch.lerp(labels, sharpened(scores.softmax(1), self.temperature), g.to(scores.dtype))
+        return replace(batch, inputs=strong, labels=given)
+
+
+@dataclass
+class StrongTransferState(WrapperState):
+    """The state of the selection, and the teacher; ``taken`` counts the steps on the device."""
+
+    teacher: Teacher
+    taken: Tensor
+
+    @property
+    def answering(self) -> nn.Module:
+        """The network to evaluate: the teacher, whose values the model has after the last step."""
+        return self.task.model if self._has_ended else self.teacher.model
+
+    @property
+    def _has_ended(self) -> bool:
+        return bool(self.inner.steps == self.task.steps)
+
+    def answers(self, side: str, weak: Tensor) -> Tensor:
+        """The teacher's scores (B, C) by the head of a side, in float32 or better."""
+        model: Any = self.teacher.model
+        precision = getattr(self.task.losses, "precision", FULL)
+        scores: Tensor = precision(getattr(model, f"{side}_head"), precision(model.trunk, weak))
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+    def move_teacher(self) -> None:
+        """After the network has moved: move the teacher."""
+        self.teacher.follow(self.taken)
+        self.taken += 1
+
+    def after_step(self) -> None:
+        """After the last step the network gets the teacher's values."""
+        if self._has_ended:
+            self.teacher.replace(self.task.model)
+
+    def state(self) -> dict[str, Any]:
+        return {"inner": state_of(self.inner), "teacher": self.teacher.state(), "steps": self.taken}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.inner.load_state(state["inner"])
+        self.teacher.load_state(state["teacher"])
+        self.taken.copy_(state["steps"])

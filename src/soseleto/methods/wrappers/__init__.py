@@ -1,1 +1,0 @@
-"""Methods that wrap another method: skip non-finite steps, stop early, record signals."""
