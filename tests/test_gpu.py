@@ -115,7 +115,6 @@ def random_batch(n: int, seed: int) -> Batch:
     "settings",
     [
         {},
-        {"weights_first": True},
         {"direction": last_batch()},
         {"weight_step": None},
         {"source_loss": label_doubt()},

@@ -64,7 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "layerwise": {"method": soseleto.Soseleto(engine="layerwise"), "epochs": 25 if LONG else 2},
     "auto, Adam": {"optimizer": adam, "method": soseleto.Soseleto(direction=preconditioned())},
     "micro-batches": {"compute": {"micro_batch_size": 2}},
-    "weights first": {"method": soseleto.Soseleto(weights_first=True, gradients=target_share(0.3))},
+    "target share": {"method": soseleto.Soseleto(gradients=target_share(0.3))},
     "single target batch": {"method": soseleto.Soseleto(direction=last_batch())},
     "float32": {"method": soseleto.Soseleto(engine="layerwise"), "precise": False},
     "frozen": {"method": soseleto.Soseleto(weight_step=None)},

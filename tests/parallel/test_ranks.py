@@ -95,7 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
     "transfer, double backward": {"mode": "transfer", "method": soseleto.Soseleto(engine="double_backward")},
     "transfer, loop": {"mode": "transfer", "method": soseleto.Soseleto(engine="loop")},
     "weights first, paper's loss": {
-        "method": soseleto.Soseleto(weights_first=True, source_loss=mean(), gradients=target_share(0.3)),
+        "method": soseleto.Soseleto(source_loss=mean(), gradients=target_share(0.3)),
     },
     "frozen": {"method": soseleto.Soseleto(weight_step=None), "mode": "transfer"},
     "labels doubted": {"method": soseleto.Soseleto(source_loss=label_doubt(), initial_weight=0.7)},
