@@ -60,7 +60,6 @@ def pages() -> dict[Path, str]:
             filled("experiments/choices.md", choices.parts()),
             filled("docs/how-to/scale.md", {"measured": speed.scale()}),
             filled("docs/how-to/suspects.md", suspects.parts()),
-            filled("docs/how-to/data.md", {"large data": data.large()}),
             filled("docs/how-to/resume.md", {"campaigns": data.safety()}),
         ]
     )

@@ -333,12 +333,12 @@ def test_large_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_data, "seconds_of_quick", lambda: 1.0)
     out = tmp_path / "large_data.json"
     kills = "1" if os.environ.get("SOSELETO_LONG_KILLS") else "0"
-    sizes = ["--items", "600", "--jpegs", "24", "--examples", "100000", "--kills", kills]
+    sizes = ["--items", "600", "--examples", "100000", "--kills", kills]
     rows = large_data.main([*sizes, "--work", str(tmp_path), "--out", str(out)])
     assert json.loads(out.read_text())["rows"] == rows
-    assert len(rows) == 13 + 2 * int(kills)
+    assert len(rows) == 9 + 2 * int(kills)
     limits = {row["what"]: row["at_most"] for row in rows if "at_most" in row}
-    assert sorted(limits.values()) == sorted([1.1, 300, 1.15, 50, 2, 2000] + [0] * int(kills))
+    assert sorted(limits.values()) == sorted([1.3, 300, 2, 2000] + [0] * int(kills))
     assert all(row["value"] == 0 for row in rows if row.get("at_most") == 0)
 
 

@@ -1,28 +1,8 @@
-"""Large data, and campaigns against damage."""
+"""Campaigns against damage."""
 
 from __future__ import annotations
 
 from pages.common import ROOT, load, table
-
-
-def large() -> str:
-    """Every figure of the benchmark, with its limit where it has one."""
-    rows = load("large_data-cpu.json")["rows"]
-    return table(
-        ["measured", "", "at most"],
-        [
-            [
-                row["what"],
-                ("yes" if row["value"] else "no")
-                if row["unit"] == "yes or no"
-                else f"{row['value']:,.0f} {row['unit']}"
-                if row["value"] >= 1000
-                else f"{row['value']:.3g} {row['unit']}",
-                f"{row['at_most']:,g}" if "at_most" in row else "",
-            ]
-            for row in rows
-        ],
-    )
 
 
 def safety() -> str:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import soseleto
-from soseleto.data import Examples, Live
+from soseleto.data import Examples, LazyDataset
 from soseleto.data.feeding import make_prepare
 from soseleto.errors import UsageError
 from soseleto.training.estimated_mistakes import estimate_mistakes
@@ -73,7 +73,7 @@ class PerToken(nn.Module):
 
 
 def test_batches_padded_to_different_lengths_have_features_of_one_width() -> None:
-    source, target = (Live(Sequences(n), collate_fn=padded, workers=0) for n in (1100, 60))
+    source, target = (LazyDataset(Sequences(n), collate_fn=padded, workers=0) for n in (1100, 60))
     model = PerToken()
     found = estimate_mistakes(model, make_prepare(source, model, standardize=None), source, target, 2, seed=0)
     assert 0 <= found.share[0] <= found.share[1] < 1

@@ -4,7 +4,7 @@ from soseleto.data.augment import Augment, StrongAugment
 from soseleto.data.batches import Batch, TargetCycle, source_batches, source_order
 from soseleto.data.examples import Examples, ExampleSet
 from soseleto.data.feeding import feed
-from soseleto.data.live import Live
+from soseleto.data.lazy import LazyDataset
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Preprocess
@@ -14,7 +14,6 @@ from soseleto.data.readers.problems import Problem, ProblemsError
 from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.read_pair import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.readers.reading import Reading
-from soseleto.data.stream import Stream
 from soseleto.data.views import FeatureViews, TokenViews, Views
 
 __all__ = [
@@ -24,7 +23,7 @@ __all__ = [
     "ExampleSet",
     "Examples",
     "FeatureViews",
-    "Live",
+    "LazyDataset",
     "Noisy",
     "Pair",
     "Preprocess",
@@ -32,7 +31,6 @@ __all__ = [
     "ProblemsError",
     "ReadOnce",
     "Reading",
-    "Stream",
     "StrongAugment",
     "TablePreparation",
     "TargetCycle",

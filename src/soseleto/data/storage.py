@@ -103,6 +103,16 @@ def empty(rows: int, *sizes: int, what: str, dtype: torch.dtype = torch.float32)
         return torch.from_file(str(path), shared=True, size=size, dtype=dtype).view(rows, *sizes)
 
 
+def concatenate(first: Tensor, second: Tensor) -> Tensor:
+    """The rows of both, on disk if they are large."""
+    if first.device.type != "cpu" or not is_large(first.nbytes + second.nbytes):
+        return torch.cat([first, second])
+    both = empty(len(first) + len(second), *first.shape[1:], what="the data with its probes", dtype=first.dtype)
+    both[: len(first)] = first
+    both[len(first) :] = second
+    return both
+
+
 def select(tensor: Tensor, index: Tensor) -> Tensor:
     """``tensor[index]``, on disk if it is large; a tensor on a GPU stays there."""
     if tensor.device.type != "cpu" or not is_large(len(index) * tensor[:1].nbytes):

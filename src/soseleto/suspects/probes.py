@@ -19,11 +19,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from soseleto.data import Examples, ExampleSet, generator, seed_for
-from soseleto.data.joined import Joined
-from soseleto.data.storage import is_large
-from soseleto.data.structure import change, concatenate, to_device
+from soseleto.data import Examples, ExampleSet, generator, seed_for, storage
+from soseleto.data.lazy import LazyDataset
+from soseleto.data.structure import change, to_device
 from soseleto.errors import UsageError
 from soseleto.suspects.mistakes import Mistakes
 
@@ -63,8 +63,8 @@ class PlantedProbes:
 
     def without(self, planted: ExampleSet) -> ExampleSet:
         """The source without the appended probes; inputs and labels share the memory of ``planted``."""
-        if isinstance(planted, Joined):
-            return planted.first
+        if isinstance(planted, LazyDataset):
+            return planted.subset(range(self.n_source))
         assert isinstance(planted, Examples)
         n = self.n_source
         return replace(
@@ -259,17 +259,19 @@ def _in_proportion(labels: Tensor, m: int, classes: int, seed: int) -> Tensor:
 
 def _behind(source: ExampleSet, taken: ExampleSet, probes: PlantedProbes) -> ExampleSet:
     """One data set: the source examples, then the probes."""
-    if not isinstance(source, Examples) or not isinstance(taken, Examples) or is_large(source.nbytes):
-        return Joined(source, taken, probes.labels)
+    names = [f"probe {taken.id_of(at)}" for at in range(len(taken))]
+    if isinstance(source, LazyDataset):
+        return source.followed_by(taken, probes.labels, names)
+    if not isinstance(taken, Examples):  # few: what is random in them is drawn once
+        taken = Examples(*taken.take(torch.arange(len(taken))))
+    assert isinstance(source, Examples)
     device = source.device
-    ids = None
-    if source.ids is not None:
-        ids = (*source.ids, *(f"probe {name}" for name in taken.ids or ()))
+    ids = None if source.ids is None else (*source.ids, *names)
     paths = None if source.paths is None else (*source.paths, *(taken.paths or [""] * len(taken)))
     truth = None if source.truth is None else torch.cat([source.truth, probes.truth.to(source.truth.device)])
     return replace(
         source,
-        inputs=concatenate([source.inputs, to_device(taken.inputs, device)]),
+        inputs=pytree.tree_map(storage.concatenate, source.inputs, to_device(taken.inputs, device)),
         labels=torch.cat([source.labels, probes.labels.to(device)]),
         ids=ids,
         paths=paths,

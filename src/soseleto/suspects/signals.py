@@ -81,8 +81,6 @@ def gather(
     labels = source.labels.cpu()
     weights = recorded.get("weight", torch.ones(len(labels))).cpu()
     voters = torch.randperm(probes.n_source, generator=generator(seed, "probes/voters"))[:MOST_VOTERS]
-    if source.reads_ahead:  # a stream is read forward
-        voters = voters.sort().values
     with last_inputs(model) as seen:
         features, of_target = _features(target, in_pieces(len(target)), outputs, seen)
         classes = of_target.shape[1]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.data import Examples, ExampleSet, Live, Stream, TargetCycle, as_example_set, check_mode, read_pair
+from soseleto.data import Examples, ExampleSet, LazyDataset, TargetCycle, as_example_set, check_mode, read_pair
 from soseleto.data.feeding import match_input_range
 from soseleto.data.readers.prepare_tables import Preparation
 from soseleto.data.readers.problems import some
@@ -40,7 +40,7 @@ class Data:
         """Files are read as a pair, with one list of classes and every check; arrays and Datasets are taken as is."""
         check_mode(mode)
         if any(isinstance(data, (str, Path)) for data in (source, target, test)):
-            if any(isinstance(data, Live | Stream) for data in (source, target, test)):
+            if any(isinstance(data, LazyDataset) for data in (source, target, test)):
                 raise UsageError(
                     "a path cannot stand beside data that is read in every epoch, since classes are matched among "
                     "files only: give all of them as Datasets."

@@ -86,7 +86,7 @@ def fit(
             in place and never wrapped.
         source, target, test: ``Examples``, a pair (inputs, labels) of arrays, tensors, or dicts and tuples of these, a
             Dataset, or a path. A Dataset that is random, ragged or large is read in every epoch, as by
-            ``soseleto.data.Live``.
+            ``soseleto.data.LazyDataset``.
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
         recipe: ``"plain"`` is SOSELETO with the settings given here. ``"strong"`` is for many wrong labels, images or
             texts, and a GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``. Inputs are

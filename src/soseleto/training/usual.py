@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from soseleto.algorithm import Soseleto
-from soseleto.data import ExampleSet, Stream, structure
+from soseleto.data import ExampleSet, structure
 from soseleto.data.batches import Batch
 from soseleto.data.feeding import Prepare
 from soseleto.engines.shards import sharded_modules
@@ -213,12 +213,12 @@ def convolutional(model: nn.Module) -> bool:
 def by_heart(model: nn.Module, source: ExampleSet) -> bool:
     """Whether a model has parameters enough to learn the source's labels by heart."""
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return isinstance(source, Stream) or parameters > BY_HEART * len(source)
+    return parameters > BY_HEART * len(source)
 
 
 def wrong_at_least(model: nn.Module, prepare: Prepare, source: ExampleSet, target: ExampleSet, *, seed: int) -> float:
     """The lower end of the estimated share of wrong labels in the source; 0 where nothing can be estimated."""
-    if isinstance(source, Stream) or isinstance(target, Stream) or sharded_modules(model):
+    if sharded_modules(model):
         return 0.0
     classes = max(len(side.classes or ()) or int(side.sample_labels().max()) + 1 for side in (source, target))
     if classes < 2 or not can_estimate(len(target), classes):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from soseleto.data import image_folder, structure
 from soseleto.data.examples import Examples
+from soseleto.data.lazy import refuse_iterable
 from soseleto.data.readers import huggingface, npz, tables
 from soseleto.data.readers.frames import frame_table, is_frame
 from soseleto.data.readers.in_memory import inputs_of, labels_of, stack_dataset
@@ -19,7 +20,6 @@ from soseleto.data.readers.raw import Raw
 from soseleto.data.readers.read_once import ReadOnce
 from soseleto.data.readers.reading import Reading
 from soseleto.data.readers.table_files import SUFFIXES as TABLES
-from soseleto.data.stream import refuse_loader
 from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
@@ -59,12 +59,7 @@ def raw_of(data: Any, *, name: str, reading: Reading) -> Raw:
         return _from_frame(data, name=name, reading=reading)
     if is_dataset(data):
         return _from_pair(*stack_dataset(data, name=name), name)
-    refuse_loader(data)
-    if hasattr(data, "__iter__") and not isinstance(data, Tensor | dict):
-        raise UsageError(
-            f"the {name} can only be iterated, but every weight belongs to one example: give a map-style "
-            "Dataset with __len__ and __getitem__."
-        )
+    refuse_iterable(data, name=name)
     raise UsageError(f"the {name} is a {type(data).__name__}: give {_FORMS}.")
 
 

@@ -13,17 +13,14 @@ from torch import Tensor
 
 from soseleto.data.examples import Examples, ExampleSet
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
-from soseleto.data.joined import Joined
-from soseleto.data.live import Live, is_free
+from soseleto.data.lazy import LazyDataset, fits_memory, refuse_iterable
 from soseleto.data.readers.checks import CHECKED, check_examples, labels_in_source, labels_in_target
 from soseleto.data.readers.class_indices import number_labels
 from soseleto.data.readers.open import UNLABELLED, is_dataset, raw_of, raw_without_labels
 from soseleto.data.readers.prepare_tables import Preparation, prepare_tables
 from soseleto.data.readers.problems import Problem, ProblemsError, some
 from soseleto.data.readers.raw import Raw
-from soseleto.data.readers.read_once import ChangingItems
 from soseleto.data.readers.reading import Reading, given_kinds, refuse_keywords
-from soseleto.data.stream import Stream, is_stream
 from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
@@ -53,23 +50,13 @@ class Pair:
 
 
 def as_example_set(data: Any, *, name: str, preparation: Preparation | None = None) -> ExampleSet:
-    """Data in memory, a Dataset that stays where it is (``Live``), or for the source a ``Stream``."""
-    if is_stream(data) and not isinstance(data, Live | Stream | Joined):
-        data = Stream(data)
-    if isinstance(data, Stream) and name != "source":  # only the source is read in order
-        return data.in_memory()
-    if isinstance(data, Live | Stream):
+    """Data in memory, or a Dataset that is read in every epoch (``LazyDataset``)."""
+    refuse_iterable(data, name=name)
+    if isinstance(data, LazyDataset):
         return data.named(name)
-    if isinstance(data, Joined):
-        return data
-    if is_dataset(data) and not is_free(data):
-        return Live(data).named(name)
-    try:
-        return as_examples(data, name=name, preparation=preparation)
-    except ChangingItems:
-        if not is_dataset(data):
-            raise
-        return Live(data).named(name)  # so rarely that ``is_free`` missed it
+    if is_dataset(data) and not fits_memory(data, name=name):
+        return LazyDataset(data).named(name)
+    return as_examples(data, name=name, preparation=preparation)
 
 
 def as_examples(

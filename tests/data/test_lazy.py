@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import soseleto
-from soseleto.data import Live, ReadOnce, as_example_set
+from soseleto.data import LazyDataset, as_example_set
 from soseleto.data.examples import Examples
 from soseleto.data.feeding import feed
 from soseleto.errors import DataError, UsageError
@@ -38,44 +38,20 @@ def batches(data, purpose="source/augment/1", seed=0, index=((3, 1), (5, 0, 2)))
 
 def test_randomness_follows_seed_purpose_and_index_whatever_the_workers():
     torch.manual_seed(7)
-    here = batches(Live(Noisy(), workers=0))
+    here = batches(LazyDataset(Noisy(), workers=0))
     after = torch.rand(())
     torch.manual_seed(7)
     assert torch.equal(torch.rand(()), after)  # the global generator is left alone
-    two = Live(Noisy(), workers=2)
+    two = LazyDataset(Noisy(), workers=2)
     for again in (two, two.to("cpu")):
         assert all(torch.equal(a, b) for a, b in zip(here, batches(again), strict=True))
         again.close()
-    assert torch.equal(here[1][1:], batches(Live(Noisy(), workers=0), index=((0, 2),))[0])  # not of the batch
+    assert torch.equal(here[1][1:], batches(LazyDataset(Noisy(), workers=0), index=((0, 2),))[0])  # not of the batch
     noise = here[0] - Noisy().rows[[3, 1]]
     assert ((noise[0] - noise[1]).abs() > 1e-4).all()  # each item has its own
     for other in ({"purpose": "source/augment/2"}, {"seed": 1}):
-        changed = batches(Live(Noisy(), workers=0), **other)[0] - here[0]
+        changed = batches(LazyDataset(Noisy(), workers=0), **other)[0] - here[0]
         assert (changed.abs() > 1e-4).all()  # of all three generators
-
-
-def test_an_item_that_draws_only_sometimes_is_reproducible():
-    class Sometimes(Noisy):
-        def __getitem__(self, at):
-            self.draws = at == 5
-            return super().__getitem__(at)
-
-    alone = batches(Live(Sometimes(), workers=0), index=((5,),))[0]
-    after_others = batches(Live(Sometimes(), workers=0), index=((1, 2), (3, 5)))[1][1:]
-    assert torch.equal(alone, after_others)
-
-
-def test_items_are_read_once_where_nothing_is_drawn():
-    class Counting(Noisy):
-        reads = 0
-
-        def __getitem__(self, at):
-            self.reads += 1
-            return super().__getitem__(at)
-
-    data = Counting(draws=False)
-    assert len(batches(Live(data, workers=0))) == 2
-    assert data.reads == 5
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -86,7 +62,7 @@ def test_an_error_names_the_item(workers):
                 raise ValueError("cannot decode")
             return super().__getitem__(at)
 
-    live = Live(Broken(), workers=workers).named("source")
+    live = LazyDataset(Broken(), workers=workers).named("source")
     with pytest.raises(DataError, match=r"item 41 of the source data set cannot be read \(ValueError: cannot decode\)"):
         list(live.read(torch.arange(60).split(10)))
     live.close()
@@ -95,29 +71,28 @@ def test_an_error_names_the_item(workers):
 def test_ragged_items_need_a_collate_function():
     ragged = [(torch.ones(1 + at % 3), at % 2) for at in range(9)]
     with pytest.raises(DataError, match="collate_fn"):
-        batches(Live(ragged, workers=0), index=((0, 1),))
+        batches(LazyDataset(ragged, workers=0), index=((0, 1),))
 
     def padded(items):
         rows = nn.utils.rnn.pad_sequence([row for row, _ in items], batch_first=True)
         return {"rows": rows, "labels": torch.tensor([label for _, label in items])}
 
-    inputs, labels = next(Live(ragged, collate_fn=padded, workers=0).read([torch.tensor([0, 2])]))
+    inputs, labels = next(LazyDataset(ragged, collate_fn=padded, workers=0).read([torch.tensor([0, 2])]))
     assert inputs["rows"].shape == (2, 3)
     assert labels.tolist() == [0, 0]
 
 
 def test_labels_are_those_that_were_read_and_the_missing_are_read_when_asked_for():
-    live = Live(Noisy(10, draws=False), workers=0)
+    live = LazyDataset(Noisy(10, draws=False), workers=0)
     list(live.read([torch.tensor([1, 4])]))
     assert live.labels.tolist() == [0, 1] * 5
-    tokens = Live([(torch.ones(2), torch.arange(3)) for _ in range(4)], workers=0)
+    tokens = LazyDataset([(torch.ones(2), torch.arange(3)) for _ in range(4)], workers=0)
     assert tokens.labels.shape == (4, 0)  # several numbers per example are not kept
 
 
 def test_a_dataset_is_read_into_memory_where_that_is_free():
     assert isinstance(as_example_set(Noisy(draws=False), name="source"), Examples)
-    assert isinstance(as_example_set(ReadOnce(Noisy()), name="source"), Examples)
-    assert isinstance(as_example_set(Noisy(), name="source"), Live)  # random
+    assert isinstance(as_example_set(Noisy(), name="source"), LazyDataset)  # random
 
     class Large(Noisy):
         def __len__(self):
@@ -126,28 +101,7 @@ def test_a_dataset_is_read_into_memory_where_that_is_free():
         def __getitem__(self, at):
             return super().__getitem__(at % 60)
 
-    assert isinstance(as_example_set(Large(draws=False), name="source"), Live)
-
-
-def test_a_rare_change_is_found_by_what_is_drawn_or_by_reading_again():
-    class Rare(Noisy):
-        def __getitem__(self, at):
-            drawn = np.random.rand() if self.draws else 1.0  # noqa: NPY002
-            return self.rows[at] * (drawn > 1e-9), at % 2
-
-    assert isinstance(as_example_set(Rare(), name="source"), Live)
-    assert isinstance(as_example_set(Rare(draws=False), name="source"), Examples)
-
-    class Late(Noisy):
-        """Changes after the reads that decide whether it is read into memory; draws from no global generator."""
-
-        reads = 0
-
-        def __getitem__(self, at):
-            self.reads += 1
-            return self.rows[at] + (self.reads if self.reads > 12 * 4 else 0), at % 2
-
-    assert isinstance(as_example_set(Late(draws=False), name="source"), Live)
+    assert isinstance(as_example_set(Large(draws=False), name="source"), LazyDataset)
 
 
 class Doubled(TensorDataset):
@@ -177,9 +131,9 @@ class Beside(Dataset):
 @pytest.mark.parametrize(("kind", "expected"), [(Doubled, [0, 2, 4, 6, 8, 10]), (Half, [0, 1, 2]), (Beside, [3, 2, 1])])
 def test_items_of_a_dataset_with_tensors_are_its_own(kind, expected):
     data = kind(torch.arange(6.0)[:, None], torch.arange(6) % 2)
-    for made in (as_example_set(data, name="source"), as_example_set(ReadOnce(data), name="source")):
-        assert made.inputs.flatten().tolist() == expected
-        assert made.labels.tolist() == [data[at][1] for at in range(len(data))]
+    made = as_example_set(data, name="source")
+    assert made.inputs.flatten().tolist() == expected
+    assert made.labels.tolist() == [data[at][1] for at in range(len(data))]
     part = as_example_set(Subset(data, [2, 0]), name="source")
     assert part.inputs.flatten().tolist() == [expected[2], expected[0]]
 
@@ -196,7 +150,7 @@ def test_a_tensor_dataset_is_not_read_item_by_item(monkeypatch):
 def test_images_of_pillow_and_numpy_become_channels_first():
     image = pytest.importorskip("PIL.Image")
     pictures = [(image.fromarray(np.full((6, 5, 3), at, np.uint8)), at % 2) for at in range(4)]
-    inputs, _ = Live(pictures, workers=0).take(torch.tensor([2, 1]))
+    inputs, _ = LazyDataset(pictures, workers=0).take(torch.tensor([2, 1]))
     assert inputs.shape == (2, 3, 6, 5)
     assert inputs.dtype == torch.uint8
     assert int(inputs[0, 0, 0, 0]) == 2
@@ -205,23 +159,24 @@ def test_images_of_pillow_and_numpy_become_channels_first():
 def test_grey_images_of_a_dataset_have_one_channel_in_memory_too():
     pictures = [(np.full((6, 5), at, np.uint8), at % 2) for at in range(4)]
     assert as_example_set(pictures, name="source").inputs.shape == (4, 1, 6, 5)
-    assert Live(pictures, workers=0).take(torch.tensor([2, 1]))[0].shape == (2, 1, 6, 5)
+    assert LazyDataset(pictures, workers=0).take(torch.tensor([2, 1]))[0].shape == (2, 1, 6, 5)
 
 
 def test_bad_arguments():
     with pytest.raises(UsageError, match="workers must be 0 or more"):
-        Live(Noisy(), workers=-1)
+        LazyDataset(Noisy(), workers=-1)
     with pytest.raises(UsageError, match="__getitem__"):
-        Live(iter([]))
+        LazyDataset(iter([]))
 
 
 def test_the_feed_of_a_rank_holds_its_rows_of_the_whole_batch():
     plan = torch.arange(12).split(4)
-    whole = list(feed(Live(Noisy(), workers=0), plan, seed=0, epoch=1))
-    mine = list(feed(Live(Noisy(), workers=0), plan, seed=0, epoch=1, keep=lambda batch: batch % 5 == 0, start=1))
+    data = LazyDataset(Noisy(), workers=0)
+    whole = list(feed(data, plan, seed=0, epoch=1))
+    mine = list(feed(data, plan, seed=0, epoch=1, keep=lambda batch: batch % 5 == 0, start=1))
     assert [fed.places.tolist() for fed in mine] == [[5], [10]]
     assert torch.equal(mine[0].inputs, whole[1].inputs[1:2])
-    empty = list(feed(Live(Noisy(), workers=0), plan, seed=0, epoch=1, keep=lambda batch: batch < 0))
+    empty = list(feed(data, plan, seed=0, epoch=1, keep=lambda batch: batch < 0))
     assert empty[0].inputs.shape == (0, 3)
 
 
@@ -233,7 +188,7 @@ def fitted(source, **options):
 
 def test_fit_reads_a_live_set_in_every_epoch_and_equals_memory_where_nothing_is_random(tmp_path):
     in_memory = fitted(Noisy(draws=False))
-    live = fitted(Live(Noisy(draws=False), workers=1), out=tmp_path / "run")
+    live = fitted(LazyDataset(Noisy(draws=False), workers=1), out=tmp_path / "run")
     assert torch.equal(in_memory.weights, live.weights)
     assert torch.equal(in_memory.scores, live.scores)
     assert torch.equal(in_memory.model.weight, live.model.weight)
@@ -250,7 +205,7 @@ def test_fit_keeps_the_augmentation_random():
             seen.append((at, float(row[0])))
             return row, label
 
-    fitted(Live(Watched(), workers=0))
+    fitted(LazyDataset(Watched(), workers=0))
     of_one = {value for at, value in seen if at == 31}
     assert len(of_one) >= 3  # two epochs, and the reading at the end
 
@@ -263,7 +218,7 @@ def test_probes_among_live_examples():
 
     rows = torch.randn(60, 3) * 0.1 + 3 * (torch.arange(60) % 2)[:, None]
     result = soseleto.fit(
-        nn.Linear(3, 2), Live(Separable(100), workers=0), (rows, torch.arange(60) % 2), epochs=3, probes="auto"
+        nn.Linear(3, 2), LazyDataset(Separable(100), workers=0), (rows, torch.arange(60) % 2), epochs=3, probes="auto"
     )
     assert result.weights.shape == (100,)
     assert result.suspects().probability.shape == (100,)
