@@ -24,8 +24,7 @@ from experiments import results
 from experiments.data import data_root
 from soseleto import sgd
 from soseleto.data import Examples, TablePreparation
-from soseleto.data.readers.reading import Reading
-from soseleto.data.readers.table_files import load
+from soseleto.data.tables import load
 from soseleto.models import table_network
 from soseleto.prediction.final import JUDGES, FinalData, boosting, fit_final, gradient_boosting
 from soseleto.training.fit import fit
@@ -52,7 +51,7 @@ def split(
 
     choosing: take the rows that are not reported; n_source: -1 for all that are left
     """
-    table = load(data_root() / "tables" / "adult.csv", "source", Reading(), all_text=True)
+    table = load(data_root() / "tables" / "adult.csv")
     labels = np.array([label == ">50K" for label in table["class"].to_pylist()], dtype=np.int64)
     order = np.random.default_rng(20240601).permutation(len(labels))
     draw = np.random.default_rng(1000 + seed)

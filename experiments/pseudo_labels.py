@@ -111,9 +111,7 @@ def fit_unlabelled(
         )
     data = Data.read(source, target, given["test"], mode)
     if not all(isinstance(one, Examples) and isinstance(one.inputs, Tensor) for one in (data.source, data.target)):
-        raise UsageError(
-            "fit_unlabelled takes data in memory with one tensor as inputs: write soseleto.data.ReadOnce(dataset)."
-        )
+        raise UsageError("fit_unlabelled takes data in memory with one tensor as inputs: give soseleto.Examples.")
     if not are_class_indices(data.target.labels):
         raise UsageError("unlabelled examples get class indices as labels, and the target has other labels: use fit.")
     if given["optimizer"] is not None:

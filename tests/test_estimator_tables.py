@@ -25,7 +25,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 import soseleto
 from soseleto import SoseletoClassifier
 from soseleto.data import TablePreparation
-from soseleto.data.readers.frames import stacked
+from soseleto.data.tables import stacked
 
 
 def quick(**options: Any) -> SoseletoClassifier:

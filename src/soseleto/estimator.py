@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data import Examples, Preprocess, TablePreparation, cells
+from soseleto.data.arrays import inputs_of
 from soseleto.data.columns import TEXT_LENGTH
-from soseleto.data.readers.frames import frame_table, is_frame, stacked
-from soseleto.data.readers.in_memory import inputs_of
-from soseleto.data.readers.tables import prepared
+from soseleto.data.prepare import prepared
 from soseleto.data.storage import check_size
+from soseleto.data.tables import frame_table, is_frame, stacked
 from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.final import weighted

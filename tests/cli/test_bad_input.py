@@ -70,9 +70,9 @@ FOLDERS = {
     "empty class": (lambda desk: (desk / "source/owl").mkdir(), "the class owl has no images"),
     "class not in source": (
         lambda desk: picture(desk / "target/owl/0.png", 7),
-        "the class owl is not in the source",
+        "the source has no example of class owl",
     ),
-    "duplicate": (copied, "is also in the source"),
+    "duplicate": (copied, "the source has copies of 1 target example"),
     "outside": (linked_outside, "lead outside"),
 }
 TABLES = {
@@ -82,10 +82,10 @@ TABLES = {
     "no rows": (put("source.csv", b"a,b,label\n"), "has no rows"),
     "no label column": (put("source.csv", b"a,b\n1,2\n"), "has no label column"),
     "two columns of one name": (put("source.csv", b"a,a,label\n1,2,cat\n"), "two columns of one name"),
-    "not text": (put("source.csv", b"a,label\n\xff\xfe\x00,cat\n"), "byte 0xff in row 0 (line 2), column 'a'"),
-    "latin-1": (put("source.csv", "a,label\n1,chat\n2,b\xe9b\xe9\n".encode("latin-1")), "or --encoding latin-1"),
-    "stray quote": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat'), "row 8 (line 10) of"),
-    "stray quotes in two rows": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat"'), "row 8 (line 10) of"),
+    "not text": (put("source.csv", b"a,label\n\xff\xfe\x00,cat\n"), "byte 0xff in line 2 of"),
+    "latin-1": (put("source.csv", "a,label\n1,chat\n2,b\xe9b\xe9\n".encode("latin-1")), "with --encoding latin-1"),
+    "stray quote": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat'), "the row in line 10 of"),
+    "stray quotes in two rows": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat"'), "the label of row 8 has a line break"),
     "label with a line break": (add('1,2,3,4,"c\nat"'), "the label of row 8 has a line break"),
     "long label": (add(f"1,2,3,4,{'c' * 201}"), "the label of row 8 has 201 characters"),
     "other columns": (put("target.csv", b"a,b,label\n1,2,cat\n"), "column"),
@@ -99,8 +99,8 @@ FILES = {
     "no classes": ("flat", "has no subfolders"),
     "no images": ("hollow", "no images below"),
     "torn parquet": ("torn.parquet", "cannot be read"),
-    "torn npz": ("torn.npz", "is not a complete .npz file"),
-    "pickled npz": ("pickled.npz", "save numbers or fixed-length text, not objects"),
+    "torn npz": ("torn.npz", "torn.npz cannot be read"),
+    "pickled npz": ("pickled.npz", "save numbers or fixed-length text by np.savez, not objects"),
 }
 
 

@@ -30,9 +30,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from soseleto.data import Examples, Reading, as_examples, check_pair
-from soseleto.data.readers.prepare_tables import prepare_tables
-from soseleto.data.readers.problems import ProblemsError
-from soseleto.data.readers.tables import read_table
+from soseleto.data.prepare import prepare
+from soseleto.data.reading import ProblemsError
+from soseleto.data.tables import from_table, load
 from soseleto.errors import SoseletoError
 
 EXAMPLES = 200 if "SOSELETO_LONG_CAMPAIGN" in os.environ else 4
@@ -165,7 +165,9 @@ def contents(found: Examples, path: Path, reading: Reading) -> dict[str, tuple[s
     ids = [found.id_of(row) for row in range(len(found))]
     values = found.inputs
     if path.suffix != ".npz":
-        _, preparation = prepare_tables([read_table(path, name="source", reading=reading)], reading)
+        table = load(path, reading)
+        raw = from_table(table, name="source", reading=reading, folder=None, what="the table")
+        _, preparation = prepare([raw], reading)
         assert preparation is not None
         values = np.stack(list(preparation.values_of(found.inputs).values()), axis=1)
     rows = zip(found.labels.tolist(), values.tolist(), strict=True)
@@ -304,7 +306,8 @@ def test_damaged_text_is_refused_or_keeps_the_other_rows(
     got, want = contents(found, path, reading), expected(table)
     same = [name for name in got if name in want and got[name] == want[name]]
     assert len(got) - len(same) <= 1, (how, got, want)
-    assert how in ("cut", "header_only") or len(same) >= len(want) - 1
+    # a quote at the start of a field may end at another one: RFC 4180 allows a field of several lines
+    assert how in ("cut", "header_only", "stray_quote") or len(same) >= len(want) - 1
 
 
 # Damage to binary files

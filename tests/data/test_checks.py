@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from soseleto.data import Examples, ProblemsError, Reading, check_pair, read_pair
-from soseleto.data.readers.duplicates import duplicates
+from soseleto.data.checks import duplicates
 from soseleto.errors import DataError
 
 
@@ -193,8 +193,7 @@ def test_a_class_that_nothing_trusted_has_is_reported():
     target = Examples(torch.rand(2, 5), torch.tensor([0, 1]), classes=("a", "b", "c"))
     (problem,) = check_pair(source, target, mode="noisy")
     assert str(problem) == (
-        "target: the class c has no example in the target, and 2 examples in the source, for which nothing trusted "
-        "speaks: add target examples."
+        "target: the source has 2 examples of class c, and the target none to judge them by: add target examples."
     )
     assert not problem.stops
     assert not check_pair(source, target, mode="transfer")

@@ -118,7 +118,7 @@ def test_an_array_that_claims_to_be_huge(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x.npy", header.getvalue())
         archive.writestr("y.npy", header.getvalue())
-    with pytest.raises(SoseletoError, match=r"x.npy in .* holds 8796093022208 bytes"):
+    with pytest.raises(SoseletoError, match=r"a.npz cannot be read"):
         as_examples(tmp_path / "a.npz", name="source")
 
 
@@ -130,5 +130,5 @@ def test_a_damaged_array_header_is_refused_in_one_sentence(tmp_path: Path, heade
     member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin1")
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x.npy", member)
-    with pytest.raises(SoseletoError, match=r"x\.npy in .* is not a NumPy array"):
+    with pytest.raises(SoseletoError, match=r"a.npz cannot be read"):
         as_examples(tmp_path / "a.npz", name="source")

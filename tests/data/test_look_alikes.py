@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from soseleto.data import ProblemsError, Reading, as_examples, check_pair, read_pair
-from soseleto.data.readers.file_names import escaped, existing
-from soseleto.data.readers.look_alikes import plain
-from soseleto.data.readers.unlabelled_inputs import read_inputs
+from soseleto.data.classes import plain
+from soseleto.data.read import read_inputs
+from soseleto.data.reading import escaped, existing
 from soseleto.run_folder import thumbnails
 
 NFC, NFD = "caf\u00e9", "cafe\u0301"

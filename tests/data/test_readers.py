@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from soseleto.data import Preprocess, ProblemsError, Reading, ReadOnce, as_examples, read_pair
-from soseleto.data.readers.labels import class_order
+from soseleto.data import Preprocess, ProblemsError, Reading, as_examples, read_pair
+from soseleto.data.labels import class_order
 from soseleto.errors import DataError, UsageError
 
 
@@ -88,16 +88,6 @@ def test_columns_by_option_and_errors_that_help(tmp_path):
         as_examples(tmp_path / "tt.csv", name="source")
     with pytest.raises(UsageError, match="has no effect on the image folder"):
         as_examples(tmp_path, name="source", reading=Reading(path_column="x"))
-
-
-def test_reading_options_as_keywords_get_the_line_to_type(tmp_path):
-    typed = r"as_examples\(\.\.\., reading=soseleto\.data\.Reading\(image_size=64, channels=1\)\)\."
-    with pytest.raises(UsageError, match=typed):
-        as_examples(tmp_path, name="source", image_size=64, channels=1)
-    with pytest.raises(UsageError, match=r"type read_pair\(\.\.\., reading=soseleto\.data\.Reading\(label_column="):
-        read_pair(tmp_path, tmp_path, mode="noisy", label_column="a")
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'image_sise' \(did you mean 'image_size'\?\)"):
-        read_pair(tmp_path, tmp_path, mode="noisy", image_sise=8)
 
 
 def test_integers_in_any_spelling_are_one_class_and_fractions_are_targets(tmp_path):
@@ -220,7 +210,7 @@ def test_sets_must_fit_together(tmp_path, image_folder):
         read_pair(table, other, mode="noisy")
     with pytest.raises(DataError, match="has images but the source has features"):
         read_pair(table, image_folder("f", {"x": [1], "y": [2]}), mode="noisy")
-    with pytest.raises(DataError, match=r"target inputs have shape \(2,\) but the source's have \(3,\)"):
+    with pytest.raises(DataError, match=r"target inputs are .* of shape \(2,\) but the source's are"):
         read_pair((np.zeros((2, 3)), [0, 1]), (np.zeros((2, 2)), [0, 1]), mode="noisy")
 
 
@@ -267,17 +257,6 @@ def test_a_random_dataset_is_refused_with_what_to_type(name, labels):
     with pytest.raises(UsageError, match=r"item \d+ of the target data set changes from read to read") as raised:
         as_examples(Drawn(noise, labels=labels), name="target")
     assert "write augment=soseleto.Augment(...)" in str(raised.value)
-    assert "soseleto.data.ReadOnce(dataset)" in str(raised.value)
-
-
-def test_read_once_takes_the_first_reading():
-    data = Drawn(NOISES["torch"])
-    torch.manual_seed(0)
-    made = as_examples(ReadOnce(data), name="source")
-    torch.manual_seed(0)
-    assert torch.equal(made.inputs, torch.stack([data[at][0] for at in range(40)]))
-    with pytest.raises(UsageError, match="ReadOnce is for a Dataset"):
-        as_examples(ReadOnce(3), name="source")
 
 
 def test_the_check_leaves_the_random_state_and_accepts_what_is_constant():
@@ -299,7 +278,7 @@ def test_the_check_leaves_the_random_state_and_accepts_what_is_constant():
     data = Seeded()
     before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
     assert len(as_examples(data, name="source")) == 30
-    assert data.reads < 30 + 12 * 3 + 5
+    assert data.reads <= 30 + 12 * 4
     after = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
@@ -319,4 +298,3 @@ def test_random_images_of_hugging_face_are_refused():
     data = Transformed(columns, {"image": HuggingImage(), "label": ClassLabel(["no", "yes"])})
     with pytest.raises(UsageError, match="changes from read to read"):
         as_examples(data, name="source")
-    assert len(as_examples(ReadOnce(data), name="source")) == 4

@@ -34,7 +34,7 @@ def test_an_archive_whose_names_are_no_text_is_refused(tmp_path):
     content[6:8] = b"\xff\xff"  # flags of the first member: its name is UTF-8, ...
     content[30:31] = b"\xb0"  # ... which this is not
     path.write_bytes(bytes(content))
-    with pytest.raises(DataError, match=r"is not a complete \.npz file"):
+    with pytest.raises(DataError, match=r"cannot be read"):
         as_examples(path, name="source")
 
 

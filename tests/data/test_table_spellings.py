@@ -12,8 +12,8 @@ import torch
 
 from soseleto.data import ProblemsError, Reading, TablePreparation, read_pair
 from soseleto.data.columns import FIRST, OTHER
-from soseleto.data.readers.frames import frame_table
-from soseleto.data.readers.tables import prepared, read_prepared
+from soseleto.data.prepare import prepared
+from soseleto.data.tables import frame_table, load
 from soseleto.errors import DataError
 
 FORMATS = ("csv", "parquet", "jsonl")
@@ -52,7 +52,7 @@ def test_every_file_format_gives_the_same_inputs(source, tmp_path):
     whole = visits(60, 1).astype({"zone": "Int64"})  # 2 for 2.0
     files = [saved(visits(60, 1), tmp_path / f"t.{ending}") for ending in FORMATS]
     files += [saved(whole, tmp_path / f"whole.{ending}") for ending in FORMATS]
-    found = [read_prepared(file, kept) for file in files]
+    found = [prepared(load(file), kept, "new") for file in files]
     assert all(torch.equal(one, pair.target.inputs) for one in found)
     assert (found[0][:, :2] != OTHER).all()
     assert found[0][:, 2].unique().numel() > 40  # no median in place of dates
@@ -111,9 +111,9 @@ def test_day_and_month_are_not_guessed():
         assert torch.equal(read(made, late, "%d.%m.%Y", "no idea"), expected)
     assert torch.equal(read(british, early, "%d/%m/%Y"), british.read(pa.table({"when": early})))
     for ambiguous in ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%y", "%Y%m%d"):
-        with pytest.raises(DataError, match=r"'when' has \d+ values that are not dates in a format that is certain"):
+        with pytest.raises(DataError, match=r"'when' has \d+ values that cannot be read as dates of a certain format"):
             read(iso, early, ambiguous)
-    with pytest.raises(DataError, match="not dates"):  # neither reads all, and both read nearly all
+    with pytest.raises(DataError, match="cannot be read as dates"):  # neither reads all, and both read nearly all
         read(iso, [*early * 10, pd.Timestamp("2020-01-31")], "%d/%m/%Y", "no idea")
 
 
@@ -136,7 +136,7 @@ def test_values_of_another_kind_stop_fit_and_prediction(caplog):
     assert stopping == [("test", "not dates"), ("test", "not numbers")]
     (unseen,) = [one for one in caught.value.problems if one.kind == "unseen"]
     assert unseen.text == (
-        "column 'member' has 60 values that are not among the source's categories ('J', 'N'; the source has "
+        "column 'member' has 60 values that the source does not have ('J', 'N'; the source has "
         "false, true): they are read as one unseen value."
     )
     made = read_pair(source, visits(40, 2), mode="noisy").preparation

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from soseleto.data import Reading, as_examples
-from soseleto.data.readers import tables
-from soseleto.data.readers.labels import names_of
+from soseleto.data import Reading, as_examples, tables
+from soseleto.data.labels import names_of
 from soseleto.errors import DataError, UsageError
 
 
@@ -24,34 +23,26 @@ def names(examples) -> list[str]:
     return [examples.classes[label] for label in examples.labels.tolist()]
 
 
-def many_rows(spoiled: dict[int, str]) -> str:
-    rows = [f"{row},{row}.5,{spoiled.get(row, 'cat' if row % 2 else 'dog')}" for row in range(1000)]
-    return "\n".join(["a,b,label", *rows]) + "\n"
-
-
 @pytest.mark.parametrize(
     ("content", "place"),
     [
-        (many_rows({500: '"dog'}), r"row 500 \(line 502\)"),  # to the end of the file
-        (many_rows({500: '"dog', 700: '"dog'}), r"row 500 \(line 502\)"),
-        (many_rows({500: '"dog', 700: 'dog"'}), r"row 500 \(line 502\)"),  # valid CSV of 800 rows
-        (many_rows({500: '"dog', 501: 'cat"'}), r"row 500 \(line 502\)"),
-        ('id,a,label\n"p,1,x\nq,2,y\nr",3,x\ns,4,y\n', r"row 0 \(line 2\)"),  # in the first column
-        ('a,note,label\n1,"p,x\n2,q,y\n3,r",x\n', r"row 0 \(line 2\)"),  # in the middle
-        ('a,"label\n1,x\n2,y\n', "the header"),
+        ('a,note,label\n1,fine,x\n2,"p,x\n3,q,y\n', "line 3"),  # to the end of the file
+        ('a,note,label\n1,"p,x\n2,"q",y\n3,r,x\n', "line 2"),
+        ('a,"note,label\n1,p,x\n', "line 1"),
     ],
 )
-def test_a_stray_quote_merges_no_rows(tmp_path, content, place):
-    with pytest.raises(DataError, match=f"^{place} of .* has a stray quote"):
-        read(tmp_path / "t.csv", content)
-    with pytest.raises(DataError, match=f"^{place} of .* has a stray quote"):
-        read(tmp_path / "t.tsv", content.replace(",", "\t"))
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_stray_quote_merges_no_rows(tmp_path, content, place, suffix):
+    """pyarrow reads the first as one row."""
+    content = content if suffix == ".csv" else content.replace(",", "\t")
+    with pytest.raises(DataError, match=f"the row in {place} of .* has a stray quote .*save the table as Parquet"):
+        read(tmp_path / f"t{suffix}", content)
 
 
 def test_quoted_line_breaks_are_read(tmp_path):
-    content = 'id,a,label\r\n"p\nfirst, then",1,x\r\n"q ""said""\r\n\r\nmore",2,"y"\r\nr,3,5" nail\r\n'
+    content = 'id,a,label\r\n"p\n1,2,x",1,x\r\n"q ""said""\r\n\r\nmore\n",2,"y"\r\nr,3,5" nail\r\n'
     made = read(tmp_path / "t.csv", content)
-    assert made.ids == ("p\nfirst, then", 'q "said"\r\n\r\nmore', "r")
+    assert made.ids == ("p\n1,2,x", 'q "said"\r\n\r\nmore\n', "r")
     assert names(made) == ["x", "y", '5" nail']
 
 
@@ -64,29 +55,11 @@ text = st.text(alphabet=st.sampled_from('ab7.,;\t" \r\né'), max_size=12)
         st.tuples(text.filter(bool), st.sampled_from(["x", "y", "007"])), min_size=1, unique_by=lambda r: r[0]
     )
 )
-def test_what_a_csv_writer_wrote_is_read_or_refused(tmp_path, rows):
-    """Never other rows than those that were written."""
+def test_what_a_csv_writer_wrote_is_read(tmp_path, rows):
     quoted = [f'{at % 3},"{key.replace(chr(34), 2 * chr(34))}",{label}' for at, (key, label) in enumerate(rows)]
-    try:
-        made = read(tmp_path / "t.csv", "\n".join(["a,id,label", *quoted]))
-    except DataError as refusal:
-        if "stray quote" not in str(refusal):
-            raise
-    else:
-        assert made.ids == tuple(key for key, _ in rows)
-        assert names(made) == [label for _, label in rows]
-
-
-@pytest.mark.parametrize("delimiter", [",", "\t"])
-def test_a_header_among_the_rows_is_refused(tmp_path, delimiter):
-    """As files joined by hand have; read as an example it would make words of numbers."""
-    lines = ["id,a,label", "x,1.5,cat", "y,2.5,label", "id,a,label", "z,3.5,cat"]
-    text = "\n".join(lines).replace(",", delimiter)
-    file = tmp_path / ("t.csv" if delimiter == "," else "t.tsv")
-    with pytest.raises(DataError, match=r"row 2 of .* repeats the header: delete that line\."):
-        read(file, text)
-    whole = read(file, text.replace(f"id{delimiter}a{delimiter}label\nz", f"id{delimiter}3{delimiter}label\nz"))
-    assert whole.ids == ("x", "y", "id", "z")
+    made = read(tmp_path / "t.csv", "\n".join(["a,id,label", *quoted]))
+    assert made.ids == tuple(key for key, _ in rows)
+    assert names(made) == [label for _, label in rows]
 
 
 def test_a_label_of_a_whole_paragraph_stops_with_its_row(tmp_path):
@@ -118,7 +91,7 @@ def test_distinct_labels_stay_distinct(tmp_path, labels, suffix):
     assert names(read(tmp_path / f"t{suffix}", "\n".join(lines))) == given
     if "" in labels:
         (tmp_path / f"m{suffix}").write_text("\n".join([*lines, f"9{between}"]))
-        assert tables.load(tmp_path / f"m{suffix}", "source")["label"].to_pylist() == [*given, None]
+        assert tables.load(tmp_path / f"m{suffix}")["label"].to_pylist() == [*given, None]
 
 
 def test_a_float_that_may_stand_for_several_integers_is_not_named_as_one() -> None:
@@ -151,28 +124,28 @@ LATIN = "id,a,label\np,1,bébé\nq,2,bèbè\n"
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_other_encodings_are_named_and_read(tmp_path, suffix):
     path, content = tmp_path / f"t{suffix}", LATIN.replace(",", "," if suffix == ".csv" else "\t")
-    place = r"byte 0xe9 in row 0 \(line 2\), column 'label' of .* is not UTF-8, and the file is probably latin-1"
-    with pytest.raises(DataError, match=place + r".*Reading\(encoding='latin-1'\), or --encoding latin-1"):
+    place = r"byte 0xe9 in line 2 of .* is not UTF-8"
+    with pytest.raises(DataError, match=place + ".*with encoding='latin-1'"):
         read(path, content.encode("latin-1"))
     assert names(read(path, content.encode("latin-1"), encoding="latin-1")) == ["bébé", "bèbè"]
-    with pytest.raises(DataError, match="probably utf-16"):
+    with pytest.raises(DataError, match="encoding='utf-16'"):
         read(path, content.encode("utf-16"))
     assert names(read(path, content.encode("utf-16"), encoding="utf-16")) == ["bébé", "bèbè"]
-    with pytest.raises(DataError, match="probably cp1252"):
+    with pytest.raises(DataError, match="encoding='cp1252'"):
         read(path, content.replace("è", "’").encode("cp1252"))
-    with pytest.raises(DataError, match="byte 0xe9 in the header"):
+    with pytest.raises(DataError, match="byte 0xe9 in line 1"):
         read(path, content.replace("id", "idé").encode("latin-1"))
-    with pytest.raises(DataError, match="is not ascii: give another encoding"):
+    with pytest.raises(DataError, match="is not ascii"):
         read(path, content, encoding="ascii")
 
 
 def test_other_encodings_of_json_lines_and_bytes(tmp_path):
     content = '{"a": 1, "label": "bé"}\n{"a": 2, "label": "bè"}\n'.encode("latin-1")
-    with pytest.raises(DataError, match=r"byte 0xe9 in line 1 of .* probably latin-1"):
+    with pytest.raises(DataError, match=r"byte 0xe9 in line 1 of .*encoding='latin-1'"):
         read(tmp_path / "t.jsonl", content)
     assert names(read(tmp_path / "t.jsonl", content, encoding="latin-1")) == ["bé", "bè"]
     np.savez(tmp_path / "t.npz", x=np.zeros((2, 3)), y=np.array([b"b\xe9", b"b\xe8"]))
-    with pytest.raises(DataError, match=r"the label of row 0 is b'b\\xe9', which is not UTF-8.*--encoding latin-1"):
+    with pytest.raises(DataError, match=r"the label of row 0 is b'b\\xe9', which is not UTF-8.*encoding='latin-1'"):
         as_examples(tmp_path / "t.npz", name="source")
     made = as_examples(tmp_path / "t.npz", name="source", reading=Reading(encoding="latin-1"))
     assert names(made) == ["bé", "bè"]
@@ -191,7 +164,7 @@ def test_a_table_loaded_as_text_still_has_features(tmp_path):
     """What is written from it, with all columns as text, is read with the same numbers."""
     content = "id,a,b,label\np,1,0.1,x\nq,,1e300,y\nr,07,nan,x\n"
     wanted = read(tmp_path / "t.csv", content)
-    pa.parquet.write_table(tables.load(tmp_path / "t.csv", "source"), tmp_path / "t.parquet")
+    pa.parquet.write_table(tables.load(tmp_path / "t.csv"), tmp_path / "t.parquet")
     made = as_examples(tmp_path / "t.parquet", name="source")
     assert np.array_equal(made.inputs.numpy(), wanted.inputs.numpy(), equal_nan=True)
 
@@ -221,7 +194,6 @@ def test_json_lines_that_are_not_objects_are_named(tmp_path, line, fault):
     ("name", "content", "said"),
     [
         ("s.csv", "a;b;label\n1.5;2;x\n", r"by semicolons instead of commas: .*read_csv\('s.csv', sep=';'\)"),
-        ("s.csv", "a;b;label\n1,5;2;x\n", r"by semicolons instead of commas: .*sep=';', decimal=','\)"),
         ("s.csv", "a\tlabel\n1\tx\n", r"by tabs instead of commas: .*sep='\\t'"),
         ("s.tsv", "a,label\n1,x\n", r"by commas instead of tabs: .*sep=','"),
     ],

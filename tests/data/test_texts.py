@@ -39,26 +39,12 @@ def test_tokens_are_those_of_the_tokenizer(folder: Path, tokenizer: Tokenizer, t
 
     texts = ["The film was GOOD", "", None, "bad " * 50, "unheard words"]
     known = AutoTokenizer.from_pretrained(folder)([text or "" for text in texts], truncation=True, max_length=32)
-    tokens = tokenizer.encode(texts, tmp_path)
+    tokens = tokenizer.encode(texts)
     assert [row[row != NO_TOKEN].tolist() for row in tokens] == known["input_ids"]
     made = TextPreparation("review", tokenizer)(trimmed(tokens[:3]))
     assert made["input_ids"].shape == (3, 16)
     assert made["input_ids"][1].tolist() == [*known["input_ids"][1], *[0] * 14]
     assert made["attention_mask"].sum(1).tolist() == [6, 2, 2]
-
-
-def test_a_damaged_cache_is_made_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    first = tokenizer.encode(["good film"], tmp_path)
-    (file,) = tmp_path.iterdir()
-    whole = file.read_bytes()
-    np.save(file, np.full((1, 32), 7, dtype=np.int32))
-    assert int(tokenizer.encode(["good film"], tmp_path)[0, 0]) == 7  # it is read, not made again
-    file.write_bytes(whole[:50])
-    assert torch.equal(tokenizer.encode(["good film"], tmp_path), first)
-    assert file.read_bytes() == whole
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    assert torch.equal(tokenizer.encode(["good film"], blocked), first)  # no place for a cache
 
 
 def test_batches_have_texts_of_similar_length_and_every_text_once() -> None:
@@ -79,13 +65,13 @@ def test_batches_have_texts_of_similar_length_and_every_text_once() -> None:
 def test_padding_changes_no_output(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_text_model(f"hf:{folder}", "noisy", classes=3).double().eval()
     prepare = TextPreparation("review", tokenizer)
-    tokens = tokenizer.encode(["good film", "the book was awful and dull"], tmp_path)
+    tokens = tokenizer.encode(["good film", "the book was awful and dull"])
     alone = torch.cat([model(**prepare(row[None, : int((row != NO_TOKEN).sum())])) for row in tokens])
     assert torch.allclose(model(**prepare(tokens)), alone, atol=1e-12)
 
 
 def test_text_examples_stay_whole_in_subsets(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    tokens = tokenizer.encode(["good", "very " * 30, "bad"], tmp_path)
+    tokens = tokenizer.encode(["good", "very " * 30, "bad"])
     examples = TextExamples(tokens, torch.tensor([0, 1, 0]))
     assert examples.take(torch.tensor([0, 2]))[0].shape == (2, 16)
     assert examples.take(torch.tensor([0, 1]))[0].shape == (2, 32)
@@ -128,7 +114,7 @@ def test_texts_in_both_sets_are_found_but_not_by_their_beginning_alone(tokenizer
     assert len(pair.source) == 29
     assert pair.labels_before.tolist() == [1, 1, -1, -1]
     (near,) = [problem for problem in pair.problems if problem.kind == "near duplicate"]
-    assert "has the beginning, before it is cut, of a text in the source (target 2 = source 30" in str(near)
+    assert "texts with the same beginning, before they are cut, as 1 target example (target 2 = source 30" in str(near)
 
 
 @pytest.mark.parametrize(

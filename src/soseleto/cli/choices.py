@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from soseleto.data import Augment, Examples, FeatureViews, TablePreparation, TokenViews, Views
-from soseleto.data.readers.prepare_tables import Preparation
+from soseleto.data.prepare import Preparation
 from soseleto.data.views import AnyViews
 from soseleto.errors import UsageError, counted, did_you_mean
 from soseleto.methods.strong import Strong

@@ -8,8 +8,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from soseleto.data.readers.table_files import SUFFIXES
-from soseleto.data.readers.unlabelled_inputs import read_inputs
+from soseleto.data import Reading
+from soseleto.data.read import read_inputs
+from soseleto.data.tables import SUFFIXES
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.prediction.load import LoadedRun, load
 
@@ -26,10 +27,8 @@ def predict(
     inputs = read_inputs(
         files,
         shape=loaded.shape,
-        columns=loaded.columns,
-        encoding=encoding,
-        path_column=_path_column(loaded, files),
         preparation=loaded.preparation,
+        reading=Reading(encoding=encoding, path_column=_path_column(loaded, files)),
     )
     sure, best = loaded.predict_proba(inputs.values).max(1)
     rows = [
@@ -47,5 +46,5 @@ def predict(
 
 def _path_column(loaded: LoadedRun, files: Sequence[Path]) -> str | None:
     """The training's name for it; its file is read only for tables of images, so that others do not depend on it."""
-    lists = loaded.columns is None and any(file.suffix.lower() in SUFFIXES for file in files)
+    lists = loaded.preparation is None and any(file.suffix.lower() in SUFFIXES for file in files)
     return loaded.run.source().get("path_column") if lists else None

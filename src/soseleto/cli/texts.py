@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from soseleto.data import Pair, Reading
-from soseleto.data.readers.table_files import SUFFIXES
+from soseleto.data.tables import SUFFIXES
 from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
 from soseleto.errors import UsageError
 from soseleto.models.pretrained_text import PretrainedText, is_for_images, is_pretrained, open_text_model

@@ -4,16 +4,14 @@ from soseleto.data.augment import Augment, StrongAugment
 from soseleto.data.batches import Batch, TargetCycle, source_batches, source_order
 from soseleto.data.examples import Examples, ExampleSet
 from soseleto.data.feeding import feed
+from soseleto.data.labels_before import column_of, read_labels_before
 from soseleto.data.lazy import LazyDataset
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Preprocess
 from soseleto.data.randomness import generator, seed_for
-from soseleto.data.readers.labels_before import column_of, read_labels_before
-from soseleto.data.readers.problems import Problem, ProblemsError
-from soseleto.data.readers.read_once import ReadOnce
-from soseleto.data.readers.read_pair import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
-from soseleto.data.readers.reading import Reading
+from soseleto.data.read import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
+from soseleto.data.reading import Problem, ProblemsError, Reading
 from soseleto.data.views import FeatureViews, TokenViews, Views
 
 __all__ = [
@@ -29,7 +27,6 @@ __all__ = [
     "Preprocess",
     "Problem",
     "ProblemsError",
-    "ReadOnce",
     "Reading",
     "StrongAugment",
     "TablePreparation",

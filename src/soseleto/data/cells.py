@@ -124,13 +124,13 @@ def times(column: Any, format: str | None) -> np.ndarray:
         moments = np.where(known, seconds, 0).astype(np.int64).astype("datetime64[s]")
         return np.where(known, moments, np.datetime64("NaT"))
     text = words(column)
-    parsed = np.asarray(_parsed(_local(text), format).to_numpy(zero_copy_only=False), dtype="datetime64[s]")
+    parsed = np.asarray(_parsed(text, format).to_numpy(zero_copy_only=False), dtype="datetime64[s]")
     return parsed - _offsets(text)
 
 
 def time_format(text: Any) -> tuple[str, int]:
     """The format in which most of these words are times, and the number of them."""
-    counts = _parsed_counts(_local(text))
+    counts = _parsed_counts(text)
     best = int(np.argmax(counts))
     return FORMATS[best], int(counts[best])
 
@@ -148,40 +148,24 @@ def format_of(column: Any, trained: str | None) -> str | None:
     if present and int((~np.isnan(values)).sum()) == present:
         largest = float(np.nan_to_num(np.abs(values), posinf=np.inf).max())
         return next((unit for unit, per in _UNITS.items() if 1 <= largest / per / _YEAR <= _YEARS), None)
-    local = _local(text)
-    counts = _parsed_counts(_with_whole_years(local))
-    if trained in FORMATS:
-        own = FORMATS.index(trained)
-        counts[own] = _parsed_count(local, trained)
-        if counts[own] == counts.max():
-            return trained
+    counts = _parsed_counts(text)
+    if trained in FORMATS and counts[FORMATS.index(trained)] == counts.max():
+        return trained
     likely = counts == present if counts.max() == present else counts > present / 2
     return FORMATS[int(likely.argmax())] if likely.sum() == 1 else None
 
 
-def _parsed_counts(local: Any) -> np.ndarray:
+def _parsed_counts(text: Any) -> np.ndarray:
     """How many of these words are times in each of ``FORMATS``."""
-    return np.array([_parsed_count(local, format) for format in FORMATS])
+    return np.array([len(text) - _parsed(text, format).null_count for format in FORMATS])
 
 
-def _parsed_count(local: Any, format: str) -> int:
-    return len(local) - int(_parsed(local, format).null_count)
-
-
-def _parsed(local: Any, format: str) -> Any:
-    return compute().strptime(local, format=format, unit="s", error_is_null=True)
-
-
-def _local(text: Any) -> Any:
-    """The words up to their seconds, without fraction and offset."""
-    pattern = rf"(:\d\d){_FRACTION}(?:Z|UTC|{_OFFSET})?$"
-    return compute().replace_substring_regex(text, pattern=pattern, replacement=r"\1")
-
-
-def _with_whole_years(local: Any) -> Any:
-    """The words with null for 31.01.20, whose year would be 20."""
-    whole = compute().match_substring_regex(local, r"\d{4}")
-    return compute().if_else(whole, local, pyarrow().scalar(None, pyarrow().string()))
+def _parsed(text: Any, format: str) -> Any:
+    """Times without fraction and offset; null for 31.01.20, whose year would be 20."""
+    pc, pa = compute(), pyarrow()
+    local = pc.replace_substring_regex(text, pattern=rf"(:\d\d){_FRACTION}(?:Z|UTC|{_OFFSET})?$", replacement=r"\1")
+    whole = pc.if_else(pc.match_substring_regex(local, r"\d{4}"), local, pa.scalar(None, pa.string()))
+    return pc.strptime(whole, format=format, unit="s", error_is_null=True)
 
 
 def _offsets(text: Any) -> np.ndarray:

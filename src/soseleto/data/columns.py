@@ -142,6 +142,10 @@ class Column(ABC):
     def read(self, column: Any) -> np.ndarray:
         """The stored numbers of a pyarrow column, (N, len(names))."""
 
+    def unusable(self, column: Any) -> np.ndarray:
+        """(N,) whether a value is present but not of this kind, from a pyarrow column."""
+        return np.zeros(len(column), dtype=bool)
+
     @abstractmethod
     def gone(self, stored: Tensor) -> Tensor:
         """(N,) whether the value is missing, from the stored numbers."""
@@ -203,6 +207,9 @@ class Number(Column):
     def read(self, column: Any) -> np.ndarray:
         return self.fill_in(cells.numbers(column).values)
 
+    def unusable(self, column: Any) -> np.ndarray:
+        return cells.numbers(column).is_word
+
     def fill_in(self, values: np.ndarray) -> np.ndarray:
         gone = np.isnan(values)
         with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is checked later
@@ -246,6 +253,10 @@ class Category(Column):
         codes = np.array([*(code_of.get(word, code_of.get(cells.one_spelling(word), OTHER)) for word in words), GONE])
         at = encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
         return codes[at].astype(np.float32)[:, None]
+
+    def unusable(self, column: Any) -> np.ndarray:
+        """Rare and unseen values."""
+        return np.asarray(self.read(column)[:, 0] == OTHER) if self.values else super().unusable(column)
 
     def _code_of(self) -> dict[str, int]:
         """The codes of the values as the source spells them, and as every file format would."""
@@ -295,6 +306,10 @@ class Date(Column):
         parts = _date_parts(cells.times(column, self.format))
         prefix = len(self.name) + 1
         return np.concatenate([part.fill_in(parts[part.name[prefix:]]) for part in self.parts], axis=1)
+
+    def unusable(self, column: Any) -> np.ndarray:
+        present = cells.words(column).is_valid().to_numpy(zero_copy_only=False)
+        return np.asarray(np.isnat(cells.times(column, self.format)) & present)
 
     def gone(self, stored: Tensor) -> Tensor:
         return self.parts[0].gone(stored)

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import torch
 
-from soseleto.data.readers.file_names import escaped
-from soseleto.data.readers.labels import Names
-from soseleto.data.readers.problems import Problem, some
+from soseleto.data.labels import Names
 from soseleto.data.readers.raw import Raw
-from soseleto.data.readers.reading import Reading
+from soseleto.data.reading import Problem, Reading, escaped, some
 from soseleto.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")

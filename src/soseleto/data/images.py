@@ -33,10 +33,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from soseleto.data import storage
-from soseleto.data.readers.file_names import escaped
-from soseleto.data.readers.problems import Problem, some
 from soseleto.data.readers.raw import Raw
-from soseleto.data.readers.reading import Reading
+from soseleto.data.reading import Problem, Reading, escaped, some
 from soseleto.errors import DataError
 
 VERSION = 3  # part of every cache key: increase it when a rule changes

@@ -29,12 +29,22 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
 
 from soseleto.data import structure
+from soseleto.data.arrays import (
+    LABELS,
+    ChangingItems,
+    inputs_of,
+    is_tensors,
+    labels_of,
+    narrowed,
+    own_random_state,
+    parted,
+    require_constant,
+    same,
+)
 from soseleto.data.batches import source_batches
 from soseleto.data.examples import Examples, ExampleSet
+from soseleto.data.labels import Names
 from soseleto.data.randomness import seed_for
-from soseleto.data.readers.in_memory import LABELS, inputs_of, is_tensors, labels_of, narrowed, parted
-from soseleto.data.readers.labels import Names
-from soseleto.data.readers.read_once import ChangingItems, own_random_state, require_constant, same
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, SoseletoError, UsageError, first_line
 
@@ -241,7 +251,7 @@ def fits_memory(dataset: Any, *, name: str) -> bool:
     if is_tensors(dataset) or len(dataset) == 0:
         return True
     try:
-        require_constant(dataset.__getitem__, dataset.__getitem__, len(dataset), name=name)
+        require_constant(dataset.__getitem__, len(dataset), name=name)
     except ChangingItems:
         return False
     with own_random_state():

@@ -1,17 +1,11 @@
-"""Texts as tokens of a pretrained model: tokenised once, cached on disk, and batched by length.
-
-The cache is keyed by the content of the texts and the tokenizer: a command that is run again, or resumed, reads it.
-"""
+"""Texts as tokens of a pretrained model, in batches of similar length."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +17,7 @@ from soseleto.data.batches import source_batches, source_order
 from soseleto.data.examples import Examples
 from soseleto.data.preparation import Seen, plan_of
 from soseleto.data.randomness import generator
-from soseleto.data.storage import cache_root, check_size
+from soseleto.data.storage import check_size
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, first_line, need
 
@@ -47,27 +41,16 @@ class Tokenizer:
     longest: int = LONGEST
     pad: int = 0
 
-    def encode(self, texts: Sequence[str | None], cache: str | Path | None = None) -> Tensor:
-        """(N, longest) int32, ``NO_TOKEN`` behind the end of a text; a missing text is an empty one.
-
-        cache: folder for tokens; by default the one of decoded images
-        """
+    def encode(self, texts: Sequence[str | None]) -> Tensor:
+        """(N, longest) int32, ``NO_TOKEN`` behind the end of a text; a missing text is an empty one."""
         check_size(4 * len(texts) * self.longest, what="the tokens of the texts")
-        file = cache_root(cache) / f"tokens-{len(texts)}x{self.longest}-{self._key(texts)}.npy"
-        tokens = self._cached(file, len(texts))
-        if tokens is None:
-            tokens = self._encoded(texts)
-            _store(tokens, file)
-        return torch.from_numpy(tokens)
-
-    def _encoded(self, texts: Sequence[str | None]) -> np.ndarray:
         encoder = self._encoder()
         tokens = np.full((len(texts), self.longest), NO_TOKEN, dtype=np.int32)
         for first in range(0, len(texts), _TOGETHER):
             some = [text or "" for text in texts[first : first + _TOGETHER]]
             for row, encoding in enumerate(encoder.encode_batch(some), start=first):
                 tokens[row, : len(encoding.ids)] = encoding.ids
-        return tokens
+        return torch.from_numpy(tokens)
 
     def _encoder(self) -> Any:
         tokenizers = need("tokenizers", to="reading texts for a pretrained model")
@@ -79,38 +62,9 @@ class Tokenizer:
         encoder.enable_truncation(self.longest)
         return encoder
 
-    def _key(self, texts: Sequence[str | None]) -> str:
-        digest = hashlib.sha256(self.json.encode())
-        for text in texts:
-            content = (text or "").encode()
-            digest.update(len(content).to_bytes(8, "little") + content)
-        return digest.hexdigest()
-
-    def _cached(self, file: Path, count: int) -> np.ndarray | None:
-        """The tokens of an earlier command; None where there are none, or the file is damaged."""
-        try:
-            tokens: np.ndarray = np.load(file, allow_pickle=False)
-        except (OSError, ValueError, EOFError):
-            return None
-        return tokens if tokens.shape == (count, self.longest) and tokens.dtype == np.int32 else None
-
     @property
     def fingerprint(self) -> str:
         return hashlib.sha256(self.json.encode()).hexdigest()
-
-
-def _store(tokens: np.ndarray, file: Path) -> None:
-    """Written aside and renamed; where that fails, texts are tokenised again the next time."""
-    aside = None
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(prefix="unfinished-", suffix=".npy", dir=file.parent)
-        with os.fdopen(handle, "wb") as out:
-            np.save(out, tokens, allow_pickle=False)
-        os.replace(aside, file)
-    except OSError:
-        if aside is not None:
-            Path(aside).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -143,12 +97,12 @@ class TextPreparation:
         """The columns of text."""
         return (self.column,)
 
-    def read(self, table: Any, cache: str | Path | None = None) -> Tensor:
+    def read(self, table: Any) -> Tensor:
         """The tokens of a pyarrow table, (N, longest) int32."""
-        return self.tokens(cells.words(table[self.column]).to_pylist(), cache)
+        return self.tokens(cells.words(table[self.column]).to_pylist())
 
-    def tokens(self, texts: Sequence[str | None], cache: str | Path | None = None) -> Tensor:
-        return self.tokenizer.encode(texts, cache)
+    def tokens(self, texts: Sequence[str | None]) -> Tensor:
+        return self.tokenizer.encode(texts)
 
     def __call__(self, tokens: Tensor) -> dict[str, Tensor]:
         """Tokens as the model gets them: ``input_ids`` and ``attention_mask``, on the same device."""

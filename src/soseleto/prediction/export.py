@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data.preparation import TablePreparation
-from soseleto.data.readers.prepare_tables import Preparation
+from soseleto.data.prepare import Preparation
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, need
 from soseleto.models.pretrained_text import PretrainedText, TextClassifier, TextEncoder

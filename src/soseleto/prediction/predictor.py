@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from soseleto.data import ExampleSet, structure
+from soseleto.data.arrays import inputs_of
 from soseleto.data.examples import in_pieces
 from soseleto.data.feeding import EVALUATION_BATCH, Prepare
 from soseleto.data.preparation import TablePreparation
-from soseleto.data.readers.frames import frame_table, is_frame
-from soseleto.data.readers.in_memory import inputs_of
-from soseleto.data.readers.prepare_tables import Preparation
-from soseleto.data.readers.tables import prepared
+from soseleto.data.prepare import Preparation, prepared
 from soseleto.data.structure import Inputs
+from soseleto.data.tables import frame_table, is_frame
 from soseleto.data.text import TextPreparation, trimmed
 from soseleto.errors import DataError, UsageError
 from soseleto.models.trunk_and_heads import evaluation_mode

@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from soseleto.data import tables
+from soseleto.data.arrays import load_arrays
 from soseleto.data.image_folder import outside
-from soseleto.data.readers import table_files
-from soseleto.data.readers.file_names import escaped, existing
-from soseleto.data.readers.labels import names_of, text_of
-from soseleto.data.readers.npz import load_arrays
-from soseleto.data.readers.reading import Reading
-from soseleto.data.readers.tables import columns_of
+from soseleto.data.labels import names_of, text_of
+from soseleto.data.reading import Reading, escaped, existing
 from soseleto.data.storage import is_large
+from soseleto.data.tables import columns_of
 from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder.files import aside, sha256
 from soseleto.run_folder.folder import SOURCE, RunFolder, require_writable
@@ -36,7 +35,7 @@ _need = partial(need, to="writing a corrected source")
 
 
 def is_table(source: Path) -> bool:
-    return source.suffix.lower() in table_files.SUFFIXES
+    return source.suffix.lower() in tables.SUFFIXES
 
 
 def is_npz(source: Path) -> bool:
@@ -76,7 +75,7 @@ def _with_texts(
     run: RunFolder, path: Path, reading: Reading, features: Sequence[str], texts: Sequence[str]
 ) -> list[str]:
     """Add the texts to the ranking, of a large table only in the rows that are shown; the names of all features."""
-    table, ranking = table_files.load(path, "source", reading, all_text=True), run.ranking()
+    table, ranking = tables.load(path, reading), run.ranking()
     shown = list(features[: len(feature_columns(ranking, {}))])
     wanted = set(ranking["id"][shown_rows(ranking)].tolist()) if is_large(table.nbytes) else None
     ids = row_ids(table, columns_of(table, reading, what=str(path)).identity)
@@ -195,7 +194,7 @@ def _from_file(run: RunFolder, file: Path, out: Path) -> tuple[Any, str, list[st
     source = run.source()
     options: dict[str, Any] = {name: source.get(name) for name in OPTIONS}
     reading = Reading(**options)
-    table = table_files.load(file, "source", reading, all_text=True)
+    table = tables.load(file, reading)
     columns = columns_of(table, reading, what=str(file))
     if columns.path is not None:
         files = existing_files(os.path.join(file.parent, value or "") for value in table[columns.path].to_pylist())

@@ -59,7 +59,7 @@ def from_file(path: str, largest: int) -> bytes | None:
     It is opened as for training: only in formats that need no other program, and after a check of its size.
     """
     from soseleto.data.images import open_image
-    from soseleto.data.readers.file_names import existing
+    from soseleto.data.reading import existing
 
     try:
         return shrink(open_image(existing(path)).convert("RGB"), largest)

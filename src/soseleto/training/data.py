@@ -12,8 +12,8 @@ from torch import Tensor
 
 from soseleto.data import Examples, ExampleSet, LazyDataset, TargetCycle, as_example_set, check_mode, read_pair
 from soseleto.data.feeding import match_input_range
-from soseleto.data.readers.prepare_tables import Preparation
-from soseleto.data.readers.problems import some
+from soseleto.data.prepare import Preparation
+from soseleto.data.reading import some
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.suspects.probes import Planted, PlantedProbes, class_count_of_both, enough_of_both, number_of_probes

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from soseleto.data import Examples, ExampleSet, TablePreparation
 from soseleto.data.examples import truth_known
-from soseleto.data.readers.prepare_tables import Preparation
+from soseleto.data.prepare import Preparation
 from soseleto.data.storage import is_large
 from soseleto.errors import UsageError, counted
 from soseleto.models.trunk_and_heads import TrunkAndHeads

@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from soseleto.data.readers.frames import column_table
-from soseleto.data.readers.labels import names_of
-from soseleto.data.readers.pandas_index import index_problem, is_index
+from soseleto.data.arrays import require_constant
+from soseleto.data.labels import labels_from, names_of
 from soseleto.data.readers.raw import Raw
-from soseleto.data.readers.read_once import require_constant
-from soseleto.data.readers.reading import Reading
-from soseleto.data.readers.table_files import IDS, LABELS, PATHS
-from soseleto.data.readers.tables import labels_from
+from soseleto.data.reading import Reading
+from soseleto.data.tables import IDS, LABELS, PATHS, column_table, index_problem, is_index
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 
@@ -24,10 +21,10 @@ def is_huggingface(data: Any) -> bool:
     return hasattr(data, "column_names") and hasattr(data, "features") and hasattr(data, "__getitem__")
 
 
-def from_huggingface(data: Any, *, name: str, reading: Reading, constant: bool = True) -> Raw:
-    """Read an image column or numeric features, and a label column; a ClassLabel keeps its class order.
+def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
+    """Read an image column or features, and a label column; a ClassLabel keeps its class order.
 
-    constant: raise for images that change from read to read, as by a random ``set_transform``
+    Images that change from read to read, as by a random ``set_transform``, raise.
     """
     if isinstance(data.column_names, dict):
         raise UsageError(f"the {name} is a Hugging Face DatasetDict: choose a split, as in data[{next(iter(data))!r}].")
@@ -54,8 +51,8 @@ def from_huggingface(data: Any, *, name: str, reading: Reading, constant: bool =
     )
     if image is not None:
         images = _Column(data, image)
-        if constant and len(images):
-            require_constant(images.pixels, images.pixels, len(images), name=name)
+        if len(images):
+            require_constant(images.pixels, len(images), name=name)
         return replace(made, images=images)
     used = {label, identity, reading.truth_column}
     index = [c for at, c in enumerate(features) if is_index(c, at) and c not in used]

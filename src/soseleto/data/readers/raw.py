@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from soseleto.data.readers.labels import Names
-from soseleto.data.readers.problems import Problem
+from soseleto.data.labels import Names
+from soseleto.data.reading import Problem
 from soseleto.data.structure import Inputs
 
 

@@ -1,0 +1,258 @@
+"""Data already in memory: pairs of arrays or tensors, map-style Datasets, and ``.npz`` files."""
+
+from __future__ import annotations
+
+import random
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import TensorDataset
+
+from soseleto.data import structure
+from soseleto.data.labels import Names, labels_from, names_of, text_of
+from soseleto.data.preprocess import single_precision
+from soseleto.data.readers.raw import Raw
+from soseleto.data.storage import check_expansion
+from soseleto.data.structure import Inputs
+from soseleto.errors import DataError, SoseletoError, UsageError, first_line
+
+READ_AGAIN = 12  # items, evenly spaced
+TIMES = 3  # a random flip is missed by all of them with probability 2^-36
+_CHANNELS = (1, 3, 4)
+LABELS = ("labels", "label")  # of items that are mappings
+_FIELDS = ("x", "y", "id", "truth")  # of .npz files
+
+
+def inputs_of(values: Any, *, name: str) -> Inputs:
+    """Inputs as a tensor: uint8 is kept, floats become float32, other integers int64.
+
+    Numbers such as Unix times, whose differences float32 would round away, stay float64.
+    NumPy images (N, H, W, C) become (N, C, H, W), and uint8 (N, H, W) becomes (N, 1, H, W); tensors keep their shape.
+    A mapping or a tuple of arrays keeps its structure.
+    """
+    if isinstance(values, Tensor):
+        return _narrow(values, name=name)
+    if isinstance(values, Mapping) or (isinstance(values, tuple) and values and all(map(_is_array, values))):
+        return pytree.tree_map(lambda part: _part_of(part, name=name), structure.plain(values))
+    array = np.asarray(values)
+    if array.dtype.kind not in "buif":
+        raise DataError(f"{name} inputs are of type {array.dtype}: give real numbers.")
+    if array.ndim == 4 and array.shape[3] in _CHANNELS and array.shape[1] not in _CHANNELS:
+        array = array.transpose(0, 3, 1, 2)
+    elif array.ndim == 3 and array.dtype == np.uint8:
+        array = array[:, None]
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.dtype.kind == "u" and array.dtype != np.uint8:
+        array = array.astype(np.int64)
+    return _narrow(torch.from_numpy(_writable(array)), name=name)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray | Mapping)
+
+
+def _part_of(values: Any, *, name: str) -> Tensor:
+    """One tensor of a structure; masks stay bool, and no dimension is added."""
+    tensor = values.detach() if isinstance(values, Tensor) else torch.from_numpy(_writable(np.asarray(values)))
+    if tensor.ndim == 0 or tensor.dtype.is_complex:
+        raise DataError(f"{name} inputs hold a {structure.describe(tensor)}: give real numbers, one row per example.")
+    return narrowed(tensor)
+
+
+def narrowed(tensor: Tensor) -> Tensor:
+    """float32, uint8, bool or int64."""
+    if tensor.is_floating_point():
+        return tensor.to(torch.float32)
+    return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.to(torch.int64)
+
+
+def _narrow(values: Tensor, *, name: str) -> Tensor:
+    values = values.detach()
+    if values.ndim == 0 or values.dtype.is_complex:
+        raise DataError(f"{name} inputs hold a {structure.describe(values)}: give real numbers, one row per example.")
+    if values.ndim == 1:
+        values = values[:, None]  # one column
+    if values.dtype.is_floating_point:
+        return single_precision(values)
+    return values if values.dtype == torch.uint8 else values.to(torch.int64)
+
+
+def _writable(array: Any) -> Any:
+    """A copy if needed: torch warns about read-only arrays and refuses negative strides."""
+    fine = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return array if fine else array.copy()
+
+
+def labels_of(values: Any, *, name: str) -> Tensor | Names:
+    """Labels in memory: integers are class indices, floats are regression targets, text is class names."""
+    if isinstance(values, Tensor):
+        labels = values.detach()
+    else:
+        array = np.asarray(values)
+        if array.dtype.kind in "OUS":
+            return names_of(array.reshape(-1).tolist())
+        if array.dtype.kind not in "buif":
+            raise DataError(f"{name} labels are of type {array.dtype}: give class indices, names or numbers.")
+        labels = torch.from_numpy(_writable(array.astype(np.int64) if array.dtype.kind in "bui" else array))
+    if labels.dtype.is_floating_point:
+        return labels.to(torch.float32)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    return labels.to(torch.int64)
+
+
+def is_tensors(dataset: Any) -> bool:
+    """Whether the items are the rows of ``dataset.tensors``: a TensorDataset, and no subclass that reads otherwise."""
+    cls: Any = type(dataset)
+    return isinstance(dataset, TensorDataset) and all(
+        getattr(cls, name) is getattr(TensorDataset, name) for name in ("__getitem__", "__len__")
+    )
+
+
+def stack_dataset(dataset: Any, *, name: str) -> tuple[Any, Any]:
+    """Stacked inputs and labels of a map-style Dataset of (input, label), each read once."""
+    if is_tensors(dataset) and len(dataset.tensors) == 2:  # nothing to stack
+        inputs, labels = dataset.tensors
+        return inputs, labels
+    if len(dataset) == 0:
+        raise DataError(f"the {name} data set is empty: give it at least one example.")
+    require_constant(dataset.__getitem__, len(dataset), name=name)
+    items = [parted(dataset[at], name=name, at=at) for at in range(len(dataset))]
+    inputs = [_tensors(item) for item, _ in items]
+    labels = [label for _, label in items]
+    labels = torch.stack(labels) if isinstance(labels[0], Tensor) else np.asarray(labels)
+    different = (at for at, item in enumerate(inputs) if _shapes(item) != _shapes(inputs[0]))
+    if (at := next(different, None)) is not None:
+        raise DataError(
+            f"input {at} of the {name} data set has shape {_shapes(inputs[at])} but input 0 has {_shapes(inputs[0])}: "
+            "resize or pad them to one shape in the Dataset."
+        )
+    columns = zip(*map(pytree.tree_leaves, inputs), strict=True)
+    stacked = pytree.tree_unflatten([torch.stack(column) for column in columns], pytree.tree_structure(inputs[0]))
+    bytes_of_images = isinstance(stacked, Tensor) and stacked.dtype == torch.uint8 and stacked.ndim in (3, 4)
+    turned = bytes_of_images and not isinstance(items[0][0], Tensor)  # Pillow and NumPy have channels last
+    return (stacked.numpy() if turned else stacked), labels
+
+
+def _tensors(item: Any) -> Inputs:
+    item = structure.plain(item)
+    return pytree.tree_map(_tensor, item) if isinstance(item, dict | tuple) else _tensor(item)
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.from_numpy(_writable(np.asarray(value)))
+
+
+def _shapes(item: Inputs) -> Any:
+    shapes = structure.shape_of(structure.change(lambda tensor: tensor[None], item))
+    return tuple(shapes) if isinstance(shapes, list) else shapes
+
+
+def parted(item: Any, *, name: str, at: int | None = None) -> tuple[Any, Any]:
+    """Inputs and labels of an item or a batch: a pair, or a mapping with an entry ``labels`` or ``label``."""
+    if isinstance(item, Mapping) and (key := next((key for key in LABELS if key in item), None)) is not None:
+        return {k: value for k, value in item.items() if k != key}, item[key]
+    if isinstance(item, Sequence) and not isinstance(item, str) and len(item) == 2:
+        return item[0], item[1]
+    what = "a mapping without 'labels'" if isinstance(item, Mapping) else f"a {type(item).__name__}"
+    which = "an item" if at is None else f"item {at}"
+    raise DataError(f"{which} of the {name} data set is {what}: return (input, label), or a dict with 'labels'.")
+
+
+class ChangingItems(UsageError):
+    """An item of a Dataset differs from its first reading."""
+
+
+def require_constant(read: Callable[[int], Any], count: int, *, name: str) -> None:
+    """Read a few of ``count`` items several times; raise where one changes. Global random state is left as it was."""
+    with own_random_state():
+        for at in sorted({round(at) for at in np.linspace(0, count - 1, min(READ_AGAIN, count))}):
+            first = read(at)
+            if not all(same(first, read(at)) for _ in range(TIMES)):
+                raise ChangingItems(
+                    f"item {at} of the {name} data set changes from read to read (random augmentation?), and every "
+                    "item is read only once beside files: leave the random part out and write "
+                    "augment=soseleto.Augment(...)."
+                )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two items are equal to the last bit; NaN equals NaN."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    mine, its = _array(one), _array(other)
+    if mine.shape != its.shape or mine.dtype != its.dtype:
+        return False
+    return bool(np.array_equal(mine, its, equal_nan=mine.dtype.kind in "fc"))
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+    return np.asarray(value)
+
+
+@contextmanager
+def own_random_state() -> Iterator[None]:
+    """Leave the states of Python's, NumPy's and PyTorch's generators as they were."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what a Dataset may use
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+def read_npz(path: Path, *, name: str, encoding: str | None = None, labelled: bool = True) -> Raw:
+    """Read x as inputs, y as labels, id as ids and truth as correct labels; without ``labelled`` x alone."""
+    arrays = load_arrays(path)
+    for field in ("x", "y") if labelled else ("x",):
+        if field not in arrays:
+            raise DataError(f"{path} has no array {field!r}: save it with np.savez(path, x=inputs, y=labels).")
+    inputs = inputs_of(arrays["x"], name=name)
+    if not labelled:
+        return Raw(name, torch.zeros(len(inputs), dtype=torch.int64), inputs=inputs)
+    count, labels = len(inputs), arrays["y"]
+    for field, array in arrays.items():
+        if array.ndim == 0 or len(array) != count:
+            raise DataError(f"{path} has {count} inputs in x but shape {array.shape} in {field}: give one for each.")
+    ids = arrays["id"].reshape(-1).tolist() if "id" in arrays else None
+    return Raw(
+        name,
+        labels_from(labels.reshape(-1).tolist() if labels.size == count else labels, name=name, encoding=encoding),
+        inputs=inputs,
+        ids=ids and tuple(text_of(v, where=f"id {at} in {path}", encoding=encoding) for at, v in enumerate(ids)),
+        truth=names_of(arrays["truth"].reshape(-1).tolist(), encoding=encoding) if "truth" in arrays else None,
+    )
+
+
+def load_arrays(path: Path, *, every: bool = False) -> dict[str, Any]:
+    """The arrays x, y, id and truth by name, as far as the file has them; with ``every``, all of its arrays."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                check_expansion(member.compress_size, member.file_size, what=f"{member.filename} in {path}")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files if every or name in _FIELDS}
+    except SoseletoError:
+        raise
+    except Exception as error:  # many kinds, from NumPy, zipfile and zlib
+        raise DataError(
+            f"{path} cannot be read ({first_line(error)}): save numbers or fixed-length text by np.savez, not objects."
+        ) from error
+    for name, array in arrays.items():
+        if array.dtype.kind not in "buifUS":
+            raise DataError(f"{name} in {path} is of type {array.dtype}: save numbers or fixed-length text.")
+    return arrays

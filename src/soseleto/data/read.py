@@ -1,0 +1,357 @@
+"""Data sets in any accepted form: a path, a pair, a Dataset, a data frame or Examples.
+
+Source, target and test are read together: one class list, one image shape, one list of problems.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from soseleto.data import image_folder, structure, tables
+from soseleto.data.arrays import inputs_of, labels_of, read_npz, stack_dataset
+from soseleto.data.checks import CHECKED, check_examples, labels_in_source, labels_in_target
+from soseleto.data.classes import number_labels
+from soseleto.data.examples import Examples, ExampleSet
+from soseleto.data.images import Progress, Shape, pixels_of, shape_for
+from soseleto.data.lazy import LazyDataset, fits_memory, refuse_iterable
+from soseleto.data.prepare import Preparation, prepare, prepared
+from soseleto.data.readers import huggingface
+from soseleto.data.readers.raw import Raw
+from soseleto.data.reading import Problem, ProblemsError, Reading, escaped, some
+from soseleto.data.text import TextExamples
+from soseleto.errors import DataError, UsageError, did_you_mean
+
+MODES = ("noisy", "transfer")
+_UNLABELLED = "unlabelled set"
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The data of a training run; ``problems`` lists what was found, ``dropped`` those whose examples were left out.
+
+    labels_before: where target examples also lay in the source, some under another label: the labels that they had
+        there, (N,) with -1 for the others
+    copies: the ids of these source examples, which are left out; checked: the target's label, where it is another
+    """
+
+    source: Examples
+    target: Examples
+    test: Examples | None
+    problems: tuple[Problem, ...] = ()
+    dropped: tuple[Problem, ...] = ()
+    columns: tuple[str, ...] | None = None
+    labels_before: Tensor | None = None
+    copies: tuple[str, ...] = ()
+    checked: Mapping[str, str] = field(default_factory=dict)
+    preparation: Preparation | None = None  # of tables
+    unlabelled: Tensor | None = None  # further inputs like the source's, (M, ...)
+
+
+def read_pair(
+    source: Any,
+    target: Any,
+    test: Any = None,
+    *,
+    mode: str,
+    unlabelled: str | os.PathLike[str] | None = None,
+    reading: Reading | None = None,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> Pair:
+    """Read and check source, target and test; raises ``ProblemsError`` with all problems at once.
+
+    With ``skip_bad=True`` the affected examples are left out instead and listed in ``Pair.dropped``; source examples
+    that are in the target under another label are left out in any case, see ``Pair.labels_before``. In noisy mode
+    source and target share one list of classes; in transfer mode target and test have their own. File options are
+    fields of ``reading``: ``read_pair("scraped", "checked", mode="noisy", reading=Reading(image_size=64))``.
+
+    unlabelled: path of further inputs, which are read and checked like the source's; labels in it are ignored
+    """
+    sets, problems, preparation = _read(source, target, test, mode, reading or Reading(), progress, unlabelled)
+    if not skip_bad and any(problem.stops for problem in problems):
+        raise ProblemsError(problems)
+    dropped = tuple(problem for problem in problems if problem.stops or problem.kind == CHECKED)
+    kept = {name: _without(name, examples, dropped) for name, examples in sets.items()}
+    before, checked = None, {}
+    copies = tuple(name for problem in problems if problem.kind == CHECKED for name in problem.ids)
+    if copies:
+        before = labels_in_source(kept["target"], sets["source"], preparation)
+        checked = labels_in_target(kept["target"], sets["source"], preparation)
+    return Pair(
+        kept["source"],
+        kept["target"],
+        kept.get("test"),
+        tuple(problems),
+        dropped,
+        columns=None if preparation is None else preparation.names,
+        labels_before=before,
+        copies=copies,
+        checked=checked,
+        preparation=preparation,
+        unlabelled=kept[_UNLABELLED].inputs if _UNLABELLED in kept else None,
+    )
+
+
+def check_pair(
+    source: Any, target: Any, test: Any = None, *, mode: str, reading: Reading | None = None
+) -> list[Problem]:
+    """All problems of the data sets in one list; bad examples do not raise."""
+    return _read(source, target, test, mode, reading or Reading(), None)[1]
+
+
+def check_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise UsageError(f"mode must be 'noisy' or 'transfer', got {mode!r}{did_you_mean(mode, MODES)}.")
+
+
+def as_example_set(data: Any, *, name: str, preparation: Preparation | None = None) -> ExampleSet:
+    """Data in memory, or a Dataset that is read again in every epoch (``LazyDataset``)."""
+    if isinstance(data, LazyDataset):
+        return data.named(name)
+    if _is_dataset(data) and not fits_memory(data, name=name):
+        return LazyDataset(data).named(name)
+    return as_examples(data, name=name, preparation=preparation)
+
+
+def as_examples(
+    data: Any, *, name: str, reading: Reading | None = None, preparation: Preparation | None = None
+) -> Examples:
+    """Read one data set into memory, in any accepted form; ``name`` is used in error messages.
+
+    To read a source and a target that share their classes, use ``read_pair``.
+
+    preparation: of the training's tables, for another table; by default it is fitted on this one
+    """
+    if isinstance(data, Examples):
+        return data
+    reading = reading or Reading()
+    raws = number_labels([_raw(data, name, reading)], shared=True, merge=reading.merge_labels)
+    if raws[0].table is not None or reading.kinds:
+        raws, _ = prepare(raws, reading, preparation)
+    examples, problems = _decoded(raws[0], shape_for(raws[0], reading), reading)
+    if any(problem.stops for problem in problems):
+        raise ProblemsError(problems)
+    return examples
+
+
+# Forms of data
+
+
+def _is_dataset(data: Any) -> bool:
+    """Whether this is a map-style Dataset of items, and none of the other accepted forms."""
+    if isinstance(data, Examples | str | os.PathLike | Tensor | dict) or _is_pair(data):
+        return False
+    if huggingface.is_huggingface(data) or tables.is_frame(data):
+        return False
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, tuple | list) and len(data) == 2
+
+
+def _raw(data: Any, name: str, reading: Reading) -> Raw:
+    """Read any accepted form; labels are not yet numbered and images not yet decoded."""
+    if isinstance(data, Examples):
+        raw = Raw(name, data.labels, inputs=data.inputs, texts=isinstance(data, TextExamples))
+        return replace(raw, ids=data.ids, classes=data.classes, truth=data.truth, paths=data.paths)
+    if isinstance(data, str | os.PathLike):
+        return _from_path(Path(data).expanduser(), name, reading)
+    if _is_pair(data):
+        return _from_pair(data[0], data[1], name)
+    if huggingface.is_huggingface(data):
+        return huggingface.from_huggingface(data, name=name, reading=reading)
+    if tables.is_frame(data):
+        what = f"the {name} frame"
+        return tables.from_table(tables.frame_table(data), name=name, reading=reading, folder=None, what=what)
+    if _is_dataset(data):
+        return _from_pair(*stack_dataset(data, name=name), name)
+    refuse_iterable(data, name=name)
+    raise UsageError(
+        f"the {name} is a {type(data).__name__}: give a path (image folder, .csv, .tsv, .parquet, .jsonl, .npz), a "
+        "pair (inputs, labels), a Dataset of (input, label) with __len__ and __getitem__, a data frame or Examples."
+    )
+
+
+def _from_pair(inputs: Any, labels: Any, name: str) -> Raw:
+    raw = Raw(name, labels_of(labels, name=name), inputs=inputs_of(inputs, name=name))
+    count = structure.length(raw.inputs)
+    if count != len(raw):
+        raise DataError(f"the {name} has {count} inputs but {len(raw)} labels: give one for each.")
+    return raw
+
+
+def _from_path(path: Path, name: str, reading: Reading) -> Raw:
+    if path.is_dir():
+        for option in ("path_column", "id_column", "truth_column", "root"):
+            if getattr(reading, option) is not None:
+                raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")
+        return image_folder.read_folder(path, name=name, reading=reading)
+    if _suffix(path, name) == ".npz":
+        return read_npz(path, name=name, encoding=reading.encoding)
+    table = tables.load(path, reading)
+    return tables.from_table(table, name=name, reading=reading, folder=path.parent, what=str(path))
+
+
+def _without_labels(path: Path, name: str, reading: Reading, known: Sequence[str] = (), images: bool = False) -> Raw:
+    """Inputs from a path; labels are not read, and every one is 0.
+
+    known: the training's columns of features
+    images: whether the path may be that of an image
+    """
+    if path.is_dir():
+        return image_folder.read_any_folder(path, name=name, reading=reading)
+    if images and path.suffix.lower() in image_folder.SUFFIXES and path.is_file():
+        return Raw(name, torch.zeros(1, dtype=torch.int64), files=(str(path),))
+    if _suffix(path, name) == ".npz":
+        return read_npz(path, name=name, labelled=False)
+    table = tables.load(path, reading)
+    return tables.without_labels(table, name=name, reading=reading, folder=path.parent, what=str(path), known=known)
+
+
+def _suffix(path: Path, name: str) -> str:
+    """The ending of a table or an ``.npz`` file; any other raises."""
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        neighbours = os.listdir(path.parent) if path.parent.is_dir() else []
+        raise UsageError(f"the {name} {str(path)!r} is not there{did_you_mean(path.name, neighbours)}: check the path.")
+    if suffix not in (*tables.SUFFIXES, ".npz"):
+        raise UsageError(
+            f"the {name} {str(path)!r} has an unknown ending: give an image folder, or a file ending in "
+            f"{', '.join(tables.SUFFIXES)} or .npz."
+        )
+    return suffix
+
+
+# Reading together
+
+
+def _read(
+    source: Any,
+    target: Any,
+    test: Any,
+    mode: str,
+    reading: Reading,
+    progress: Progress | None,
+    unlabelled: str | os.PathLike[str] | None = None,
+) -> tuple[dict[str, Examples], list[Problem], Preparation | None]:
+    check_mode(mode)
+    data = {"source": source, "target": target} | ({} if test is None else {"test": test})
+    raws = [_raw(one, name, reading) for name, one in data.items()]
+    if structured := next((raw for raw in raws if isinstance(raw.inputs, dict | list | tuple)), None):
+        raise UsageError(
+            f"the inputs of the {structured.name} are a {type(structured.inputs).__name__} of tensors, which cannot be "
+            "checked beside files: give all data as pairs or Datasets."
+        )
+    raws = number_labels(raws, shared=mode == "noisy", merge=reading.merge_labels)
+    if unlabelled is not None:
+        known = () if raws[0].table is None else raws[0].table.column_names
+        raws.append(_without_labels(Path(unlabelled).expanduser(), _UNLABELLED, reading, known))
+    raws, preparation = prepare(raws, reading)
+    shape = shape_for(raws[0], reading)
+    sets: dict[str, Examples] = {}
+    problems: list[Problem] = []
+    for raw in raws:
+        sets[raw.name], its = _decoded(raw, shape, reading, progress)
+        problems += its
+    _check_shapes(sets)
+    return sets, problems + check_examples(sets, mode=mode, preparation=preparation), preparation
+
+
+def _decoded(
+    raw: Raw, shape: Shape | None, reading: Reading, progress: Progress | None = None
+) -> tuple[Examples, list[Problem]]:
+    """The usable examples, and the problems of the others."""
+    inputs, problems = raw.inputs, list(raw.problems)
+    if inputs is None:
+        if shape is None:
+            raise DataError(f"the {raw.name} has images but the source has features: give both the same kind.")
+        inputs, unreadable = pixels_of(raw, shape, reading, progress)
+        problems += unreadable
+    labels = raw.labels
+    assert isinstance(labels, Tensor)
+    assert raw.truth is None or isinstance(raw.truth, Tensor)
+    keep = _keep(raw, problems)
+    if not bool(keep.any()):
+        raise DataError(f"no example of the {raw.name} can be used: {some([str(p) for p in problems])}")
+    if labels.ndim == 1:  # Examples refuses -1, and rows that are left out may have no class: any index will do
+        labels = torch.where(keep.to(labels.device), labels, 0)
+    examples = (TextExamples if raw.texts else Examples)(inputs, labels, raw.ids, raw.classes, raw.truth, raw.paths)
+    return (examples if bool(keep.all()) else examples.subset(keep)), problems
+
+
+def _without(name: str, examples: Examples, dropped: Sequence[Problem]) -> Examples:
+    keep = _keep(examples, [problem for problem in dropped if problem.where == name])
+    if not bool(keep.any()):
+        raise DataError(f"no example of the {name} is left: all {len(keep)} have problems.")
+    return examples if bool(keep.all()) else examples.subset(keep)
+
+
+def _keep(data: Raw | Examples, problems: Collection[Problem]) -> Tensor:
+    """(N,) mask of the examples that no problem names."""
+    bad = {name for problem in problems for name in problem.ids}
+    if not bad:
+        return torch.ones(len(data), dtype=torch.bool)
+    return torch.tensor([data.id_of(row) not in bad for row in range(len(data))])
+
+
+def _check_shapes(sets: dict[str, Examples]) -> None:
+    source = sets["source"].inputs
+    for name, examples in sets.items():
+        inputs = examples.inputs
+        if inputs.shape[1:] != source.shape[1:] or (name == _UNLABELLED and inputs.dtype != source.dtype):
+            raise DataError(
+                f"{name} inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])} but the source's are "
+                f"{source.dtype} of shape {tuple(source.shape[1:])}: bring them to one shape and type."
+            )
+
+
+# Inputs of predictions
+
+
+class Inputs(NamedTuple):
+    names: tuple[str, ...]  # FILE or FILE:ROW of each input
+    values: Tensor  # (N, ...) as read for training
+
+
+def read_inputs(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    shape: tuple[int, ...],
+    preparation: Preparation | None = None,
+    reading: Reading | None = None,
+) -> Inputs:
+    """All inputs in ``paths``: images, folders of images, tables and ``.npz`` files; an unreadable one raises.
+
+    shape: of the inputs that the model was trained on
+    preparation: of the training's tables
+    """
+    if not paths:
+        raise UsageError("nothing to predict: name image files, folders, tables or .npz files.")
+    read = [_inputs(Path(path).expanduser(), shape, preparation, reading or Reading()) for path in paths]
+    return Inputs(tuple(name for inputs in read for name in inputs.names), torch.cat([part.values for part in read]))
+
+
+def _inputs(path: Path, shape: tuple[int, ...], preparation: Preparation | None, reading: Reading) -> Inputs:
+    if preparation is not None and path.suffix.lower() in tables.SUFFIXES and path.is_file():
+        values = prepared(tables.load(path, reading), preparation, str(path))
+        return Inputs(tuple(f"{path}:{row}" for row in range(len(values))), values)
+    raw = _without_labels(path, "input", reading, images=True)
+    if raw.table is not None or (raw.files is not None and len(shape) != 3):
+        kind = "a table" if raw.table is not None else "images"
+        raise UsageError(f"{path} holds {kind}, but the model takes inputs of shape {shape}: give those as .npz.")
+    image_shape = (shape[0], shape[1], shape[2]) if len(shape) == 3 else None
+    examples, problems = _decoded(raw, image_shape, reading)
+    if problems:
+        raise ProblemsError(problems)
+    if tuple(examples.inputs.shape[1:]) != shape:
+        raise DataError(f"{path} holds inputs of shape {tuple(examples.inputs.shape[1:])}: the model needs {shape}.")
+    names = tuple(map(escaped, raw.files or (f"{path}:{row}" for row in range(len(examples)))))
+    return Inputs(names, examples.inputs)

@@ -1,0 +1,167 @@
+"""What all readers share: their options, the problems that they find, and file names that are not UTF-8."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from soseleto.data.columns import LEFT_OUT
+from soseleto.data.text import Tokenizer
+from soseleto.errors import DataError, UsageError, counted, did_you_mean
+
+_KINDS = {
+    "numeric_columns": "number",
+    "categorical_columns": "category",
+    "text_columns": "text",
+    "drop_columns": LEFT_OUT,
+}
+_SHOWN = 5
+_ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How files are read; an option that is None is chosen from the data.
+
+    image_size: side of every image in pixels, or (height, width); default: the size of the source images, at most 224
+    channels: 1 for grey, 3 for RGB; default: grey if all source images are grey
+    label_column, path_column, id_column: columns of a table; default: found by their usual names
+    truth_column: column of a table with the correct labels, where they are known
+    before_column: column of the target's table with the labels from before a check; it is not a feature
+    numeric_columns, categorical_columns, text_columns, drop_columns: columns of a table whose kind is not inferred
+    tokenizer: of a pretrained text model, for which one column of text is read
+    encoding: of text files (.csv, .tsv, .jsonl) and of bytes in place of text, such as "latin-1"; default: UTF-8
+    merge_labels: make one class of names that differ only in case, surrounding blanks or Unicode form
+    root: folder that relative paths in a table start from; default: the table's own folder
+    allow_outside: follow paths and links that lead out of that folder
+    cache: folder for decoded images; default: SOSELETO_CACHE, else ~/.cache/soseleto/images
+    workers: number of decoding processes, 0 for none; default: one per core if there are many images
+    """
+
+    image_size: int | tuple[int, int] | None = None
+    channels: int | None = None
+    path_column: str | None = None
+    label_column: str | None = None
+    id_column: str | None = None
+    truth_column: str | None = None
+    before_column: str | None = None
+    numeric_columns: Sequence[str] = ()
+    categorical_columns: Sequence[str] = ()
+    text_columns: Sequence[str] = ()
+    drop_columns: Sequence[str] = ()
+    tokenizer: Tokenizer | None = None
+    encoding: str | None = None
+    merge_labels: bool = False
+    root: str | Path | None = None
+    allow_outside: bool = False
+    cache: str | Path | None = None
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        sides = self.sides
+        if sides is not None and not (len(sides) == 2 and all(isinstance(s, int) and 4 <= s <= 4096 for s in sides)):
+            raise UsageError(
+                f"image_size must be one side or (height, width), each from 4 to 4096, got {self.image_size!r}."
+            )
+        if self.channels not in (None, 1, 3):
+            raise UsageError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}.")
+        if self.workers is not None and self.workers < 0:
+            raise UsageError(f"workers must be 0 or more, got {self.workers}.")
+        _check_encoding(self.encoding)
+        named = [name for option in _KINDS for name in _columns(self, option)]
+        if twice := sorted({name for name in named if named.count(name) > 1}):
+            raise UsageError(f"column {twice[0]!r} is given two kinds: name it once among {', '.join(_KINDS)}.")
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """(height, width) of every image, if given."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kinds that the user has set, by column."""
+        return {name: kind for option, kind in _KINDS.items() for name in _columns(self, option)}
+
+
+def _columns(reading: Reading, option: str) -> Sequence[str]:
+    names: Sequence[str] = getattr(reading, option)
+    if isinstance(names, str):
+        raise UsageError(f"{option} must be a list of column names, got {names!r}: write {option}=[{names!r}].")
+    return names
+
+
+def _check_encoding(encoding: str | None) -> None:
+    try:
+        "a".encode(encoding or "utf-8")
+    except (LookupError, ValueError) as error:
+        hint = did_you_mean(str(encoding), ("utf-8", "utf-16", "latin-1", "cp1252"))
+        raise UsageError(
+            f"unknown encoding {encoding!r}{hint}: give one that Python knows, such as latin-1."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem of one data set, found before training.
+
+    where: "source", "target", "test" or "unlabelled set"
+    kind: a short keyword, such as "unreadable" or "duplicate"
+    text: one sentence for the user
+    ids: the examples to leave out, as skip_bad does
+    stops: whether it prevents training
+    """
+
+    where: str
+    kind: str
+    text: str
+    ids: tuple[str, ...] = ()
+    stops: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-compatible values, for the run folder."""
+        return {**asdict(self), "ids": list(self.ids)}
+
+
+class ProblemsError(DataError):
+    """The data have problems that prevent training; ``problems`` lists all of them."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        stopping = [problem for problem in problems if problem.stops]
+        count = counted(len(stopping), "problem")
+        lines = "".join(f"\n  - {problem}" for problem in stopping)
+        super().__init__(
+            f"the data have {count}: fix them, or leave these examples out with skip_bad=True (--skip-bad).{lines}"
+        )
+
+
+def some(items: Sequence[str]) -> str:
+    """The first few items, and the number of the others."""
+    shown = ", ".join(items[:_SHOWN])
+    more = len(items) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def escaped(path: str) -> str:
+    r"""The path as text that ids, rankings and tables can hold: a byte that is not UTF-8 as ``\xff``.
+
+    Python has such a byte as a lone surrogate, which cannot be encoded.
+    """
+    if path.isascii():
+        return path
+    return "".join(f"\\x{ord(c) - 0xDC00:02x}" if "\udc80" <= c <= "\udcff" else c for c in path)
+
+
+def existing(path: str, *, root: str | os.PathLike[str] = "") -> str:
+    """The path of the file that ``escaped`` was given, where it exists; else the path as it is."""
+    if "\\x" not in path or os.path.lexists(os.path.join(root, path)):
+        return path
+    bytes_path = _ESCAPED.sub(lambda match: chr(0xDC00 + int(match[1], 16)), path)
+    return bytes_path if os.path.lexists(os.path.join(root, bytes_path)) else path

@@ -1,0 +1,363 @@
+"""Tables as pyarrow tables: CSV, TSV, Parquet and JSON-lines files, and data frames; one example per row.
+
+With a path column the rows are images; else every column other than label, id and truth is a feature, which ``prepare``
+turns into numbers. Columns that are not given are found by their usual names, ignoring case. All cells of a CSV file
+are text, exactly as it has them, so that labels and ids ("007" is not "7") and numbers with missing values stay whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from soseleto.data import cells, storage
+from soseleto.data.image_folder import outside
+from soseleto.data.labels import labels_from, labels_of_words, names_of, text_of
+from soseleto.data.readers.raw import Raw
+from soseleto.data.reading import Problem, Reading, escaped, existing, some
+from soseleto.data.storage import check_size, is_large, passing_file
+from soseleto.errors import DataError, UsageError, counted, did_you_mean, first_line, need
+
+SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
+LABELS = ("label", "class", "target", "y", "category")
+PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
+IDS = ("id", "uid", "uuid", "key")
+_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas"}
+_BLOCK = 1 << 26  # bytes of a CSV file that pyarrow parses at a time; a row must fit
+# The names that pandas gives an index without one: in Parquet, and after reading a CSV file back.
+_INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)?")
+
+
+# Files
+
+
+def load(path: Path, reading: Reading | None = None) -> Any:
+    """Read the file as a pyarrow table; any error becomes a DataError."""
+    reading, suffix = reading or Reading(), path.suffix.lower()
+    need("pyarrow", to=f"reading the table {path}")
+    try:
+        if suffix == ".parquet":
+            return _load_parquet(path, reading)
+        text = _decoded(path, reading.encoding)
+        table = _load_csv(text, path, reading) if suffix in (".csv", ".tsv") else _load_json(text, path)
+        table.validate(full=True)
+        return table
+    except (DataError, FileNotFoundError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is missing: check the path.") from error
+    except Exception as error:  # Arrow's errors, and OSErrors and ValueErrors from within it
+        raise DataError(f"{path} cannot be read ({first_line(error)}): correct it, or save it as Parquet.") from error
+
+
+def _decoded(path: Path, encoding: str | None) -> str:
+    """The whole file; bytes that are not text raise an error with their line and the likely encoding."""
+    content = path.read_bytes()
+    try:
+        return content.decode(encoding or "utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        likely = "latin-1"
+        if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+            likely = "utf-16"
+        elif re.search(rb"[\x80-\x9f]", content):  # quotes, dashes and the euro of Windows; no characters of latin-1
+            likely = "cp1252"
+        raise DataError(
+            f"byte 0x{content[error.start]:02x} in line {line} of {path} is not {encoding or 'UTF-8'}: read it "
+            f"with encoding={likely!r}, if that is its encoding."
+        ) from error
+
+
+def _load_csv(text: str, path: Path, reading: Reading) -> Any:
+    pyarrow, pyarrow_csv = cells.pyarrow(), need("pyarrow.csv", to="reading CSV")
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    header = next(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)), [])
+    other = next((mark for mark in _SEPARATORS if len(header) == 1 and mark in header[0]), None)
+    if other is not None:
+        raise DataError(
+            f"the columns of {path} are separated by {_SEPARATORS[other]} instead of {_SEPARATORS[delimiter]}: save it "
+            f"again, such as by pandas.read_csv({path.name!r}, sep={other!r}).to_csv('new.csv', index=False), with "
+            "decimal=',' where numbers have decimal commas."
+        )
+    if '"' in text:
+        _check_quotes(text, delimiter, path)
+    table = pyarrow_csv.read_csv(
+        pyarrow.BufferReader(text.encode()),
+        read_options=pyarrow_csv.ReadOptions(block_size=_BLOCK),
+        parse_options=pyarrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        convert_options=pyarrow_csv.ConvertOptions(column_types=dict.fromkeys(header, pyarrow.string())),
+    )
+    for column in (reading.label_column or usual(table.column_names, LABELS), reading.truth_column):
+        if column is not None and table.column_names.count(column) == 1:
+            labels = labels_of_words(table[column].to_pylist())
+            table = table.set_column(table.column_names.index(column), column, pyarrow.array(labels))
+    return table
+
+
+def _check_quotes(text: str, delimiter: str, path: Path) -> None:
+    """Refuse what RFC 4180 does not allow: pyarrow reads all rows after a quote that is not closed as one field."""
+    reader, line = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 0
+    try:
+        for _ in reader:
+            line = reader.line_num
+    except csv.Error as error:
+        raise DataError(
+            f"the row in line {line + 1} of {path} has a stray quote or a field that does not end ({error}): close the "
+            'quote, write it twice inside a quoted field (""), or save the table as Parquet.'
+        ) from error
+
+
+def _load_json(text: str, path: Path) -> Any:
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"line {number} of {path} is not valid JSON ({first_line(error)}): correct it.") from error
+        if not isinstance(row, dict):
+            raise DataError(f"line {number} of {path} is not an object: write one object with the same keys per line.")
+        rows += [row] if line.strip() else []
+    names = dict.fromkeys(name for row in rows for name in row)
+    return column_table({name: [row.get(name) for row in rows] for name in names})
+
+
+def _load_parquet(path: Path, reading: Reading) -> Any:
+    parquet = need("pyarrow.parquet", to="reading Parquet")
+    with parquet.ParquetFile(str(path)) as file:
+        groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
+        # A few bytes of run lengths can encode billions of rows: check the size before reading.
+        size = 8 * file.metadata.num_rows * max(1, file.metadata.num_columns)
+        check_size(size, what=str(path))
+        if is_large(max(size, sum(group.total_byte_size for group in groups))):
+            return _mapped(file, path, reading)
+        table = file.read()
+    table.validate(full=True)
+    return table
+
+
+def _mapped(file: Any, path: Path, reading: Reading) -> Any:
+    """An open Parquet file, copied to disk in the form in which it is used, of which only what is needed is read."""
+    pyarrow, ipc = cells.pyarrow(), need("pyarrow.ipc", to="reading Parquet")
+    with passing_file(reading.cache, what=str(path)) as copy:
+        with pyarrow.OSFile(str(copy), "wb") as sink, ipc.new_stream(sink, file.schema_arrow) as writer:
+            for batch in file.iter_batches(batch_size=storage.PIECE):
+                writer.write_batch(batch)
+        return ipc.open_stream(pyarrow.memory_map(str(copy))).read_all()
+
+
+# Data frames
+
+
+def is_frame(data: Any) -> bool:
+    return hasattr(data, "columns") and (hasattr(data, "to_numpy") or hasattr(data, "__arrow_c_stream__"))
+
+
+def frame_table(data: Any) -> Any:
+    """A data frame as a pyarrow table that keeps names and kinds; the index of pandas is left out."""
+    if not hasattr(data, "iloc"):  # polars, or a pyarrow table
+        return need("pyarrow", to="reading a data frame").table(data)
+    return column_table({str(name): data.iloc[:, at] for at, name in enumerate(data.columns)})
+
+
+def column_table(columns: Mapping[str, Sequence[Any]]) -> Any:
+    """A pyarrow table of named columns; values of several types become text."""
+    pyarrow = need("pyarrow", to="reading a table")
+    return pyarrow.table({name: _array(pyarrow, values) for name, values in columns.items()})
+
+
+def _array(pyarrow: Any, values: Any) -> Any:
+    try:
+        return pyarrow.array(values, from_pandas=True)
+    except (pyarrow.ArrowException, OverflowError):  # several types, or whole numbers of more than 64 bits
+        return pyarrow.array([None if v is None or v != v else str(v) for v in values], pyarrow.string())
+
+
+def stacked(first: Any, second: Any) -> Any:
+    """Rows of ``first`` and then of ``second``, in the form of ``first``: data frames, sparse matrices or arrays.
+
+    Columns of numbers get a type that holds both, so that whole numbers may have gaps in ``second``.
+    """
+    if hasattr(first, "to_arrow"):
+        polars = need("polars", to="joining data frames")
+        same = second.select(first.columns) if is_frame(second) else polars.DataFrame(second, schema=first.columns)
+        return polars.concat([first, same], how="vertical_relaxed")
+    if is_frame(first):
+        pandas = need("pandas", to="joining data frames")
+        second = second if is_frame(second) else pandas.DataFrame(second, columns=first.columns)
+        kinds = {name: kind for name, kind in first.dtypes.items() if not pandas.api.types.is_numeric_dtype(kind)}
+        return pandas.concat([first, second.astype(kinds)], ignore_index=True)
+    if hasattr(first, "toarray"):
+        return need("scipy.sparse", to="joining sparse matrices").vstack([first, second]).tocsr()
+    return np.concatenate([np.asarray(first), np.asarray(second)])
+
+
+# Columns
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns with a role; the others are features."""
+
+    label: str
+    path: str | None
+    identity: str | None
+    truth: str | None
+
+
+def usual(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    """The column that has the first of these names, ignoring case."""
+    lower = {column.lower(): column for column in reversed(columns)}
+    return next((lower[name.lower()] for name in names if name.lower() in lower), None)
+
+
+def columns_of(table: Any, reading: Reading, *, what: str) -> Columns:
+    """Find the columns by the given names, else by the usual ones."""
+    label = _column(table, reading, "label_column", LABELS, what)
+    if label is None:
+        raise DataError(
+            f"{what} has no label column among {some(table.column_names)}: "
+            "type reading=Reading(label_column=...), or --label-column."
+        )
+    path = path_column_of(table, reading, what=what)
+    identity = _column(table, reading, "id_column", IDS, what)
+    truth = _column(table, reading, "truth_column", (), what)
+    used = [column for column in (label, path, identity, truth) if column is not None]
+    if len(set(used)) != len(used):
+        raise UsageError(f"{what}: one column is named for two roles among {some(used)}: name another.")
+    return Columns(label, path, identity, truth)
+
+
+def path_column_of(table: Any, reading: Reading, *, what: str) -> str | None:
+    """A column of a usual name is one of paths only if it holds words."""
+    path = _column(table, reading, "path_column", PATHS, what)
+    if path is None or reading.path_column is not None:
+        return path
+    is_text = cells.is_text(table[path]) or cells.is_category(table[path])
+    return path if is_text and cells.numbers(table[path]).is_word.any() else None
+
+
+def _column(table: Any, reading: Reading, option: str, names: Sequence[str], what: str) -> str | None:
+    given, columns = getattr(reading, option), table.column_names
+    if given is not None and given not in columns:
+        hint = did_you_mean(given, columns) or f": choose from {some(columns)}"
+        raise UsageError(f"{what} has no column {given!r} for {option}{hint}.")
+    return given or usual(columns, names)
+
+
+def index_columns(table: Any) -> list[str]:
+    """The index of a pandas data frame, which is no feature: by its name, and by what pandas recorded in Parquet."""
+    try:
+        recorded = json.loads((table.schema.metadata or {})[b"pandas"])["index_columns"]
+    except (KeyError, ValueError, TypeError, RecursionError):  # none, or written by something else
+        recorded = []
+    recorded = recorded if isinstance(recorded, list) else []
+    return [name for at, name in enumerate(table.column_names) if is_index(name, at) or name in recorded]
+
+
+def is_index(column: str, place: int) -> bool:
+    """Whether the column has the name of an unnamed index; in a CSV file that is an empty name in the first place."""
+    return _INDEX.fullmatch(column) is not None or (not column and place == 0)
+
+
+def index_problem(name: str, columns: Sequence[str]) -> tuple[Problem, ...]:
+    """The message that these columns of the set ``name`` are left out; none where there are none."""
+    if not columns:
+        return ()
+    listed = some([repr(column) for column in columns])
+    text = f"the pandas index {listed} is not used as a feature (rename it to use it; index=False leaves it out)."
+    return (Problem(name, "index", text, stops=False),)
+
+
+# Data sets
+
+
+def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, what: str) -> Raw:
+    """A pyarrow table as a data set; relative paths start from ``folder``."""
+    _check(table, name, what)
+    if name != "source" and reading.truth_column not in table.column_names:
+        reading = replace(reading, truth_column=None)  # only the source needs correct labels beside its own
+    columns = columns_of(table, reading, what=what)
+    truth, identity, encoding = columns.truth, columns.identity, reading.encoding
+    raw = Raw(
+        name,
+        labels_from(table[columns.label].to_pylist(), name=name, encoding=encoding),
+        ids=None if identity is None else _ids(table[identity].to_pylist(), f"column {identity!r} of {what}", encoding),
+        truth=None if truth is None else names_of(table[truth].to_pylist(), encoding=encoding),
+        files=(),
+    )
+    if columns.path is not None:
+        return _with_images(raw, table[columns.path].to_pylist(), reading, folder)
+    used = (columns.label, identity, truth, reading.before_column)
+    return _with_features(raw, _without(table, used), what)
+
+
+def without_labels(table: Any, *, name: str, reading: Reading, folder: Path, what: str, known: Sequence[str]) -> Raw:
+    """Inputs alone, whose ids are their rows and whose labels are all 0.
+
+    known: columns of features, among which no label is looked for
+    """
+    _check(table, name, what)
+    raw = Raw(name, torch.zeros(table.num_rows, dtype=torch.int64), files=())
+    path = None if known else path_column_of(table, reading, what=what)
+    if path is not None:
+        return _with_images(raw, table[path].to_pylist(), reading, folder)
+    others = [column for column in table.column_names if column not in known]
+    roles = (reading.label_column or usual(others, LABELS), reading.id_column or usual(others, IDS))
+    return _with_features(raw, _without(table, roles), what)
+
+
+def _without(table: Any, columns: Sequence[str | None]) -> Any:
+    return table.drop_columns([column for column in columns if column in table.column_names])
+
+
+def _check(table: Any, name: str, what: str) -> None:
+    if table.num_rows == 0:
+        raise DataError(f"{what} has no rows: give the {name} at least one example.")
+    if len(set(table.column_names)) != len(table.column_names):
+        raise DataError(f"{what} has two columns of one name: rename one of {some(table.column_names)}.")
+
+
+def _ids(values: Sequence[Any], where: str, encoding: str | None) -> tuple[str, ...]:
+    for row, value in enumerate(values):
+        if value is None or value == "":
+            raise DataError(f"row {row} has no id in {where}: give every row one.")
+    return tuple(text_of(value, where=f"row {row}, {where}", encoding=encoding) for row, value in enumerate(values))
+
+
+def _with_features(raw: Raw, table: Any, what: str) -> Raw:
+    index = index_columns(table)
+    table = table.drop_columns(index)
+    if not table.num_columns:
+        raise DataError(f"{what} has a label but no features: add feature columns, or name the path_column.")
+    return replace(raw, table=table, files=None, problems=index_problem(raw.name, index))
+
+
+def _with_images(raw: Raw, paths: Sequence[Any], reading: Reading, folder: Path | None) -> Raw:
+    root = Path(reading.root).expanduser() if reading.root is not None else folder or Path()
+    missing = {row: None for row, path in enumerate(paths) if not path or "\0" in str(path)}
+    relative = ["." if row in missing else existing(str(path), root=root) for row, path in enumerate(paths)]
+    left = [] if reading.allow_outside else outside(root, relative)
+    fix = "type reading=Reading(allow_outside=True), or root=..."
+    problems = [
+        *_rows(raw, "missing", list(missing), "without a path: give every row one, or leave it out"),
+        *_rows(raw, "outside", left, f"with a path outside {root}: {fix}"),
+    ]
+    unread = {*missing, *left}  # an empty name is never opened
+    files = tuple("" if row in unread else os.path.join(root, path) for row, path in enumerate(relative))
+    return replace(raw, files=files, paths=tuple(map(escaped, files)), problems=tuple(problems))
+
+
+def _rows(raw: Raw, kind: str, rows: list[int], what: str) -> Iterator[Problem]:
+    if rows:
+        ids = tuple(raw.id_of(row) for row in rows)
+        yield Problem(raw.name, kind, f"{counted(len(ids), 'row')} {what} ({some(ids)}).", ids)
