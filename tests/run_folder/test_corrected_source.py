@@ -271,9 +271,10 @@ def test_fit_export_fit_and_predict_in_every_format(
     capsys.readouterr()
     columns = table()
     without = {name: values for name, values in columns.items() if name != "label"}
-    forms = {"p.npz": columns, "p.parquet": columns, "p.jsonl": columns, "short.csv": without}
-    if trained != ".npz":  # whose features have no names, so that their order counts
-        forms["turned.csv"] = dict(reversed(columns.items()))
+    forms = {"p.npz": columns}
+    if trained != ".npz":
+        tables = {"p.parquet": columns, "p.jsonl": columns, "short.csv": without}
+        forms |= tables | {"turned.csv": dict(reversed(columns.items()))}
     answers = {}
     for name, values in forms.items():
         typed("predict", tmp_path / "again", write(tmp_path / name, values), "--format", "json")
@@ -291,7 +292,7 @@ def test_predict_reads_other_encodings(tmp_path: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["predict", str(tmp_path / "run"), str(tmp_path / "t.csv")])
-    assert "or --encoding latin-1" in capsys.readouterr().err
+    assert "with --encoding latin-1" in capsys.readouterr().err
     typed("predict", tmp_path / "run", tmp_path / "t.csv", "--encoding", "latin-1")
     assert capsys.readouterr().out.count("\n") == 9
 
