@@ -176,7 +176,7 @@ def _raw(data: Any, name: str, reading: Reading) -> Raw:
     refuse_iterable(data, name=name)
     raise UsageError(
         f"the {name} is a {type(data).__name__}: give a path (image folder, .csv, .tsv, .parquet, .jsonl, .npz), a "
-        "pair (inputs, labels), a Dataset of (input, label) with __len__ and __getitem__, a data frame or Examples."
+        "pair (inputs, labels), a map-style Dataset of (input, label), a data frame or Examples."
     )
 
 
