@@ -42,8 +42,6 @@ AT_MOST = {
     "ResNet-18 BatchNorm": 2.0,
     "ResNet-18 BatchNorm, bf16": 1.85,
     "ResNet-50 BatchNorm": 1.85,
-    "ResNet-18 BatchNorm, statistics held": 1.50,
-    "ResNet-50 BatchNorm, statistics held": 1.50,
     "ResNet-18 GroupNorm, equal batches": 2.5,
     "ResNet-18 BatchNorm, last layer": 1.10,
     "ResNet-18 BatchNorm, last layer, scores centred": 1.10,

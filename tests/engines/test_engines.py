@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import soseleto
 from soseleto.engines import FASTEST_FIRST, make_engine, trainable
 from soseleto.engines.autograd import double_backward
-from soseleto.engines.forward import by_autograd
+from soseleto.engines.forward import forward
 from soseleto.engines.proof import Inexact, compare
 from soseleto.errors import EngineError, UsageError
 from zoo import BY_NAME, CLASSES, PROBLEMS, Problem, cross_entropy
@@ -285,7 +285,7 @@ def test_proofs_compare_every_parameter_within_the_tolerance() -> None:
         compare({"large": right["large"]}, right, 1e-3)
 
 
-@pytest.mark.parametrize("alignments", [double_backward, by_autograd])
+@pytest.mark.parametrize("alignments", [double_backward, forward])
 @pytest.mark.parametrize(("name", "recurrent"), [("mlp", False), ("lstm", True)])
 def test_the_users_settings_of_cudnn_hold_inside(
     name: str, recurrent: bool, alignments: Any, monkeypatch: pytest.MonkeyPatch

@@ -44,7 +44,6 @@ def alignment(
         batch: passed to ``per_example_loss`` as it is.
         direction: parameter name -> tensor of that parameter's shape, such as a gradient of the target loss.
         engine: ``"auto"``, ``"layerwise"``, ``"forward"``, ``"double_backward"``, ``"loop"``, or an engine object;
-            ``"held_statistics"`` is another quantity: BatchNorm's statistics are constants.
             ``"auto"`` tries the engines on the first call, and again when the loss function, the modules' training
             flags or the set of trainable parameters changes.
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from soseleto.engines.autograd import double_backward, loop
 from soseleto.engines.contract import Direction, Engine, Passes, PerExampleLoss, SourcePass, SourceStep, Step
-from soseleto.engines.forward import by_autograd, by_hand
-from soseleto.engines.held_statistics import HeldStatisticsEngine
+from soseleto.engines.forward import forward
 from soseleto.engines.layerwise.engine import LayerwiseEngine
 from soseleto.engines.proof import Schedule
 from soseleto.engines.unchanged import unchanged_on_error
@@ -27,12 +26,9 @@ _ADVICE = re.compile(r"[;:] use engine=.*$")  # at the end of an engine's error
 MAKERS: dict[str, Callable[[], Engine]] = {
     "auto": lambda: AutoEngine(),
     "layerwise": LayerwiseEngine,
-    "forward": lambda: VerifiedEngine("forward", by_hand, by_autograd),
+    "forward": lambda: VerifiedEngine("forward", forward),
     "double_backward": lambda: VerifiedEngine("double_backward", double_backward),
     "loop": lambda: VerifiedEngine("loop", loop, proofs=False),
-    # Another quantity, which "auto" never takes:
-    "held_statistics": lambda: HeldStatisticsEngine("held_statistics", true_gradient=True),
-    "held_statistics_and_gradient": lambda: HeldStatisticsEngine("held_statistics_and_gradient", true_gradient=False),
 }
 FASTEST_FIRST = ("layerwise", "forward", "double_backward", "loop")
 

@@ -3,92 +3,207 @@
     q = d/dε ℓ(θ + ε·direction) at ε = 0, computed together with the losses.
 
 In units of one forward pass F of the source batch: the forward, its tangents (each layer twice, with da and with dW)
-and the backward cost 5F, an ordinary step 3F. Tangents are computed by our own rules (``tangents``) where a proof shows
-that they are right, else by PyTorch's forward mode, which is slower.
+and the backward cost 5F, an ordinary step 3F.
+
+Tangents are PyTorch's own (``torch.autograd.forward_ad``), taken one function at a time. A forward-mode level around
+the whole pass would keep every tangent with what is saved for the backward, and a graph of the tangents beside it: more
+than twice the memory. Here each function has a level of its own, which is closed after it, and its tangents are
+detached, so that a tangent is freed after the last use of its activation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 from soseleto.engines.autograd import differentiable_recurrence
-from soseleto.engines.contract import Direction, PerExampleLoss, as_loss_vector, named_in, reductions_dtype
-from soseleto.engines.tangents import CannotFollow, Dual, Tangents, dense
+from soseleto.engines.batch_norm import BatchNorm
+from soseleto.engines.contract import (
+    Direction,
+    PerExampleLoss,
+    as_loss_vector,
+    named_in,
+    reductions_dtype,
+)
+from soseleto.engines.layerwise.copies import writes_to_first
+from soseleto.engines.rules import BATCH_NORM, EMBEDDING, Arguments
 
 
-def by_hand(
+class CannotFollow(RuntimeError):
+    """The model does something that this forward mode does not support."""
+
+
+def forward(
     model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
 ) -> tuple[Tensor, Tensor]:
-    """Losses with their ordinary graph, and alignments; raises ``CannotFollow``."""
+    """Losses with their ordinary graph, and alignments."""
     parameters = named_in(direction, model)
-    with Tangents({id(p): direction[name].to(p.dtype) for name, p in parameters.items()}):
+    tangents = {id(p): direction[name].to(p.dtype) for name, p in parameters.items()}
+    with sdpa_kernel(SDPBackend.MATH), differentiable_recurrence(model), _ForwardMode(tangents):
         losses = per_example_loss(model, batch)
-    if not isinstance(losses, Dual):
-        raise CannotFollow("the losses have no tangent")
-    tangent = dense(losses.tangent)
-    return as_loss_vector(losses.primal), tangent.to(reductions_dtype(tangent.dtype)).detach()
+    if not isinstance(losses, Dual):  # they depend on none of the named parameters
+        losses = as_loss_vector(losses, differentiable=False)
+        if not losses.requires_grad:
+            raise CannotFollow("the losses have no gradient")
+        return losses, torch.zeros_like(losses, dtype=reductions_dtype(losses.dtype)).detach()
+    return as_loss_vector(losses.primal), losses.tangent.to(reductions_dtype(losses.tangent.dtype))
 
 
-def by_autograd(
-    model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
-) -> tuple[Tensor, Tensor]:
-    """Losses and alignments by PyTorch's forward mode."""
-    parameters = named_in(direction, model)
-    with (
-        forward_ad.dual_level(),
-        sdpa_kernel(SDPBackend.MATH),
-        differentiable_recurrence(model),
-        _AsInBackward(),
-    ):
-        duals = {
-            f"model.{name}": forward_ad.make_dual(p, direction[name].to(p.dtype)) for name, p in parameters.items()
-        }
-        dual_losses = functional_call(_LossModule(model, per_example_loss), duals, (batch,))
-        losses, alignment = forward_ad.unpack_dual(as_loss_vector(dual_losses))
-        if alignment is None:
-            alignment = torch.zeros_like(losses)
-        return losses, alignment.to(reductions_dtype(alignment.dtype)).detach()
+class Dual(Tensor):
+    """An activation with its tangent, used in place of the activation. Direct access raises."""
+
+    primal: Tensor
+    tangent: Tensor
+
+    @staticmethod
+    def __new__(cls, primal: Tensor, tangent: Tensor) -> Dual:
+        dual: Dual = torch.Tensor._make_wrapper_subclass(cls, primal.shape, dtype=primal.dtype, device=primal.device)
+        dual.primal, dual.tangent = primal, tangent
+        return dual
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Outside of the mode, as in a checkpoint's second forward, the activation alone."""
+        return func(*tree_map(without_tangent, args), **tree_map(without_tangent, kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise CannotFollow(f"{func} was called without a torch function")
 
 
-class _LossModule(nn.Module):
-    """Holds the user's model, so that functional_call can replace its parameters for one call."""
+def without_tangent(value: Tensor) -> Tensor:
+    """The activation that an engine's pass has put a ``Dual`` in place of."""
+    return value.primal if isinstance(value, Dual) else value
 
-    def __init__(self, model: nn.Module, per_example_loss: PerExampleLoss) -> None:
+
+class _ForwardMode(TorchFunctionMode):
+    """While it is open, the tangents of parameters are their directions, and results become ``Dual`` tensors."""
+
+    def __init__(self, directions: Mapping[int, Tensor]) -> None:
         super().__init__()
-        self.model = model
-        self.per_example_loss = per_example_loss
-        self.training = model.training
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.per_example_loss(self.model, batch)
-
-
-class _AsInBackward(TorchFunctionMode):
-    """Removes tangents where the backward has no gradient: under ``no_grad``, and at an embedding's padding row."""
+        self._tangents = dict(directions)  # of parameters, and of constants that an activation was written into, by id
+        self._written: list[Tensor] = []  # keeps those constants alive, and with them their ids
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not torch.is_grad_enabled():
-            return func(*tree_map_only(Tensor, _primal, args), **tree_map_only(Tensor, _primal, kwargs))
-        out = func(*args, **kwargs)
-        if func is not F.embedding:
+        has_tangent = any(isinstance(v, Dual) or id(v) in self._tangents for v in tree_leaves((args, kwargs)))
+        # Under no_grad a result is a constant for the backward, hence one for the tangents.
+        if not has_tangent or not torch.is_grad_enabled() or _is_plain(func):
+            return func(*tree_map(without_tangent, args), **tree_map(without_tangent, kwargs))
+        if func is F.batch_norm and (dual := self._batch_norm(BATCH_NORM.bind(args, kwargs))) is not None:
+            return dual
+        written = args[0] if args and writes_to_first(func) else None
+        if isinstance(written, Dual) and (plain := _out_of_place(func)) is not None:
+            return _replace(written, self._follow(plain, args, kwargs)[0])
+        if kwargs.get("inplace") and args and isinstance(args[0], Dual):
+            return _replace(args[0], self._follow(func, args, {**kwargs, "inplace": False})[0])
+        out, tangent = self._follow(func, args, kwargs)
+        if written is None:
             return out
-        given = {**dict(zip(("input", "weight", "padding_idx"), args, strict=False)), **kwargs}
-        if given.get("padding_idx") is None:
-            return out
-        padding = given["padding_idx"] % given["weight"].shape[0]
-        return torch.where((given["input"] == padding).unsqueeze(-1), _primal(out), out)
+        return self._write(written, tangent)
+
+    def _follow(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Tensor | None]:
+        """The function's result, a ``Dual`` where it has a tangent, and the tangent of its first argument after it."""
+        with forward_ad.dual_level(), _without_hooks():
+            args, kwargs = tree_map(self._enter, args), tree_map(self._enter, kwargs)
+            out = func(*args, **kwargs)
+            tangent = tree_map(_tangent, out)
+            first = _tangent(args[0]) if args else None
+        if func is F.embedding:
+            tangent = _without_padding(args, kwargs, tangent)
+        return tree_map(_leave, out, tangent), first
+
+    def _enter(self, value: Any) -> Any:
+        if isinstance(value, Dual):
+            return forward_ad.make_dual(value.primal, value.tangent)
+        if id(value) in self._tangents:
+            return forward_ad.make_dual(value, self._tangents[id(value)])
+        return value
+
+    def _write(self, written: Tensor, tangent: Tensor | None) -> Tensor:
+        """Note the tangent of an argument that was written to."""
+        if isinstance(written, Dual):
+            assert tangent is not None
+            written.tangent = tangent
+        elif tangent is not None:
+            self._tangents[id(written)] = tangent
+            self._written.append(written)
+        return written
+
+    def _batch_norm(self, arguments: Arguments) -> Dual | None:
+        """BatchNorm in training mode; None where the general way is to be taken."""
+        x, weight, bias = (arguments.get(name) for name in ("input", "weight", "bias"))
+        if not arguments.get("training", False) or not isinstance(x, Dual) or isinstance(weight, Dual):
+            return None
+        call = BatchNorm(arguments | {"input": x.primal})
+        return Dual(call.out, call.tangent(x.tangent, *(self._tangents.get(id(value)) for value in (weight, bias))))
 
 
-def _primal(value: Tensor) -> Tensor:
-    primal, tangent = forward_ad.unpack_dual(value)
-    return value if tangent is None else primal
+@contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Inside, what is saved for the backward is saved plainly.
+
+    torch.utils.checkpoint would count the tensors that the tangents' graph saves, which its second forward lacks.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        yield
+
+
+def _tangent(value: Any) -> Tensor | None:
+    """The tangent of a tensor inside its level, without a graph."""
+    tangent = forward_ad.unpack_dual(value).tangent if isinstance(value, Tensor) else None
+    return None if tangent is None else tangent.detach().to(value.dtype)  # some rules of mixed precision return float32
+
+
+def _leave(value: Any, tangent: Tensor | None) -> Any:
+    """A result outside of its level, where nothing but its tangent is left of forward mode."""
+    return value if tangent is None or not value.requires_grad else Dual(value, tangent)
+
+
+@cache
+def _is_plain(func: Any) -> bool:
+    """Whether a function is an attribute that is no activation, as ``shape``."""
+    views = ("T", "mT", "H", "mH", "real", "imag")
+    return getattr(func, "__name__", "") == "__get__" and getattr(func.__self__, "__name__", "") not in views
+
+
+@cache
+def _out_of_place(func: Any) -> Any:
+    """``add`` for ``add_`` and ``__iadd__``, or None.
+
+    A function that writes to a dual tensor writes to a view, for which autograd copies the activation in the backward.
+    """
+    name = func.__name__
+    plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
+    found = getattr(Tensor, plain, None) or getattr(torch, plain, None)
+    return found if callable(found) and found is not func else None
+
+
+def _replace(written: Dual, out: Any) -> Dual:
+    """An activation with the result that was to be written into it."""
+    if not isinstance(out, Dual) or out.shape != written.shape or out.dtype != written.dtype:
+        raise CannotFollow("a function that works in place changed the shape or the precision")
+    written.primal, written.tangent = out.primal, out.tangent
+    return written
+
+
+def _without_padding(args: Any, kwargs: Any, tangent: Tensor) -> Tensor:
+    """The padding row of an embedding has no gradient; PyTorch's forward mode does not know of it."""
+    arguments = EMBEDDING.bind(args, kwargs)
+    if arguments.get("padding_idx") is None:
+        return tangent
+    padding = arguments["padding_idx"] % arguments["weight"].shape[0]
+    return tangent.masked_fill((arguments["input"] == padding).unsqueeze(-1), 0.0)

@@ -31,10 +31,10 @@ from soseleto.engines.contract import (
     trainable,
     uncompiled,
 )
+from soseleto.engines.forward import CannotFollow
 from soseleto.engines.proof import Align, Inexact, Kinds, Schedule, prove
 from soseleto.engines.recorded import Recorded
 from soseleto.engines.shards import sharded_modules
-from soseleto.engines.tangents import CannotFollow
 from soseleto.engines.unchanged import Restore
 from soseleto.errors import EngineError, first_line
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from soseleto.engines.contract import is_differentiable
-from soseleto.engines.held_batch_norm import HELD
 from soseleto.engines.layerwise.any_function import as_linear, rule_for
 from soseleto.engines.layerwise.attention import refuse_attention, self_attention
 from soseleto.engines.layerwise.call import OTHER_ENGINES, Call, grouped_calls
@@ -48,7 +47,7 @@ from soseleto.engines.rules import ADD, BATCH_NORM, MULTIPLY, RULES, Arguments, 
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import EngineError
 
-_RULES = RULES | NUMBERED | HELD
+_RULES = RULES | NUMBERED
 
 
 _DETACHING = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__, Tensor.item, Tensor.tolist}  # type: ignore[attr-defined]
