@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from experiments.detection import auroc
-from experiments.methods import MetaWeightNet, Sukhbaatar
 from soseleto.algorithm import Soseleto, SoseletoState
 from soseleto.data.batches import Batch
 from soseleto.engines import alignment, trainable
@@ -39,10 +38,9 @@ from soseleto.pieces import (
 )
 from soseleto.pieces.piece import Alignment, Step
 from soseleto.schedules import cosine, linear
-from soseleto.task.losses import NoisyLosses, TransferLosses, squared_error
+from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.optimizers import sgd
 from soseleto.task.task import DeferredGuard, NonFiniteLoss, Task
-from soseleto.training.fit import fit
 
 WIDTH, CLASSES, N = 4, 3, 12
 PAPER: dict[str, Any] = {
@@ -251,30 +249,6 @@ def test_any_optimizer_and_schedule(make_optimizer: Any, schedule: Any) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_weight_decay_does_not_touch_the_source_weights() -> None:
-    model = nn.Linear(WIDTH, CLASSES).double()
-    method = Soseleto(weight_step=1e-12, initial_weight=0.7)
-    state = method.init(noisy_task(model, make_optimizer=partial(sgd, lr=0.1, weight_decay=0.5)))
-    for m in range(5):
-        method.step(state, batch(N, m), batch(4, m))
-    assert torch.allclose(state.weights.values, torch.tensor(0.7), atol=1e-6)
-
-
-def test_the_default_weight_step_is_scale_free() -> None:
-    """A loss a million times larger gives the same weights."""
-    weights = []
-    for scale in (1.0, 1e6):
-        losses = NoisyLosses(lambda o, y, s=scale: s * nn.functional.cross_entropy(o, y, reduction="none"))
-        task = noisy_task(net(), losses=losses, make_optimizer=partial(sgd, lr=1e-12))
-        method = Soseleto(engine="loop")
-        state = method.init(task)
-        for m in range(3):
-            method.step(state, batch(N, m), batch(5, m + 9))
-        weights.append(state.weights.values.clone())
-    assert torch.allclose(weights[0], weights[1], atol=1e-5)
-    assert 0.1 < float((1 - weights[0]).max()) < 0.9
-
-
 def test_the_weight_step_follows_the_learning_rate_down() -> None:
     """Half-way down the schedule the same alignments move weights half as far."""
     method = Soseleto(weight_step=0.01, **PAPER, engine="loop")
@@ -373,13 +347,6 @@ def test_on_a_gpu_a_bad_loss_is_kept_until_it_is_asked_for() -> None:
     assert (caught.value.side, caught.value.index) == ("source", [7])
 
 
-def test_squared_errors_are_means_over_the_outputs_of_an_example() -> None:
-    outputs, labels = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[0.0, 0.0], [3.0, 1.0]])
-    assert squared_error(outputs, labels).tolist() == [2.5, 8.0]
-    assert squared_error(outputs[:, :1], labels[:, 0]).tolist() == [1.0, 0.0]
-    assert squared_error(outputs[:, 0], labels[:, 0]).tolist() == [1.0, 0.0]
-
-
 def test_monitor_tells_the_paper_condition_and_the_change_of_the_target_loss() -> None:
     model = net()
     method = Soseleto(weight_step=0.3, **PAPER, engine="loop")
@@ -391,41 +358,6 @@ def test_monitor_tells_the_paper_condition_and_the_change_of_the_target_loss() -
     assert float(numbers["condition"]) == pytest.approx(0.3 * float(q.norm()) / math.sqrt(N), rel=1e-5)
     assert float(numbers["predicted_change"]) == pytest.approx(float(numbers["actual_change"]), rel=1e-2)
     assert float(numbers["predicted_change"]) == pytest.approx(-1e-4 * float((0.5 * q).mean()), rel=1e-5)
-
-
-class Spectral(nn.Module):
-    """A complex filter in front of a real layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.filter = nn.Parameter(torch.randn(WIDTH // 2 + 1, dtype=torch.complex128))
-        self.out = nn.Linear(WIDTH, CLASSES).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=WIDTH))
-
-
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "layerwise"])
-def test_monitor_of_complex_parameters(engine: str) -> None:
-    torch.manual_seed(0)
-    model = Spectral()
-    state = (method := Soseleto(**PAPER, engine=engine)).init(
-        noisy_task(model, make_optimizer=partial(sgd, lr=1e-4, momentum=0.0))
-    )
-    numbers = method.step(state, batch(N, 0), batch(5, 1), monitor=True)
-    q = state.weights.scores.double()
-    assert float(numbers["predicted_change"]) == pytest.approx(float(numbers["actual_change"]), rel=1e-2)
-    assert float(numbers["predicted_change"]) == pytest.approx(-1e-4 * float((0.5 * q).mean()), rel=1e-5)
-
-
-@pytest.mark.parametrize("method", [Soseleto(), MetaWeightNet(), Sukhbaatar()], ids=lambda method: method.name)
-def test_a_model_with_complex_parameters_is_trained(method: Any) -> None:
-    torch.manual_seed(0)
-    data, model = (torch.randn(60, WIDTH), torch.arange(60) % CLASSES), Spectral()
-    before = model.filter.detach().clone()
-    result = fit(model, data, (data[0][:20], data[1][:20]), epochs=2, method=method, device="cpu")
-    assert math.isfinite(result.history[0]["source_loss"])
-    assert bool(((model.filter - before).abs() > 0).all())
 
 
 @pytest.mark.parametrize(
@@ -519,15 +451,6 @@ def test_pooling_finds_useless_classes_in_noise() -> None:
     visits = alignments_of((labels < 2).float() * 0.1, 1.0, visits=5, seed=0)
     assert auroc(torch.stack(visits).mean(0), labels >= 2) < 0.65
     assert auroc(pooled(labels, visits), labels >= 2) > 0.99
-
-
-def test_pooling_leaves_an_examples_own_evidence() -> None:
-    """Half of every class is useless: class means are equal, and the estimate is as good as the mean over visits."""
-    labels, useless = torch.arange(2000) % 4, torch.arange(2000) % 8 >= 4
-    visits = alignments_of(1.0 - useless.float(), 1.0, visits=5, seed=0)
-    plain = auroc(torch.stack(visits).mean(0), useless)
-    assert plain > 0.8
-    assert auroc(pooled(labels, visits), useless) > plain - 0.01
 
 
 def test_pooling_is_the_posterior_mean_of_its_model() -> None:

@@ -114,20 +114,6 @@ def test_steps_are_recorded_again_when_the_engine_was_replaced(batch: Batch) -> 
     assert run(Engine(fails=16), batch, 30).recordings == ["layerwise", "forward"]
 
 
-def test_an_engine_that_is_never_called_does_not_stop_the_recording(batch: Batch) -> None:
-    """As where the weights are frozen."""
-    method = SimpleNamespace(step=lambda *args, **kwargs: {})
-    step = Recording(
-        EagerStep(method, None),
-        SimpleNamespace(engine=Engine(), optimizer=SimpleNamespace(param_groups=[])),
-        pytest.fail,
-    )  # type: ignore[arg-type]
-    step.recordings = []
-    for _ in range(10):
-        step(batch, batch)
-    assert step.replays == 10 - WARM_UP
-
-
 def test_batches_of_each_shape_have_their_own_recording(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """As texts padded to a few lengths; beyond the largest number of recordings steps run without one."""
     monkeypatch.setattr("soseleto.task.cuda_graph.MOST", 2)

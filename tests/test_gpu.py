@@ -16,14 +16,12 @@ import rows
 import soseleto
 from experiments.methods import METHODS, DivideMix, FixMatch, ProMix, StrongPair
 from soseleto.algorithm import Soseleto
-from soseleto.data import Augment, Examples, Views
+from soseleto.data import Augment, Examples
 from soseleto.data.batches import Batch
-from soseleto.data.randomness import ExampleRandom
 from soseleto.data.views import UnlabelledViews
 from soseleto.engines import make_engine, trainable
-from soseleto.engines.contract import Step
 from soseleto.errors import EngineError
-from soseleto.methods import FineTuning, Strong
+from soseleto.methods import Strong
 from soseleto.models.architectures import group_norm, quick, resnet18
 from soseleto.pieces import (
     at_temperature,
@@ -191,17 +189,6 @@ def test_a_step_never_waits_for_the_gpu(norm: Any, method: Soseleto) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_draws_and_views_are_those_of_the_cpu() -> None:
-    index = torch.arange(500)
-    there = index.to(CUDA)
-    assert torch.equal(ExampleRandom.of(7, there, there).uniform(9).cpu(), ExampleRandom.of(7, index, index).uniform(9))
-    images = torch.randint(0, 256, (500, 3, 20, 14), dtype=torch.uint8)
-    mine, theirs = Views()(images, ExampleRandom.of(3, index)), Views()(images.to(CUDA), ExampleRandom.of(3, there))
-    assert torch.equal(mine[0], theirs[0].cpu())
-    apart = (mine[1].int() - theirs[1].cpu().int()).abs()  # another rounding may fall on the other side of a threshold
-    assert float((apart > 1).float().mean()) < 5e-3
-
-
 def two_views(n: int, seed: int) -> Batch:
     batch = random_batch(n, seed)
     return replace(batch, inputs=(batch.inputs, batch.inputs + 0.1))
@@ -270,19 +257,6 @@ class Reading(nn.Module):
         states = self.tokens(input_ids)
         outputs: Tensor = self.classifier(self.attention(states, states, states, need_weights=False)[0].mean(1))
         return outputs
-
-
-def test_captured_steps_with_dropout_share_a_pass(caplog: pytest.LogCaptureFixture) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10)).to(CUDA)
-    method, told = Soseleto(engine="layerwise"), []
-    state = method.init(quick_task(model))
-    step = CapturedStep(EagerStep(method, state), state, told.append)
-    with caplog.at_level("INFO", logger="soseleto"):
-        for m in range(20):
-            step(random_batch(32, m), random_batch(8, 100 + m))
-    assert not told
-    assert step._recorded
-    assert "separate passes" not in caplog.text
 
 
 @pytest.mark.parametrize("scores", [None, RANKING], ids=["", "with scores of the last layer"])
@@ -382,15 +356,6 @@ def test_fit_on_the_gpu_separates_the_labels(precision: torch.dtype | None) -> N
     assert result.evaluate(target)["accuracy"] > 95
 
 
-def test_nan_is_found_on_the_gpu_too() -> None:
-    source = examples(512, 0)
-    inputs = source.inputs.float()
-    inputs[77] = float("nan")
-    bad = Examples(inputs, source.labels)
-    with pytest.raises(soseleto.TrainingError, match="NaN"):
-        soseleto.fit(quick(2), bad, Examples(inputs[100:200], source.labels[100:200]), epochs=2, lr=0.01, device="cuda")
-
-
 def test_one_nccl_rank_trains_what_one_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -426,18 +391,6 @@ def test_skipped_steps_are_captured() -> None:
     assert not any("cannot be captured" in message for message in result.messages)
     assert result.weights.isfinite().all()
     assert all(value.isfinite().all() for value in result.model.state_dict().values())
-
-
-def test_fine_tuning_trains_a_head_that_comes_late() -> None:
-    """Its fused steps meet a momentum that is not there yet."""
-    generator = torch.Generator().manual_seed(0)
-    source = torch.randn(64, 8, generator=generator), torch.arange(64) % 3
-    target = torch.randn(10, 8, generator=generator), torch.arange(10) % 2
-    result = soseleto.fit(
-        nn.Linear(8, 8), source, target, "transfer", epochs=4, batch_size=16, lr=0.01, device="cuda",
-        method=FineTuning(),
-    )  # fmt: skip
-    assert all(bool(p.isfinite().all()) for p in result.model.parameters())
 
 
 def per_example(model: nn.Module, batch: Batch) -> Tensor:
@@ -486,24 +439,3 @@ def test_selection_never_waits_for_the_gpu() -> None:
             selection.backward(source, target, index=source.index)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_passes_with_gathered_times_can_be_captured() -> None:
-    """In a CUDA graph no row can be selected: those of the other side are multiplied by zero instead.
-
-    Experts cannot be captured in float32: torch's grouped_mm copies to the CPU then.
-    """
-    torch.manual_seed(0)
-    model = rows.Recurrent(torch.nn.LSTM).to(CUDA)
-    sides = [Batch(torch.arange(n), torch.randint(11, (n, 6)), torch.randint(3, (n,))).to(CUDA) for n in (6, 3)]
-    step = Step(model, NoisyLosses(), *sides, lambda found: found, torch.rand(6, device=CUDA))
-    engine = make_engine("layerwise")
-    for _ in range(9):  # the following calls hold no proof
-        right = engine.passes(step)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = engine.passes(step)
-    graph.replay()
-    torch.testing.assert_close(found.alignment, right.alignment, rtol=1e-3, atol=1e-4)
-    for name, g in right.source_gradient.items():
-        torch.testing.assert_close(found.source_gradient[name], g, rtol=1e-3, atol=1e-4)

@@ -17,13 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-import soseleto
 from ranks import together
 from soseleto import Selection, Soseleto
-from soseleto.data.batches import Batch, source_batches
+from soseleto.data.batches import Batch
 from soseleto.engines import trainable
-from soseleto.engines.autograd import gradient
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.pieces import beyond_noise, pooled_by_class, running_mean, target_share
@@ -157,25 +155,6 @@ def test_every_setting_works_in_a_loop(method: Soseleto) -> None:
     assert all(torch.equal(value, mine.state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_fit_and_a_loop_over_its_batches_agree() -> None:
-    """The whole of ``fit``: its order of batches, its defaults, its schedule."""
-    (x, y), target, epochs = data(N, 1), data(12, 2), 3
-    given: dict[str, Any] = {"epochs": epochs, "batch_size": 8, "target_batch_size": 12, "lr": 0.1, "device": "cpu"}
-    result = soseleto.fit(net(), (x, y), target, method=Soseleto(engine="forward"), seed=3, **given)
-    model = net().train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    schedule = linear(optimizer, epochs * 5)
-    selection = Selection(model, n_source=N, loss=cross_entropy, method=Soseleto(engine="forward"), optimizer=optimizer)
-    for epoch in range(1, epochs + 1):
-        for index in source_batches(N, 8, seed=3, epoch=epoch, device="cpu"):
-            selection.backward((x[index], y[index]), target, index=index)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-    torch.testing.assert_close(selection.weights, result.weights, rtol=1e-5, atol=1e-6)  # the target's order differs
-    torch.testing.assert_close(selection.scores, result.scores, rtol=1e-4, atol=1e-5)
-
-
 class Pair(NamedTuple):
     x: Tensor
     y: Tensor
@@ -221,22 +200,6 @@ def test_backward_adds_what_an_ordinary_backward_would() -> None:
     assert float(torch.cat([p.grad.flatten() for p in ours.parameters()]).norm()) == pytest.approx(0.1, rel=1e-4)
 
 
-def test_the_engine_is_chosen_and_proved_once() -> None:
-    """From the second call on the losses are computed once for the source and once for the target."""
-    calls: list[int] = []
-
-    def counted(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-        calls.append(len(batch[1]))
-        return cross_entropy(model, batch)
-
-    selection = Selection(net(), n_source=N, loss=counted)
-    for step, (index, source, target) in enumerate(batches(4)):
-        calls.clear()
-        selection.backward(source, target, index=index)
-        assert step == 0 or sorted(calls) == [6, 8]
-    assert selection.engine == "layerwise"
-
-
 def test_joined_batches_share_a_pass_and_change_nothing() -> None:
     passes: list[int] = []
 
@@ -276,27 +239,6 @@ def test_nothing_but_gradients_is_left_on_the_model() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_buffers_that_a_pass_makes_or_enlarges_are_kept() -> None:
-    class Positions(nn.Module):
-        """Its table grows with the inputs; BatchNorm's buffers are undone after the passes that only measure."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.norm, self.out = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            if x.shape[1] > len(getattr(self, "table", ())):
-                self.register_buffer("table", torch.linspace(0, 1, x.shape[1]), persistent=False)
-            return self.out(self.norm((self.inner(x) + self.table[: x.shape[1], None]).mean(1)))
-
-    model, labels = Positions(), torch.arange(8) % 2
-    selection = Selection(model, n_source=8, loss=lambda m, batch: F.cross_entropy(m(batch), labels, reduction="none"))
-    for length in (5, 9):
-        selection.backward(torch.randn(8, length, 4), torch.randn(8, length, 4), index=torch.arange(8))
-        assert len(model.table) == length
-    assert int(model.norm.num_batches_tracked) == 4  # two batches a step
-
-
 def test_autocast_covers_the_forward_passes_alone() -> None:
     index, (x, y), target = batches(1)[0]
     seen: list[torch.dtype] = []
@@ -319,31 +261,6 @@ def test_autocast_covers_the_forward_passes_alone() -> None:
         assert p.grad.dtype == torch.float32
         torch.testing.assert_close(p.grad, q.grad, rtol=2e-2, atol=1e-3)
     assert bool(selection.scores.isfinite().all())
-
-
-def scaled(initial: float | None) -> tuple[nn.Module, Selection, Any]:
-    """A loop with a ``GradScaler``; None for one without."""
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=initial or 1.0, enabled=initial is not None)
-    for index, source, target in batches(6):
-        selection.backward(source, target, index=index, scaler=None if initial is None else scaler)
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    return model, selection, scaler
-
-
-def test_a_grad_scaler_changes_nothing() -> None:
-    plain, without, _ = scaled(None)
-    model, selection, _ = scaled(2.0**16)
-    torch.testing.assert_close(selection.weights, without.weights)
-    torch.testing.assert_close(selection.scores, without.scores)
-    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
 
 
 def test_an_overflow_skips_the_step_and_leaves_the_weights() -> None:
@@ -429,47 +346,6 @@ def test_a_loop_resumes_from_its_state_dict() -> None:
     assert torch.equal(selection.visits, whole.visits)
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_a_loop_that_sets_its_own_learning_rate_resumes(older: bool) -> None:
-    """The weight step follows the rate from the first one on, which an optimizer does not keep without a scheduler."""
-    found = []
-    for resumes in (False, True):
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-        selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
-        for step, (index, source, target) in enumerate(batches()):
-            optimizer.param_groups[0]["lr"] = 0.2 * (1 - step / STEPS)
-            if resumes and step == 8:
-                state = selection.state_dict()
-                if older:  # a state from before the rate was saved
-                    del state["first_lr"]
-                selection = Selection(model, n_source=N, loss=cross_entropy, optimizer=optimizer)
-                selection.load_state_dict(state)
-            selection.backward(source, target, index=index)
-            optimizer.step()
-            optimizer.zero_grad()
-        found.append(selection)
-    assert torch.equal(found[0].weights, found[1].weights) is not older
-    assert torch.equal(found[0].visits, found[1].visits)
-
-
-def test_a_state_is_loaded_with_and_without_an_optimizer() -> None:
-    """Without one the weight step is constant, whatever was saved."""
-    index, source, target = batches(1)[0]
-    for saves, loads in ((True, False), (False, True)):
-        models = net(), net()
-        one, other = (
-            Selection(
-                model, n_source=N, loss=cross_entropy, optimizer=OPTIMIZERS["sgd"](model.parameters()) if o else None
-            )
-            for model, o in zip(models, (saves, loads), strict=True)
-        )
-        other.load_state_dict(one.state_dict())
-        for selection in (one, other):
-            selection.backward(source, target, index=index)
-        assert torch.equal(one.weights, other.weights)
-
-
 def test_another_optimizer_is_followed_with_the_same_weights() -> None:
     model = net()
     first, second = (torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.2, 0.05))
@@ -491,18 +367,6 @@ def test_another_optimizer_is_followed_with_the_same_weights() -> None:
     selection.follow(second)  # again: its rate now is not its first
     selection.backward(*more, index=later)
     assert torch.equal(selection.weights, before)
-
-
-def test_a_compiled_model_trains_as_the_original() -> None:
-    found = []
-    for compiled in (False, True):
-        model: Any = net()
-        model = torch.compile(model, backend="eager") if compiled else model
-        selection = Selection(model, n_source=N, loss=cross_entropy)
-        for index, source, target in batches(2):
-            selection.backward(source, target, index=index)
-        found.append((selection.weights, [p.grad for p in model.parameters()]))
-    torch.testing.assert_close(found[1], found[0])
 
 
 def on_ranks(reducer: Reducer, mode: str) -> dict[str, Any]:
@@ -670,22 +534,6 @@ def test_torchrun_runs_a_loop(tmp_path: Path) -> None:
 def test_bad_input_is_one_sentence(act: Callable[[Selection], Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         act(Selection(net(), n_source=N, loss=cross_entropy))
-
-
-def test_a_state_of_another_source_is_refused() -> None:
-    state = Selection(net(), n_source=N + 1, loss=cross_entropy).state_dict()
-    with pytest.raises(DataError, match="belong to another source"):
-        Selection(net(), n_source=N, loss=cross_entropy).load_state_dict(state)
-
-
-def test_the_papers_page_in_a_loop_moves_by_the_alignment() -> None:
-    """One call: α ← 0.5 + weight_step·Qᵀ∂L_t/∂θ, against one backward per example."""
-    model, (index, source, target) = net(), batches(1)[0]
-    direction = gradient(cross_entropy(model, target).mean(), trainable(model))
-    q = soseleto.alignment(model, cross_entropy, source, direction, engine="loop")[1]
-    selection = Selection(model, n_source=N, loss=cross_entropy, method=Soseleto.paper(weight_step=0.1))
-    selection.backward(source, target, index=index)
-    torch.testing.assert_close(selection.weights[index], (0.5 + 0.1 * q).clamp(0, 1))
 
 
 def on_shards(reducer: Reducer) -> None:

@@ -1,8 +1,6 @@
-"""Weights, scores and visits: the only clip, the running mean, the summary, the ranking, and files."""
+"""Weights, scores and visits: the only clip, the running mean, the summary, the ranking."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,23 +59,6 @@ def test_order_is_by_score_then_weight_then_place() -> None:
     assert weights.order().tolist() == [1, 3, 0, 4, 2]
 
 
-def test_saved_and_loaded(tmp_path: Path) -> None:
-    weights = Weights(100, initial=0.5)
-    weights.step(torch.arange(10), torch.linspace(-1, 1, 10), torch.randn(10))
-    weights.save(tmp_path / "w.safetensors")
-    again = Weights.load(tmp_path / "w.safetensors")
-    for name, value in weights.state().items():
-        assert torch.equal(again.state()[name], value)
-    assert b"pickle" not in (tmp_path / "w.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"\x80\x04\x95", b"\x00" * 64])
-def test_a_file_of_something_else_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "bad").write_bytes(content)
-    with pytest.raises(DataError, match=r"is not a file of saved weights"):
-        Weights.load(tmp_path / "bad")
-
-
 def test_weights_of_another_source_are_refused() -> None:
     with pytest.raises(DataError, match="another source"):
         Weights(4).load_state(Weights(5).state())
@@ -102,34 +83,3 @@ def test_bad_indices(index: torch.Tensor, words: str) -> None:
 def test_bad_arguments(n: int, initial: float, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Weights(n, initial=initial)
-
-
-def test_a_large_table_is_mapped_from_a_file_and_steps_as_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / "cache"))
-    here = Weights(100, initial=0.5)
-    monkeypatch.setattr("soseleto.weights.MOST_IN_MEMORY", 1000)
-    mapped = Weights(100, initial=0.5)
-    assert mapped.values.stride() == (3,)  # one example's numbers are on one page
-    assert not list((tmp_path / "cache").iterdir())  # nothing stays behind
-    for seed in range(3):
-        random = torch.Generator().manual_seed(seed)
-        index = torch.randperm(100, generator=random)[:40]
-        change, alignment = torch.randn(2, 40, generator=random)
-        for weights in (here, mapped):
-            weights.step(index, change, alignment)
-    for name, value in here.state().items():
-        assert torch.equal(value, mapped.state()[name])
-    mapped.save(tmp_path / "weights.safetensors")
-    assert torch.equal(Weights.load(tmp_path / "weights.safetensors").scores, here.scores)
-    assert torch.equal(mapped.order(), here.order())
-    assert mapped.summary() == here.summary()
-
-
-def test_a_disk_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("SOSELETO_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr("soseleto.weights.MOST_IN_MEMORY", 1000)
-    with pytest.raises(UsageError, match="set SOSELETO_CACHE"):
-        Weights(100)

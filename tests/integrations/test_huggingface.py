@@ -161,19 +161,6 @@ def test_a_resumed_training_has_the_same_weights(tmp_path: Path, dropout: float)
         torch.testing.assert_close(mine, right, rtol=0, atol=0)
 
 
-def test_a_finished_training_that_is_resumed_has_its_weights(tmp_path: Path) -> None:
-    args = {"num_train_epochs": 1, "save_strategy": "epoch"}
-    first = trainer(tmp_path, bert(), args=args)
-    first.train()
-    again = trainer(tmp_path, bert(seed=9), args=args)
-    with pytest.raises(UsageError, match=r"call train\(\) first"):
-        _ = again.weights
-    again.train(resume_from_checkpoint=True)
-    assert torch.equal(again.weights, first.weights)
-    assert torch.equal(again.selection.visits, first.selection.visits)
-    assert int(again.selection.visits.sum()) > 0
-
-
 def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
     args = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     plain = transformers.TrainingArguments(
@@ -182,12 +169,6 @@ def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
     transformers.Trainer(bert(), plain, train_dataset=texts(16, 0), data_collator=collate).train()
     with pytest.raises(UsageError, match=r"has no selection\.pt, so another trainer wrote it"):
         trainer(tmp_path, args=args, train_dataset=texts(16, 0)).train(resume_from_checkpoint=True)
-
-
-def test_bfloat16_and_group_by_length(tmp_path: Path) -> None:
-    trained = trainer(tmp_path, args={"bf16": True, "max_steps": 3, "train_sampling_strategy": "group_by_length"})
-    trained.train()
-    assert trained.weights.isfinite().all()
 
 
 def test_a_generating_model_has_a_loss_per_sequence() -> None:
@@ -232,11 +213,6 @@ def test_other_kinds_of_labels(problem: str, labels: Tensor) -> None:
         torch.testing.assert_close(losses[i], model(input_ids=ids[i : i + 1], labels=labels[i : i + 1]).loss)
 
 
-def test_a_model_of_an_unknown_kind_needs_a_loss() -> None:
-    with pytest.raises(UsageError, match="not known for BertModel: give per_example_loss="):
-        default_loss(transformers.BertModel(transformers.BertConfig(vocab_size=WORDS, **TINY)))
-
-
 def test_joined_batches_are_padded_by_what_each_column_means() -> None:
     one, other = (collate([texts(3, seed)[i] for i in range(3)]) for seed in (0, 5))
     other = {name: value[:, :4] if value.ndim == 2 else value for name, value in other.items()}
@@ -248,20 +224,6 @@ def test_joined_batches_are_padded_by_what_each_column_means() -> None:
     assert Join(pad_token=7)(one, {**other, "more": other["labels"]}) is None
 
 
-def test_batches_are_padded_to_a_few_lengths() -> None:
-    one, other = (collate([texts(3, seed)[i] for i in range(3)]) for seed in (0, 5))
-    width = one["input_ids"].shape[1]
-    assert width < 16
-    other = {name: value[:, :4] if value.ndim == 2 else value for name, value in other.items()}
-    for side in Join(pad_token=7).evened(one, other, longest=512):
-        assert side["input_ids"].shape == side["attention_mask"].shape == (3, 16)
-        assert (side["input_ids"][:, width:] == 7).all()
-        assert (side["attention_mask"][:, width:] == 0).all()
-    assert Join(pad_token=7).evened(one, other, longest=width)[1]["input_ids"].shape == (3, width)
-    more = {**one, "more": torch.zeros(3, width)}  # nobody knows how to pad it
-    assert Join(pad_token=7).evened(more, other, longest=512) == (more, other)
-
-
 def test_adapters_and_checkpointing(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(bert(), peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS"))
@@ -271,11 +233,6 @@ def test_adapters_and_checkpointing(tmp_path: Path) -> None:
     trained.train()
     assert trained.selection.engine == "layerwise"
     assert (trained.selection.visits <= 1).all()
-
-
-def test_smoothed_labels_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"label_smoothing_factor=0\.1 would be ignored"):
-        trainer(tmp_path, args={"label_smoothing_factor": 0.1})
 
 
 def test_another_loss_is_refused(tmp_path: Path) -> None:
@@ -306,22 +263,6 @@ def test_each_training_of_model_init_starts_afresh(tmp_path: Path) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
     assert not all(torch.equal(p, q) for p, q in zip(twice.model.parameters(), bert().parameters(), strict=True))
     assert int(found[1][2].sum()) == 4 * 8
-
-
-def test_a_model_that_is_trained_again_keeps_its_weights(tmp_path: Path) -> None:
-    again = trainer(tmp_path)
-    again.train()
-    before = again.weights
-    again.optimizer = None  # as a new one for the second training
-    again.train()
-    assert (again.selection.visits == 2).all()
-    assert not torch.equal(again.weights, before)
-
-
-def test_streams_are_refused(tmp_path: Path) -> None:
-    stream = texts(8, 0).to_iterable_dataset()
-    with pytest.raises(UsageError, match="streams are not supported"):
-        trainer(tmp_path, target_dataset=stream)
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -120,18 +120,6 @@ def halved(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 
 
-def test_a_second_fit_goes_on_with_its_weights_and_its_own_optimizer(tmp_path: Path) -> None:
-    def to_zero(optimizer: Any) -> Any:
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 5))
-
-    model = Scheduled(to_zero, interval="step")
-    train(tmp_path, model, 1, enable_checkpointing=False)
-    before = model.selection.weights
-    train(tmp_path, model, 1, enable_checkpointing=False)
-    assert (model.selection.visits == 2).all()
-    assert not torch.equal(model.selection.weights, before)
-
-
 @pytest.mark.parametrize(
     ("settings", "rates"),
     [
@@ -159,8 +147,3 @@ def test_a_schedule_that_watches_a_metric_is_stepped_by_the_module(tmp_path: Pat
     own = Own(lambda optimizer: plateau(optimizer, patience=0, factor=0.5))
     train(tmp_path, own, 3, enable_checkpointing=False)
     assert own.rates == pytest.approx([0.4] * 10 + [0.2] * 5)
-
-
-def test_a_module_without_a_loss_says_so() -> None:
-    with pytest.raises(UsageError, match="SelectionModule has no per_example_loss"):
-        SelectionModule(n_source=3).per_example_loss(None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,13 +25,12 @@ from experiments.methods import (
     correct_only,
     corrected,
 )
-from experiments.methods.early_stopping import accuracy
 from experiments.methods.luo import Discriminators, domain_loss, prototype_entropy, reverse
 from experiments.methods.matching import episode
 from experiments.methods.noise_matrix import from_confusions, project
 from experiments.methods.reweight import normalized
 from experiments.methods.sukhbaatar import noisy_losses
-from experiments.methods.xiao import likelihoods, noise_network
+from experiments.methods.xiao import likelihoods
 from soseleto.algorithm import Soseleto
 from soseleto.data import Examples
 from soseleto.data.batches import Batch
@@ -45,7 +43,7 @@ from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Method, NonFiniteLoss, Task, after_step
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import linear, sgd
-from soseleto.training.options import Compute, Heads
+from soseleto.training.options import Compute
 
 WIDTH, CLASSES, N, STEPS = 4, 3, 12, 10
 
@@ -138,18 +136,6 @@ def _hooks(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._backward_hooks) for m in model.modules())
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_fit_runs_every_method(name: str) -> None:
-    inputs, labels = torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(N) % CLASSES
-    sides: dict[str, Any] = {"source": (inputs, labels), "target": (inputs[:7], labels[:7])}
-    if name in HEADS:
-        sides |= {"mode": "transfer", "heads": Heads(target=HEADS[name]())}
-    model = nn.Linear(WIDTH, 6) if name in HEADS else net()
-    result = fit(model, **sides, epochs=2, batch_size=5, lr=0.01, method=made(name))
-    assert result.predict(inputs).shape == (N,)
-    assert len(result.history) == 2
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_nan_stops_before_it_reaches_the_parameters(name: str) -> None:
     task, method = task_for(name), made(name)
@@ -223,21 +209,6 @@ def test_phases_are_captured_separately() -> None:
         assert state.steps == 6
 
 
-def test_early_stopping_evaluates_after_replayed_steps_too() -> None:
-    method, task = EarlyStopping(method=Soseleto(), heldout=batch(3, 0), every=3), make_task()
-    state, evaluated = method.init(task), []
-    for step in range(4):
-        method.step(state, batch(N, step), batch(7, step))
-        after_step(state)
-        evaluated.append(state.best_accuracy >= 0)
-    assert evaluated == [False, False, True, True]
-    state.advance(2)  # as after replays: steps and those of the inner method
-    assert (state.steps, state.inner.steps) == (6, 6)
-    state.best_accuracy = -1.0
-    after_step(state)
-    assert state.best_accuracy >= 0
-
-
 def one_step(method: Method, source: Batch, target: Batch) -> dict[str, Tensor]:
     """The change of every parameter in one plain gradient step, over the learning rate."""
     task = make_task(make_schedule=None)
@@ -285,20 +256,6 @@ def test_reweight_is_one_virtual_step_by_double_backward(engine: str) -> None:
     w = clipped / clipped.sum()
     assert 0 < int((w == 0).sum()) < N
     assert same(one_step(Reweight(engine=engine), source, target), plain_gradient((w * losses).sum(), model))
-
-
-def test_reweight_with_a_share_of_the_target_and_clipped() -> None:
-    source, target, model = batch(N, 0), batch(7, 1), net()
-    weighted = one_step(Reweight(), source, target)
-    of_target = plain_gradient(F.cross_entropy(model(target.inputs), target.labels), model)
-    both = {name: 0.7 * g + 0.3 * of_target[name] for name, g in weighted.items()}
-    assert same(one_step(Reweight(target_share=0.3), source, target), both)
-    norm = math.sqrt(sum(float(g.square().sum()) for g in both.values()))
-    clipped = {name: g * (0.5 * norm / (norm + 1e-6)) for name, g in both.items()}
-    assert same(one_step(Reweight(target_share=0.3, clip=0.5 * norm), source, target), clipped)
-    assert same(one_step(Reweight(target_share=0.3, clip=2 * norm), source, target), both)
-    with pytest.raises(UsageError, match="clip must be above 0, got 0"):
-        Reweight(clip=0.0)
 
 
 def test_reweight_takes_no_step_when_no_example_helps() -> None:
@@ -377,94 +334,10 @@ def test_sukhbaatar_layer_by_hand() -> None:
     assert float(right[0]) == pytest.approx(0.8 * 0.7 / observed, rel=1e-12)
 
 
-def test_sukhbaatar_with_the_identity_is_mixed_training() -> None:
-    source, target = batch(N, 0), batch(7, 1)
-    identity = Sukhbaatar(pretrain=0.0, noise_lr=0.0)
-    assert same(one_step(identity, source, target), one_step(Mixed(), source, target))
-
-
-def test_rates_beside_the_optimizers_follow_its_schedule() -> None:
-    """At the end of the schedule neither the noise layer nor the weight network moves."""
-    for method in (Sukhbaatar(pretrain=0.0, noise_lr=0.5), MetaWeightNet(meta_lr=0.5)):
-        state = method.init(make_task())
-        method.step(state, batch(N, 0), batch(7, 1))
-        before = [t.clone() for t in ([state.q] if isinstance(method, Sukhbaatar) else state.net.parameters())]
-        state.optimizer.param_groups[0]["lr"] = 0.0
-        method.step(state, batch(N, 2), batch(7, 3))
-        after = [state.q] if isinstance(method, Sukhbaatar) else list(state.net.parameters())
-        assert all(torch.allclose(one, other, atol=1e-12) for one, other in zip(before, after, strict=True))
-
-
 def test_sukhbaatar_finds_the_noise_from_confusions() -> None:
     q = torch.tensor([[0.7, 0.0, 0.1], [0.3, 0.8, 0.0], [0.0, 0.2, 0.9]], dtype=torch.float64)  # not symmetric
     clean = torch.tensor([[8.0, 1.0, 1.0], [1.0, 6.0, 2.0], [1.0, 3.0, 7.0]], dtype=torch.float64)
     assert torch.allclose(from_confusions(5 * clean, clean @ q.T), q, atol=0.01)
-
-
-def test_a_classifier_hardly_better_than_chance_determines_the_noise() -> None:
-    """Predictions that separate only groups of classes, as after a little training; 40 % noise."""
-    seeded = torch.Generator().manual_seed(0)
-    identity = torch.eye(10, dtype=torch.float64)
-    q = 0.6 * identity + 0.4 * (1.0 - identity) / 9
-    answers = torch.rand(10, 3, generator=seeded, dtype=torch.float64) @ torch.rand(3, 10, generator=seeded).double()
-    answers = answers / answers.sum(0) + 0.02 * identity  # near rank 3
-
-    def counted(shares: Tensor, n: int) -> Tensor:
-        drawn = torch.multinomial(shares.flatten(), n, replacement=True, generator=seeded)
-        return torch.bincount(drawn, minlength=100).reshape(10, 10)
-
-    clean, noisy = counted(answers, 20000), counted(answers @ q.T, 200000)
-    plainly = project(torch.linalg.lstsq(clean / clean.sum(), noisy / noisy.sum()).solution.T)
-    assert float((from_confusions(clean, noisy) - q).abs().sum(0).mean()) < 0.5
-    assert float((plainly - q).abs().sum(0).mean()) > 1.0  # what the regularisation is for
-
-
-def test_xiao_starts_with_the_odds_of_the_noise() -> None:
-    method, task = Xiao(), make_task()
-    state = method.init(task)
-    identity = torch.eye(CLASSES, dtype=torch.float64)
-    state.start_at(0.7 * identity + 0.3 * (1.0 - identity) / (CLASSES - 1))
-    kinds = state.noise_net(batch(4, 0).inputs).softmax(1)
-    assert torch.allclose(kinds, torch.tensor([0.7, 0.15, 0.15], dtype=torch.float64).expand(4, 3), atol=1e-6)
-
-
-def test_sukhbaatar_keeps_probabilities_and_learns_the_noise() -> None:
-    """Two far apart classes, 30 % of class 0 labelled 1: the learned column comes near (0.7, 0.3)."""
-    seeded = torch.Generator().manual_seed(0)
-    truth = torch.arange(400) % 2
-    inputs = torch.randn(400, 2, generator=seeded) + 4.0 * truth[:, None] - 2.0
-    labels = torch.where((truth == 0) & (torch.rand(400, generator=seeded) < 0.3), 1, truth)
-    torch.manual_seed(0)
-    task = make_task(nn.Linear(2, 2), n_source=400, steps=300)
-    method = Sukhbaatar(noise_lr=0.1, noise_decay=0.0)
-    state = method.init(task)
-    everything = torch.arange(400)
-    for _ in range(300):
-        method.step(state, Batch(everything, inputs, labels), Batch(everything[:20], inputs[:20], truth[:20]))
-        after_step(state)
-    assert state.q is not None
-    assert torch.allclose(state.q.sum(0), torch.ones(2), atol=1e-5)
-    assert float(state.q.detach()[1, 0]) == pytest.approx(float(labels[truth == 0].float().mean()), abs=0.05)
-    assert state.weights is not None
-    wrong = labels != truth
-    assert float(state.weights.scores[wrong].mean()) < 0.3 < 0.8 < float(state.weights.scores[~wrong].mean())
-
-
-def test_one_impossible_label_does_not_dominate_sukhbaatars_layer() -> None:
-    """A confident classifier that predicts all labels but one, whose probability under Q (the identity) is 0."""
-    sure = nn.Linear(2, 2, bias=False)
-    sure.weight = nn.Parameter(20.0 * torch.eye(2))
-    method = Sukhbaatar(pretrain=0.0, noise_decay=0.0)
-    state = method.init(make_task(sure, n_source=100, make_schedule=None))
-    truth = torch.arange(100) % 2
-    inputs, labels = F.one_hot(truth, 2).float(), torch.cat([1 - truth[:1], truth[1:]])
-    method.step(state, Batch(torch.arange(100), inputs, labels), Batch(torch.arange(4), inputs[:4], truth[:4]))
-    assert state.q is not None
-    assert 0.0 < float(state.q.detach()[1, 0]) <= method.noise_lr
-
-
-def test_projection_passes_nan_on() -> None:
-    assert bool(project(torch.full((3, 3), torch.nan)).isnan().all())
 
 
 def test_projection_is_the_nearest_matrix_of_probabilities() -> None:
@@ -510,11 +383,6 @@ def test_xiao_step_is_the_gradient_of_the_expected_log_likelihood() -> None:
     assert same(one_step(Xiao(pretrain=0.0), source, target), expected)
 
 
-def test_xiao_needs_a_last_linear_layer() -> None:
-    with pytest.raises(UsageError, match="last linear layer"):
-        noise_network(nn.Sequential(nn.Flatten()))
-
-
 def test_early_stopping_leaves_the_best_model() -> None:
     """The labels change half-way, so the best model on the held-out examples is an early one."""
     heldout = batch(60, 5)
@@ -529,31 +397,6 @@ def test_early_stopping_leaves_the_best_model() -> None:
     found = float((task.model(heldout.inputs).argmax(1) == heldout.labels).double().mean())
     assert found == pytest.approx(state.best_accuracy)
     assert task.model.training
-
-
-def test_early_stopping_keeps_the_earliest_of_equal_models() -> None:
-    task = make_task()
-    state = EarlyStopping(method=Ordinary(), heldout=batch(3, 0), every=1).init(task)
-    state.consider(0.5)
-    first = {name: value.clone() for name, value in state.best.items()}
-    with torch.no_grad():
-        task.model.get_parameter("0.weight").add_(1.0)
-    state.consider(0.5)
-    assert all(torch.equal(state.best[name], value) for name, value in first.items())
-
-
-def test_held_out_accuracy_is_that_of_evaluation_mode() -> None:
-    """A dropout layer before the outputs, which name the class."""
-    labels = torch.arange(300) % CLASSES
-    inputs = F.one_hot(labels, CLASSES).double() + 0.1
-    model = nn.Sequential(nn.Dropout(0.7)).train()
-    assert accuracy(model, Batch(torch.arange(300), inputs, labels)) == 1.0
-    assert model.training
-
-
-def test_the_margin_is_against_the_best_other_class() -> None:
-    scores = torch.tensor([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0]])
-    assert label_margin(scores, torch.tensor([0, 1])).tolist() == [1.0, -2.0]
 
 
 def test_recording_follows_loss_and_margin_without_an_extra_forward() -> None:
@@ -629,19 +472,6 @@ def test_luo_without_its_terms_trains_both_heads() -> None:
     assert same(found, expected)
 
 
-def test_luos_terms_grow_with_the_training() -> None:
-    """At the first of many steps they count nothing, after all steps as much as they were asked to."""
-    source, target, moved = batch(N, 0), batch(7, 1), {}
-    for steps, strength in ((10**9, 0.0), (10**9, 5.0), (1, 5.0)):
-        torch.manual_seed(0)
-        task = replace(transfer_task(), steps=steps, make_schedule=None)
-        method = Luo(unlabelled=batch(20, 9).inputs, domain=strength, entropy=strength)
-        method.step(method.init(task), source, target)
-        moved[steps, strength] = dict(task.model.named_parameters())
-    assert same(moved[10**9, 5.0], moved[10**9, 0.0], 1e-6, 1e-8)
-    assert not same(moved[1, 5.0], moved[10**9, 0.0], 1e-3, 1e-3)
-
-
 def test_luo_reverses_the_gradient_of_its_discriminators() -> None:
     x = torch.randn(4, 3, requires_grad=True)
     (plain,) = torch.autograd.grad((x**2).sum(), x)
@@ -663,16 +493,6 @@ def test_luo_entropy_by_hand() -> None:
     p = torch.tensor([2.0, 0.0], dtype=torch.float64).softmax(0)
     expected = (math.log(2.0) - (p * p.log()).sum()) / 2
     assert float(found) == pytest.approx(float(expected), rel=1e-9)
-
-
-def test_luo_goes_through_the_unlabelled_examples_in_order() -> None:
-    method = Luo(unlabelled=torch.arange(5.0)[:, None].expand(5, WIDTH).double(), batch_size=2)
-    state = method.init(transfer_task())
-    seen = torch.cat([state.next_unlabelled(2, None)[:, 0] for _ in range(5)])
-    assert seen.reshape(2, 5).sort(1).values.tolist() == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2
-    assert float(state.progress()) == 0.5
-    with pytest.raises(UsageError, match="unlabelled=inputs"):
-        Luo().init(transfer_task())
 
 
 def test_oracles() -> None:

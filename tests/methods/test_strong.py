@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 import soseleto
 from experiments.methods import StrongPair
-from experiments.methods.two_networks import Networks
 from soseleto.data import Augment, Views
 from soseleto.data.batches import Batch
 from soseleto.data.randomness import ExampleRandom
@@ -25,15 +23,12 @@ from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.errors import TrainingError, UsageError
 from soseleto.methods import Mixed, Recording, Signals, Strong
-from soseleto.methods.strong import StrongState
-from soseleto.methods.teacher import Judge, Teacher, clean_share, mixed, quantiles
+from soseleto.methods.teacher import Judge, Teacher, mixed, quantiles
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task, after_step
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import linear, sgd
-from soseleto.training.options import Checkpoints, Probes
-from soseleto.training.settings import method_of, settings_of
-from soseleto.training.usual import Usual
+from soseleto.training.options import Checkpoints
 from tiny_pictures import Stop, pictures, small_net, stopping, wrong
 
 C, B, T, WIDTH, STEPS = 4, 6, 3, 5, 10
@@ -87,21 +82,6 @@ def test_posterior_and_what_it_learns_against_a_loop(by_class: float) -> None:
         assert torch.allclose(state["joint"], torch.tensor(joint, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
-def test_shares_of_right_labels_are_found() -> None:
-    seeded = torch.Generator().manual_seed(1)
-    truth = torch.randint(C, (64 * 300,), generator=seeded)
-    flip = (truth == 2) & (torch.rand(len(truth), generator=seeded) < 0.4)
-    labels = torch.where(flip, 0, truth)
-    for by_class in (0.0, 0.5, 1.0):
-        judge = Judge(C, 1.0, False, by_class)
-        state = judge.init(torch.device("cpu"))
-        for rows in torch.arange(len(truth)).split(64):
-            scores = 9.0 * torch.eye(C)[truth[rows]]
-            judge.posterior(judge.answer(scores, truth[rows], state), labels[rows], state)
-        assert float(clean_share(state)) == pytest.approx(0.9, abs=0.04)
-        assert float(state["joint"][2, 0]) == pytest.approx(0.1, abs=0.04)
-
-
 def test_a_class_without_a_trusted_example_is_not_erased() -> None:
     seeded = torch.Generator().manual_seed(2)
     judge = Judge(C, 1.0, True, 0.5)
@@ -118,25 +98,6 @@ def test_a_class_without_a_trusted_example_is_not_erased() -> None:
     assert float(w[truth != C - 1].mean()) > 0.95
 
 
-def test_class_balanced_batches_are_not_taken_for_the_shares_of_the_target() -> None:
-    beliefs: list[dict[str, Tensor]] = []
-
-    class Watched(Strong):
-        def step(self, state: StrongState, *batches: Batch, monitor: bool = False) -> dict[str, Tensor]:
-            beliefs.append(state.beliefs)
-            return super().step(state, *batches, monitor=monitor)
-
-    x = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
-    y = (torch.arange(400) % 10 == 0).long()
-    for size, rare in ((10, 0.1), (soseleto.Balanced(10), 0.1)):
-        model = nn.Linear(5, 2)
-        soseleto.fit(
-            model, (x, y), (x[:40], y[:40]), method=Watched(), recipe="strong", epochs=20, batch_size=20,
-            target_batch_size=size, augment=soseleto.data.FeatureViews(drop=0.1),
-        )  # fmt: skip
-        assert float(beliefs[-1]["trusted"][1]) == pytest.approx(rare, abs=0.03)
-
-
 def test_the_example_that_is_not_finite_is_named() -> None:
     x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     y = (x[:, 0] > 0).long()
@@ -146,16 +107,6 @@ def test_the_example_that_is_not_finite_is_named() -> None:
         model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
         with pytest.raises(TrainingError, match=r"1 source example \(id 7\)"):
             fit(model, (bad, y), (x[:16], y[:16]), recipe="strong", method=method, epochs=1, device="cpu")
-
-
-def test_a_label_between_two_classes_is_believed_less_where_its_mistake_is_known() -> None:
-    judge = Judge(3, 1.0, False, True)
-    state = judge.init(torch.device("cpu"))
-    state["joint"].copy_(torch.tensor([[0.33, 0.0, 0.0], [0.13, 0.2, 0.0], [0.0, 0.0, 0.34]]))
-    q = torch.tensor([[0.3, 0.7, 0.0], [0.3, 0.0, 0.7]])
-    w = judge.posterior(q, torch.tensor([0, 0]), state)[:, 0]
-    assert float(w[0]) < 0.6  # class 1 is often called 0, class 2 never
-    assert float(w[1]) > 0.95
 
 
 # Teacher
@@ -221,14 +172,6 @@ def stepped(method: Strong, shape: tuple[int, ...]) -> Tensor:
     given = Batch(torch.arange(B), views, torch.arange(B) % C)
     method.step(method.init(task(model)), given, given)
     return model[1].weight.detach()
-
-
-def test_half_of_images_are_cut_by_default_and_no_rows() -> None:
-    image, row = (3, 8, 8), (5,)
-    assert torch.equal(stepped(Strong(), image), stepped(Strong(cutmix=0.5), image))
-    assert not torch.equal(stepped(Strong(), image), stepped(Strong(cutmix=0.0), image))
-    assert torch.equal(stepped(Strong(), row), stepped(Strong(cutmix=0.0), row))
-    assert not torch.equal(stepped(Strong(), row), stepped(Strong(mixup=0.0), row))
 
 
 def test_cutmix_pastes_a_rectangle_and_counts_its_area() -> None:
@@ -320,19 +263,6 @@ def test_a_step_against_a_loop(method: Strong) -> None:
         torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_with_everything_off_it_is_the_mixed_baseline() -> None:
-    strong, plain = net(), net()
-    method = Strong(labels="believed", mixup=0.0)
-    ours, theirs = method.init(task(strong)), Mixed().init(task(plain))
-    for step in range(3):
-        source, target = batch(B, step), batch(T, 100 + step)
-        method.step(ours, source, target)
-        views = (Batch(one.index, one.inputs[1], one.labels) for one in (source, target))
-        Mixed().step(theirs, *views)
-    for mine, expected in zip(strong.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine, expected)
-
-
 # A training
 
 
@@ -381,56 +311,6 @@ def test_signals_are_those_of_the_teacher_on_weak_views() -> None:
     torch.testing.assert_close(signals.loss, F.cross_entropy(scores, source.labels, reduction="none").float())
 
 
-def test_probes_calibrate_suspects() -> None:
-    result = trained(small_net(), 4, recipe="strong", lr=0.05, method=Strong(teacher=0.9), probes=Probes(share=0.5))
-    flip = wrong(pictures(120, 0)[1])[1]
-    assert float(result.suspects().probability[flip].mean()) > float(result.suspects().probability[~flip].mean())
-
-
-def test_probes_may_leave_fewer_target_examples_than_the_recipe_takes() -> None:
-    x, y = pictures(120, 0)
-    result = fit(small_net(), (x, wrong(y)[0]), pictures(60, 1), recipe="strong", epochs=1, probes="auto", device="cpu")
-    assert result.evidence is not None
-    assert len(result.evidence.probes.labels) == 18  # of 60; the 42 others are in every batch
-
-
-def test_two_networks_judge_for_each_other() -> None:
-    method, model = StrongPair(mixup=0.0, ramp=0.0), net()
-    torch.manual_seed(0)
-    state = method.init(task(model))
-    before = [copy.deepcopy(one) for one in state.networks.both]
-    assert not torch.equal(before[0][0].weight, before[1][0].weight)
-    source, target = batch(B, 0), batch(T, 1)
-    method.step(state, source, target)
-    with torch.no_grad():
-        judged = [copy.deepcopy(one).eval()(source.inputs[0]) for one in before]
-    w = []
-    for at, network in enumerate(state.networks.both):
-        judge = Judge(C, method.judging, method.balance, method.by_class)
-        beliefs = judge.init(torch.device("cpu"))
-        r = judge.posterior(judge.answer(judged[1 - at], target.labels, beliefs), source.labels, beliefs)
-        w.append(r.gather(1, source.labels[:, None]).squeeze(1))
-        given = torch.cat([r, torch.eye(C, dtype=torch.float64)[target.labels]])
-        slow = before[at].train()
-        p = slow(torch.cat([source.inputs[1], target.inputs[1]])).softmax(1)
-        (-(given * p.log()).sum() / (B + T)).backward()
-        for new, old in zip(network.parameters(), slow.parameters(), strict=True):
-            torch.testing.assert_close(new, old - 0.1 * old.grad)
-        torch.testing.assert_close(list(network.buffers()), list(slow.buffers()))
-    torch.testing.assert_close(state.weights.values, ((w[0] + w[1]) / 2).float())
-    torch.testing.assert_close(state.judged, (judged[0] + judged[1]) / 2)
-
-
-def test_a_pair_ends_as_both_teachers_and_answers_by_their_mean() -> None:
-    result = trained(small_net(), 3, recipe="strong", lr=0.05, method=StrongPair(teacher=0.9))
-    assert isinstance(result.model, Networks)
-    x = pictures(20, 2)[0]
-    both = [replace(result, model=one).outputs(x) for one in result.model.both]
-    torch.testing.assert_close(result.outputs(x), (both[0] + both[1]) / 2)
-    flip = wrong(pictures(120, 0)[1])[1]
-    assert float(result.weights[~flip].mean()) > float(result.weights[flip].mean())
-
-
 def test_the_model_ends_as_the_teacher() -> None:
     model, method = net(), Strong()
     state = method.init(task(model, steps=2))
@@ -443,36 +323,7 @@ def test_the_model_ends_as_the_teacher() -> None:
     assert state.answering is model
 
 
-def test_epochs_are_evaluated_by_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = nn.Sequential(nn.Flatten(), nn.Linear(81, 3))
-    with torch.no_grad():
-        first[1].weight.zero_()
-        first[1].bias.copy_(torch.tensor([1.0, 0.0, 0.0]))
-    monkeypatch.setattr(StrongState, "answering", first)
-    test = pictures(90, 2)
-    result = trained(small_net(), 1, recipe="strong", test=test)
-    assert result.history[0]["test_accuracy"] == pytest.approx(100 * float((test[1] == 0).double().mean()))
-
-
 # The recipe
-
-
-def test_plain_is_the_default() -> None:
-    default, plain = trained(small_net(), 1), trained(small_net(), 1, recipe="plain", lr=0.03)
-    assert default.config["method"] == "soseleto"
-    assert default.config["augment_source"] == "None"
-    assert torch.equal(default.weights, plain.weights)
-    strong = trained(small_net(), 1, recipe="strong", target_batch_size=None)
-    assert strong.config["method"] == "strong"
-    assert (strong.config["lr"], strong.config["weight_decay"]) == (0.1, 5e-4)
-    assert strong.config["optimizer"] == "SGD, momentum 0.9, Nesterov"
-    assert strong.config["target_batch_size"] == 24
-    assert "strong" not in repr(soseleto.Soseleto.paper())
-
-
-def test_settings_are_read_back() -> None:
-    method = Strong(labels="ignored", mixup=1.0, cutmix=0.25, by_class=True)
-    assert method_of(json.loads(json.dumps(settings_of(method)))) == method
 
 
 @pytest.mark.parametrize(
@@ -490,23 +341,6 @@ def test_settings_are_read_back() -> None:
 def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         trained(small_net(), **options)
-
-
-def test_images_are_trained_for_a_hundred_epochs() -> None:
-    few = {"epochs": None, "batch_size": 120, "recipe": "strong", "device": "cpu"}
-    x, y = pictures(120, 0)
-    sides = (x, wrong(y)[0]), pictures(24, 1)
-    assert fit(small_net(), *sides, **few).config["epochs"] == 100
-    rows = tuple((inputs.float().flatten(1), labels) for inputs, labels in sides)
-    of_rows = nn.Linear(81, 3)
-    assert fit(of_rows, *rows, **few).config["epochs"] == 30
-    assert fit(small_net(), *sides, **{**few, "epochs": 1}).config["epochs"] == 1
-
-
-def test_tables_are_refused() -> None:
-    x, y = pictures(12, 0)
-    with pytest.raises(UsageError, match=r"takes uint8 images .* got torch.float32 of shape \(1, 9, 9\)"):
-        fit(small_net(), (x.float(), y), (x.float(), y), recipe="strong")
 
 
 @pytest.mark.parametrize(
@@ -528,47 +362,9 @@ def test_bad_settings_are_one_sentence(fields: dict[str, Any], said: str) -> Non
         Strong(**fields)
 
 
-def test_one_class_and_a_usual_method_are_refused() -> None:
-    x, y = pictures(12, 0)
-    with pytest.raises(UsageError, match="strong needs two classes or more, and the source has one class: train it"):
-        fit(nn.Sequential(nn.Flatten(), nn.Linear(81, 1)), (x, y * 0), (x, y * 0), recipe="strong", device="cpu")
-    with pytest.raises(UsageError, match=r"leave out method=Usual\(...\), or the recipe"):
-        trained(small_net(), recipe="strong", method=Usual())
-
-
-def test_beliefs_of_an_earlier_version_are_continued() -> None:
-    method = Strong(mixup=0.0)
-    state = method.init(task(net()))
-    saved = state.state()
-    without = {name: value for name, value in saved["beliefs"].items() if name != "seen"}  # as it was saved before
-    state.load_state({**saved, "beliefs": without})
-    assert set(state.beliefs) == {"joint", "answers", "trusted", "seen"}
-
-
 def test_a_model_with_too_many_outputs_is_refused() -> None:
     with pytest.raises(UsageError, match="the model has 4 outputs, but the source has 3 classes"):
         trained(nn.Sequential(nn.Flatten(), nn.Linear(81, 4)), recipe="strong")
-
-
-@pytest.mark.parametrize("make", [soseleto.models.resnet18, soseleto.models.preact_resnet18])
-def test_a_network_that_was_compiled_is_one_graph_and_trains_the_same(make: Any) -> None:
-    graphs: list[Any] = []
-
-    def count(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    x, y = torch.randint(0, 256, (64, 3, 8, 8), dtype=torch.uint8), torch.arange(64) % 4
-    found = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model = make(4, width=4)
-        if compiled:
-            model.compile(backend=count)
-        result = soseleto.fit(model, (x, y), (x[:16], y[:16]), recipe="strong", epochs=1, batch_size=32, device="cpu")
-        found.append(result.weights)
-    assert torch.equal(*found)
-    assert len(graphs) == 2  # in evaluation mode, before the training, and in training mode
 
 
 # Inputs without labels
@@ -605,30 +401,6 @@ def test_inputs_without_labels_learn_the_teachers_answers() -> None:
     torch.testing.assert_close(state.weights.values, r.gather(1, source.labels[:, None]).squeeze(1).float())
     assert state.judged is not None
     assert len(state.judged) == B
-
-
-def test_views_of_inputs_without_labels_draw_other_numbers_than_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both follow from the key and the step; the places of inputs are row numbers of the mixed batch too."""
-    of_views: list[Tensor] = []
-    of_mixing: list[Tensor] = []
-
-    def views(x: Tensor, draws: ExampleRandom) -> tuple[Tensor, Tensor]:
-        of_views.append(draws.uniform(4).T)
-        return x, x
-
-    def mixing(inputs: Tensor, classes: Tensor, draws: ExampleRandom, **_: Any) -> tuple[Tensor, Tensor]:
-        of_mixing.append(draws.uniform(4).T)
-        return inputs, classes
-
-    monkeypatch.setattr("soseleto.methods.strong.mixed", mixing)
-    stream = UnlabelledViews(torch.randn(7, WIDTH, dtype=torch.float64), views, lambda x: x)
-    method = Strong(unlabelled=stream, unlabelled_batch=4)
-    state = method.init(task(net()))
-    for _ in range(3):
-        method.step(state, batch(B, 0), batch(T, 1))
-    streams = torch.cat(of_views + of_mixing)
-    assert len(streams) == 3 * (4 + B + 4 + T)
-    assert len(streams.unique(dim=0)) == len(streams)
 
 
 def test_fit_makes_the_views_of_inputs_without_labels(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from soseleto.task.task import Task, after_step
 from soseleto.training.fit import fit
 from soseleto.training.optimizers import sgd
 from soseleto.training.options import Checkpoints
-from soseleto.training.settings import method_of, settings_of
 from tiny_pictures import Stop, pictures, stopping
 from two_views import WIDTH, B, C, T, batch, close
 
@@ -108,15 +106,6 @@ def trained(epochs: int = 5, **options: Any) -> soseleto.Result:
     return fit(trunk(), pictures(160, 0), columns(24, 1), **{**common, **options})
 
 
-def test_it_trains() -> None:
-    result = trained(8, lr=0.05, test=columns(200, 2))
-    assert result.history[-1]["test_accuracy"] > 85
-    assert result.config["method"] == "strong_transfer"
-    assert result.config["settings"]["selection"]["gradients"] == {"name": "target_share", "share": 0.5}
-    assert result.weights.unique().numel() > 10
-    assert trained(1, augment=None).config["augment_target"] == repr(Views(count=1))
-
-
 def test_the_model_ends_as_the_teacher() -> None:
     model, method = network(), StrongTransfer()
     state = method.init(task(model))
@@ -139,11 +128,6 @@ def test_a_run_resumes_bit_for_bit_with_its_teacher(tmp_path: Path) -> None:
     for name, value in found.model.state_dict().items():
         assert torch.equal(value, whole.model.state_dict()[name]), name
     assert torch.equal(found.scores, whole.scores)
-
-
-def test_settings_are_read_back() -> None:
-    method = StrongTransfer(selection=Soseleto(weight_step=0.3), consistency=0.2)
-    assert method_of(json.loads(json.dumps(settings_of(method)))) == method
 
 
 POOLED = StrongTransfer(selection=Soseleto(scores=pooled_by_class()))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import soseleto
-from parallel.test_ranks import LONG, ask_at, points, terminate
+from parallel.test_ranks import ask_at, points, terminate
 from ranks import together
 from soseleto.data import TargetCycle
 from soseleto.data.batches import Batch
@@ -72,16 +72,6 @@ def state(reducer: Reducer | None, **changes: Any) -> dict[str, Any]:
     return {**result.model.state_dict(), "messages": result.messages, "scores": result.scores}
 
 
-def test_micro_batches_say_that_statistics_are_per_part() -> None:
-    assert PER_PART in train(None, micro_batch_size=4).messages
-    assert PER_PART not in train(None).messages
-
-
-def stopped_after(reducer: Reducer, out: str | None, steps: int) -> Any:
-    optimizer = ask_at(steps if reducer.rank == 1 else 0, terminate)
-    return state(reducer, out=out, epochs=4, optimizer=optimizer, batch_size=12, n=24)
-
-
 def select(reducer: Reducer) -> dict[str, Tensor]:
     model = net()
     selection = soseleto.Selection(model, n_source=8, loss=cross_entropy, reducer=reducer)
@@ -95,7 +85,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 
 
 def everything(reducer: Reducer) -> dict[str, Any]:
-    return {"step": state(reducer), "selection": select(reducer), "whole": stopped_after(reducer, None, 0)}
+    return {"step": state(reducer), "selection": select(reducer)}
 
 
 @pytest.fixture(scope="module")
@@ -129,14 +119,6 @@ def test_two_ranks_take_one_step_as_their_parts_do(answers: list[Any]) -> None:
     for name, buffer in ranks[0].named_buffers():
         mean = (buffer + dict(ranks[1].named_buffers())[name]) / 2
         torch.testing.assert_close(found[name].double(), mean.double(), rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.skipif(not LONG, reason="starts four processes: SOSELETO_LONG_RANKS=1")
-def test_a_resumed_run_of_ranks_is_bit_identical(answers: list[Any], tmp_path: Path) -> None:
-    assert together(2, stopped_after, str(tmp_path), 5)[0][0] == "Interrupted"
-    for resumed in together(2, stopped_after, str(tmp_path), 0):
-        assert isinstance(resumed, dict), resumed
-        require_equal(resumed, answers[0]["whole"])
 
 
 def test_a_resumed_run_of_micro_batches_is_bit_identical(tmp_path: Path) -> None:
@@ -174,15 +156,3 @@ def test_what_has_no_statistics_per_part_is_refused(model: nn.Module, compute: d
             model, points(8, 0), points(4, 1), epochs=1, batch_size=8, lr=0.1, device="cpu",
             compute=soseleto.Compute(**compute),
         )  # fmt: skip
-
-
-def test_an_evaluated_batch_norm_needs_no_message() -> None:
-    model = net()
-    for p in model[1].parameters():  # type: ignore[index]
-        p.requires_grad_(False)
-    model.eval()  # fit keeps frozen BatchNorms in evaluation mode
-    result = soseleto.fit(
-        model, points(8, 0), points(4, 1), epochs=1, batch_size=8, lr=0.1, device="cpu",
-        compute=soseleto.Compute(micro_batch_size=4),
-    )  # fmt: skip
-    assert PER_PART not in result.messages

@@ -130,28 +130,6 @@ def test_ranks_train_what_one_process_does(ranks: int) -> None:
             require_close(alone[name], answer[name])
 
 
-def test_ranks_use_the_same_images_as_one_process() -> None:
-    """With augmentation; the parameters are bit-identical on every rank."""
-    changes = {
-        "source": (torch.rand(40, 1, 5, 5, generator=torch.Generator().manual_seed(0)).double(), torch.arange(40) % 3),
-        "target": (torch.rand(12, 1, 5, 5, generator=torch.Generator().manual_seed(1)).double(), torch.arange(12) % 3),
-        "test": None, "epochs": 3, "augment": (Augment(crop=1, flip=True, rotate=10.0), Augment(sign=True)),
-    }  # fmt: skip
-    answers = together(3, images, changes)
-    require_close(images(None, changes), answers[0])
-    for other in answers[1:]:
-        require_close(answers[0], other, 0.0)
-
-
-def images(reducer: Reducer | None, changes: dict[str, Any]) -> dict[str, Any]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), Reshaped(), nn.Linear(36, 3)).double()
-    compute = soseleto.Compute(reducer=reducer, micro_batch_size=3)
-    given = {"batch_size": 8, "target_batch_size": 4, "lr": 0.05, "device": "cpu", "compute": compute}
-    result = soseleto.fit(model, **{**given, **changes})
-    return {**result.model.state_dict(), "weights": result.weights, "scores": result.scores}
-
-
 def ask_at(step: int, then: Callable[[], None]) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
     """An optimizer that calls ``then`` at the end of its given step."""
 

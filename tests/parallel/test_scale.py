@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-import time
 import types
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
-from experiments.methods import METHODS, EarlyStopping
+from experiments.methods import METHODS
 from experiments.methods.sukhbaatar import SukhbaatarState
 from experiments.methods.xiao import XiaoState
 from parallel.test_ranks import CASES, net, points, require_close, train
@@ -25,10 +24,9 @@ from soseleto.errors import OutOfMemory, TrainingError, UsageError
 from soseleto.methods import Ordinary
 from soseleto.methods.wrappers import CountingGuard, Skipping
 from soseleto.pieces import preconditioned
-from soseleto.run_folder.folder import RunFolder
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.task import Task
-from soseleto.training import loggers, out_of_memory
+from soseleto.training import loggers
 from soseleto.training.loop import Loop
 
 
@@ -103,14 +101,6 @@ def test_a_skipped_step_leaves_no_trace(name: str, optimizer: Any) -> None:
         assert found.scores.isfinite().all()
 
 
-def test_the_first_step_may_be_skipped() -> None:
-    first = soseleto.data.source_batches(58, 8, seed=0, epoch=1)[0]
-    found = train(None, source=bad_source(int(first[0])), compute={"non_finite": "skip"}, epochs=2, optimizer=adam)
-    assert float(found["skipped"]) == 1
-    assert all(value.isfinite().all() for value in found.values())
-    assert float(found["held"]) == 0
-
-
 def test_an_optimizer_begins_after_a_skipped_first_step() -> None:
     """Its state has initial values of its own, such as 1 for the product of NAdam's momenta."""
     first = soseleto.data.source_batches(58, 8, seed=0, epoch=1)[0]
@@ -177,21 +167,6 @@ def test_the_model_ends_as_the_teacher_if_the_last_step_is_skipped(monkeypatch: 
     assert torch.equal(state.task.model.linear.weight, state.teacher.model.linear.weight)
 
 
-def test_transfer_ends_as_the_teacher_if_the_last_step_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = state_after(monkeypatch, 16, mode="transfer", recipe="strong")
-    assert torch.equal(state.task.model.trunk.linear.weight, state.teacher.model.trunk.linear.weight)
-
-
-def test_early_stopping_keeps_no_model_of_a_skipped_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, _ = points(30, 3)
-    labels = torch.zeros(30, dtype=torch.int64)  # the class that NaN outputs are taken for
-    heldout = Batch(torch.arange(30), inputs, labels)
-    state = state_after(monkeypatch, 1, method=EarlyStopping(method=Ordinary(), heldout=heldout, every=1))
-    assert state.best_accuracy < 1.0
-    assert torch.equal(state.task.model.linear.weight, state.best["linear.weight"])
-    assert state.best["linear.weight"].any()
-
-
 @pytest.mark.parametrize("name", ["sukhbaatar", "xiao"])
 def test_a_phase_ends_with_a_skipped_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     estimates: list[Tensor] = []
@@ -202,11 +177,6 @@ def test_a_phase_ends_with_a_skipped_step(name: str, monkeypatch: pytest.MonkeyP
     assert torch.equal(estimates[0], state.noise())
     assert estimates[0].isfinite().all()
     assert (state.q if name == "sukhbaatar" else state.counts).any()
-
-
-def test_a_phase_without_a_finite_step_estimates_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = state_after(monkeypatch, 1, method=METHODS["sukhbaatar"](pretrain=0.125))
-    assert state.q.isfinite().all()
 
 
 def test_a_training_without_any_finite_step_stops() -> None:
@@ -255,16 +225,6 @@ def test_out_of_memory_of_whole_batches_asks_for_smaller_ones(given: dict[str, A
     model = nn.Sequential(nn.Linear(4, 8), Greedy(8, 3)).double()
     with pytest.raises(OutOfMemory, match=fix):
         train(None, model=model, epochs=1, **given)
-
-
-def test_a_trial_that_fails_otherwise_is_not_taken_for_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*given: Any) -> None:
-        raise TypeError("not a tensor")
-
-    monkeypatch.setattr(out_of_memory, "_passes", fail)
-    model = nn.Sequential(nn.Linear(4, 8), Greedy(8, 3)).double()
-    with pytest.raises(OutOfMemory, match=r"add compute=Compute\(micro_batch_size=4\) or less"):
-        train(None, model=model, epochs=1)
 
 
 # Loggers
@@ -371,18 +331,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, name: str) 
 # Clocks
 
 
-def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Years back and forth at every call; checkpoints use the monotonic clock."""
-    plain = train(None, epochs=2)
-    jumps = iter(range(10**9))
-    monkeypatch.setattr(time, "time", lambda: 1.8e9 + (-1) ** next(jumps) * 1e8)
-    checkpoints = soseleto.Checkpoints(seconds=1e6)
-    require_close(plain, train(None, epochs=2, out=tmp_path / "run", checkpoints=checkpoints), 0.0)
-    records = RunFolder(tmp_path / "run").metrics()
-    seconds = [record["seconds"] for record in records if "seconds" in record]
-    assert 0 <= min(seconds) <= max(seconds) < 1e5
-
-
 # Models that were compiled, or split over processes
 
 
@@ -404,10 +352,3 @@ def test_a_compiled_model_runs_uncompiled_for_the_alignments(
         found = soseleto.fit(model, points(16, 0), points(8, 1), **given)  # type: ignore[arg-type]
     torch.testing.assert_close(found.weights, wanted.weights)
     assert sum("run uncompiled" in record.getMessage() for record in caplog.records) == 1
-
-
-def test_a_source_example_costs_twelve_bytes() -> None:
-    weights = soseleto.Weights(1000)
-    tensors = [value for value in vars(weights).values() if isinstance(value, torch.Tensor)]
-    held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    assert sum(held.values()) == 12 * 1000

@@ -27,7 +27,6 @@ from soseleto.pieces import (
     normalized,
     running_mean,
     scale_by_rms,
-    target_share,
     unit_length,
     whitened,
     without_own_error,
@@ -204,16 +203,6 @@ def test_the_target_takes_one_forward_and_no_backward_through_the_model() -> Non
     assert seen == [12, "backward", 7]  # rows
 
 
-def test_nothing_is_left_on_the_model() -> None:
-    model = network("batch norm")
-    attributes = [set(vars(module)) for module in model.modules()]
-    method = Soseleto(alignment=last_layer(whitened()))
-    method.step(method.init(task(model)), *batches(0))
-    assert [set(vars(module)) for module in model.modules()] == attributes
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert all(p.grad is None for p in model.parameters())
-
-
 @pytest.mark.parametrize("method", [Soseleto(alignment=last_layer()), Soseleto(scores=last_layer())])
 def test_a_step_after_one_that_was_interrupted(method: Soseleto) -> None:
     """As when a CUDA graph cannot be recorded: what its passes had seen is no part of the next step."""
@@ -232,16 +221,6 @@ def test_a_step_after_one_that_was_interrupted(method: Soseleto) -> None:
     for state in (whole, broken):
         method.step(state, *batches(1))
     assert torch.equal(broken.weights.scores, whole.weights.scores)
-
-
-def test_a_monitored_step_and_a_share_of_the_target_use_its_gradient() -> None:
-    plain, shared = Soseleto(alignment=last_layer()), Soseleto(alignment=last_layer(), gradients=target_share(0.5))
-    first, second = (method.init(task(network())) for method in (plain, shared))
-    numbers = plain.step(first, *batches(0), monitor=True)
-    assert float(numbers["predicted_change"]) == pytest.approx(float(numbers["actual_change"]), rel=0.5)
-    assert float(numbers["predicted_change"]) != 0.0
-    shared.step(second, *batches(0))
-    assert not torch.allclose(first.task.model[0].weight, second.task.model[0].weight)  # type: ignore[index]
 
 
 def test_whitening_is_refreshed_between_steps() -> None:

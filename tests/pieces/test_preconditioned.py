@@ -20,7 +20,6 @@ from soseleto.pieces import chain, last_batch, preconditioned, running_mean
 from soseleto.pieces.piece import ParameterStates, Step
 from soseleto.schedules import warmup_cosine
 from soseleto.task.losses import NoisyLosses
-from soseleto.task.optimizers import adamw
 from soseleto.task.task import Task, take_step
 
 N, DECAY, BETA, EPS = 20, 0.8, 0.9, 1e-3
@@ -148,19 +147,6 @@ def test_a_preconditioner_of_the_users_own() -> None:
         torch.testing.assert_close(direction[name], expected)
 
 
-def test_a_state_without_a_step_counts_as_none() -> None:
-    """As of an optimizer whose state was made before its first step."""
-    model = network()
-    optimizer = Adam(model.parameters(), lr=0.1)
-    piece, found = preconditioned(last_batch()), {name: torch.ones_like(p) for name, p in trainable(model).items()}
-    expected = directions(piece, found, model, optimizer)
-    for parameter in model.parameters():
-        zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = {"step": torch.zeros(()), **zeros}
-    got = directions(piece, found, model, optimizer)
-    assert all(torch.equal(got[name], expected[name]) for name in expected)
-
-
 def test_parameters_that_the_optimizer_does_not_step_are_left_out() -> None:
     model = network()
     optimizer = Adam(model[0].parameters(), lr=0.1)
@@ -218,33 +204,3 @@ def _method() -> Soseleto:
 def _fit(optimizer: Any) -> None:
     x, y = torch.randn(9, 4), torch.arange(9) % 3
     soseleto.fit(network().float(), (x, y), (x, y), epochs=1, method=_method(), optimizer=optimizer)
-
-
-def test_a_run_continues_where_it_was_stopped(tmp_path: Any) -> None:
-    """Through the run folder: the optimizer's state is restored, and the direction follows it."""
-    x, y = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(24) % 3
-
-    def train(stop: int | None, out: Any) -> Any:
-        taken = [0]
-
-        def make(parameters: Any) -> Optimizer:
-            made = adamw(parameters, lr=0.01)
-
-            def count(*_: object) -> None:
-                taken[0] += 1
-                if taken[0] == stop:
-                    raise KeyboardInterrupt
-
-            made.register_step_pre_hook(count)
-            return made
-
-        options: Any = {"epochs": 3, "batch_size": 8, "method": _method(), "optimizer": make, "out": out}
-        checkpoints = soseleto.Checkpoints(steps=2)
-        return soseleto.fit(network(), (x, y), (x[:6], y[:6]), checkpoints=checkpoints, device="cpu", **options)
-
-    whole = train(None, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(6, tmp_path / "run")
-    resumed = train(None, tmp_path / "run")
-    assert torch.equal(whole.weights, resumed.weights)
-    assert torch.equal(whole.scores, resumed.scores)

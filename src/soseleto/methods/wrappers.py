@@ -17,7 +17,6 @@ from soseleto.engines.forward import without_tangent
 from soseleto.methods.state import require_noisy
 from soseleto.task.losses import cross_entropy
 from soseleto.task.task import Method, Task, state_of
-from soseleto.weights import per_example
 
 
 class Transparent:
@@ -66,7 +65,7 @@ class Signals:
     extra_forwards: int = 0
 
     def __post_init__(self) -> None:
-        self.loss, self.margin, self.visits = per_example(3, self.n)
+        self.loss, self.margin, self.visits = torch.zeros(3, self.n)
 
     def to(self, device: torch.device) -> None:
         self.loss, self.margin, self.visits = (t.to(device) for t in (self.loss, self.margin, self.visits))
