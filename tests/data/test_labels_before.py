@@ -49,17 +49,10 @@ def test_names_are_exact_and_merged_like_labels(tmp_path: Path) -> None:
     assert read_labels_before("was", made, table, merged).tolist() == [1, 1]
 
 
-def test_a_table_of_its_own_is_matched_by_id_path_or_row(tmp_path: Path) -> None:
+def test_a_table_of_its_own_is_matched_by_id_or_row(tmp_path: Path) -> None:
     there = tmp_path / "target"
     by_id = write(tmp_path / "ids.csv", "id,label\nz,cat\nx,dog\nmore,dog\ny,eel\n")
     assert read_labels_before(by_id, target(("x", "y", "z")), there, Reading()).tolist() == [1, 2, 0]
-    paths = tuple(str(tmp_path / "images" / name) for name in ("1.png", "2.png", "3.png"))
-    by_path = write(tmp_path / "paths.csv", "path,before\nimages/3.png,cat\nimages/1.png,eel\nimages/2.png,dog\n")
-    assert read_labels_before(by_path, target(("cat/1", "dog/2", "eel/3"), paths), there, Reading()).tolist() == [
-        2,
-        1,
-        0,
-    ]
     by_row = write(tmp_path / "rows.csv", "label\ndog\ndog\ndog\n")
     assert read_labels_before(by_row, target(), there, Reading()).tolist() == [1, 1, 1]
     numbers = Examples(torch.zeros(2, 2), torch.tensor([0, 1]))
@@ -77,7 +70,7 @@ def test_a_table_of_its_own_is_matched_by_id_path_or_row(tmp_path: Path) -> None
             ("x", "y", "z"),
             "the labels dgo, which are not classes .*did you mean 'dog'",
         ),
-        ("label\ncat\ndog\neel\n", ("x", "y", "z"), "neither ids nor paths to match"),
+        ("label\ncat\ndog\neel\n", ("x", "y", "z"), r"no label for 3 .* the same id, in a column id"),
         ("label\ncat\ndog\n", None, r"no label for 1 of the 3 target examples \(2\)"),
         ("id,color\nx,cat\n", ("x", "y", "z"), "has no label column among id, color"),
     ],

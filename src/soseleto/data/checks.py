@@ -38,7 +38,6 @@ def check_examples(sets: dict[str, Examples], *, mode: str, preparation: Prepara
     for name, examples in sets.items():
         problems += _non_finite(name, examples, columns)
         problems += _missing_targets(name, examples)
-    problems += _constant_columns(source, columns)
     if _has_classes(source) and _has_classes(target):
         problems += _classes_of_source(source)
         if mode == "noisy":
@@ -80,19 +79,6 @@ def _missing_targets(name: str, examples: Examples) -> list[Problem]:
     ids = _ids(examples, bad.nonzero().flatten())
     text = f"{counted(len(ids), 'example has', 'examples have')} a NaN or infinite label (id {some(ids)})."
     return [Problem(name, "no label", text, ids)] if ids else []
-
-
-def _constant_columns(source: Examples, columns: Sequence[str] | None) -> list[Problem]:
-    """Columns that are 0 after standardisation."""
-    inputs = source.inputs
-    if inputs.ndim != 2 or not inputs.dtype.is_floating_point or len(inputs) < 2:
-        return []
-    pieces = inputs.split(storage.PIECE)
-    low = torch.stack([torch.where(piece.isfinite(), piece, torch.inf).amin(0) for piece in pieces]).amin(0)
-    high = torch.stack([torch.where(piece.isfinite(), piece, -torch.inf).amax(0) for piece in pieces]).amax(0)
-    names = [_column(position, columns) for position in (low >= high).nonzero().flatten().tolist()]
-    text = f"there is no information in {counted(len(names), 'constant column')}: leave out {some(names)}."
-    return [Problem("source", "constant", text, stops=False)] if names else []
 
 
 def _column(position: int, columns: Sequence[str] | None) -> str:

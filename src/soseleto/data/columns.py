@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from soseleto.data import cells
 from soseleto.data.preprocess import SHARE, rounded_away
@@ -134,9 +133,14 @@ class Column(ABC):
     name: str
 
     @property
-    @abstractmethod
     def names(self) -> tuple[str, ...]:
         """The names of the stored numbers."""
+        return (self.name,)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether a missing value is stored as such; otherwise it is a usual one."""
+        return True
 
     @abstractmethod
     def read(self, column: Any) -> np.ndarray:
@@ -145,10 +149,6 @@ class Column(ABC):
     def unusable(self, column: Any) -> np.ndarray:
         """(N,) whether a value is present but not of this kind, from a pyarrow column."""
         return np.zeros(len(column), dtype=bool)
-
-    @abstractmethod
-    def gone(self, stored: Tensor) -> Tensor:
-        """(N,) whether the value is missing, from the stored numbers."""
 
     @abstractmethod
     def missing(self) -> tuple[float, ...]:
@@ -204,6 +204,10 @@ class Number(Column):
     def names(self) -> tuple[str, ...]:
         return (self.name, f"{self.name} is missing") if self.gaps else (self.name,)
 
+    @property
+    def has_gaps(self) -> bool:
+        return self.gaps
+
     def read(self, column: Any) -> np.ndarray:
         return self.fill_in(cells.numbers(column).values)
 
@@ -215,9 +219,6 @@ class Number(Column):
         with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is checked later
             filled = np.where(gone, self.fill, values).astype(np.float64 if self.exact else np.float32)
         return np.stack([filled, gone.astype(filled.dtype)], axis=1) if self.gaps else filled[:, None]
-
-    def gone(self, stored: Tensor) -> Tensor:
-        return stored[:, 1] != 0 if self.gaps else torch.zeros(len(stored), dtype=torch.bool)
 
     def missing(self) -> tuple[float, ...]:
         return (self.fill, 1.0) if self.gaps else (self.fill,)
@@ -242,10 +243,6 @@ class Category(Column):
         frequent = [value for value, count in cells.counts_of(text) if count >= FEWEST]
         return cls(name, tuple(frequent[:MOST]))
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
-
     def read(self, column: Any) -> np.ndarray:
         code_of = self._code_of()
         encoded = cells.words(column).dictionary_encode()
@@ -264,9 +261,6 @@ class Category(Column):
         spellings = Counter(map(cells.one_spelling, codes))
         unique = {cells.one_spelling(value): code for value, code in codes.items()}
         return {spelling: code for spelling, code in unique.items() if spellings[spelling] == 1} | codes
-
-    def gone(self, stored: Tensor) -> Tensor:
-        return stored[:, 0] == GONE
 
     def missing(self) -> tuple[float, ...]:
         return (float(GONE),)
@@ -298,6 +292,10 @@ class Date(Column):
     def names(self) -> tuple[str, ...]:
         return tuple(name for part in self.parts for name in part.names)
 
+    @property
+    def has_gaps(self) -> bool:
+        return self.parts[0].gaps
+
     def formatted_as(self, column: Any) -> Self:
         """A copy that reads the words or numbers of another table's whole column."""
         return replace(self, format=cells.format_of(column, self.format))
@@ -310,9 +308,6 @@ class Date(Column):
     def unusable(self, column: Any) -> np.ndarray:
         present = cells.words(column).is_valid().to_numpy(zero_copy_only=False)
         return np.asarray(np.isnat(cells.times(column, self.format)) & present)
-
-    def gone(self, stored: Tensor) -> Tensor:
-        return self.parts[0].gone(stored)
 
     def missing(self) -> tuple[float, ...]:
         return tuple(value for part in self.parts for value in part.missing())
@@ -366,9 +361,6 @@ class Text(Column):
         weighted = _hashed_counts(texts, len(self.idf)) * np.asarray(self.idf, dtype=np.float32)
         length = np.linalg.norm(weighted, axis=1, keepdims=True)
         return np.asarray(weighted / np.maximum(length, 1e-12), dtype=np.float32)
-
-    def gone(self, stored: Tensor) -> Tensor:
-        return ~stored.any(1)
 
     def missing(self) -> tuple[float, ...]:
         return (0.0,) * len(self.idf)

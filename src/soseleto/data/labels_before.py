@@ -1,14 +1,12 @@
 """The labels that the target's examples had before they were checked: a column of its table, or a table of its own.
 
-A table of its own is matched by its id column, else by its column of image paths, else by row.
+A table of its own is matched by its id column, else by row.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,32 +45,18 @@ def read_labels_before(given: str, target: Examples, path: Path, reading: Readin
     if label is None:
         raise DataError(f"{file} has no label column among {some(table.column_names)}: call it label.")
     labels = names_of(tables.load(file, replace(reading, label_column=label))[label].to_pylist()).names
-    by_key = dict(zip(_keys(table, target, file, reading), labels, strict=True))
+    identity = tables.usual(table.column_names, (reading.id_column or "", *tables.IDS))
+    keys = map(str, range(len(labels)) if identity is None else table[identity].to_pylist())
+    by_key = dict(zip(keys, labels, strict=True))
     if len(by_key) < len(labels):
         raise DataError(f"{file} has two rows for one example: give every example one.")
     before = [by_key.get(target.id_of(row)) for row in range(len(target))]
     if missing := [target.id_of(row) for row, name in enumerate(before) if name is None]:
         raise DataError(
             f"{file} has no label for {len(missing)} of the {len(target)} target examples ({some(missing)}): give "
-            "every one the label it had before the check, and the same id."
+            "every one the label it had before the check, and the same id, in a column id."
         )
     return _indices([plain(str(name)) if reading.merge_labels else str(name) for name in before], target, file)
-
-
-def _keys(table: Any, target: Examples, file: Path, reading: Reading) -> list[str]:
-    """For each row the id of its target example."""
-    names = table.column_names
-    identity = tables.usual(names, (reading.id_column or "", *tables.IDS))
-    if identity is not None:
-        return [str(value) for value in table[identity].to_pylist()]
-    image = tables.usual(names, (reading.path_column or "", *tables.PATHS))
-    if image is not None and target.paths is not None:
-        places = {os.path.abspath(path): target.id_of(row) for row, path in enumerate(target.paths)}
-        paths = [str(value) for value in table[image].to_pylist()]
-        return [places.get(os.path.abspath(file.parent / value), value) for value in paths]
-    if target.ids is not None and any(not name.isdecimal() for name in target.ids):
-        raise DataError(f"{file} has neither ids nor paths to match the target's examples by: add a column id.")
-    return [str(row) for row in range(table.num_rows)]
 
 
 def _indices(names: list[str], target: Examples, file: Path) -> Tensor:

@@ -207,13 +207,14 @@ class TablePreparation:
 
     def present(self, inputs: Tensor) -> Tensor:
         """The number of columns of each row that have a value, (N,)."""
-        present = [~gone for _, _, gone in self._stored(inputs)]
-        return torch.stack(present).sum(0)
+        return torch.stack([~gone for _, _, gone in self._stored(inputs)]).sum(0)
 
     def _stored(self, inputs: Tensor) -> list[tuple[Column, Tensor, Tensor]]:
         """Every column with its stored numbers, and (N,) whether its value is missing."""
         parts = [(column, inputs[:, at : at + len(column.names)].cpu()) for column, at in self._places()]
-        return [(column, stored, column.gone(stored)) for column, stored in parts]
+        missing = [torch.tensor(column.missing(), dtype=inputs.dtype) for column, _ in parts]
+        gone = [(part == one).all(1) & column.has_gaps for (column, part), one in zip(parts, missing, strict=True)]
+        return [(column, part, its) for (column, part), its in zip(parts, gone, strict=True)]
 
     def missing(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """What is stored for missing values, (D,), and which stored numbers are missing together: of a column all, of
