@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ from soseleto.pieces import (
 )
 from soseleto.task.cuda_graph import as_if_recording
 from soseleto.task.losses import NoisyLosses, Precision
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task
-from soseleto.training.optimizers import sgd
 
 
 class Encoder(nn.Module):
@@ -187,7 +188,7 @@ def task_for(case: Case, model: nn.Module, n_source: int, device: torch.device) 
         steps=1000,
         shared=frozenset(trainable(model)),
         target_head=frozenset(),
-        make_optimizer=sgd(1e-4, 5e-4),
+        make_optimizer=partial(sgd, lr=1e-4, weight_decay=5e-4),
         device=device,
         guard=lambda side, losses, index: None,
     )
@@ -195,7 +196,7 @@ def task_for(case: Case, model: nn.Module, n_source: int, device: torch.device) 
 
 def ordinary_step(case: Case, model: nn.Module) -> Callable[[Batch], None]:
     """A plain PyTorch training step."""
-    optimizer = sgd(1e-4, 5e-4)(model.parameters())
+    optimizer = partial(sgd, lr=1e-4, weight_decay=5e-4)(model.parameters())
     precision = Precision(case.precision)
 
     def step(batch: Batch) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,9 @@ from soseleto import Compute, Soseleto, fit
 from soseleto.data import Examples, Preprocess, symmetric
 from soseleto.methods import Ordinary
 from soseleto.models.architectures import quick
+from soseleto.schedules import linear
 from soseleto.task.losses import Precision
-from soseleto.training.optimizers import linear, sgd
+from soseleto.task.optimizers import sgd
 
 BATCH, TARGET_BATCH = 256, 32
 EPOCHS = 60
@@ -94,7 +96,7 @@ def through_fit(sides: Sides, epochs: int, device: torch.device, method: Any, fo
         epochs=epochs,
         batch_size=min(BATCH, len(sides.source)),
         target_batch_size=min(TARGET_BATCH, len(sides.target)),
-        optimizer=sgd(LR, WEIGHT_DECAY),
+        optimizer=partial(sgd, lr=LR, weight_decay=WEIGHT_DECAY),
         method=method,
         compute=Compute(dtype=form.precision),
         device=device,
@@ -135,7 +137,7 @@ def train_plainly(
     form: Form,
 ) -> nn.Module:
     net, precision = form.model().to(device).train(), Precision(form.precision)
-    optimizer = sgd(LR, WEIGHT_DECAY)(net.parameters())
+    optimizer = partial(sgd, lr=LR, weight_decay=WEIGHT_DECAY)(net.parameters())
     schedule = linear(optimizer, epochs * steps_an_epoch)
     for _ in range(epochs):
         for x, y in batches():

@@ -37,17 +37,15 @@ from common import arguments, settle, show, write
 from models import timed
 from soseleto.algorithm import Soseleto
 from soseleto.data.batches import Batch
+from soseleto.defaults import PRETRAINED_LR, resolve
 from soseleto.engines import trainable
 from soseleto.engines.peak_memory import peak_bytes
 from soseleto.integrations.huggingface import SoseletoTrainer
-from soseleto.models.pretrained_images import last_blocks
 from soseleto.models.pretrained_text import PretrainedText, make_text_model
 from soseleto.task.cuda_graph import as_if_recording
 from soseleto.task.losses import NoisyLosses, Precision
+from soseleto.task.optimizers import adamw
 from soseleto.task.task import Task
-from soseleto.training.defaults import PRETRAINED_LR
-from soseleto.training.optimizers import adamw
-from soseleto.training.usual import LAST_BLOCKS, Usual
 
 CLASSES = 4
 PARTS = ("fit", "trainer")
@@ -124,8 +122,9 @@ class Case:
 
 def many_wrong(model: nn.Module) -> Soseleto:
     """What ``fit`` chooses where many labels are wrong."""
-    blocks = last_blocks(model, LAST_BLOCKS)
-    return Usual().method_for_classes(many_wrong=True, pretrained=True, last_blocks=blocks)
+    method = resolve(model, classes=True, ends_in_linear=True, wrong_share=0.3).method
+    assert isinstance(method, Soseleto)
+    return method
 
 
 METHODS: Mapping[str, Callable[[nn.Module], Soseleto]] = {
@@ -182,7 +181,7 @@ def our_step(case: Case, made: Callable[[nn.Module], Soseleto]) -> tuple[Callabl
         shared=frozenset(trainable(model)),
         classes=CLASSES,
         target_head=frozenset(),
-        make_optimizer=adamw(PRETRAINED_LR),
+        make_optimizer=partial(adamw, lr=PRETRAINED_LR),
         device=case.device,
         guard=lambda side, losses, index: None,
     )
@@ -194,7 +193,7 @@ def our_step(case: Case, made: Callable[[nn.Module], Soseleto]) -> tuple[Callabl
 def plain_step(case: Case) -> Callable[[Batch], None]:
     """Plain fine-tuning with the same optimizer."""
     model, precision = case.fit_model(), Precision(case.precision)
-    optimizer = adamw(PRETRAINED_LR)(model.parameters())
+    optimizer = partial(adamw, lr=PRETRAINED_LR)(model.parameters())
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ from soseleto.engines.peak_memory import peak_bytes
 from soseleto.errors import SoseletoError
 from soseleto.models.architectures import quick, resnet18
 from soseleto.task.cuda_graph import as_if_recording
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task
-from soseleto.training.optimizers import sgd
 
 CLASSES = 10
 PART = 128  # tokens whose logits exist at one time
@@ -215,14 +216,14 @@ def task_for(line: Line, model: nn.Module, device: torch.device) -> Task:
         steps=1000,
         shared=frozenset(trainable(model)),
         target_head=frozenset(),
-        make_optimizer=sgd(1e-4, 5e-4),
+        make_optimizer=partial(sgd, lr=1e-4, weight_decay=5e-4),
         device=device,
         guard=lambda side, losses, index: None,
     )
 
 
 def ordinary_step(line: Line, model: nn.Module) -> Callable[[Batch], None]:
-    optimizer, losses = sgd(1e-4, 5e-4)(model.parameters()), Loss(line.loss, line.precision)
+    optimizer, losses = partial(sgd, lr=1e-4, weight_decay=5e-4)(model.parameters()), Loss(line.loss, line.precision)
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()

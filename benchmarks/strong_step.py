@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +25,9 @@ from soseleto import Compute, fit
 from soseleto.data import Augment, StrongAugment, Views
 from soseleto.methods import Mixed, Ordinary, Strong
 from soseleto.models.architectures import preact_resnet18
-from soseleto.training.optimizers import linear, sgd
+from soseleto.schedules import linear
+from soseleto.task.optimizers import sgd
+from soseleto.training.options import Inputs
 
 SOURCE, TARGET = 256, 64
 FEWER = 32  # trusted images
@@ -66,9 +69,8 @@ def milliseconds(method: Any, augment: Any, target: int, options: Any) -> float:
         batch_size=b,
         target_batch_size=t,
         method=method,
-        augment=augment,
-        optimizer=sgd(0.01, 5e-4, nesterov=True),
-        schedule=linear,
+        inputs=Inputs(augment=augment),
+        optimizer=(partial(sgd, lr=0.01, weight_decay=5e-4, nesterov=True), linear),
         compute=Compute(dtype=torch.bfloat16 if device.type == "cuda" else None),
         device=device,
     )

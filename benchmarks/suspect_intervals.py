@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from soseleto.models.architectures import mlp
 from soseleto.suspects.probes import AUTO_SHARE, PlantedProbes, how_many_wrong
 from soseleto.suspects.signals import Evidence
 from soseleto.suspects.suspects import Calibrated, Estimate
+from soseleto.task.optimizers import sgd
 
 NOISE = (0.3, 0.4, 0.5, "worse_label", "aggre_label")
 PROBES = (1500, 300, 60)
@@ -39,7 +41,8 @@ def trained(noise: float | str, epochs: int, device: str) -> tuple[Evidence, Arr
     data = prepare_data(config)
     result = soseleto.fit(
         make_model(config), data.source, data.target, method=make_method(config, data), mode="noisy", epochs=epochs,
-        batch_size=256, optimizer=soseleto.sgd(config.lr, config.weight_decay), augment=Augment(crop=2, flip=True),
+        batch_size=256, optimizer=partial(sgd, lr=config.lr, weight_decay=config.weight_decay),
+        inputs=soseleto.Inputs(augment=Augment(crop=2, flip=True)),
         probes=soseleto.Probes(labels_before=data.before), device=device,
     )  # fmt: skip
     return of(result)

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+import soseleto
 from experiments import results
 from experiments.data import data_root
-from soseleto import sgd
 from soseleto.data import Examples, TablePreparation
 from soseleto.data.tables import load
 from soseleto.models import table_network
@@ -89,8 +89,9 @@ def evaluated(data: Split, seed: int, epochs: int) -> Iterator[tuple[str, float,
     start = time.perf_counter()
     torch.manual_seed(seed)
     result = fit(
-        table_network(data.preparation.width, 2), data.source, data.target, standardize=data.preparation,
-        epochs=epochs, optimizer=sgd(0.03), seed=seed, device="cpu",
+        table_network(data.preparation.width, 2), data.source, data.target,
+        inputs=soseleto.Inputs(standardize=data.preparation),
+        epochs=epochs, lr=0.03, seed=seed, device="cpu",
     )  # fmt: skip
     yield "soseleto", accuracy(result.outputs(data.test.inputs)), time.perf_counter() - start
     for weights, names in ((result.weights, ("mean", "each", "doubted")), (None, ("frozen_doubted",))):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from soseleto.errors import SoseletoError, UsageError
-from soseleto.training.optimizers import SCHEDULES
+from soseleto.schedules import SCHEDULES
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from soseleto.algorithm import Soseleto
+from soseleto.defaults import LAST_LAYER
 from soseleto.pieces import (
     Piece,
     beyond_noise,
@@ -20,7 +21,6 @@ from soseleto.pieces import (
     scale_by_rms,
     target_share,
 )
-from soseleto.training.usual import LAST_LAYER
 
 
 def soseleto(method: type[Soseleto] = Soseleto, **settings: Any) -> Soseleto:

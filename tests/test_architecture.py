@@ -52,7 +52,8 @@ UNITS = {
     "pieces": unit("what we add to the paper's algorithm, by argument", "task engines weights data"),
     "algorithm": unit("the paper's Algorithm 1", "pieces task engines models data weights"),
     "selection": unit(
-        "Algorithm 1 for a training loop of the user's own", "defaults algorithm task parallel engines data weights"
+        "Algorithm 1 for a training loop of the user's own",
+        "defaults algorithm pieces task parallel engines models data weights",
     ),
     "methods": unit("the methods that SOSELETO is compared with", "algorithm task engines models data weights"),
     "schedules": unit("learning-rate schedules"),

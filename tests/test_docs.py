@@ -23,8 +23,8 @@ from packaging.specifiers import SpecifierSet
 from PIL import Image
 
 import soseleto
+from soseleto import defaults
 from soseleto.cli.main import main
-from soseleto.training import optimizers
 from tiny_text_model import make_folder, write_reviews
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,7 +97,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.copytree(root / "photos/checked", root / "T")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOSELETO_CACHE", str(root / "cache"))
-        patch.setattr(optimizers, "EPOCHS", 8)  # of every training that names none
+        patch.setattr(defaults, "EPOCHS", 8)  # of every training that names none
         patch.chdir(root)
         yield root
 

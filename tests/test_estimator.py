@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import soseleto
-from soseleto import SoseletoClassifier
+from soseleto import Inputs, SoseletoClassifier
+from soseleto.defaults import DefaultMethod
+from soseleto.methods import Strong
+from soseleto.task.optimizers import sgd
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -41,7 +45,7 @@ def quick(**settings: Any) -> SoseletoClassifier:
 
 
 @parametrize_with_checks(
-    [quick(), quick(recipe="strong", epochs=30)], expected_failed_checks=lambda estimator: EXPECTED_FAILURES
+    [quick(), quick(method=Strong(), epochs=30)], expected_failed_checks=lambda estimator: EXPECTED_FAILURES
 )
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -59,7 +63,9 @@ def flipped() -> tuple[Arrays, Arrays, Arrays, np.ndarray]:
 
 def test_a_table_with_flipped_labels(flipped: tuple[Arrays, Arrays, Arrays, np.ndarray]) -> None:
     (X, y), target, test, wrong = flipped
-    made = SoseletoClassifier(epochs=10, batch_size=64, lr=0.1, random_state=0, device="cpu").fit(X, y, target=target)
+    made = SoseletoClassifier(epochs=10, batch_size=64, lr=0.1, random_state=0, device="cpu").fit(
+        X, y, X_target=target[0], y_target=target[1]
+    )
     assert made.score(*test) > 0.9
     assert made.source_weights_[wrong].mean() + 0.2 < made.source_weights_[~wrong].mean()
     assert made.source_scores_[wrong].mean() < made.source_scores_[~wrong].mean()
@@ -69,7 +75,7 @@ def test_a_table_with_flipped_labels(flipped: tuple[Arrays, Arrays, Arrays, np.n
 
 def test_it_is_searched_cloned_and_pickled(flipped: tuple[Arrays, Arrays, Arrays, np.ndarray]) -> None:
     (X, y), target, test, _ = flipped
-    search = GridSearchCV(quick(), {"lr": [0.01, 0.3]}, cv=2).fit(X, y, target=target)
+    search = GridSearchCV(quick(), {"lr": [0.01, 0.3]}, cv=2).fit(X, y, X_target=target[0], y_target=target[1])
     assert search.best_params_["lr"] == 0.3  # 0.01 has not learned much in ten steps
     best = search.best_estimator_
     assert clone(best).get_params() == best.get_params()
@@ -83,9 +89,9 @@ def test_the_target_is_routed_through_a_search_where_asked_for(
 ) -> None:
     (X, y), target, _, _ = flipped
     with sklearn.config_context(enable_metadata_routing=True):
-        asked = quick().set_fit_request(target=True)
-        search = GridSearchCV(asked, {"lr": [0.1]}, cv=2).fit(X, y, target=target)
-    with_target = quick(lr=0.1).fit(X, y, target=target)
+        asked = quick().set_fit_request(X_target=True, y_target=True)
+        search = GridSearchCV(asked, {"lr": [0.1]}, cv=2).fit(X, y, X_target=target[0], y_target=target[1])
+    with_target = quick(lr=0.1).fit(X, y, X_target=target[0], y_target=target[1])
     assert (search.best_estimator_.source_weights_ == with_target.source_weights_).all()
     assert (with_target.source_weights_ != quick(lr=0.1).fit(X, y).source_weights_).any()
 
@@ -95,10 +101,12 @@ def test_arrays_frames_and_tensors_give_the_same(flipped: tuple[Arrays, Arrays, 
     names = np.array(["benign", "malignant"])
     columns = [f"c{i}" for i in range(X.shape[1])]
     frame, target_frame = (pandas.DataFrame(part, columns=columns) for part in (X, X_target))
-    by_array = quick().fit(X, y, target=(X_target, y_target))
-    by_frame = quick().fit(frame, pandas.Series(names[y]), target=(target_frame, pandas.Series(names[y_target])))
+    by_array = quick().fit(X, y, X_target=X_target, y_target=y_target)
+    by_frame = quick().fit(
+        frame, pandas.Series(names[y]), X_target=target_frame, y_target=pandas.Series(names[y_target])
+    )
     tensors = [torch.from_numpy(part) for part in (X, y, X_target, y_target, X_test)]
-    by_tensor = quick().fit(tensors[0], tensors[1], target=(tensors[2], tensors[3]))
+    by_tensor = quick().fit(tensors[0], tensors[1], X_target=tensors[2], y_target=tensors[3])
     expected = by_array.predict(X_test)
     assert (by_tensor.predict(tensors[4]) == expected).all()
     assert (by_frame.predict(pandas.DataFrame(X_test, columns=columns)) == names[expected]).all()
@@ -130,7 +138,7 @@ def test_images_with_their_channels_last(kind: Any) -> None:
 def test_images_a_module_a_function_and_transfer() -> None:
     draw = np.random.RandomState(0)
     images, labels = draw.randint(0, 256, (24, 1, 16, 16), dtype=np.uint8), np.arange(24) % 3
-    named = quick(model="lenet", epochs=1).fit(images, labels, target=(images[:6], labels[:6]))
+    named = quick(model="lenet", epochs=1).fit(images, labels, X_target=images[:6], y_target=labels[:6])
     assert named.predict_proba(images).shape == (24, 3)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 3))
     before = module[1].weight.clone()
@@ -142,24 +150,24 @@ def test_images_a_module_a_function_and_transfer() -> None:
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 4))
 
     other = np.array(["x", "y"])[np.arange(6) % 2]
-    moved = quick(model=trunk, mode="transfer").fit(images, labels, target=(images[:6], other))
+    moved = quick(model=trunk, mode="transfer").fit(images, labels, X_target=images[:6], y_target=other)
     assert set(moved.predict(images)) <= {"x", "y"}
 
 
 def test_a_target_that_is_off_is_one_sentence() -> None:
     X, y = np.random.RandomState(0).rand(20, 3), np.arange(20) % 2
-    with pytest.raises(soseleto.UsageError, match=r"target must be a pair \(X, y\)"):
-        quick().fit(X, y, target=X)
+    with pytest.raises(soseleto.UsageError, match="X_target and y_target belong together"):
+        quick().fit(X, y, X_target=X)
     with pytest.raises(soseleto.UsageError, match="5 rows but 4 labels"):
-        quick().fit(X, y, target=(X[:5], y[:4]))
+        quick().fit(X, y, X_target=X[:5], y_target=y[:4])
     with pytest.raises(ValueError, match="2 features, but SoseletoClassifier is expecting 3"):
-        quick().fit(X, y, target=(X[:5, :2], y[:5]))
+        quick().fit(X, y, X_target=X[:5, :2], y_target=y[:5])
 
 
 def test_suspects_of_an_estimator(flipped: tuple[Arrays, Arrays, Arrays, np.ndarray]) -> None:
     (X, y), target, _, wrong = flipped
     made = SoseletoClassifier(epochs=8, batch_size=64, lr=0.1, random_state=0, device="cpu", probes=0.5)
-    found = made.fit(X, y, target=target).suspects(0.8)
+    found = made.fit(X, y, X_target=target[0], y_target=target[1]).suspects(0.8)
     chosen = found.is_suspect.numpy()
     assert len(chosen) == len(X)
     assert wrong[chosen].mean() > 0.6 > 0.4 > wrong.mean()
@@ -167,8 +175,8 @@ def test_suspects_of_an_estimator(flipped: tuple[Arrays, Arrays, Arrays, np.ndar
     assert len(made.suspects()) <= len(found)
     assert pickle.loads(pickle.dumps(made)).suspects(0.8).threshold == found.threshold
     with pytest.raises(soseleto.UsageError, match=r"write SoseletoClassifier\(probes='auto'\)"):
-        quick().fit(X, y, target=target).suspects()
-    with pytest.raises(soseleto.UsageError, match=r"give fit a target=\(X, y\)"):
+        quick().fit(X, y, X_target=target[0], y_target=target[1]).suspects()
+    with pytest.raises(soseleto.UsageError, match="give fit X_target and y_target"):
         quick(probes="auto").fit(X, y)
 
 
@@ -193,12 +201,12 @@ def by_fit(kind: str, mode: Any = "noisy", **settings: Any) -> soseleto.Result:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Linear()(classes=3, shape=source[0].shape[1:])
-    options = {"recipe": "strong", "standardize": True, "seed": seed, "device": "cpu", **settings}
+    options = {"method": Strong(), "inputs": Inputs(standardize=True), "seed": seed, "device": "cpu", **settings}
     return soseleto.fit(model, source, target, mode, **options)
 
 
 def strong(**settings: Any) -> SoseletoClassifier:
-    return SoseletoClassifier(Linear(), recipe="strong", random_state=0, device="cpu", **settings)
+    return SoseletoClassifier(Linear(), method=Strong(), random_state=0, device="cpu", **settings)
 
 
 def assert_same(made: SoseletoClassifier, expected: soseleto.Result) -> None:
@@ -211,30 +219,25 @@ def assert_same(made: SoseletoClassifier, expected: soseleto.Result) -> None:
 
 @pytest.mark.parametrize(("kind", "epochs"), [("rows", 30), ("images", 4)])
 def test_the_strong_recipe_chooses_what_was_not_given(kind: str, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soseleto.training.recipe.STRONG_EPOCHS", 4)  # of images; 100 take long
+    monkeypatch.setattr("soseleto.defaults.STRONG_EPOCHS", 4)  # of images; 100 take long
     source, target = sides(kind)
-    made = strong().fit(*source, target=target)
+    made = strong().fit(*source, X_target=target[0], y_target=target[1])
     assert len(made.history_) == epochs
     assert_same(made, by_fit(kind))
-    plain = SoseletoClassifier(Linear(), epochs=epochs, random_state=0, device="cpu").fit(*source, target=target)
+    plain = SoseletoClassifier(Linear(), epochs=epochs, random_state=0, device="cpu").fit(
+        *source, X_target=target[0], y_target=target[1]
+    )
     assert (plain.source_weights_ != made.source_weights_).any()
 
 
-@pytest.mark.parametrize(("kind", "nesterov"), [("rows", False), ("images", True)])
-def test_the_strong_recipe_with_settings_of_the_users_own(kind: str, nesterov: bool) -> None:
-    source, target = sides(kind)
-    sizes = {"epochs": 3, "batch_size": 8, "target_batch_size": 16}
-    optimizer = soseleto.sgd(0.05, 0.01, nesterov=nesterov)
-    made = strong(lr=0.05, weight_decay=0.01, **sizes).fit(*source, target=target)
-    assert_same(made, by_fit(kind, optimizer=optimizer, **sizes))
-
-
-def test_the_strong_recipe_in_transfer_mode_has_a_weight_step() -> None:
+def test_settings_of_the_users_own() -> None:
     (X, y), (X_target, y_target) = sides("rows")
-    given = {"mode": "transfer", "epochs": 2, "batch_size": 8}
-    usual, small = (strong(weight_step=step, **given).fit(X, y, target=(X_target, y_target)) for step in (None, 0.01))
-    assert_same(usual, by_fit("rows", **given))
-    assert np.abs(1 - small.source_weights_).max() < np.abs(1 - usual.source_weights_).max()
+    optimizer = partial(sgd, lr=0.05, weight_decay=0.01)
+    given: dict[str, Any] = {"epochs": 3, "batch_size": 8, "target_batch_size": 16, "optimizer": optimizer}
+    assert_same(strong(**given).fit(X, y, X_target=X_target, y_target=y_target), by_fit("rows", **given))
+    small = DefaultMethod(weight_step=0.01)
+    moved = quick(method=small).fit(X, y, X_target=X_target, y_target=y_target)
+    assert moved.settings_.method.weight_step == 0.01
 
 
 def test_the_strong_recipe_is_searched_cloned_pickled_and_calibrated(
@@ -242,9 +245,9 @@ def test_the_strong_recipe_is_searched_cloned_pickled_and_calibrated(
 ) -> None:
     (X, y), target, test, wrong = flipped
     given = SoseletoClassifier(epochs=10, batch_size=64, random_state=0, device="cpu", probes=0.5)
-    search = GridSearchCV(given, {"recipe": ["strong"]}, cv=2).fit(X, y, target=target)
+    search = GridSearchCV(given, {"method": [Strong()]}, cv=2).fit(X, y, X_target=target[0], y_target=target[1])
     made = search.best_estimator_
-    assert clone(made).get_params()["recipe"] == "strong" == given.set_params(recipe="strong").recipe
+    assert clone(made).get_params()["method"] == Strong()
     assert made.score(*test) > 0.9
     assert made.source_weights_[wrong].mean() + 0.2 < made.source_weights_[~wrong].mean()
     found = made.suspects(0.8)
@@ -254,30 +257,10 @@ def test_the_strong_recipe_is_searched_cloned_pickled_and_calibrated(
     assert back.suspects(0.8).threshold == found.threshold
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"recipe": "storng"}, "unknown recipe 'storng' (did you mean 'strong'?): choose 'plain' or 'strong'."),
-        ({"recipe": None}, "unknown recipe None: choose 'plain' or 'strong'."),
-        (
-            {"recipe": "strong", "weight_step": 0.2},
-            "weight_step=0.2 has no effect with recipe='strong', whose teacher judges the labels: leave it out, or "
-            "write recipe='plain'.",
-        ),
-    ],
-)
-def test_a_recipe_that_is_off_is_one_sentence_at_fit(settings: dict[str, Any], sentence: str) -> None:
-    source, target = sides("rows")
-    made = quick(**settings)  # the constructor only stores
-    with pytest.raises(soseleto.UsageError) as raised:
-        made.fit(*source, target=target)
-    assert str(raised.value) == sentence
-
-
 def test_the_strong_recipe_refuses_one_class_and_images_of_floats() -> None:
     (X, y), _ = sides("rows")
     with pytest.raises(soseleto.UsageError, match="needs two classes or more, and the source has one"):
         strong().fit(X, np.zeros_like(y))
     X, y = np.random.RandomState(0).rand(12, 1, 8, 8), np.arange(12) % 3
-    with pytest.raises(soseleto.UsageError, match=r"takes uint8 images .* got torch.float32 of shape \(1, 8, 8\)"):
-        strong().fit(X, y, target=(X, y))
+    with pytest.raises(soseleto.UsageError, match="takes uint8 images"):
+        strong().fit(X, y, X_target=X, y_target=y)

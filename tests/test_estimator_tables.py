@@ -64,10 +64,8 @@ def test_in_a_pipeline_the_target_goes_through_the_same_steps(kind: str) -> None
     assert (raw.source_weights_ != by_hand.source_weights_).any()
 
 
-def test_a_target_is_given_once_and_has_no_classes_of_its_own() -> None:
+def test_a_target_has_no_classes_of_its_own() -> None:
     X, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
-    with pytest.raises(soseleto.UsageError, match="given twice"):
-        quick().fit(X, y, target=(X, y), X_target=X, y_target=y)
     with pytest.raises(soseleto.UsageError, match="belong together"):
         quick().fit(X, y, X_target=X)
     with pytest.raises(soseleto.UsageError, match=r"classes that the source lacks \(2\)"):
@@ -184,7 +182,7 @@ def test_labels_of_a_frame_with_words_are_checked_as_those_of_numbers() -> None:
         with pytest.raises(ValueError, match=r"y should be|label type|contains NaN|numbers of samples"):
             quick().fit(X, labels)
         with pytest.raises(ValueError, match=r"y should be|label type|contains NaN|rows but 39 labels"):
-            quick().fit(X, y, target=(X, labels))
+            quick().fit(X, y, X_target=X, y_target=labels)
 
 
 def test_a_final_estimator_that_cannot_read_words_gets_prepared_numbers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import socket
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,10 +40,12 @@ from soseleto.pieces import (
     whitened,
     without_own_error,
 )
+from soseleto.schedules import linear
 from soseleto.task.cuda_graph import CapturedStep, EagerStep
 from soseleto.task.losses import NoisyLosses
+from soseleto.task.optimizers import adamw, sgd
 from soseleto.task.task import DeferredGuard, Task, after_step
-from soseleto.training.optimizers import adamw, linear, sgd
+from soseleto.training.options import Inputs
 from zoo import PROBLEMS, Problem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -88,7 +91,8 @@ def on_gpu(problem: Problem, engine: str) -> Tensor:
 def quick_task(model: nn.Module) -> Task:
     return Task(
         model=model, losses=NoisyLosses(), n_source=64, steps=40, shared=frozenset(trainable(model)),
-        target_head=frozenset(), make_optimizer=sgd(0.01, 5e-4), make_schedule=linear, device=CUDA,
+        target_head=frozenset(), make_optimizer=partial(sgd, lr=0.01, weight_decay=5e-4), make_schedule=linear,
+        device=CUDA,
         guard=lambda side, losses, index: None, classes=10,
     )  # fmt: skip
 
@@ -96,7 +100,7 @@ def quick_task(model: nn.Module) -> Task:
 def following(method: Soseleto, task: Task) -> Task:
     """With AdamW where the direction follows the optimizer."""
     is_adaptive = isinstance(method.direction, preconditioned)
-    return replace(task, make_optimizer=adamw(1e-3)) if is_adaptive else task
+    return replace(task, make_optimizer=partial(adamw, lr=1e-3)) if is_adaptive else task
 
 
 RANKING = last_layer(whitened(), unit_length(), at_temperature(), without_own_error())
@@ -212,7 +216,9 @@ def test_steps_on_views_are_captured_and_never_wait(method: Any) -> None:
     start, states = resnet18(width=8).to(CUDA).train(), []
     for captured in (False, True):
         torch.manual_seed(1)  # of a second network, and of the key of its random numbers
-        slow = replace(quick_task(copy.deepcopy(start)), guard=DeferredGuard(CUDA), make_optimizer=sgd(1e-3))
+        slow = replace(
+            quick_task(copy.deepcopy(start)), guard=DeferredGuard(CUDA), make_optimizer=partial(sgd, lr=1e-3)
+        )
         state = method.init(slow)  # at larger rates the order of a GPU's sums shows
         before = copy.deepcopy(state.answering)
         step: Any = CapturedStep(EagerStep(method, state), state, lambda text: pytest.fail(text))
@@ -347,7 +353,7 @@ def test_fit_on_the_gpu_separates_the_labels(precision: torch.dtype | None) -> N
         method=soseleto.Soseleto(),
         device="cuda",
         compute=soseleto.Compute(dtype=precision),
-        augment=(Augment(crop=2, flip=True), None),
+        inputs=Inputs(augment=(Augment(crop=2, flip=True), None)),
     )
     wrong = torch.arange(1000) < 250
     assert result.engine == "layerwise"

@@ -25,9 +25,9 @@ from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.pieces import beyond_noise, pooled_by_class, running_mean, target_share
+from soseleto.schedules import linear
 from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Task
-from soseleto.training.optimizers import linear
 
 N, STEPS = 40, 12
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

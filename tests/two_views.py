@@ -1,5 +1,6 @@
 """Batches with two views of every example, a small network with BatchNorm, and one step of descent, in float64."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.task.losses import NoisyLosses
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task
-from soseleto.training.optimizers import sgd
 
 C, B, T, WIDTH, STEPS = 4, 6, 3, 5, 10
 EYE = torch.eye(C, dtype=torch.float64)
@@ -30,7 +31,7 @@ def batch(n: int, seed: int, views: int = 2) -> Batch:
 def task(model: nn.Module, **changes: Any) -> Task:
     fields: dict[str, Any] = {
         "model": model, "losses": NoisyLosses(), "n_source": B, "steps": STEPS, "shared": frozenset(trainable(model)),
-        "target_head": frozenset(), "make_optimizer": sgd(0.1, momentum=0.0), "classes": C,
+        "target_head": frozenset(), "make_optimizer": partial(sgd, lr=0.1, momentum=0.0), "classes": C,
     }  # fmt: skip
     return Task(**{**fields, **changes})
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,9 +35,10 @@ from soseleto.errors import UsageError
 from soseleto.methods import Mixed, Strong
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.reducer import choose_device
+from soseleto.schedules import SCHEDULES
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Method
-from soseleto.training.optimizers import SCHEDULES, sgd
-from soseleto.training.options import Compute
+from soseleto.training.options import Compute, Inputs
 from soseleto.training.result import Result
 
 NAME = "cifar10-deep"
@@ -266,11 +267,7 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
     with fastest_convolutions():
         result = train(config, data, device)
     found: Row = {"seconds": time.perf_counter() - begin, "epochs": config.epochs}
-    if config.select:
-        found["heldout_accuracy"] = result.history[-1]["test_accuracy"]
-        found["curve"] = [round(record["test_accuracy"], 2) for record in result.history]
-    else:
-        found["accuracy"] = result.evaluate(data.evaluated)["accuracy"]
+    found["heldout_accuracy" if config.select else "accuracy"] = result.evaluate(data.evaluated)["accuracy"]
     trust = {} if result.learned is None else {"weight": result.weights, "score": result.scores}
     return {**heading(config), **found, **detection(data.source, trust), "messages": list(result.messages)}
 
@@ -296,14 +293,15 @@ def train(config: Config, data: Data, device: str) -> Result:
         data.source,
         data.trusted,
         mode="noisy",
-        test=data.evaluated if config.select else None,
         epochs=config.epochs,
         batch_size=config.batch_size,
         target_batch_size=config.target_batch_size,
-        optimizer=sgd(config.lr, config.weight_decay, nesterov=config.nesterov),
-        schedule=SCHEDULES[config.schedule],
+        optimizer=(
+            partial(sgd, lr=config.lr, weight_decay=config.weight_decay, nesterov=config.nesterov),
+            SCHEDULES[config.schedule],
+        ),
         method=METHODS[config.base](**dict(config.settings)),
-        augment=Views(strong=strong, count=config.views) if config.views else Augment(crop=4, flip=True),
+        inputs=Inputs(augment=Views(strong=strong, count=config.views) if config.views else Augment(crop=4, flip=True)),
         compute=Compute(
             dtype=None if config.precision is None else getattr(torch, config.precision),
             cuda_graph=config.cuda_graph,

@@ -32,16 +32,24 @@ from experiments.results import Row
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, Preprocess, generator, seed_for, symmetric
 from soseleto.data.batches import Batch
+from soseleto.defaults import (
+    DOUBTFUL,
+    MANY,
+    MANY_SHARE,
+    STANDARD_ERRORS,
+    TARGET_SHARE,
+    convolutional_weight_step,
+    few_weight_step,
+)
 from soseleto.errors import UsageError
 from soseleto.methods import Recording, Signals
 from soseleto.models.by_name import by_name as by_model_name
 from soseleto.parallel.reducer import choose_device
+from soseleto.schedules import SCHEDULES
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Method
-from soseleto.training.defaults import MANY_SHARE, TARGET_SHARE, convolutional_weight_step, few_weight_step
-from soseleto.training.optimizers import SCHEDULES, sgd
-from soseleto.training.options import Compute, Probes
+from soseleto.training.options import Compute, Inputs, Probes
 from soseleto.training.result import Result
-from soseleto.training.usual import DOUBTFUL, MANY, STANDARD_ERRORS
 
 NAME = "cifar10-noise"
 ASKED = (0.8, 0.9, 0.95)  # precisions that suspects are requested at
@@ -364,10 +372,9 @@ def train(config: Config, data: Data, method: Method, device: str) -> Result:
         epochs=config.epochs,
         batch_size=config.batch_size,
         target_batch_size=config.target_batch_size,
-        optimizer=sgd(config.lr, config.weight_decay),
-        schedule=SCHEDULES[config.schedule],
+        optimizer=(partial(sgd, lr=config.lr, weight_decay=config.weight_decay), SCHEDULES[config.schedule]),
         method=method,
-        augment=Augment(crop=config.crop, flip=config.flip),
+        inputs=Inputs(augment=Augment(crop=config.crop, flip=config.flip)),
         probes=Probes(share=config.probes, labels_before=data.before) if config.probes else None,  # type: ignore[arg-type]
         compute=Compute(
             dtype=None if config.precision is None else getattr(torch, config.precision),

@@ -9,9 +9,8 @@ from typing import Any
 
 from experiments.fine_tuning import LOGISTIC
 from experiments.lines import Lines, fields_of
+from soseleto.defaults import LAST_BLOCKS, MANY_SHARE, MANY_WEIGHT_STEP, PRETRAINED_WEIGHT_STEP, STRONG_TEXT_LR
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.training.defaults import MANY_SHARE, MANY_WEIGHT_STEP, PRETRAINED_WEIGHT_STEP, STRONG_TEXT_LR
-from soseleto.training.usual import LAST_BLOCKS
 
 TRUSTED: Mapping[str, tuple[int, ...]] = MappingProxyType({"ag_news": (100, 200, 500), "hausa": (200,)})
 HELD_OUT: Mapping[str, int] = MappingProxyType({"ag_news": 2000, "hausa": 500})

@@ -36,15 +36,16 @@ from soseleto.algorithm import Soseleto
 from soseleto.data import Examples, seed_for
 from soseleto.data.text import TextExamples, TextPreparation
 from soseleto.data.views import AnyViews
+from soseleto.defaults import kind_of_inputs, views_for
 from soseleto.methods import Recording, Signals, Strong
 from soseleto.models.pretrained_images import last_blocks
 from soseleto.models.pretrained_text import make_text_model
 from soseleto.parallel.reducer import choose_device
+from soseleto.schedules import SCHEDULES
+from soseleto.task.optimizers import adamw, sgd
 from soseleto.task.task import MakeOptimizer, Method
-from soseleto.training.optimizers import SCHEDULES, adamw, sgd
-from soseleto.training.options import Compute, Probes
+from soseleto.training.options import Compute, Inputs, Probes
 from soseleto.training.result import Result
-from soseleto.training.views_for import usual_views
 
 ORACLE_FOLDS = 5
 VIEWS = "views"  # a setting that is not the method's
@@ -197,11 +198,12 @@ def train(config: Config, data: Data, root: str | Path | None, device: str, sign
         epochs=config.epochs,
         batch_size=min(config.batch_size, len(data.source)),  # cleanlab may keep few
         target_batch_size=min(config.target_batch_size, config.n_trusted),
-        optimizer=OPTIMIZERS[config.optimizer](config.lr, config.weight_decay),
-        schedule=SCHEDULES[config.schedule],
+        optimizer=(
+            partial(OPTIMIZERS[config.optimizer], lr=config.lr, weight_decay=config.weight_decay),
+            SCHEDULES[config.schedule],
+        ),
         method=method if signals is None else Recording(method, signals),
-        augment=_views(config, data),
-        standardize=data.preparation,
+        inputs=Inputs(augment=_views(config, data), standardize=data.preparation),
         probes=Probes(share=config.probes, labels_before=before) if config.probes else None,  # type: ignore[arg-type]
         compute=Compute(dtype=_autocast(config, device)),
         seed=config.seed,
@@ -213,7 +215,7 @@ def _views(config: Config, data: Data) -> AnyViews | None:
     """Of the strong recipe, as many as usual or as the line says."""
     if config.base not in STRONG:
         return None
-    views = usual_views(data.source)
+    views = views_for(kind_of_inputs(data.source))
     return replace(views, count=dict(config.settings).get(VIEWS, views.count))
 
 

@@ -16,6 +16,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,16 +36,16 @@ from experiments.results import Row
 from experiments.shuffled_weights import ShuffledWeights
 from soseleto.algorithm import Soseleto
 from soseleto.data import Augment, Examples, Preprocess, seed_for
+from soseleto.defaults import MANY_SHARE, PRETRAINED_WEIGHT_STEP, STANDARD_ERRORS, TARGET_SHARE, few_weight_step
 from soseleto.errors import UsageError
 from soseleto.methods import Recording, Signals
 from soseleto.models.pretrained_images import BATCH_NORM, ImageNetwork
 from soseleto.parallel.reducer import choose_device
+from soseleto.schedules import SCHEDULES
+from soseleto.task.optimizers import adamw
 from soseleto.task.task import Method
-from soseleto.training.defaults import MANY_SHARE, PRETRAINED_WEIGHT_STEP, TARGET_SHARE, few_weight_step
-from soseleto.training.optimizers import SCHEDULES, adamw
-from soseleto.training.options import Compute, Probes
+from soseleto.training.options import Compute, Inputs, Probes
 from soseleto.training.result import Result
-from soseleto.training.usual import STANDARD_ERRORS
 
 NAME = "pretrained-images"
 NOISE, FEW_WRONG = "worse_label", "aggre_label"  # 40 and 9 % wrong
@@ -255,11 +256,10 @@ def train(config: Config, data: Data, root: str | Path | None, device: str, sign
         epochs=config.epochs,
         batch_size=min(config.batch_size, len(data.source)),  # cleanlab may keep few
         target_batch_size=min(config.target_batch_size, config.n_trusted),
-        optimizer=adamw(config.lr, config.weight_decay),
-        schedule=SCHEDULES[config.schedule],
+        optimizer=(partial(adamw, lr=config.lr, weight_decay=config.weight_decay), SCHEDULES[config.schedule]),
         method=method if signals is None else Recording(method, signals),
-        augment=Augment(crop=config.crop, flip=True),
-        standardize=Preprocess((0.0,) * 3, (1.0,) * 3),  # values from 0 to 1; the network normalises them itself
+        # values from 0 to 1; the network normalises them itself
+        inputs=Inputs(augment=Augment(crop=config.crop, flip=True), standardize=Preprocess((0.0,) * 3, (1.0,) * 3)),
         probes=Probes(share=config.probes, labels_before=data.before) if config.probes else None,  # type: ignore[arg-type]
         compute=Compute(dtype=_autocast(config, device), cuda_graph=config.cuda_graph),
         seed=config.seed,

@@ -13,6 +13,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,9 +35,10 @@ from soseleto.data import Augment, Examples, seed_for
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.models.architectures import lenet_trunk
 from soseleto.run_folder.folder import REPORT
+from soseleto.schedules import SCHEDULES
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Method
-from soseleto.training.optimizers import SCHEDULES, sgd
-from soseleto.training.options import Balanced, Heads
+from soseleto.training.options import Balanced, Heads, Inputs
 from soseleto.training.result import Result
 
 CLASSIFIERS = ("last", "connected")
@@ -291,16 +293,16 @@ def run_one(config: Config, root: str | Path | None = None, device: str = "auto"
     """Train once and measure: accuracy in percent, seconds of training, and what is known of the weights."""
     data = digits(config, root)
     begin = time.perf_counter()
-    result = train(config, data, device=device)
+    result, guesses = train(config, data, device=device)
     found: Row = {"seconds": time.perf_counter() - begin}
     if data.heldout is not None:
         found["heldout_accuracy"] = result.evaluate(data.heldout)["accuracy"]
     if not config.select:
         found["accuracy"] = result.evaluate(data.test)["accuracy"]
-    return {**heading(config), **found, **weight_facts(config, data, result)}
+    return {**heading(config), **found, **weight_facts(config, data, result, guesses)}
 
 
-def train(config: Config, data: Digits, *, device: str, out: Path | None = None) -> Result:
+def train(config: Config, data: Digits, *, device: str, out: Path | None = None) -> tuple[Result, Any]:
     from experiments.pseudo_labels import fit_unlabelled
     from soseleto.training.fit import fit
 
@@ -313,19 +315,20 @@ def train(config: Config, data: Digits, *, device: str, out: Path | None = None)
         "epochs": config.epochs,
         "batch_size": config.batch_size,
         "target_batch_size": Balanced(config.target_batch_size),
-        "optimizer": sgd(config.lr, config.weight_decay, config.momentum),
-        "schedule": SCHEDULES[config.schedule],
+        "optimizer": (
+            partial(sgd, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum),
+            SCHEDULES[config.schedule],
+        ),
         "method": make_method(config, data),
         "heads": Heads(source=source_head, target=target_head),
-        "augment": (of_source, moves(config)),
-        "standardize": not config.standardize,
+        "inputs": Inputs(augment=(of_source, moves(config)), standardize=not config.standardize),
         "seed": config.seed,
         "device": device,
         "out": out,
     }
     rounds = make_rounds(config, data)
     if rounds is None:
-        return fit(trunk, data.source, data.target, **arguments)
+        return fit(trunk, data.source, data.target, **arguments), None
     return fit_unlabelled(trunk, data.source, data.target, rounds, **arguments)
 
 
@@ -341,18 +344,18 @@ def make_rounds(config: Config, data: Digits) -> Unlabelled | None:
     return replace(rounds, **of_rounds)
 
 
-def weight_facts(config: Config, data: Digits, result: Result) -> Row:
+def weight_facts(config: Config, data: Digits, result: Result, of_unlabelled: Any = None) -> Row:
     """Detection of useless examples, where they are known; on SVHN 0-9 the share of useful examples per class."""
     facts: Row = {} if result.learned is None else {"mean_weight": float(result.weights.mean())}
     if not facts:
         return facts
     if data.useless is not None:
         facts["detection"] = compare({"weight": result.weights, "score": result.scores}, data.useless)
-    if result.unlabelled is not None:
-        right = result.unlabelled.labels == data.unlabelled.labels
+    if of_unlabelled is not None:
+        right = of_unlabelled.labels == data.unlabelled.labels
         facts["guessed_right"] = 100.0 * float(right.double().mean())
         if bool(right.any()) and not bool(right.all()):
-            guesses = {"weight": result.unlabelled.weights, "score": result.unlabelled.scores}
+            guesses = {"weight": of_unlabelled.weights, "score": of_unlabelled.scores}
             facts["guesses"] = compare(guesses, ~right)
     if config.source == "0-9":
         facts["classes"] = class_facts(data.source, result)
@@ -418,6 +421,6 @@ def appendix(
     page = folder / REPORT
     if not page.exists():
         config = configuration("soseleto", source="0-9")
-        result = train(config, digits(config, root), device=device, out=folder)
+        result, _ = train(config, digits(config, root), device=device, out=folder)
         report(f"the best and the worst examples of SVHN 0-9 are in {result.report(page)}")
     return page

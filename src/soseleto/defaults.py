@@ -23,8 +23,8 @@ augmented. The method, where none is given:
 | ... with convolutions               | last layer               | 1.5/epochs, 0.05-0.3 | 0.3          | doubted  |
 | ... and too small to memorise       | as few; weights from 0.7 | as few               | 0.3          | doubted  |
 | ... pretrained                      | last two blocks          | 2.0                  | 0.3          | doubted  |
-| another loss, or a loop of one's    | all layers               | 0.1                  | 0.1          | believed |
-| own, which shows only losses        |                          |                      |              |          |
+| another loss, or a loop that does   | all layers               | 0.1                  | 0            | believed |
+| not name its classes                |                          |                      |              |          |
 | transfer mode                       | all layers               | 0.1                  | 0.5          | believed |
 
 Why: where few labels are wrong, a right but hard example must not lose its weight, so that a weight moves only when an
@@ -101,6 +101,76 @@ LIBRARIES = ("transformers", "timm", "peft")
 
 
 @dataclass(frozen=True, kw_only=True)
+class DefaultMethod:
+    """The default method with changes; None is the default.
+
+    weight_step: how far a source weight moves per visit
+    target_share: of the target's gradient in the network's step
+    doubt: doubt labels, see ``pieces.label_doubt``
+    all_layers: weights move by the alignments of all layers, which ``engine`` computes
+
+    Example:
+        >>> DefaultMethod(weight_step=0.2).for_losses("transfer").gradients
+        target_share(share=0.5)
+    """
+
+    weight_step: float | None = None
+    target_share: float | None = None
+    doubt: bool | None = None
+    all_layers: bool | None = None
+    engine: str = "auto"
+
+    def for_losses(self, mode: str) -> Soseleto:
+        """For transfer mode, and for losses of which nothing but their values is known."""
+        share = TRANSFER_SHARE if mode == "transfer" else 0.0
+        return self._method(SIZED, WEIGHT_STEP, share, doubt=False, all_layers=True)
+
+    def for_classes(
+        self, facts: _Model, *, many_wrong: bool, ends_in_linear: bool, epochs: int, memorises: bool
+    ) -> Soseleto:
+        convolutional, pretrained = facts.convolutional, facts.pretrained
+        all_layers = (many_wrong and not convolutional) or not ends_in_linear or self.engine != "auto"
+        patient = not many_wrong or (convolutional and not memorises and not pretrained)
+        pieces, step = SIZED, MANY_WEIGHT_STEP
+        if patient:
+            pieces, step = (*SIZED, beyond_noise(STANDARD_ERRORS)), few_weight_step(epochs)  # type: ignore[assignment]
+        elif pretrained:
+            step = PRETRAINED_WEIGHT_STEP
+        elif convolutional:
+            step = convolutional_weight_step(epochs)
+        by_blocks = pretrained and not patient and not convolutional and self.all_layers is None
+        layers = last_blocks(facts.model, LAST_BLOCKS) if by_blocks and self.engine == "auto" else ()
+        share = MANY_SHARE if many_wrong else TARGET_SHARE
+        method = self._method(pieces, step, share, doubt=True, all_layers=all_layers, layers=layers)
+        if many_wrong and patient:
+            method = replace(method, initial_weight=DOUBTFUL)
+        scored = ends_in_linear and not method.alignment.reads_layer
+        return replace(method, scores=LAST_LAYER) if scored else method
+
+    def _method(
+        self,
+        pieces: tuple[Any, ...],
+        weight_step: float,
+        share: float,
+        *,
+        doubt: bool,
+        all_layers: bool,
+        layers: tuple[str, ...] = (),
+    ) -> Soseleto:
+        share = share if self.target_share is None else self.target_share
+        doubt = doubt if self.doubt is None else self.doubt
+        all_layers = all_layers if self.all_layers is None else self.all_layers
+        return Soseleto(
+            weight_step=weight_step if self.weight_step is None else self.weight_step,
+            direction=running_mean(layers=layers or None),
+            alignment=chain(*pieces) if all_layers else chain(LAST_LAYER, *pieces),
+            source_loss=label_doubt() if doubt else normalized(),
+            gradients=target_share(share) if share else chain(),
+            engine=self.engine,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The complete settings of a training; pairs are (source, target).
 
@@ -118,18 +188,6 @@ class Settings:
     augment: Augments
     reason: str = ""
 
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of ``fit`` that repeat these settings."""
-        return {
-            "mode": self.mode,
-            "method": self.method,
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-            "target_batch_size": self.target_batch_size,
-            "optimizer": (self.optimizer, self.schedule),
-            "augment": self.augment,
-        }
-
     def describe(self) -> dict[str, Any]:
         """The entries of ``config.json``."""
         return {
@@ -138,7 +196,7 @@ class Settings:
             "settings": to_data(self.method),
             "epochs": self.epochs,
             **optimizers.describe(self.optimizer),
-            "schedule": getattr(self.schedule, "__qualname__", None) if self.schedule is not None else None,
+            "schedule": name_of(self.schedule),
             "augment_source": repr(self.augment[0]),
             "augment_target": repr(self.augment[1]),
         }
@@ -156,6 +214,11 @@ class Settings:
         return f"{self.reason}: " * bool(self.reason) + f"{layers}, weight step {method.weight_step:g}"
 
 
+def name_of(function: Any) -> str | None:
+    """The name of a function, as ``config.json`` holds it."""
+    return None if function is None else getattr(function, "__qualname__", None) or repr(function)
+
+
 def resolve(
     model: nn.Module,
     *,
@@ -166,7 +229,7 @@ def resolve(
     classes: bool = False,
     ends_in_linear: bool = False,
     wrong_share: float | None = None,
-    method: Method | None = None,
+    method: Method | DefaultMethod | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
     target_batch_size: Any = None,
@@ -174,11 +237,6 @@ def resolve(
     weight_decay: float | None = None,
     optimizer: MakeOptimizer | tuple[MakeOptimizer, MakeSchedule | None] | None = None,
     augment: Augment | AnyViews | Sequence[Augment | AnyViews | None] | None = None,
-    weight_step: float | None = None,
-    share_of_target: float | None = None,
-    doubt: bool | None = None,
-    all_layers: bool | None = None,
-    engine: str = "auto",
 ) -> Settings:
     """The complete settings, from what is known and what was chosen; the tables above say what is chosen when.
 
@@ -192,7 +250,6 @@ def resolve(
     What was chosen, None for the default:
         method, epochs, batch_size, target_batch_size, lr, optimizer, augment: as in ``fit``.
         weight_decay: of the default optimizer.
-        weight_step, share_of_target, doubt, all_layers, engine: changes to the default method.
 
     Example:
         >>> settings = resolve(nn.Linear(4, 2), n_source=3000, classes=True, ends_in_linear=True, wrong_share=0.3)
@@ -209,9 +266,11 @@ def resolve(
     judges = strong and mode == "noisy"  # the strong recipe's form for wrong labels, which has settings of its own
     if epochs is None:
         epochs = STRONG_EPOCHS if judges and inputs == "images" and not facts.pretrained else facts.epochs
-    change = _Changes(weight_step=weight_step, share=share_of_target, doubt=doubt, all_layers=all_layers, engine=engine)
+    elif epochs < 1 or epochs != int(epochs):
+        raise UsageError(f"epochs must be a whole number of at least 1, got {epochs!r}: write epochs=20, for example.")
     reason = ""
-    if method is None:
+    if method is None or isinstance(method, DefaultMethod):
+        change = method or DefaultMethod()
         many = wrong_share is not None and wrong_share >= (MANY_PRETRAINED if facts.pretrained else MANY)
         if classes:
             count = "many" if many else "few"
@@ -225,7 +284,9 @@ def resolve(
         else:
             method = change.for_losses(mode)
     elif strong:
-        method = _strong(method, mode, inputs, change)  # type: ignore[arg-type]
+        method = _strong(method, mode, inputs)  # type: ignore[arg-type]
+    elif not hasattr(method, "init"):
+        raise UsageError(f"method must be an object, got {method!r}: write method=soseleto.Soseleto(), for example.")
     chosen_optimizer, schedule = _optimizer(facts, optimizer, lr, weight_decay, inputs if judges else None)
     return Settings(
         mode=mode,
@@ -371,67 +432,7 @@ def convolutional_weight_step(epochs: int) -> float:
 # The method
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Changes:
-    """What was asked for of the default method; None is the default."""
-
-    weight_step: float | None
-    share: float | None
-    doubt: bool | None
-    all_layers: bool | None
-    engine: str
-
-    def for_losses(self, mode: str) -> Soseleto:
-        """For transfer mode, and for losses of which nothing but their values is known."""
-        share = TRANSFER_SHARE if mode == "transfer" else 0.0
-        return self._method(SIZED, WEIGHT_STEP, share, doubt=False, all_layers=True)
-
-    def for_classes(
-        self, facts: _Model, *, many_wrong: bool, ends_in_linear: bool, epochs: int, memorises: bool
-    ) -> Soseleto:
-        convolutional, pretrained = facts.convolutional, facts.pretrained
-        all_layers = (many_wrong and not convolutional) or not ends_in_linear or self.engine != "auto"
-        patient = not many_wrong or (convolutional and not memorises and not pretrained)
-        pieces, step = SIZED, MANY_WEIGHT_STEP
-        if patient:
-            pieces, step = (*SIZED, beyond_noise(STANDARD_ERRORS)), few_weight_step(epochs)  # type: ignore[assignment]
-        elif pretrained:
-            step = PRETRAINED_WEIGHT_STEP
-        elif convolutional:
-            step = convolutional_weight_step(epochs)
-        by_blocks = pretrained and not patient and not convolutional and self.all_layers is None
-        layers = last_blocks(facts.model, LAST_BLOCKS) if by_blocks and self.engine == "auto" else ()
-        share = MANY_SHARE if many_wrong else TARGET_SHARE
-        method = self._method(pieces, step, share, doubt=True, all_layers=all_layers, layers=layers)
-        if many_wrong and patient:
-            method = replace(method, initial_weight=DOUBTFUL)
-        scored = ends_in_linear and not method.alignment.reads_layer
-        return replace(method, scores=LAST_LAYER) if scored else method
-
-    def _method(
-        self,
-        pieces: tuple[Any, ...],
-        weight_step: float,
-        share: float,
-        *,
-        doubt: bool,
-        all_layers: bool,
-        layers: tuple[str, ...] = (),
-    ) -> Soseleto:
-        share = share if self.share is None else self.share
-        doubt = doubt if self.doubt is None else self.doubt
-        all_layers = all_layers if self.all_layers is None else self.all_layers
-        return Soseleto(
-            weight_step=weight_step if self.weight_step is None else self.weight_step,
-            direction=running_mean(layers=layers or None),
-            alignment=chain(*pieces) if all_layers else chain(LAST_LAYER, *pieces),
-            source_loss=label_doubt() if doubt else normalized(),
-            gradients=target_share(share) if share else chain(),
-            engine=self.engine,
-        )
-
-
-def _strong(method: Strong | StrongTransfer, mode: str, inputs: Inputs, change: _Changes) -> Strong | StrongTransfer:
+def _strong(method: Strong | StrongTransfer, mode: str, inputs: Inputs) -> Strong | StrongTransfer:
     """The strong recipe for this mode and these inputs; fields that differ from the class's defaults are kept."""
     if mode == "transfer":
         if isinstance(method, Strong):
@@ -439,7 +440,7 @@ def _strong(method: Strong | StrongTransfer, mode: str, inputs: Inputs, change: 
                 raise UsageError(
                     f"Strong({changed[0]}=...) has no effect in transfer mode: write method=StrongTransfer(...)."
                 )
-            method = StrongTransfer(selection=change.for_losses(mode))
+            method = StrongTransfer(selection=DefaultMethod().for_losses(mode))
         return method
     if inputs == "tokens" and isinstance(method, Strong):
         # token ids cannot be mixed; the other two were chosen on news

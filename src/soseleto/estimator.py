@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -28,11 +28,7 @@ from soseleto.prediction.final import weighted
 from soseleto.prediction.predictor import Predictor
 from soseleto.suspects.suspects import Calibrated, Suspects
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import Adaptive, Momentum, default_optimizer
-from soseleto.training.options import as_probes
-from soseleto.training.recipe import check_recipe, strong_optimizer, strong_transfer
-from soseleto.training.usual import Usual
-from soseleto.training.views_for import usual_views
+from soseleto.training.options import Inputs, as_probes
 
 try:
     from scipy.sparse import issparse
@@ -49,7 +45,7 @@ MakeModel = Callable[..., nn.Module]
 
 
 class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A classifier trained on a large, doubtful (X, y) for a small, trusted ``target``.
+    """A classifier trained on a large, doubtful (X, y) for a small, trusted target.
 
     Parameters
     ----------
@@ -58,16 +54,11 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         a module (copied before it is trained), or None: ``"table"`` for data frames with words or missing values,
         ``"linear"`` for sparse matrices, else by the shape of X.
     mode : ``"noisy"`` when (X, y) and the target have the same classes, ``"transfer"`` when they need not.
-    recipe : ``"plain"`` is SOSELETO; ``"strong"`` is for many wrong labels, images and a GPU, as in ``soseleto.fit``:
-        a teacher judges the labels, and the network is trained on augmented inputs. X is then uint8 images
-        (N, C, H, W), rows of numbers, a sparse matrix or a data frame; for images, choose a ``model`` with BatchNorm,
-        such as ``"preact-resnet18"``.
-    epochs, batch_size, target_batch_size, lr : as in ``soseleto.fit``, except that a batch larger than the data is
-        the whole data; None leaves them to the recipe.
-    weight_decay : of the model's parameters, as in ``soseleto.sgd``; None is 0, and 0.0005 for images by the strong
-        recipe in noisy mode.
-    weight_step : how far a source weight moves per visit; None is 0.1, and 0.3 where many labels seem wrong. The strong
-        recipe has none in noisy mode, and refuses it.
+    epochs, batch_size, target_batch_size, lr, optimizer, method : as in ``soseleto.fit``, except that a batch larger
+        than the data is the whole data. ``method=DefaultMethod(weight_step=0.2)`` of ``soseleto.defaults`` changes the
+        default method; ``method=Strong()`` of ``soseleto.methods`` is for many wrong labels, images and a GPU: X is
+        then uint8 images (N, C, H, W), rows of numbers, a sparse matrix or a data frame; for images, choose a ``model``
+        with BatchNorm, such as ``"preact-resnet18"``.
     probes : the share of the target that calibrates ``suspects``, ``"auto"``, a ``soseleto.Probes``, or None for none.
     standardize : centre and scale the inputs by the statistics of X; sparse matrices are only scaled, by one factor
         for all columns, and the columns of data frames with words or missing values are prepared by
@@ -88,6 +79,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     final_ : the trained final estimator, or None.
     preparation_ : how the columns of a data frame were prepared, or None.
     history_ : one record per epoch.
+    settings_ : the complete settings of the training.
     n_features_in_, feature_names_in_ : as in all scikit-learn estimators.
     """
 
@@ -96,13 +88,12 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         model: str | MakeModel | nn.Module | None = None,
         *,
         mode: str = "noisy",
-        recipe: Literal["plain", "strong"] = "plain",
         epochs: int | None = None,
         batch_size: int | None = None,
         target_batch_size: int | None = None,
         lr: float | None = None,
-        weight_decay: float | None = None,
-        weight_step: float | None = None,
+        optimizer: Any = None,
+        method: Any = None,
         probes: Any = None,
         standardize: bool = True,
         final_estimator: Any = None,
@@ -112,13 +103,12 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     ) -> None:
         self.model = model
         self.mode = mode
-        self.recipe = recipe
         self.epochs = epochs
         self.batch_size = batch_size
         self.target_batch_size = target_batch_size
         self.lr = lr
-        self.weight_decay = weight_decay
-        self.weight_step = weight_step
+        self.optimizer = optimizer
+        self.method = method
         self.probes = probes
         self.standardize = standardize
         self.final_estimator = final_estimator
@@ -126,18 +116,17 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.device = device
         self.random_state = random_state
 
-    def fit(
-        self, X: Any, y: Any, target: tuple[Any, Any] | None = None, *, X_target: Any = None, y_target: Any = None
-    ) -> Self:
+    def fit(self, X: Any, y: Any, *, X_target: Any = None, y_target: Any = None) -> Self:
         """Train on the source (X, y) and learn a weight for each of its rows.
 
-        ``X_target`` and ``y_target``, or the pair ``target``, are trusted rows. Without them the source is its own
-        target: low weights then mark rows that disagree with the others. In a Pipeline, let the target go through the
-        same steps: ``Pipeline(..., transform_input=["X_target"])``, with metadata routing enabled and
+        ``X_target`` and ``y_target`` are trusted rows. Without them the source is its own target: low weights then mark
+        rows that disagree with the others. In a Pipeline, let the target go through the same steps:
+        ``Pipeline(..., transform_input=["X_target"])``, with metadata routing enabled and
         ``SoseletoClassifier().set_fit_request(X_target=True, y_target=True)``.
         """
-        self._check_recipe()
-        trusted = _trusted(target, X_target, y_target)
+        if (X_target is None) != (y_target is None):
+            raise UsageError("X_target and y_target belong together: give fit both.")
+        trusted = None if X_target is None else (X_target, y_target)
         self._fitted_inputs = self._inputs_of(X, y)
         rows, y = self._fitted_inputs.rows(self, X, y, reset=True)
         check_classification_targets(y)
@@ -155,18 +144,19 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             source,
             Examples(rows_target, _index(labels_target, self.classes_)),
             self.mode,  # type: ignore[arg-type]  # fit checks it
-            recipe=self.recipe,
             epochs=self.epochs,
             batch_size=_at_most(len(rows), self.batch_size),
             target_batch_size=_at_most(len(rows_target), self.target_batch_size),
-            optimizer=self._optimizer(model, source),
-            method=self._method(),
+            lr=self.lr,
+            optimizer=self.optimizer,
+            method=self.method,
             probes=self._checked_probes(trusted),
-            standardize=table or self._fitted_inputs.standardization(rows, self.standardize),
+            inputs=Inputs(standardize=table or self._fitted_inputs.standardization(rows, self.standardize)),
             seed=seed,
             device=self.device,
         )
         self.model_, self._prepare, self.history_ = result.model, result.prepare, result.history
+        self.settings_ = result.settings
         self.preparation_ = table
         self.source_weights_ = result.weights.numpy()
         self.source_scores_ = result.scores.numpy()
@@ -174,34 +164,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self._final_reads_rows = False
         self.final_ = self._final(X, y, trusted, torch.cat([rows, rows_target]) if trusted is not None else rows)
         return self
-
-    @property
-    def _judges_labels(self) -> bool:
-        """Whether the training is by the strong recipe for noisy mode, which computes no alignments."""
-        return self.recipe == "strong" and self.mode != "transfer"
-
-    def _check_recipe(self) -> None:
-        """Raise for an unknown recipe, and for a setting that the strong one has not."""
-        check_recipe(self.recipe)
-        if self._judges_labels and self.weight_step is not None:
-            raise UsageError(
-                f"weight_step={self.weight_step} has no effect with recipe='strong', whose teacher judges the labels: "
-                "leave it out, or write recipe='plain'."
-            )
-
-    def _optimizer(self, model: nn.Module, source: Examples) -> Momentum | Adaptive:
-        if self._judges_labels:
-            return strong_optimizer(usual_views(source), model, self.lr, self.weight_decay)
-        return default_optimizer(model, self.lr, self.weight_decay or 0.0)
-
-    def _method(self) -> Any:
-        """None leaves the method to the strong recipe, whose form for transfer mode moves weights by a usual one."""
-        usual = Usual(weight_step=self.weight_step)
-        if self.recipe == "plain":
-            return usual
-        if self.weight_step is None:
-            return None
-        return strong_transfer(usual)
 
     def _inputs_of(self, X: Any, y: Any) -> _Inputs:
         if is_frame(X) and not _is_plain(X):
@@ -255,7 +217,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 
     def _checked_probes(self, target: Any) -> Any:
         if target is None and self.probes is not None:
-            raise UsageError("probes are planted from a target: give fit a target=(X, y), or leave probes out.")
+            raise UsageError("probes are planted from a target: give fit X_target and y_target, or leave probes out.")
         return self.probes
 
     def predict(self, X: Any) -> np.ndarray:
@@ -351,19 +313,6 @@ def _is_plain(frame: Any) -> bool:
     """Whether a data frame is numbers alone, with none missing: then it is the array that it stands for."""
     table = frame_table(frame)
     return all(cells.is_number(table[name]) and not table[name].null_count for name in table.column_names)
-
-
-def _trusted(target: Any, X_target: Any, y_target: Any) -> tuple[Any, Any] | None:
-    """The trusted rows, in whichever way they were given."""
-    if X_target is None and y_target is None:
-        if target is not None and (not isinstance(target, tuple | list) or len(target) != 2):
-            raise UsageError(f"target must be a pair (X, y) of trusted rows, got {type(target).__name__}.")
-        return None if target is None else (target[0], target[1])
-    if target is not None:
-        raise UsageError("the target is given twice: write X_target= and y_target=, or target=(X, y).")
-    if X_target is None or y_target is None:
-        raise UsageError("X_target and y_target belong together: give fit both.")
-    return X_target, y_target
 
 
 def _refuse_new_classes(source: np.ndarray, target: np.ndarray) -> None:

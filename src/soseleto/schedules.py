@@ -35,3 +35,7 @@ def warmup_cosine(optimizer: Optimizer, steps: int) -> LRScheduler:
         return 0.5 * (1.0 + math.cos(math.pi * min((step - rising) / max(1, steps - rising), 1.0)))
 
     return LambdaLR(optimizer, share)
+
+
+# By name, for command lines and experiments.
+SCHEDULES = {"linear": linear, "cosine": cosine, "warmup_cosine": warmup_cosine, "constant": None}

@@ -25,11 +25,14 @@ from torch.optim import Optimizer
 from soseleto.algorithm import Evaluated, Soseleto
 from soseleto.data import structure
 from soseleto.data.batches import Batch
+from soseleto.defaults import resolve
 from soseleto.engines import trainable
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import UsageError
+from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.micro_batches import PER_PART, Sharing, average_running_statistics, require_divisible
 from soseleto.parallel.reducer import Reducer, Single
+from soseleto.pieces.last_layer import no_last_layer
 from soseleto.task.cuda_graph import CapturedStep
 from soseleto.task.loop import JoinBatches, LoopBatch, LoopLosses, PerExampleLoss, Unscaled, batch_length
 from soseleto.task.settings import to_data
@@ -50,7 +53,10 @@ class Selection:
         target_loss: where the target's loss is another, as with classes of its own (transfer mode).
         source_head, target_head: the parts of the model that only the source's or only the target's loss trains
             (transfer mode): a submodule, or prefixes of parameter names. All other parameters are shared.
-        method: ``Soseleto(...)`` with settings of its own.
+        classes: the number of classes, where ``loss`` is the cross-entropy of class labels and source and target have
+            the same ones. The default method is then that of ``fit`` for classes.
+        epochs: for how long the loop trains, by which the default weight step goes.
+        method: ``Soseleto(...)`` with settings of its own; by default ``soseleto.defaults.resolve`` chooses it.
         optimizer: the weight step follows this optimizer's learning rate down, as in ``fit``; without one it is
             constant. ``preconditioned`` takes its state into the alignments. The optimizer is only read.
         reducer: the ranks of a training on several processes, see ``soseleto.ranks``. Every rank gives its own part of
@@ -83,6 +89,8 @@ class Selection:
         target_loss: PerExampleLoss | None = None,
         source_head: Part = None,
         target_head: Part = None,
+        classes: int | None = None,
+        epochs: int | None = None,
         method: Soseleto | None = None,
         optimizer: Optimizer | None = None,
         reducer: Reducer | None = None,
@@ -91,13 +99,12 @@ class Selection:
     ) -> None:
         if join is not None and target_loss is not None:
             raise UsageError("join lets source and target share a pass, which needs one loss: leave target_loss out.")
-        self._method = method or Soseleto()
         self._losses = LoopLosses(loss, target_loss or loss, join)
         of_source, of_target = _names(model, source_head, "source_head"), _names(model, target_head, "target_head")
         self._sharing = Sharing(reducer or Single())
         if sharded_modules(model):
             raise UsageError("Selection takes whole models, and this one was split by fully_shard: use fit for it.")
-        task = Task(
+        self._task = Task(
             model=model,
             losses=self._losses,
             n_source=n_source,
@@ -107,19 +114,55 @@ class Selection:
             make_optimizer=_no_optimizer,
             device=next(model.parameters()).device,
             guard=lambda side, losses, index: None,
+            classes=classes,
             sharing=self._sharing,
         )
         self._announced = False
+        self._optimizer = optimizer
+        self._chosen = method
+        # The default for classes keeps means of every example, which ranks of a loop do not share.
+        self._mode = "noisy" if target_loss is None and not of_source and not of_target else "transfer"
+        alone = self._sharing.reducer.ranks == 1
+        self._of_classes = classes is not None and self._mode == "noisy" and alone
+        self._known: dict[str, Any] = {"epochs": epochs, "ends_in_linear": True}  # the latter until the first batch
+        self._asks_model = method is None and self._of_classes
+        self._start()
+        self._records = cuda_graph and self._state.task.device.type == "cuda" and self._sharing.reducer.ranks == 1
+        self._recorded: dict[torch.dtype | None, CapturedStep] = {}  # by autocast's precision
+
+    def _start(self) -> None:
+        """Resolve the method by what is known, and begin with it."""
+        task = self._task
+        self.settings = resolve(
+            task.model,
+            mode=self._mode,
+            classes=self._of_classes,
+            n_source=task.n_source,
+            method=self._chosen,
+            **self._known,
+        )
+        self._method: Soseleto = self.settings.method  # type: ignore[assignment]  # the user's, or the default
         self._state = self._method.start(task)
         if self._sharing.reducer.ranks > 1 and _keeps_examples(self._state.pieces):
             raise UsageError(
                 "beyond_noise keeps means of every example, which ranks of a loop of your own do not share: "
                 "leave it out, or use fit."
             )
-        if optimizer is not None:
-            self._state.use_optimizer(optimizer)
-        self._records = cuda_graph and self._state.task.device.type == "cuda" and self._sharing.reducer.ranks == 1
-        self._recorded: dict[torch.dtype | None, CapturedStep] = {}  # by autocast's precision
+        if self._optimizer is not None:
+            self._state.use_optimizer(self._optimizer)
+        if not self._asks_model:
+            logger.info(self.settings.line())
+
+    def _ask_model(self, source: Batch) -> None:
+        """At the first batch: whether the model ends in a linear layer, as the default for classes would have it."""
+        self._asks_model = False
+        model = self._task.model
+        with self._losses.inside(self._task.device, None), evaluation_mode(model):
+            self._known["ends_in_linear"] = no_last_layer(self._losses, model, source) is None
+        if self._known["ends_in_linear"]:
+            logger.info(self.settings.line())
+        else:
+            self._start()
 
     @property
     def weights(self) -> Tensor:
@@ -145,6 +188,7 @@ class Selection:
         """Follow another optimizer from now on, where a training continues with a new one; weights and scores stay."""
         if optimizer is self._state.optimizer:
             return
+        self._optimizer = optimizer
         self._state.use_optimizer(optimizer)
         self._recorded.clear()
 
@@ -164,9 +208,12 @@ class Selection:
 
         Called under ``torch.autocast`` the losses are computed in its precision and the alignments in float32.
         """
-        state, device = self._state, self._state.task.device
+        device = self._task.device
         self._check_statistics()
         source, target = self._batches(batch, target_batch, _places(index))
+        if self._asks_model and len(source):
+            self._ask_model(source)
+        state = self._state
         factor = None if scaler is None else scaler.scale(torch.ones((), device=device))
         inside = None if factor is None else factor / _power_of_two(source.total)  # losses are not divided by B here
         state.task = replace(state.task, sharing=Unscaled(self._sharing, inside))  # type: ignore[arg-type]
@@ -209,10 +256,14 @@ class Selection:
         Ranks all hold the same. Tensors are copies, which later steps do not change.
         """
         kept = copy.deepcopy(self._state.state())
-        return {**kept, "settings": to_data(self._method), "first_lr": self._state.first_lr}
+        settings = {"settings": to_data(self._method), "known": dict(self._known)}
+        return {**kept, **settings, "first_lr": self._state.first_lr}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` returned, with the same settings."""
+        if self._chosen is None and self._known != state["known"]:
+            self._known, self._asks_model = dict(state["known"]), False
+            self._start()
         if state["settings"] != to_data(self._method):
             raise UsageError(
                 f"the saved selection has other settings ({state['settings']}): make Selection(...) with these."

@@ -20,7 +20,7 @@ from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import TextClassifier
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import PRETRAINED, RunFolder
-from soseleto.training import usual
+from soseleto.training.labels import Labels
 from soseleto.training.resume import Keeper
 from tiny_text_model import make_folder, write_reviews
 
@@ -111,14 +111,14 @@ def test_the_plan_says_what_moves_the_weights(desk: Path, monkeypatch: pytest.Mo
 
     make_folder(desk / "three", layers=3)
     monkeypatch.setattr(Job, "run", stop)
-    monkeypatch.setattr(usual, "wrong_at_least", lambda *_, **__: 0.3)
-    many = "2 in a usual visit, since many labels of the source seem wrong"
-    assert f"weights move by the alignments of the last blocks, {many}" in plan()
-    assert f"weights move by the alignments of all layers, {many}" in plan("--alignments", "all")
-    assert f"weights move by the alignments of the last layer, {many}" in plan("--alignments", "last")
+    monkeypatch.setattr(Labels, "wrong_share", 0.3)
+    many = "many source labels look wrong"
+    assert f"{many}: alignments of the last blocks, weight step 2" in plan()
+    assert f"{many}: alignments of all layers, weight step 2" in plan("--alignments", "all")
+    assert f"{many}: last-layer alignments, weight step 2" in plan("--alignments", "last")
     better = "--recipe strong was more accurate on news with many wrong labels"
     assert better in " ".join(plan().split())
-    monkeypatch.setattr(usual, "wrong_at_least", lambda *_, **__: 0.0)
+    monkeypatch.setattr(Labels, "wrong_share", 0.0)
     assert better not in " ".join(plan().split())
 
 

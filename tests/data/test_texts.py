@@ -195,7 +195,7 @@ def test_weights_of_a_fit_do_not_depend_on_the_padding(folder: Path, tables, tok
         torch.nn.init.normal_(model.classifier.weight)
         torch.nn.init.zeros_(model.classifier.bias)
         options = {"epochs": 1, "batch_size": 5, "target_batch_size": 4, "lr": 0.1, "device": "cpu"}
-        result = soseleto.fit(model, *sets, standardize=pair.preparation, **options)
+        result = soseleto.fit(model, *sets, inputs=soseleto.Inputs(standardize=pair.preparation), **options)
         found.append((result.engine, result.scores))
     assert found[0][0] == found[1][0] == "layerwise"
     assert torch.allclose(found[0][1], found[1][1], atol=1e-9)

@@ -41,11 +41,11 @@ from experiments.methods import EarlyStopping
 from experiments.results import Results, Row, key, load, merge_files, put_between, save, started, table
 from soseleto.algorithm import Soseleto
 from soseleto.data import Examples
+from soseleto.defaults import resolve
 from soseleto.errors import DataError, TrainingError, UsageError
 from soseleto.methods import Signals
 from soseleto.models.by_name import make_model
 from soseleto.pieces import chain
-from soseleto.training.usual import Usual, by_heart, convolutional
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,11 +74,12 @@ def test_the_usual_line_is_what_fit_chooses(noise: float | str, many: bool, mode
     config = configuration("soseleto_usual", noise=noise, epochs=20, model=model)
     method = make_method(config, None)  # type: ignore[arg-type]
     network = make_model(model, "noisy", classes=10, shape=(3, 32, 32), seed=0)
-    of_model = {"convolutional": convolutional(network), "by_heart": by_heart(network, range(45000))}  # type: ignore[arg-type]
-    usual = Usual().method_for_classes(many_wrong=many, epochs=20, **of_model)
+    known: dict[str, Any] = {"classes": True, "ends_in_linear": True, "n_source": 45000, "wrong_share": 0.3 * many}
+    default = resolve(network, epochs=20, **known).method
     assert isinstance(method, Soseleto)
-    assert dataclasses.replace(method, gradients=usual.gradients) == usual
-    assert method.gradients == chain(usual.gradients)
+    assert isinstance(default, Soseleto)
+    assert dataclasses.replace(method, gradients=default.gradients) == default
+    assert method.gradients == chain(default.gradients)
 
 
 @pytest.mark.parametrize("noise", NOISE)

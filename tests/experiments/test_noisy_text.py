@@ -20,14 +20,12 @@ from experiments.noisy_text.configuration import TRUSTED, Config, configuration,
 from experiments.noisy_text.experiment import heading, make_method, prepare_data, run_all, run_one
 from experiments.results import Row, started
 from soseleto.data import TokenViews
+from soseleto.defaults import STRONG_TEXT_LR, resolve
 from soseleto.errors import DataError, UsageError
 from soseleto.methods import Strong
 from soseleto.models.pretrained_images import last_blocks
 from soseleto.models.pretrained_text import make_text_model
 from soseleto.pieces import chain
-from soseleto.training.defaults import STRONG_TEXT_LR
-from soseleto.training.recipe import strong_for, strong_target_batch
-from soseleto.training.usual import Usual
 from tiny_text_model import BAD, GOOD, make_folder
 
 N, TESTED = 160, 40
@@ -117,11 +115,10 @@ def test_the_default_is_what_fit_uses(tmp_path: Path) -> None:
         "classifier.weight",
         "classifier.bias",
     )
-    of_blocks = {"pretrained": True, "last_blocks": blocks}
-    for encoder, one, kind in (("trained", model, of_blocks), ("frozen", nn.Linear(3, 2), {})):
-        ours = make_method(configuration("soseleto_usual", encoder=encoder), one)
-        usual: Any = Usual().method_for_classes(many_wrong=True, **kind)
-        assert ours == replace(usual, gradients=chain(usual.gradients))
+    for encoder, network in (("trained", model), ("frozen", nn.Linear(3, 2))):
+        ours = make_method(configuration("soseleto_usual", encoder=encoder), network)
+        default: Any = resolve(network, classes=True, ends_in_linear=True, wrong_share=0.3).method
+        assert ours == replace(default, gradients=chain(default.gradients))
 
 
 def test_more_trusted_texts_contain_the_fewer() -> None:
@@ -182,9 +179,10 @@ def test_runs_on_frozen_embeddings_and_their_rows(tiny: dict[str, Any], tmp_path
 
 
 def test_the_strong_line_is_the_strong_recipe_for_texts() -> None:
-    config, views = configuration("strong", encoder="trained"), TokenViews()
-    assert Strong(**dict(config.settings)) == strong_for(views)
-    assert config.target_batch_size == strong_target_batch(views)
+    config = configuration("strong", encoder="trained")
+    default = resolve(nn.Linear(3, 2), inputs="tokens", n_target=500, method=Strong())
+    assert Strong(**dict(config.settings)) == default.method
+    assert config.target_batch_size == default.target_batch_size
     assert (config.lr, configuration("strong", encoder="frozen").lr) == (STRONG_TEXT_LR, 0.1)
 
 
@@ -192,7 +190,8 @@ def test_a_line_with_one_view_has_one(tiny: dict[str, Any]) -> None:
     for line, count in (("strong", 2), ("strong_one_view", 1)):
         config = configuration(line, encoder="trained", **tiny)
         assert experiment._views(config, prepare_data(config, device="cpu")) == TokenViews(count=count)
-        assert make_method(config, nn.Linear(1, 1)) == strong_for(TokenViews())
+        default = resolve(nn.Linear(1, 1), inputs="tokens", method=Strong()).method
+        assert make_method(config, nn.Linear(1, 1)) == default
 
 
 def test_runs_of_a_model_that_is_fine_tuned_and_their_rows(tiny: dict[str, Any], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from experiments.cifar10_deep import experiment as deep
 from experiments.fine_tuning import LOGISTIC
@@ -26,9 +27,9 @@ from experiments.pretrained_images.experiment import (
 from experiments.results import Row, started
 from real_models import import_timm
 from soseleto.data import Examples
+from soseleto.defaults import resolve
 from soseleto.errors import UsageError
 from soseleto.pieces import chain
-from soseleto.training.usual import Usual
 
 save_file = pytest.importorskip("safetensors.torch").save_file
 N, TESTED = 120, 20
@@ -142,8 +143,12 @@ def test_sides_are_those_of_the_deep_network_and_the_same_for_every_line() -> No
 
 def test_the_usual_line_is_what_fit_chooses() -> None:
     config = configuration("soseleto_usual")
-    usual = Usual().method_for_classes(many_wrong=True, convolutional=True, pretrained=True, epochs=config.epochs)
-    assert make_method(config) == replace(usual, gradients=chain(usual.gradients))
+    part = type("Block", (nn.Conv2d,), {"__module__": "timm.models.block"})
+    network = nn.Sequential(part(3, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    default: Any = resolve(
+        network, classes=True, ends_in_linear=True, n_source=100, wrong_share=0.3, epochs=config.epochs
+    ).method
+    assert make_method(config) == replace(default, gradients=chain(default.gradients))
 
 
 def test_logistic_regression_is_on_the_features_of_the_network_as_it_came(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -9,8 +11,8 @@ from experiments.strong_controls import FrozenStrong, ShuffledStrong
 from soseleto.data.batches import Batch
 from soseleto.methods import Strong
 from soseleto.task.losses import NoisyLosses
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task
-from soseleto.training.optimizers import sgd
 
 C, B = 4, 6
 
@@ -27,7 +29,7 @@ def given_by(method: Strong) -> tuple[Tensor, Tensor, Tensor]:
         shared=frozenset(name for name, _ in model.named_parameters()),
         classes=C,
         target_head=frozenset(),
-        make_optimizer=sgd(0.1),
+        make_optimizer=partial(sgd, lr=0.1),
         device=torch.device("cpu"),
         guard=lambda side, losses, index: None,
     )

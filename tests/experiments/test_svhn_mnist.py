@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.pieces import chain
 from soseleto.task.losses import NoisyLosses
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task
-from soseleto.training.optimizers import sgd
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {"n_source": 200, "n_test": 100, "epochs": 1}
@@ -239,7 +240,7 @@ def test_the_step_of_shuffled_weights_follows_those_of_others() -> None:
         nn.init.zeros_(model.bias)
         task = Task(
             model=model, losses=NoisyLosses(), n_source=50, steps=10, shared=frozenset(trainable(model)),
-            target_head=frozenset(), make_optimizer=sgd(0.1, 0.0), device=torch.device("cpu"),
+            target_head=frozenset(), make_optimizer=partial(sgd, lr=0.1, weight_decay=0.0), device=torch.device("cpu"),
             guard=lambda side, losses, index: None,
         )  # fmt: skip
         state = method.init(task)

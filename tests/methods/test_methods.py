@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,10 +40,11 @@ from soseleto.engines import trainable
 from soseleto.errors import DataError, UsageError
 from soseleto.methods import FineTuning, Mixed, Ordinary, Recording, Signals, TargetOnly
 from soseleto.models.trunk_and_heads import TrunkAndHeads
+from soseleto.schedules import linear
 from soseleto.task.losses import NoisyLosses, TransferLosses
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Method, NonFiniteLoss, Task, after_step
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import linear, sgd
 from soseleto.training.options import Compute
 
 WIDTH, CLASSES, N, STEPS = 4, 3, 12, 10
@@ -64,7 +66,7 @@ def make_task(model: nn.Module | None = None, **changes: Any) -> Task:
     model = model or net()
     fields: dict[str, Any] = {
         "model": model, "losses": NoisyLosses(), "n_source": N, "steps": STEPS, "shared": frozenset(trainable(model)),
-        "target_head": frozenset(), "make_optimizer": sgd(0.1, momentum=0.0), "make_schedule": linear,
+        "target_head": frozenset(), "make_optimizer": partial(sgd, lr=0.1, momentum=0.0), "make_schedule": linear,
     }  # fmt: skip
     return Task(**{**fields, **changes})
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import soseleto
 from experiments.methods import ProMix
 from experiments.methods.divide_mix.mix_match import mixed_alike, partners
 from experiments.methods.promix.debiasing import learn_shares, margin_loss, pseudo_labels
@@ -218,7 +219,7 @@ def test_wrong_labels_are_found_and_both_networks_answer() -> None:
     labels, flip = wrong(y)
     result = fit(
         model, (x, labels), pictures(24, 1), method=ProMix(warm_up=0.3), epochs=6, batch_size=32, target_batch_size=8,
-        device="cpu", augment=Views(flip=False, count=1), lr=0.05, test=test,
+        device="cpu", inputs=soseleto.Inputs(augment=Views(flip=False, count=1)), lr=0.05,
     )  # fmt: skip
     assert isinstance(result.model, NetworksWithHeads)
     assert result.model.first is model

@@ -22,13 +22,14 @@ from soseleto.data.randomness import ExampleRandom
 from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.errors import TrainingError, UsageError
-from soseleto.methods import Mixed, Recording, Signals, Strong
+from soseleto.methods import Recording, Signals, Strong
 from soseleto.methods.teacher import Judge, Teacher, mixed, quantiles
+from soseleto.schedules import linear
 from soseleto.task.losses import NoisyLosses
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task, after_step
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import linear, sgd
-from soseleto.training.options import Checkpoints
+from soseleto.training.options import Checkpoints, Inputs
 from tiny_pictures import Stop, pictures, small_net, stopping, wrong
 
 C, B, T, WIDTH, STEPS = 4, 6, 3, 5, 10
@@ -106,7 +107,7 @@ def test_the_example_that_is_not_finite_is_named() -> None:
     for method in (Strong(), StrongPair()):
         model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
         with pytest.raises(TrainingError, match=r"1 source example \(id 7\)"):
-            fit(model, (bad, y), (x[:16], y[:16]), recipe="strong", method=method, epochs=1, device="cpu")
+            fit(model, (bad, y), (x[:16], y[:16]), method=method, epochs=1, device="cpu")
 
 
 # Teacher
@@ -198,7 +199,8 @@ def batch(n: int, seed: int) -> Batch:
 def task(model: nn.Module, **changes: Any) -> Task:
     fields: dict[str, Any] = {
         "model": model, "losses": NoisyLosses(), "n_source": B, "steps": STEPS, "shared": frozenset(trainable(model)),
-        "target_head": frozenset(), "make_optimizer": sgd(0.1, momentum=0.0), "make_schedule": linear, "classes": C,
+        "target_head": frozenset(), "make_optimizer": partial(sgd, lr=0.1, momentum=0.0), "make_schedule": linear,
+        "classes": C,
     }  # fmt: skip
     return Task(**{**fields, **changes})
 
@@ -269,14 +271,14 @@ def test_a_step_against_a_loop(method: Strong) -> None:
 def trained(model: nn.Module, epochs: int = 2, **options: Any) -> soseleto.Result:
     x, y = pictures(120, 0)
     sizes = {"batch_size": 32, "target_batch_size": 8, "device": "cpu"}
-    views = {"augment": Views(flip=False)} if options.get("recipe") == "strong" else {}
+    views = {"inputs": Inputs(augment=Views(flip=False))} if isinstance(options.get("method"), Strong) else {}
     return fit(model, (x, wrong(y)[0]), pictures(24, 1), epochs=epochs, **{**sizes, **views, **options})
 
 
 def test_wrong_labels_are_doubted_and_the_model_is_the_teacher() -> None:
     model = small_net()
     method = Strong(teacher=0.9, judging=0.5)  # after 40 steps the teacher is underconfident
-    result = trained(model, 10, recipe="strong", lr=0.05, test=pictures(200, 2), method=method)
+    result = trained(model, 10, lr=0.05, test=pictures(200, 2), method=method)
     assert result.model is model
     assert result.history[-1]["test_accuracy"] > 95
     flip = wrong(pictures(120, 0)[1])[1]
@@ -287,7 +289,7 @@ def test_wrong_labels_are_doubted_and_the_model_is_the_teacher() -> None:
 
 @pytest.mark.parametrize("method", [Strong(cutmix=0.5), StrongPair()], ids=["one", "two"])
 def test_a_run_resumes_bit_for_bit_with_its_teacher(method: Strong, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"recipe": "strong", "method": method, "epochs": 3}
+    options: dict[str, Any] = {"method": method, "epochs": 3}
     whole, again = small_net(), small_net()
     expected = trained(whole, optimizer=stopping(0), out=tmp_path / "whole", **options)
     kept = {"out": tmp_path / "run", "checkpoints": Checkpoints(steps=3, seconds=None), **options}
@@ -329,13 +331,9 @@ def test_the_model_ends_as_the_teacher() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"recipe": "stong"}, r"unknown recipe 'stong' \(did you mean 'strong'\?\)"),
-        ({"recipe": "strong", "mode": "transfer", "method": Strong()}, r"or give method=StrongTransfer\(...\)"),
-        ({"recipe": "strong", "method": Mixed()}, "leave out method='mixed'"),
-        ({"recipe": "strong", "augment": Augment(flip=True)}, "recipe='strong' augments by Views"),
-        ({"method": Strong()}, "the method Strong needs two views"),
-        ({"augment": Views()}, "the method 'soseleto' takes one view"),
-        ({"recipe": "strong", "loss": partial(soseleto.cross_entropy)}, "the method 'strong' is for class labels"),
+        ({"method": Strong(), "inputs": Inputs(augment=Augment(flip=True))}, "the method Strong needs two views"),
+        ({"inputs": Inputs(augment=Views())}, "the method 'soseleto' takes one view"),
+        ({"method": Strong(), "loss": partial(soseleto.cross_entropy)}, "the method 'strong' is for class labels"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -> None:
@@ -364,7 +362,7 @@ def test_bad_settings_are_one_sentence(fields: dict[str, Any], said: str) -> Non
 
 def test_a_model_with_too_many_outputs_is_refused() -> None:
     with pytest.raises(UsageError, match="the model has 4 outputs, but the source has 3 classes"):
-        trained(nn.Sequential(nn.Flatten(), nn.Linear(81, 4)), recipe="strong")
+        trained(nn.Sequential(nn.Flatten(), nn.Linear(81, 4)), method=Strong())
 
 
 # Inputs without labels
@@ -407,7 +405,7 @@ def test_fit_makes_the_views_of_inputs_without_labels(tmp_path: Path) -> None:
     images = pictures(50, 7)[0]
     for method in (Strong(unlabelled=images, unlabelled_batch=16), StrongPair(unlabelled=images, unlabelled_batch=16)):
         out = tmp_path / method.name
-        options: dict[str, Any] = {"recipe": "strong", "method": method, "epochs": 3}
+        options: dict[str, Any] = {"method": method, "epochs": 3}
         whole, again = small_net(), small_net()
         expected = trained(whole, optimizer=stopping(0), **options)
         kept = {"out": out, "checkpoints": Checkpoints(steps=3, seconds=None), **options}
@@ -419,7 +417,7 @@ def test_fit_makes_the_views_of_inputs_without_labels(tmp_path: Path) -> None:
         found = trained(again, optimizer=stopping(0), **kept)
         assert torch.equal(found.weights, expected.weights)
         assert len(found.weights) == 120
-    without = trained(small_net(), 3, recipe="strong", method=Strong(), optimizer=stopping(0))
+    without = trained(small_net(), 3, method=Strong(), optimizer=stopping(0))
     assert not torch.equal(without.weights, expected.weights)
 
 
@@ -433,4 +431,4 @@ def test_fit_makes_the_views_of_inputs_without_labels(tmp_path: Path) -> None:
 )
 def test_inputs_without_labels_are_like_the_sources(inputs: Tensor, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        trained(small_net(), recipe="strong", method=Strong(unlabelled=inputs))
+        trained(small_net(), method=Strong(unlabelled=inputs))

@@ -17,14 +17,14 @@ from soseleto.data import Views
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.methods import StrongTransfer
+from soseleto.methods import Strong, StrongTransfer
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.pieces import label_doubt, pooled_by_class
 from soseleto.task.losses import TransferLosses
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task, after_step
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import sgd
-from soseleto.training.options import Checkpoints
+from soseleto.training.options import Checkpoints, Inputs
 from tiny_pictures import Stop, pictures, stopping
 from two_views import WIDTH, B, C, T, batch, close
 
@@ -44,7 +44,7 @@ def task(model: nn.Module) -> Task:
         model=model, losses=TransferLosses(), n_source=B, steps=STEPS, classes=C,
         shared=frozenset(name for name in names if name.startswith("trunk.")),
         target_head=frozenset(name for name in names if name.startswith("target_head.")),
-        make_optimizer=sgd(0.1, momentum=0.0),
+        make_optimizer=partial(sgd, lr=0.1, momentum=0.0),
     )  # fmt: skip
 
 
@@ -101,8 +101,13 @@ def trunk() -> nn.Sequential:
 
 def trained(epochs: int = 5, **options: Any) -> soseleto.Result:
     views = Views(flip=False, count=1)
-    common: dict[str, Any] = {"batch_size": 32, "target_batch_size": 12, "device": "cpu", "augment": views}
-    common |= {"mode": "transfer", "recipe": "strong", "epochs": epochs}
+    common: dict[str, Any] = {
+        "batch_size": 32,
+        "target_batch_size": 12,
+        "device": "cpu",
+        "inputs": Inputs(augment=views),
+    }
+    common |= {"mode": "transfer", "method": Strong(), "epochs": epochs}
     return fit(trunk(), pictures(160, 0), columns(24, 1), **{**common, **options})
 
 
@@ -136,10 +141,10 @@ POOLED = StrongTransfer(selection=Soseleto(scores=pooled_by_class()))
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"augment": Views()}, r"takes two views of every image, got 3: say Views\(count=1\)"),
+        ({"inputs": Inputs(augment=Views())}, r"takes two views of every image, got 3: say Views\(count=1\)"),
         ({"loss": partial(soseleto.cross_entropy)}, "'strong_transfer' is for class labels and cross-entropy"),
         ({"method": POOLED}, "pooled_by_class needs class indices"),
-        ({"mode": "noisy", "recipe": "plain", "method": StrongTransfer()}, "say mode='transfer'"),
+        ({"mode": "noisy", "method": StrongTransfer()}, "say mode='transfer'"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from soseleto.errors import UsageError
 from soseleto.parallel.micro_batches import PER_PART, Sharing
 from soseleto.parallel.reducer import Reducer
 from soseleto.task.losses import NoisyLosses
+from soseleto.task.optimizers import sgd
 
 LOSSES = NoisyLosses()
 
@@ -63,7 +65,7 @@ def train(reducer: Reducer | None, **changes: Any) -> Any:
     compute = soseleto.Compute(reducer=reducer, micro_batch_size=changes.pop("micro_batch_size", None))
     given = {"epochs": 1, "batch_size": 8, "target_batch_size": 4, "device": "cpu", "compute": compute}
     given["method"] = soseleto.Soseleto()
-    given |= {} if "optimizer" in changes else {"optimizer": soseleto.sgd(0.1, momentum=0.0)}
+    given |= {} if "optimizer" in changes else {"optimizer": partial(sgd, lr=0.1, momentum=0.0)}
     return soseleto.fit(net(), points(changes.pop("n", 8), 0), points(4, 1), **{**given, **changes})
 
 
@@ -124,7 +126,7 @@ def test_two_ranks_take_one_step_as_their_parts_do(answers: list[Any]) -> None:
 def test_a_resumed_run_of_micro_batches_is_bit_identical(tmp_path: Path) -> None:
     given: dict[str, Any] = {"micro_batch_size": 5, "epochs": 4, "batch_size": 12, "n": 24}
     whole = state(None, **given, optimizer=ask_at(0, terminate))
-    with pytest.raises(soseleto.Interrupted):
+    with pytest.raises(soseleto.errors.Interrupted):
         state(None, **given, optimizer=ask_at(5, terminate), out=tmp_path)
     require_equal(state(None, **given, optimizer=ask_at(0, terminate), out=tmp_path), whole)
 

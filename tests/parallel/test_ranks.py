@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from soseleto.pieces import (
     whitened,
 )
 from soseleto.run_folder.folder import RunFolder
+from soseleto.task.optimizers import adamw
+from soseleto.training.options import Inputs
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are started and killed as POSIX does")
 
@@ -107,7 +110,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "preconditioned": {
         "method": soseleto.Soseleto(direction=preconditioned()),
-        "optimizer": soseleto.adamw(0.01),
+        "optimizer": partial(adamw, lr=0.01),
     },
     "pooled by class": {"method": soseleto.Soseleto(scores=pooled_by_class())},
     "ordinary": {"method": Ordinary()},
@@ -164,7 +167,7 @@ def test_a_run_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
     answers = together(2, stopped_after, out, 11)
     assert [answer[0] for answer in answers] == ["Interrupted", "Interrupted"]
     assert "after step 11 of 40" in answers[0][1]
-    with pytest.raises(soseleto.Interrupted, match="after step 23 of 40"):
+    with pytest.raises(soseleto.errors.Interrupted, match="after step 23 of 40"):
         stopped_after(None, out, 12)
     answers = together(4, stopped_after, out, 0)
     require_close(whole, answers[3])
@@ -247,8 +250,7 @@ def disagreeing(reducer: Reducer) -> list[str]:
         {"lr": 0.1 * (1 + mine)},
         {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9 * mine)},
         {"method": soseleto.Soseleto(weight_step=0.1 + mine)},
-        {"augment": Augment(crop=1) if mine else None},
-        {"test": None} if mine else {},
+        {"inputs": Inputs(augment=Augment(crop=1) if mine else None)},
         {"compute": {"non_finite": "skip"}} if mine else {},
     ):
         try:

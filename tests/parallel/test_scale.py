@@ -6,6 +6,7 @@ import copy
 import logging
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from parallel.test_ranks import CASES, net, points, require_close, train
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import OutOfMemory, TrainingError, UsageError
-from soseleto.methods import Ordinary
+from soseleto.methods import Ordinary, Strong
 from soseleto.methods.wrappers import CountingGuard, Skipping
 from soseleto.pieces import preconditioned
 from soseleto.task.losses import NoisyLosses
+from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task
 from soseleto.training import loggers
 from soseleto.training.loop import Loop
@@ -69,7 +71,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("name", ["soseleto", "ordinary", "mixed", "reweight", "meta_weight_net"])
-@pytest.mark.parametrize("optimizer", [soseleto.sgd(0.05), adam])
+@pytest.mark.parametrize("optimizer", [partial(sgd, lr=0.05), adam])
 def test_a_skipped_step_leaves_no_trace(name: str, optimizer: Any) -> None:
     """One bad example: the schedule advances, and everything else is as if the step had not been taken."""
 
@@ -163,7 +165,7 @@ def state_after(monkeypatch: pytest.MonkeyPatch, bad: int, **given: Any) -> Any:
 
 
 def test_the_model_ends_as_the_teacher_if_the_last_step_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = state_after(monkeypatch, 8, recipe="strong")
+    state = state_after(monkeypatch, 8, method=Strong())
     assert torch.equal(state.task.model.linear.weight, state.teacher.model.linear.weight)
 
 
@@ -215,7 +217,7 @@ def test_out_of_memory_names_a_size_that_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "fix"),
     [
-        ({"recipe": "strong"}, r"write batch_size=4 \(--batch-size 4\) or less"),
+        ({"method": Strong()}, r"write batch_size=4 \(--batch-size 4\) or less"),
         ({"method": METHODS["fine_tuning"]()}, r"write batch_size=4 \(--batch-size 4\) or less"),
         ({"method": METHODS["ordinary"](), "probes": 0.5}, "write batch_size=4 "),
         ({"method": METHODS["reweight"](), "target_batch_size": 12}, "write target_batch_size=6 "),

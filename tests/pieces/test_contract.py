@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ from soseleto.pieces import (
 )
 from soseleto.run_folder import checkpoint
 from soseleto.task.losses import NoisyLosses, TransferLosses
+from soseleto.task.optimizers import adamw, sgd
 from soseleto.task.task import Task
-from soseleto.training.optimizers import adamw, sgd
 
 N = 12
 METHODS: dict[str, Soseleto] = {
@@ -75,7 +76,7 @@ def task_of(name: str, **changes: Any) -> Task:
     """Transfer mode, or for pieces that need one head noisy-label mode."""
     method = METHODS[name]
     if name == "preconditioned":
-        changes["make_optimizer"] = adamw(0.05)
+        changes["make_optimizer"] = partial(adamw, lr=0.05)
     if not (method.alignment.reads_layer or (method.scores is not None and method.scores.reads_layer)):
         return task(**changes)
     with torch.random.fork_rng():
@@ -98,7 +99,7 @@ def task(**changes: Any) -> Task:
         steps=10,
         shared=frozenset(n for n in names if n.startswith("trunk.")),
         target_head=frozenset(n for n in names if n.startswith("target_head.")),
-        **{"make_optimizer": sgd(0.1), "classes": 3, **changes},
+        **{"make_optimizer": partial(sgd, lr=0.1), "classes": 3, **changes},
     )
 
 

@@ -142,7 +142,13 @@ def test_onnx_of_a_model_that_reads_times(tmp_path: Path) -> None:
     seconds = np.arange(60.0) % 20
     x, y = np.stack([1.7e9 + seconds, seconds % 3], axis=1), (seconds > 9).astype(np.int64)
     soseleto.fit(
-        nn.Linear(2, 2), (x, y), (x[:20], y[:20]), epochs=1, standardize=True, device="cpu", out=tmp_path / "run"
+        nn.Linear(2, 2),
+        (x, y),
+        (x[:20], y[:20]),
+        epochs=1,
+        inputs=soseleto.Inputs(standardize=True),
+        device="cpu",
+        out=tmp_path / "run",
     )
     loaded = soseleto.load(tmp_path / "run", model=nn.Linear(2, 2), device="cpu")
     file = loaded.export_onnx(tmp_path / "model.onnx")

@@ -28,7 +28,7 @@ from soseleto.methods import Mixed, Recording, Signals
 from soseleto.pieces import label_doubt, pooled_by_class
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.folder import RunFolder
-from soseleto.training.options import Checkpoints
+from soseleto.training.options import Checkpoints, Inputs
 
 KILLS = int(os.environ.get("SOSELETO_KILLS", "5"))
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
@@ -145,7 +145,7 @@ def train(out, slow=0.0, die_at=0, epochs=EPOCHS):
         sync(path)
 
     resume.Keeper.after, checkpoint.sync = noted, hindered
-    soseleto.fit(model, (x, y), (x[:40], y[:40]), test=(x[:50], y[:50]), epochs=epochs, batch_size=16, device="cpu",
+    soseleto.fit(model, (x, y), (x[:40], y[:40]), epochs=epochs, batch_size=16, device="cpu",
                  lr=0.01, out=out,
                  checkpoints=soseleto.Checkpoints(steps=None if out is None else EVERY))
     resume.Keeper.after, checkpoint.sync = after, sync
@@ -319,8 +319,10 @@ def test_transfer_mode_with_augmentation_goes_on_bit_for_bit(tmp_path: Path) -> 
     def run(out: Path | None, at: int = 0) -> soseleto.Result:
         torch.manual_seed(0)
         trunk = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Dropout(0.2))
-        data = {"source": (images, labels), "target": (images[:20], labels[:20] % 2), "test": None}
-        return fit(out, at, model=trunk, mode="transfer", augment=(Augment(crop=1, flip=True), None), **data)
+        data = {"source": (images, labels), "target": (images[:20], labels[:20] % 2)}
+        return fit(
+            out, at, model=trunk, mode="transfer", inputs=Inputs(augment=(Augment(crop=1, flip=True), None)), **data
+        )
 
     with torch.random.fork_rng(), pytest.raises(Crash):
         run(tmp_path / "run", 13)

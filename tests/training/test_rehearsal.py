@@ -106,9 +106,8 @@ def test_a_model_that_fails_afterwards_fails_before_the_first_step(kind: str, tm
 
 def test_without_a_folder_nothing_is_asked_of_the_model_that_is_not_used() -> None:
     assert len(fit(Returns(Answer), loss=of_logits).weights) == 80
-    for more in ({"test": (X, Y)}, {"probes": "auto"}):
-        with pytest.raises(UsageError, match="the model returns a Answer"):
-            fit(Returns(Answer), loss=of_logits, **more)
+    with pytest.raises(UsageError, match="the model returns a Answer"):
+        fit(Returns(Answer), loss=of_logits, probes="auto")
 
 
 @pytest.mark.parametrize("package", ["PIL.Image", "pyarrow.parquet", "safetensors.torch"])
@@ -150,7 +149,7 @@ def test_the_result_is_the_same_without_a_rehearsal(
     def trained(name: str) -> soseleto.Result:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
-        return fit(model, out=tmp_path / name, probes=probes, test=(X, Y))
+        return fit(model, out=tmp_path / name, probes=probes)
 
     calls: list[Any] = []
     module = sys.modules["soseleto.training.fit"]
@@ -196,17 +195,6 @@ class Logger:
     def close(self) -> None:
         if self.fail_close:
             raise ConnectionError("the server is gone")
-
-
-class Wrong:
-    def log(self, numbers: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def test_a_logger_with_other_arguments_is_refused_before_the_first_step() -> None:
-    with pytest.raises(UsageError, match=r"the logger Wrong cannot be called as log\(step, numbers\)"):
-        fit(flat(), progress=Wrong())
 
 
 @pytest.mark.parametrize("logger", [Logger(log=1), Logger(close=True)], ids=["log", "close"])

@@ -112,7 +112,7 @@ def test_the_users_loss_reads_what_the_model_returns():
     def both(outputs, labels):
         return soseleto.cross_entropy(outputs, labels) + 0.1 * outputs["size"]
 
-    assert fitted(TwoHeads(), X, loss=both, test=(X, Y)).history[-1]["test_loss"] > 0
+    assert fitted(TwoHeads(), X, loss=both).evaluate((X, Y))["loss"] > 0
 
 
 def test_the_pieces():
@@ -132,10 +132,10 @@ def test_the_pieces():
 
 def test_what_is_refused():
     with pytest.raises(soseleto.UsageError, match="standardize=True is for inputs that are one tensor"):
-        fitted(Named(), DICT, standardize=True)
-    with pytest.raises(soseleto.DataError, match="beside one of length 40"):
+        fitted(Named(), DICT, inputs=soseleto.Inputs(standardize=True))
+    with pytest.raises(soseleto.errors.DataError, match="beside one of length 40"):
         soseleto.fit(Named(), ({"left": X, "right": X[:3]}, Y), (X, Y))
     with pytest.raises(soseleto.UsageError, match=r"given as a dict \(\['left'\]"):
         fitted(Named(), {"left": X})
     with pytest.raises(soseleto.UsageError, match="augment"):
-        fitted(Named(), DICT, augment=soseleto.Augment(flip=True))
+        fitted(Named(), DICT, inputs=soseleto.Inputs(augment=soseleto.Augment(flip=True)))

@@ -10,12 +10,12 @@ from torch import Tensor
 from soseleto.data import Augment, Examples, FeatureViews, TablePreparation, TokenViews, Views
 from soseleto.data.prepare import Preparation
 from soseleto.data.views import AnyViews
+from soseleto.defaults import kind_of_inputs
+from soseleto.defaults import views_for as default_views
 from soseleto.errors import UsageError, counted, did_you_mean
 from soseleto.methods.strong import Strong
 from soseleto.models.by_name import default_name
 from soseleto.suspects.probes import Share
-from soseleto.training.recipe import strong_views
-from soseleto.training.views_for import usual_views
 
 FOLDS = 3
 FEWEST = 4  # target examples left to train on beside a fold
@@ -80,7 +80,8 @@ def views_for(
         images = "write crop or crop+flip, or " if source.inputs.ndim == 4 else ""
         raise UsageError(f"--augment {name} has no effect with --recipe strong: {images}leave it out.")
     found = augment_for(name, tuple(source.inputs.shape[1:]), classes)
-    return strong_views(usual_views(source) if found is None else Views(flip=found.flip), mode)
+    views = default_views(kind_of_inputs(source), mode)
+    return views if found is None or not isinstance(views, Views) else replace(views, flip=found.flip)
 
 
 def unlabelled_batch(inputs: Tensor | None) -> int:

@@ -11,28 +11,9 @@ import typer
 
 from soseleto.cli.output import check_output, file_of, note_unfinished, show_link, show_report, write
 from soseleto.errors import Interrupted, UsageError, counted
-from soseleto.training.defaults import (
-    CHECKPOINT_SECONDS,
-    CONVOLUTIONAL_WAY,
-    EPOCHS,
-    FEW_WAY,
-    LR,
-    MANY_SHARE,
-    MANY_WEIGHT_STEP,
-    PRETRAINED_EPOCHS,
-    PRETRAINED_IMAGE_EPOCHS,
-    PRETRAINED_IMAGE_LR,
-    PRETRAINED_LR,
-    PRETRAINED_WEIGHT_STEP,
-    STRONG_EPOCHS,
-    STRONG_LR,
-    STRONG_TEXT_LR,
-    STRONG_WEIGHT_DECAY,
-    SUSPECT_PRECISION,
-    TARGET_SHARE,
-    TRANSFER_SHARE,
-    WEIGHT_STEP,
-)
+
+SUSPECT_PRECISION, CHECKPOINT_SECONDS = 0.95, 60.0  # as in soseleto.Probes and soseleto.Checkpoints
+BY_MODEL = "[default: by model and data; printed at start]"
 
 app = typer.Typer(
     name="soseleto",
@@ -84,7 +65,7 @@ def demo(
     except Interrupted as stopped:  # a demo is not resumed
         raise KeyboardInterrupt from stopped
     page = write_report(out)
-    for line in experiment.describe(experiment.summary(result, experiment.make_data(seed)[0])):
+    for line in experiment.describe(experiment.summary(result, seed)):
         typer.echo(line)
     show_report(page, open_)
 
@@ -129,48 +110,18 @@ def fit(
         str | None,
         typer.Option(metavar="train|fixed", help="Statistics of a pretrained model's BatchNorm. [default: train]"),
     ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Passes over the source. [default: {EPOCHS}; {PRETRAINED_EPOCHS} if pretrained, "
-            f"{PRETRAINED_IMAGE_EPOCHS} for images; {STRONG_EPOCHS} for images with --recipe strong, noisy]"
-        ),
-    ] = None,
+    epochs: Annotated[int | None, typer.Option(help=f"Passes over the source. {BY_MODEL}")] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Source examples per step. [default: 16 to 256, by the size of the source]")
     ] = None,
     target_batch_size: Annotated[
         int | None, typer.Option(help="Target examples per step. [default: 32; 64 if strong and noisy, but for texts]")
     ] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            help=f"Learning rate, falls to 0. [default: {LR}; {STRONG_LR} for images with --recipe strong, noisy; "
-            f"{PRETRAINED_LR} if pretrained, {STRONG_TEXT_LR} if strong too, {PRETRAINED_IMAGE_LR} for images and "
-            "adapters]"
-        ),
-    ] = None,
-    weight_decay: Annotated[
-        float | None,
-        typer.Option(
-            help=f"Of the parameters. [default: 0; {STRONG_WEIGHT_DECAY} for images with --recipe strong, noisy]"
-        ),
-    ] = None,
-    weight_step: Annotated[
-        float | None,
-        typer.Option(
-            help=f"How far a weight moves per visit. [default: {FEW_WAY}/epochs; {MANY_WEIGHT_STEP} if many labels "
-            f"are wrong, {PRETRAINED_WEIGHT_STEP:g} if pretrained, {CONVOLUTIONAL_WAY}/epochs in large ones with "
-            f"convolutions; {WEIGHT_STEP} in transfer]"
-        ),
-    ] = None,
+    lr: Annotated[float | None, typer.Option(help=f"Learning rate, falls to 0. {BY_MODEL}")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help=f"Weight decay of the model. {BY_MODEL}")] = None,
+    weight_step: Annotated[float | None, typer.Option(help=f"How far a weight moves per visit. {BY_MODEL}")] = None,
     target_share: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help=f"Of the target's gradient in the step. [default: {TARGET_SHARE}; {MANY_SHARE} if many labels are "
-            f"wrong; {TRANSFER_SHARE} in transfer; if strong and noisy, by the batches, 0.5 for pretrained texts]",
-        ),
+        float | None, typer.Option(metavar="SHARE", help=f"Share of the target's gradient. {BY_MODEL}")
     ] = None,
     augment: Annotated[
         str | None,
@@ -239,9 +190,6 @@ def fit(
     checkpoint_every: Annotated[
         float, typer.Option(metavar="SECONDS", help="Between two checkpoints.")
     ] = CHECKPOINT_SECONDS,
-    rescue: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Written instead of --out, if that is lost during the run.")
-    ] = None,
     micro_batch_size: Annotated[
         int | None, typer.Option(metavar="N", help="Examples per forward pass, to save memory; same result.")
     ] = None,
@@ -330,7 +278,6 @@ def fit(
         keep=keep,
         final=final,
         checkpoint_every=checkpoint_every,
-        rescue=rescue,
         micro_batch_size=micro_batch_size,
         non_finite=non_finite,
         seed=seed,

@@ -19,7 +19,7 @@ from soseleto.data import Examples, generator, seed_for, symmetric
 from soseleto.models.architectures import mlp
 
 if TYPE_CHECKING:
-    from soseleto.training.history import Progress
+    from soseleto.training.options import Progress
     from soseleto.training.result import Result
 
 N_SOURCE, N_FLIPPED, N_TARGET, N_TEST = 500, 100, 50, 2000
@@ -73,7 +73,7 @@ def run(
     from soseleto.training.fit import fit
     from soseleto.training.options import Checkpoints
 
-    source, target, test = make_data(seed)
+    source, target, _ = make_data(seed)
     return fit(
         make_model(seed),
         source,
@@ -84,7 +84,6 @@ def run(
         target_batch_size=N_TARGET,
         lr=LR,
         method=Soseleto(weight_step=WEIGHT_STEP),
-        test=test,
         seed=seed,
         device="cpu",  # faster than any accelerator for points in the plane
         out=None if out is None else Path(out),
@@ -93,18 +92,19 @@ def run(
     )
 
 
-def summary(result: Result, source: Examples) -> dict[str, float]:
+def summary(result: Result, seed: int) -> dict[str, float]:
     """The shares of clean and flipped points on the right side of the weight threshold, and the test accuracy.
 
     ``missed_distance`` is the median |x| of the flipped points that were missed (0 if none was).
     """
+    source, _, test = make_data(seed)
     weight, wrong = result.weights, source.labels != source.truth
     missed = wrong & (weight >= THRESHOLD)
     return {
         "clean_above": float((weight[~wrong] >= THRESHOLD).float().mean()),
         "flipped_below": float((weight[wrong] < THRESHOLD).float().mean()),
         "missed_distance": _median(source.inputs[missed, 0].abs()),
-        "accuracy": float(result.history[-1]["test_accuracy"]),
+        "accuracy": result.evaluate(test)["accuracy"],
     }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from soseleto.cli.fit_options import FitOptions, check_values, reading_of
@@ -21,9 +20,8 @@ from soseleto.report import write_report
 from soseleto.run_folder.folder import PARTS, REPORT, RunFolder
 from soseleto.run_folder.source import digest
 from soseleto.task.settings import to_data
-from soseleto.training.agreement import require_same_settings
-from soseleto.training.place import check_rescue
 from soseleto.training.progress import LiveLine
+from soseleto.training.resume import require_same_settings
 
 
 def fit(options: FitOptions, echo: Callable[[str], None]) -> None:
@@ -34,12 +32,11 @@ def fit(options: FitOptions, echo: Callable[[str], None]) -> None:
 
 def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> None:
     require_same_settings(reducer, _settings(options))
-    check_rescue(options.rescue, options.out)
     check_values(options)
     out = options.out
     reducer.first(RunFolder(out).require_place)
     if not reducer.first(lambda: _only_report_missing(RunFolder(out))):
-        out = _train_all(options, echo, reducer)
+        _train_all(options, echo, reducer)
     if reducer.rank != 0:
         return
     page, folder = write_report(out), RunFolder.open(out)
@@ -52,7 +49,7 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
 def _settings(options: FitOptions) -> dict[str, Any]:
     """The options, which must be the same on every rank; the same data may have another path on another machine."""
     settings: dict[str, Any] = to_data(options)
-    paths = ("source", "target", "test", "unlabelled", "out", "rescue")
+    paths = ("source", "target", "test", "unlabelled", "out")
     return {name: value for name, value in settings.items() if name not in paths}
 
 
@@ -65,9 +62,7 @@ def _only_report_missing(folder: RunFolder) -> bool:
     return True
 
 
-def _train_all(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> Path:
-    """The folder that the run was written to."""
-
+def _train_all(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> None:
     def read() -> tuple[Pair, str | None]:
         sets = options.source, options.target, options.test
         pair = read_pair(
@@ -87,4 +82,3 @@ def _train_all(options: FitOptions, echo: Callable[[str], None], reducer: Reduce
         echo(line)
     with LiveLine() as progress:
         job.run(progress)
-    return job.home.path

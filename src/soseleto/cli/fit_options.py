@@ -14,8 +14,8 @@ from soseleto.cli.texts import with_tokenizer
 from soseleto.data import Pair, Reading, check_mode, column_of, read_labels_before
 from soseleto.errors import UsageError, counted, did_you_mean
 from soseleto.training.data import found_before
-from soseleto.training.recipe import check_recipe
 
+RECIPES = ("plain", "strong")
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -56,7 +56,6 @@ class FitOptions:
     keep: str
     final: str | None
     checkpoint_every: float
-    rescue: Path | None
     micro_batch_size: int | None
     non_finite: str
     seed: int
@@ -89,12 +88,15 @@ def check_values(options: FitOptions) -> None:
         if size is not None and size < 1:
             raise UsageError(f"{name} must be at least 1, got {size}: leave it out for the default.")
     dtype_of(options.dtype)
+    if options.recipe not in RECIPES:
+        raise UsageError(
+            f"unknown recipe {options.recipe!r}{did_you_mean(options.recipe, RECIPES)}: choose plain or strong."
+        )
     if options.unlabelled is not None:
         _check_unlabelled(options.recipe, options.mode)
 
 
 def _check_unlabelled(recipe: str, mode: str) -> None:
-    check_recipe(recipe)
     check_mode(mode)
     if recipe != "strong":
         raise UsageError(

@@ -14,19 +14,17 @@ from soseleto.cli import comparison, texts
 from soseleto.cli.choices import DEEP, PLAIN_TEXTS, augment_in_words, recipe_in_words, unlabelled_in_words
 from soseleto.cli.comparison import BOOSTING, FINAL, METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions
-from soseleto.cli.home import Home
 from soseleto.cli.trainings import Trainings
 from soseleto.data import Pair, TablePreparation
 from soseleto.data.text import TextExamples
-from soseleto.errors import DiskError, TrainingError, UsageError, counted, did_you_mean, first_line
+from soseleto.defaults import EPOCHS, STRONG_EPOCHS
+from soseleto.errors import TrainingError, UsageError, counted, did_you_mean
 from soseleto.parallel.reducer import Reducer
 from soseleto.prediction.final import FINALS, JUDGES, FinalData, boosting, by_recipe, fit_final, gradient_boosting
 from soseleto.prediction.predictor import fit_temperature
 from soseleto.run_folder.folder import CALIBRATION, COMPARISON, PROBLEMS, RunFolder
 from soseleto.run_folder.source import remember
-from soseleto.training.defaults import EPOCHS, STRONG_EPOCHS
 from soseleto.training.progress import LiveLine
-from soseleto.training.result import Result
 
 MOST_BOOSTED = 1_000_000  # source rows, which scikit-learn holds in memory
 
@@ -41,10 +39,6 @@ class Job:
     parts: list[Part]
     source_sha256: str | None = None
     failed: set[str] = field(default_factory=set)  # parts that diverged
-    # Of parts that have ended, where there is a rescue folder:
-    remembered: dict[str, Judged] = field(default_factory=dict)
-    models: dict[str, bytes] = field(default_factory=dict)
-    weights: dict[str, Tensor] = field(default_factory=dict)  # for a final model
 
     @classmethod
     def of(cls, options: FitOptions, pair: Pair, reducer: Reducer, source_sha256: str | None = None) -> Job:
@@ -73,11 +67,6 @@ class Job:
         return made
 
     @property
-    def home(self) -> Home:
-        """Where the run is written."""
-        return self.trainings.home
-
-    @property
     def reducer(self) -> Reducer:
         """The ranks of the run."""
         return self.trainings.reducer
@@ -101,17 +90,18 @@ class Job:
     @property
     def _epochs_of_others(self) -> int | None:
         """For how long the rivals are trained, if not as long as SOSELETO; they have the plain recipe's settings."""
-        found = {self.trainings.epochs(part) for part in self.parts if part.method != METHOD}
-        return next(iter(found), None) if found != {self.trainings.epochs(self.main)} else None
+        epochs = {self.trainings.settings(part).epochs for part in self.parts if part.method != METHOD}
+        return next(iter(epochs), None) if epochs != {self.trainings.settings(self.main).epochs} else None
 
     def plan(self) -> list[str]:
         """The plan, as lines to print."""
-        options, pair, epochs = self.options, self.pair, self.trainings.epochs(self.main)
+        options, pair, settings = self.options, self.pair, self.trainings.settings(self.main)
+        epochs = settings.epochs
         size = sum(p.numel() for p in self.trainings.module().parameters())
         lines = [
             *([] if pair.preparation is None else pair.preparation.describe()),
             f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
-            f"{counted(epochs, 'epoch')} in batches of {self.trainings.batch_size}",
+            f"{counted(epochs, 'epoch')} in batches of {settings.batch_size}",
             f"model {_in_words(self.trainings.model)} with {counted(size, 'parameter')}; writing to {options.out}",
         ]
         if pair.unlabelled is not None:
@@ -129,7 +119,7 @@ class Job:
         if pair.source.inputs.ndim == 4:
             lines.append(augment_in_words(self.trainings.augment(self.main), chosen=options.augment is None))
         if options.mode == "noisy" and options.recipe == "plain":
-            lines.append(self.trainings.method_in_words)
+            lines.append(settings.line())
         if options.mode == "noisy" and not self.trainings.probes(self.main):
             lines.append("suspects will be found by their weights alone, without a known precision")
         elif options.mode == "noisy" and self.trainings.before is None:
@@ -146,7 +136,6 @@ class Job:
 
     def run(self, progress: LiveLine) -> None:
         """The main training, the parts and the comparison; a training that has ended is not repeated."""
-        self.home.report = lambda text: progress("message", {"text": text})
         while todo := self._todo():
             part, *later = todo
             if self.reducer.rank == 0:
@@ -155,10 +144,10 @@ class Job:
         method = self.reducer.first(self._best)
         of_main = method == METHOD and not self._apart
         kept = None if of_main else comparison.whole(method, self.pair.target, self.main.judged)
-        if kept is not None and not self.reducer.first(lambda: self._is_done(kept)):
+        if kept is not None and not self.reducer.first(lambda: self.trainings.has_ended(kept)):
             progress.stage(f"{kept.title} on the whole target")
-            self._note(kept, self.trainings.train(kept, progress))
-        self.reducer.first(lambda: self._close(kept))
+            self.trainings.train(kept, progress)
+        self.reducer.first(lambda: self._finish(kept))
 
     def _todo(self) -> list[Part]:
         """The trainings that have not ended."""
@@ -167,36 +156,16 @@ class Job:
         return [part for part, has_ended in zip(every, ended, strict=True) if not has_ended]
 
     def _ended(self, every: list[Part]) -> list[bool]:
-        self.home.check()
-        if not self.home.main_ended and self.trainings.has_ended(self.main):
-            self.home.keep()
-        return [self._is_done(part) for part in every]
-
-    def _is_done(self, part: Part) -> bool:
-        """Whether a training has ended, in its folder or in memory."""
-        return part.name in self.remembered or self.trainings.has_ended(part)
+        return [self.trainings.has_ended(part) for part in every]
 
     def _train_or_leave_out(self, part: Part, progress: LiveLine) -> None:
         try:
-            self._note(part, self.trainings.train(part, progress))
+            self.trainings.train(part, progress)
         except TrainingError as error:
             if part.method == METHOD:
                 raise
             self.failed.add(part.name)
             progress("message", {"text": f"{part.title} is left out of the comparison: {error}"})
-
-    def _note(self, part: Part, result: Result) -> None:
-        """After a training: follow it to the rescue folder, and keep what the comparison needs in memory."""
-        if self.reducer.rank != 0 or self.options.rescue is None:
-            return
-        if part.name:
-            outputs = result.outputs(part.judged.inputs)
-            self.remembered[part.name] = Judged(part.method, outputs, part.judged.labels.cpu(), part.places)
-            if self.options.final is not None and part.method == METHOD:
-                self.weights[part.name] = result.weights
-        if part.name == part.method and result.out is not None:  # trained on the whole target, so it may be kept
-            self.models[part.name] = RunFolder(result.out).model_bytes()
-        self.home.follow(result.out)
 
     def _best(self) -> str:
         """The method whose model is kept."""
@@ -205,16 +174,8 @@ class Job:
         found, harms = comparison.differences(self._judged), comparison.source_harms(self._judged)
         return comparison.winner(found, source_harms=harms)
 
-    def _close(self, kept: Part | None) -> None:
-        try:
-            self._finish(kept)
-        except DiskError as error:
-            self.home.move(first_line(error).partition(": ")[0])
-            self._finish(kept)
-
     def _finish(self, kept: Part | None) -> None:
-        self.home.check()
-        folder = RunFolder(self.home.path)
+        folder = RunFolder(self.options.out)
         table = self.pair.preparation
         features, read = (self.pair.columns, ()) if table is None else (table.shown, table.texts)
         source = self.options.source
@@ -222,8 +183,7 @@ class Job:
         texts.keep_model(folder, self.pair, self.options.model)
         self._write_problems(folder)
         if kept is not None:
-            rival = RunFolder(self.trainings.place(kept))
-            folder.keep_model(rival.model_bytes() if rival.is_run() else self.models[kept.name])
+            folder.keep_model(RunFolder(self.trainings.place(kept)).model_bytes())
         self._conclude(folder, METHOD if kept is None else kept.method)
 
     def _conclude(self, folder: RunFolder, kept: str) -> None:
@@ -247,13 +207,13 @@ class Job:
             how["apart"] = True
         folder.write_json(COMPARISON, {**how, "rows": rows, "kept": kept})
         if self.options.final is not None:
-            data = self._final_data(self.main, self._weights(self.main))
+            data = self._final_data(self.main, self.trainings.weights(self.main))
             folder.write_final(data.tensors(), self._recipe)
 
     def _evaluated(self, parts: list[Part]) -> list[Judged]:
         """The parts that were trained, evaluated; a rival that diverged in one of its parts is left out."""
-        failed = {part.method for part in parts if not self._is_done(part)}
-        return [self._judge(part) for part in parts if part.method not in failed]
+        failed = {part.method for part in parts if not self.trainings.has_ended(part)}
+        return [self.trainings.judge(part) for part in parts if part.method not in failed]
 
     @cached_property
     def _on_target(self) -> list[Judged]:
@@ -266,20 +226,9 @@ class Job:
         """What the comparison is made of: with a test set the main training, and not its folds."""
         if self.pair.test is None:
             return [*self._on_target, *self._boosted]
-        ours = [] if self._apart else [self._judge(self.main)]
+        ours = [] if self._apart else [self.trainings.judge(self.main)]
         on_test = [part for part in self.parts if not part.name.startswith("fold-")]
         return [*ours, *self._evaluated(on_test), *self._boosted]
-
-    def _judge(self, part: Part) -> Judged:
-        if part.name in self.remembered and not RunFolder(self.trainings.place(part)).is_run():
-            return self.remembered[part.name]
-        return self.trainings.judge(part)
-
-    def _weights(self, part: Part) -> Tensor:
-        """The learned weights of a part's training, from its folder or from memory."""
-        if part.name in self.weights and not RunFolder(self.trainings.place(part)).is_run():
-            return self.weights[part.name]
-        return self.trainings.weights(part)
 
     @property
     def _boosts(self) -> bool:
@@ -297,7 +246,7 @@ class Job:
         found: list[Judged] = []
         for part in trained:
             if self.options.final is not None:
-                data = self._final_data(part, self._weights(part))
+                data = self._final_data(part, self.trainings.weights(part))
                 found.append(_judge_final(FINAL, by_recipe(self._recipe), data, part))
             if self.options.baselines and importlib.util.find_spec("sklearn") is not None:
                 data = self._final_data(part, None)

@@ -11,51 +11,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto import methods
+from soseleto import defaults, methods
 from soseleto.algorithm import Soseleto
 from soseleto.cli import texts
 from soseleto.cli.choices import augment_for, model_for, probes_for, unlabelled_batch, views_for, with_unlabelled
 from soseleto.cli.comparison import METHOD, Judged, Part
 from soseleto.cli.fit_options import FitOptions, dtype_of, folds_of, labels_before_of
-from soseleto.cli.home import Home
 from soseleto.cli.pretrained import pretrained_options
-from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views
+from soseleto.data import Augment, Pair, Preprocess, TablePreparation, TokenViews, Views
 from soseleto.data.feeding import make_prepare
 from soseleto.data.text import TextPreparation
 from soseleto.data.views import AnyViews
+from soseleto.defaults import STRONG_TARGET_BATCH, TARGET_BATCH, DefaultMethod, kind_of_inputs, resolve
 from soseleto.errors import SoseletoError, UsageError, counted
-from soseleto.methods.strong import StrongTransfer
+from soseleto.methods.strong import Strong, StrongTransfer
 from soseleto.models.by_name import make_model
 from soseleto.models.pretrained_images import PretrainedOptions, pretrained_images
 from soseleto.parallel.reducer import Reducer, choose_device
-from soseleto.pieces import target_share
 from soseleto.prediction.load import load
 from soseleto.run_folder.folder import PARTS, RunFolder
 from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
 from soseleto.task.losses import cross_entropy
-from soseleto.task.task import MakeSchedule, Method
+from soseleto.task.task import Method
 from soseleto.training.data import found_before
-from soseleto.training.defaults import (
-    EPOCHS,
-    MANY_SHARE,
-    TARGET_BATCH,
-)
 from soseleto.training.fit import fit
-from soseleto.training.optimizers import (
-    Adaptive,
-    Momentum,
-    default_batch_size,
-    default_epochs,
-    default_optimizer,
-    default_schedule,
-)
-from soseleto.training.options import Checkpoints, Compute, Heads, Probes, as_augments, as_losses
+from soseleto.training.labels import Labels
+from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes
 from soseleto.training.progress import LiveLine
-from soseleto.training.recipe import check_recipe, strong_epochs, strong_for, strong_optimizer, strong_target_batch
 from soseleto.training.result import Result
 from soseleto.training.resume import comparable, differences, model_fingerprint
-from soseleto.training.setup import Settings
-from soseleto.training.usual import Usual
+from soseleto.training.setup import Options
 
 
 @dataclass(frozen=True)
@@ -70,7 +55,6 @@ class Trainings:
     views: AnyViews | None  # of the strong recipe
     folds: int
     reducer: Reducer
-    home: Home
     before: Tensor | None  # the target's labels before they were checked
     pretrained: PretrainedOptions | None  # for a model that has been trained on images before
 
@@ -90,28 +74,24 @@ class Trainings:
             views=views_for(options.augment, pair.source, _class_names(pair), options.mode) if strong else None,
             folds=folds_of(options, len(pair.target)),
             reducer=reducer,
-            home=Home(options.out, options.rescue),
             before=labels_before_of(options, pair),
             pretrained=pretrained_options(options, model, pair),
         )
 
     def train(self, part: Part, progress: LiveLine) -> Result:
         """Train one part, or continue its training."""
-        options = self.options
+        options, settings = self.options, self.settings(part)
         return fit(
             self.module(),
             self.pair.source,
             part.target,
             options.mode,  # type: ignore[arg-type]  # read_pair has checked it
-            test=None if part.name else self.pair.test,
-            epochs=self.epochs(part),
-            batch_size=self.batch_size,
-            target_batch_size=self._target_batch(part),
-            optimizer=self._optimizer(part),
-            schedule=self._schedule,
-            method=self._method(part),
-            augment=self.augment(part),
-            standardize=self._standardize,
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            target_batch_size=settings.target_batch_size,
+            optimizer=(settings.optimizer, settings.schedule),
+            method=settings.method,
+            inputs=Inputs(augment=settings.augment, standardize=self._standardize),
             probes=self._planted(part),
             compute=self._compute(part),
             checkpoints=self._checkpoints(part),
@@ -135,58 +115,68 @@ class Trainings:
     def augment(self, part: Part) -> Augment | AnyViews | None:
         return self.views if self._is_strong(part) else self.plain_augment
 
-    def _method(self, part: Part) -> Method:
+    def settings(self, part: Part) -> defaults.Settings:
+        """The complete settings of a part."""
+        options = self.options
+        labels = self._labels if part.method == METHOD and options.mode == "noisy" and not self._is_strong(part) else {}
+        return resolve(
+            self.module(),
+            mode=options.mode,
+            inputs=kind_of_inputs(self.pair.source),
+            n_source=len(self.pair.source),
+            **labels,
+            method=self._method(part),
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            target_batch_size=self._target_batch(part),
+            lr=options.lr,
+            weight_decay=options.weight_decay,
+            augment=self.augment(part),
+        )
+
+    def _method(self, part: Part) -> Method | DefaultMethod:
         options = self.options
         if part.method != METHOD:
             return methods.by_name(part.method)
         if self._judges_labels(part):
-            strong, share = with_unlabelled(strong_for(self.views), self.pair.unlabelled), options.target_share
-            return strong if share is None else replace(strong, target_share=share)
-        return StrongTransfer(selection=self._usual) if self._is_strong(part) else self._usual
-
-    @cached_property
-    def _usual(self) -> Soseleto:
-        """The method that the options come to."""
-        options = self.options
+            strong = with_unlabelled(Strong(), self.pair.unlabelled)
+            return strong if options.target_share is None else replace(strong, target_share=options.target_share)
         if options.alignments not in (None, "last", "all"):
             raise UsageError(f"unknown --alignments {options.alignments!r}: write last or all.")
-        usual = Usual(
+        changed = DefaultMethod(
             weight_step=options.weight_step,
             target_share=options.target_share,
             doubt=options.doubt_labels,
             all_layers=None if options.alignments is None else options.alignments == "all",
             engine=options.engine,
         )
-        if options.mode != "noisy":
-            return usual.method(options.mode)
-        return self.reducer.first(lambda: self._by_data(usual))
+        return StrongTransfer(selection=changed.for_losses("transfer")) if self._is_strong(part) else changed
 
-    @property
-    def method_in_words(self) -> str:
-        """The line of the plan about what moves the weights."""
-        some = "the last blocks" if getattr(self._usual.direction, "layers", None) else "all layers"
-        layers = "the last layer" if self._usual.alignment.reads_layer else some
-        seem = f", since {'many' if self.many_seem_wrong else 'few'} labels of the source seem wrong"
-        chosen = seem if self.options.weight_step is None and self.options.target_share is None else ""
-        return f"weights move by the alignments of {layers}, {self._usual.weight_step:g} in a usual visit{chosen}"
+    @cached_property
+    def _labels(self) -> dict[str, Any]:
+        """What is known about the labels of source and target."""
+        return self.reducer.first(self._judged_labels)
 
-    @property
-    def many_seem_wrong(self) -> bool:
-        """Whether the usual method was chosen for many wrong labels."""
-        return self._usual.gradients == target_share(MANY_SHARE)
-
-    def _by_data(self, usual: Usual) -> Soseleto:
-        folder = RunFolder(self.home.path)
-        before = folder.config().get("settings") if folder.is_run() else None
+    def _judged_labels(self) -> dict[str, Any]:
+        folder, pair = RunFolder(self.options.out), self.pair
+        before = folder.config() if folder.is_run() else {}
         try:
             model = self.module().to(self.device)
-            prepare = make_prepare(self.pair.source, model, standardize=self._standardize)
-            given: dict[str, Any] = {"seed": self.options.seed, "epochs": self._plain_epochs, "before": before}
-            return usual.method_for_data(model, prepare, self.pair.source, self.pair.target, **given)
+            prepare = make_prepare(pair.source, model, standardize=self._standardize)
+            labels = Labels(model, prepare, pair.source, pair.target, self.options.seed, before)
+            known = {"ends_in_linear": labels.ends_in_linear, "wrong_share": labels.wrong_share}
         except SoseletoError:
             raise
         except Exception:  # of a model of the user's: ``fit`` says what is wrong with it
-            return usual.method_for_classes(many_wrong=False, epochs=self.options.epochs or EPOCHS)
+            known = {}
+        return {"classes": True, **known}
+
+    @property
+    def many_seem_wrong(self) -> bool:
+        """Whether the default method was chosen for many wrong labels."""
+        return self.settings(Part("", METHOD, self.pair.target, self.pair.target, torch.arange(0))).reason.startswith(
+            "many"
+        )
 
     def _compute(self, part: Part) -> Compute:
         """The strong recipe runs images, whose networks are large, in bfloat16 on a GPU unless asked for another."""
@@ -228,57 +218,23 @@ class Trainings:
 
     def _config(self, part: Part) -> dict[str, Any]:
         """The entries of ``config.json`` that affect a part's result."""
-        options = self.options
-        settings = Settings(
-            mode=options.mode,
-            epochs=self.epochs(part),
-            optimizer=self._optimizer(part),
-            schedule=self._schedule,
-            loss=as_losses(cross_entropy, options.mode),
-            method=self._method(part),
-            augment=as_augments(self.augment(part)),
+        options = Options(
+            mode=self.options.mode,
+            loss=(cross_entropy, cross_entropy),
+            inputs=Inputs(),
             heads=Heads(),
             probes=self._planted(part),
             compute=self._compute(part),
             checkpoints=self._checkpoints(part),
-            seed=options.seed,
+            seed=self.options.seed,
         )
-        sizes = {"batch_size": self.batch_size, "target_batch_size": self._target_batch(part)}
-        return comparable({**settings.describe(), **sizes, "device": self.device.type})
+        settings = self.settings(part)
+        sizes = {"batch_size": settings.batch_size, "target_batch_size": settings.target_batch_size}
+        return comparable({**options.describe(), **settings.describe(), **sizes, "device": self.device.type})
 
     @cached_property
     def device(self) -> torch.device:
         return self.reducer.device or choose_device(self.options.device)
-
-    def _optimizer(self, part: Part) -> Momentum | Adaptive:
-        if self._judges_labels(part):
-            return strong_optimizer(self.views, self.module(), self.options.lr, self.options.weight_decay)
-        return self._plain_optimizer
-
-    def epochs(self, part: Part) -> int:
-        """As given, or by the recipe, or by the kind of model."""
-        return self._strong_epochs if self._judges_labels(part) else self._plain_epochs
-
-    @cached_property
-    def _strong_epochs(self) -> int:
-        usual = strong_epochs(self.views, self.module()) if self.options.epochs is None else None
-        return self._plain_epochs if usual is None else usual
-
-    @cached_property
-    def _plain_epochs(self) -> int:
-        return default_epochs(self.module()) if self.options.epochs is None else self.options.epochs
-
-    @cached_property
-    def batch_size(self) -> int:
-        return self.options.batch_size or default_batch_size(self.module(), len(self.pair.source))
-
-    @cached_property
-    def _plain_optimizer(self) -> Momentum | Adaptive:
-        return default_optimizer(self.module(), self.options.lr, self.options.weight_decay or 0.0)
-
-    @cached_property
-    def _schedule(self) -> MakeSchedule:
-        return default_schedule(self.module())
 
     def _planted(self, part: Part) -> Probes:
         share = self.probes(part)
@@ -305,8 +261,9 @@ class Trainings:
         notes = {**self._notes, "probe_share": self.probes(part)}
         if self.options.unlabelled is not None and self._judges_labels(part):
             notes["unlabelled"] = str(self.options.unlabelled)
-        rescue = None if self.home.rescue is None else _within(self.home.rescue, part)
-        return Checkpoints(seconds=self.options.checkpoint_every, rescue=rescue, notes=notes)
+        if not part.name and self.options.mode == "noisy" and self.options.recipe == "plain":
+            notes["wrong_share"] = self._labels.get("wrong_share")
+        return Checkpoints(seconds=self.options.checkpoint_every, notes=notes)
 
     @cached_property
     def _notes(self) -> dict[str, Any]:
@@ -327,7 +284,7 @@ class Trainings:
 
     def place(self, part: Part) -> Path:
         """The run folder of a part."""
-        return _within(self.home.path, part)
+        return _within(self.options.out, part)
 
     def module(self) -> nn.Module:
         """A new model with its initial parameters."""
@@ -363,7 +320,8 @@ class Trainings:
                 f"--target-batch-size is {wanted}, but the target has {counted(left, 'example')} to train on{beside}: "
                 f"write --target-batch-size {left} or less."
             )
-        usual = strong_target_batch(self.views) if self._judges_labels(part) else TARGET_BATCH
+        judges_texts = isinstance(self.views, TokenViews)
+        usual = STRONG_TARGET_BATCH if self._judges_labels(part) and not judges_texts else TARGET_BATCH
         return min(usual, left) if wanted is None else min(wanted, left) if part.name else wanted
 
     def probes(self, part: Part) -> Share:
@@ -376,24 +334,24 @@ class Trainings:
 
     def cost(self, part: Part) -> float:
         """The work of a training, in forward passes of one example for every step of an epoch."""
-        return self.epochs(part) * self._cost_of_step(part)
+        return self.settings(part).epochs * self._cost_of_step(part)
 
     def _cost_of_step(self, part: Part) -> float:
-        target = self._target_batch(part)
+        settings, target = self.settings(part), self._target_batch(part)
+        batch_size = settings.batch_size or 1
         if part.method != METHOD:
-            return 3 * (target if part.method == "target_only" else self.batch_size)
+            return 3 * (target if part.method == "target_only" else batch_size)
         if self._judges_labels(part) and self.views is not None:
             # the teacher judges one view of the source, and the network is trained on strong views of both sides
-            judged = self.batch_size + unlabelled_batch(self.pair.unlabelled)
+            judged = batch_size + unlabelled_batch(self.pair.unlabelled)
             return judged + 3 * self.views.count * (judged + target)
-        teacher = self.batch_size + target if self._is_strong(part) else 0
-        by_engine = self._is_strong(part) or not self._usual.alignment.reads_layer
-        return (4 if by_engine else 3) * self.batch_size + 3 * target + teacher
+        teacher = batch_size + target if self._is_strong(part) else 0
+        by_engine = not isinstance(settings.method, Soseleto) or not settings.method.alignment.reads_layer
+        return (4 if by_engine else 3) * batch_size + 3 * target + teacher
 
 
 def _check_recipe(options: FitOptions) -> None:
     """Raise for an unknown recipe, and for options that the strong one has not."""
-    check_recipe(options.recipe)
     changed = {
         "--weight-step": options.weight_step is not None,
         "--engine": options.engine != "auto",

@@ -11,6 +11,7 @@ Needs transformers: ``pip install 'soseleto[transformers]'``.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,8 @@ class SelectionMixin(_AnyTrainer):
         target_dataset: the trusted examples, in the form of ``train_dataset``.
         target_batch_size: how many of them a step takes on each device; an eighth of the training batch, at least 8.
         per_example_loss: ``loss(model, inputs) -> (B,)``; by default that of the model's kind (see ``default_loss``).
-        method: ``Soseleto(...)`` with settings of its own.
+        method: ``Soseleto(...)`` with settings of its own; by default as in ``Selection``, which is told the classes
+            of a model for single labels and the number of epochs.
         cuda_graph: on a GPU and in one process, record the passes of a step as a CUDA graph and replay it. Texts are
             then padded to a few lengths, each of which is recorded.
     """
@@ -82,6 +84,7 @@ class SelectionMixin(_AnyTrainer):
         self.per_example_loss = per_example_loss or default_loss(self.model)
         self.method = method
         self._cuda_graph = cuda_graph
+        self._classes: int | None = None  # of single labels, known from the first batch on
         self._join = Join(getattr(self.processing_class, "pad_token_id", None))
         self._target_batch_size = target_batch_size
         self._selection: Selection | None = None
@@ -121,6 +124,8 @@ class SelectionMixin(_AnyTrainer):
         model.train()
         inputs = self._prepare_inputs(inputs)
         index = inputs.pop(INDEX)
+        if isinstance(self.per_example_loss, _PerExample):
+            self._classes = self.per_example_loss.classes(self.model, inputs)
         target = self._prepare_inputs(next(self._begin(model)))
         if self._cuda_graph:
             inputs, target = self._join.evened(inputs, target, _longest(self.model))
@@ -161,6 +166,8 @@ class SelectionMixin(_AnyTrainer):
             model,
             n_source=len(self.train_dataset),
             loss=self.per_example_loss,
+            classes=self._classes,
+            epochs=self._epochs,
             method=self.method,
             optimizer=optimizer,
             reducer=reducer,
@@ -170,6 +177,11 @@ class SelectionMixin(_AnyTrainer):
         if self._saved is not None:
             made.load_state_dict(self._saved["selection"])
         return made
+
+    @property
+    def _epochs(self) -> int | None:
+        """As far as they are known before the training."""
+        return math.ceil(self.args.num_train_epochs) if self.args.max_steps <= 0 else None
 
     def _get_dataloader(
         self,
@@ -205,7 +217,11 @@ class SelectionMixin(_AnyTrainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
         if self.args.should_save and self._selection is not None and self._targets is not None:
-            state = {"selection": self._selection.state_dict(), "targets": self._targets.drawn}
+            state = {
+                "selection": self._selection.state_dict(),
+                "targets": self._targets.drawn,
+                "classes": self._classes,
+            }
             path = os.path.join(output_dir, FILE)
             torch.save(state, path + ".part")
             os.replace(path + ".part", path)
@@ -218,6 +234,7 @@ class SelectionMixin(_AnyTrainer):
         if not os.path.exists(path):
             raise UsageError(f"{checkpoint} has no {FILE}, so another trainer wrote it: train from the start.")
         self._saved = torch.load(path, map_location="cpu", weights_only=True)
+        self._classes = self._saved["classes"]
         self._targets = None
 
 
@@ -249,6 +266,12 @@ class _PerExample:
 
     def __init__(self, problem: str | None) -> None:
         self._problem = problem
+
+    def classes(self, model: nn.Module, inputs: Mapping[str, Any]) -> int | None:
+        """The number of classes, where every example has one label."""
+        labels, count = inputs["labels"], int(getattr(getattr(model, "config", None), "num_labels", 0))
+        single = self._problem in (None, "single_label_classification") and labels.ndim == 1 and count > 1
+        return count if single and not labels.is_floating_point() else None
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         labels = inputs["labels"]

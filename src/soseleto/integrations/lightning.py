@@ -38,14 +38,23 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
 
     Args:
         n_source: the number of source examples.
+        classes: the number of classes, where ``per_example_loss`` is the cross-entropy of class labels: see
+            ``Selection``, which gets the number of epochs too.
         method: ``Soseleto(...)`` with settings of its own.
         clip: the largest norm of a gradient; the Trainer's own ``gradient_clip_val`` does not reach manual steps.
     """
 
-    def __init__(self, *, n_source: int, method: Soseleto | None = None, clip: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        n_source: int,
+        classes: int | None = None,
+        method: Soseleto | None = None,
+        clip: float | None = None,
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self._n_source, self._method, self._clip = n_source, method, clip
+        self._n_source, self._classes, self._method, self._clip = n_source, classes, method, clip
         self._selection: Selection | None = None
         self._saved: dict[str, Any] | None = None
 
@@ -106,7 +115,16 @@ class SelectionModule(LightningModule):  # type: ignore[misc]
         def loss(model: SelectionModule, batch: Any) -> Tensor:
             return model.per_example_loss(batch)
 
-        made = Selection(self, n_source=self._n_source, loss=loss, method=self._method, optimizer=optimizer)
+        epochs = getattr(self._trainer, "max_epochs", None)
+        made = Selection(
+            self,
+            n_source=self._n_source,
+            loss=loss,
+            classes=self._classes,
+            epochs=epochs if epochs and epochs > 0 else None,
+            method=self._method,
+            optimizer=optimizer,
+        )
         if self._saved is not None:
             made.load_state_dict(self._saved)
         return made

@@ -14,6 +14,7 @@ from soseleto.engines.autograd import times
 from soseleto.engines.contract import Losses, Passes
 from soseleto.errors import UsageError
 from soseleto.pieces.piece import Piece, SourceLoss, State, Step
+from soseleto.task.loop import LoopLosses
 from soseleto.task.losses import NoisyLosses, TransferLosses, cross_entropy
 from soseleto.task.task import Task
 from soseleto.weights import Weights
@@ -56,8 +57,12 @@ class label_doubt(SourceLoss):
 
     def losses(self, plain: Losses, task: Task, weights: Weights) -> Losses:
         own = task.losses
-        loss = own.source_loss if isinstance(own, TransferLosses) else getattr(own, "loss", None)
-        if task.classes is None or loss is not cross_entropy or not isinstance(own, NoisyLosses | TransferLosses):
+        if isinstance(own, NoisyLosses | TransferLosses):
+            loss = own.source_loss if isinstance(own, TransferLosses) else own.loss
+            known = loss is cross_entropy
+        else:
+            known = isinstance(own, LoopLosses)  # a loop that names its classes says that its loss is this one
+        if task.classes is None or not known:
             raise UsageError(
                 "label_doubt needs class indices as source labels and cross-entropy as their loss: leave it out."
             )
@@ -103,9 +108,17 @@ class DoubtedLosses:
         prior = self._prior(batch, doubted.dtype)
         return -torch.expm1(self._log_other(prior) + doubted).clamp_max(-_SMALLEST_POSTERIOR)
 
+    @property
+    def factor(self) -> Tensor | None:
+        """What a GradScaler has multiplied the losses by."""
+        return getattr(self.plain, "factor", None)
+
     def _doubted(self, losses: Tensor, batch: Batch) -> Tensor:
         prior = self._prior(batch, losses.dtype)
-        return -torch.logaddexp(prior.log() - losses, self._log_other(prior))
+        if self.factor is not None:
+            losses = losses / self.factor
+        doubted = -torch.logaddexp(prior.log() - losses, self._log_other(prior))
+        return doubted if self.factor is None else doubted * self.factor
 
     def _prior(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         return self.weights.values[batch.index].to(dtype).clamp_min(_SMALLEST_PRIOR)

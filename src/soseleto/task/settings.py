@@ -1,20 +1,18 @@
-"""Settings of methods and pieces as plain data, for ``config.json``, and back.
+"""Settings of methods and pieces as plain data, for ``config.json``.
 
 A frozen dataclass becomes ``{"name": its class, field: value, ...}``. A function of the user's own is kept by its name
-alone, and a tensor by a digest of its values, which is enough to compare two runs and not enough to rebuild it.
+alone, and a tensor by a digest of its values, which is enough to compare two runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from soseleto.errors import UsageError, did_you_mean
 
 _FUNCTION, _OBJECT = "function", "object"
 
@@ -42,22 +40,3 @@ def _digest(tensor: Tensor) -> str:
     digest = hashlib.sha256(f"{tensor.dtype}".encode())
     digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def from_data(data: Any, known: Mapping[str, Callable[..., Any]]) -> Any:
-    """What ``to_data`` was given, from the classes in ``known``."""
-    if isinstance(data, list):
-        return tuple(from_data(item, known) for item in data)
-    if not isinstance(data, Mapping):
-        return data
-    if "name" not in data:
-        what = data.get(_FUNCTION) or data.get(_OBJECT) or data
-        raise UsageError(f"{what} is an object of the program that wrote the settings: give it in Python.")
-    name = data["name"]
-    if name not in known:
-        raise UsageError(f"unknown setting {name!r}{did_you_mean(str(name), known)}: it is from another version.")
-    fields = {key: from_data(value, known) for key, value in data.items() if key != "name"}
-    try:
-        return known[name](**fields)
-    except (TypeError, UsageError) as error:
-        raise UsageError(f"the settings of {name!r} do not fit this version ({str(error).rstrip('.')}).") from error

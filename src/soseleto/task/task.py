@@ -253,7 +253,7 @@ def optimizer_and_schedule(task: Task) -> tuple[Optimizer, LRScheduler | None]:
     except TypeError as error:
         raise UsageError(
             f"{type(optimizer).__name__} evaluates the loss itself, several times in a step, which no method does: "
-            "write optimizer=functools.partial(torch.optim.SGD, lr=0.1) or another that steps by the gradient alone."
+            "write optimizer=functools.partial(torch.optim.SGD, lr=0.1), or another that steps by the gradient alone."
         ) from error
     schedule = None if task.make_schedule is None else task.make_schedule(optimizer, task.steps)
     return optimizer, schedule

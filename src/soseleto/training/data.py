@@ -1,4 +1,4 @@
-"""The data of a training: source, target and test, the planted probes, and the batch sizes."""
+"""The data of a training: source, target, the planted probes, and the batch sizes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from soseleto.data import Examples, ExampleSet, LazyDataset, TargetCycle, as_exa
 from soseleto.data.feeding import match_input_range
 from soseleto.data.prepare import Preparation
 from soseleto.data.reading import some
+from soseleto.defaults import Settings
 from soseleto.errors import UsageError, counted
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.suspects.probes import Planted, PlantedProbes, class_count_of_both, enough_of_both, number_of_probes
-from soseleto.training.defaults import TARGET_BATCH, batch_size_for
-from soseleto.training.options import Balanced, Probes, require_whole
+from soseleto.training.options import Balanced, Probes, require_size
 
 
 @dataclass(frozen=True)
 class Data:
-    """Source, target and test; the probes, if any, are at the end of the source and no longer in the target."""
+    """Source and target; the probes, if any, are at the end of the source and no longer in the target."""
 
     source: ExampleSet
     target: ExampleSet
-    test: ExampleSet | None
     probes: PlantedProbes | None = None
     columns: tuple[str, ...] | None = None  # the names of a table's features
     labels_before: Tensor | None = None  # of target examples that were found in the source, -1 for the others
@@ -36,48 +35,43 @@ class Data:
     preparation: Preparation | None = None  # of a table
 
     @classmethod
-    def read(cls, source: Any, target: Any, test: Any, mode: str) -> Data:
+    def read(cls, source: Any, target: Any, mode: str) -> Data:
         """Files are read as a pair, with one list of classes and every check; arrays and Datasets are taken as is."""
         check_mode(mode)
-        if any(isinstance(data, (str, Path)) for data in (source, target, test)):
-            if any(isinstance(data, LazyDataset) for data in (source, target, test)):
+        if any(isinstance(data, (str, Path)) for data in (source, target)):
+            if any(isinstance(data, LazyDataset) for data in (source, target)):
                 raise UsageError(
                     "a path cannot stand beside data that is read in every epoch, since classes are matched among "
                     "files only: give all of them as Datasets."
                 )
-            pair = read_pair(source, target, test, mode=mode)
+            pair = read_pair(source, target, None, mode=mode)
             return cls(
                 pair.source,
                 pair.target,
-                pair.test,
                 columns=pair.columns,
                 labels_before=found_before(pair.labels_before, pair.target),
                 checked=pair.checked,
                 preparation=pair.preparation,
-            )._on_one_scale()
-        made = cls(
-            as_example_set(source, name="source"),
-            as_example_set(target, name="target"),
-            None if test is None else as_example_set(test, name="test"),
-        )
-        made._require_same_classes(mode)
-        return made._on_one_scale()
+            )._in_one_range()
+        data = cls(as_example_set(source, name="source"), as_example_set(target, name="target"))
+        data._require_same_classes(mode)
+        return data._in_one_range()
 
-    def _on_one_scale(self) -> Data:
-        """Target and test in bytes where the source is."""
-        if self.preparation is not None:
+    def _in_one_range(self) -> Data:
+        """The target in bytes where the source is."""
+        if self.preparation is not None or not isinstance(self.target, Examples):
             return self
         first, _ = self.source.take(torch.tensor([0]))
         trained = first.dtype if isinstance(first, Tensor) else None
-        target = _like_source(self.target, trained, "the target")
-        return replace(self, target=target, test=self.test and _like_source(self.test, trained, "the test set"))
+        inputs = match_input_range(self.target.inputs, trained, "the target")
+        return self if inputs is self.target.inputs else replace(self, target=replace(self.target, inputs=inputs))
 
     def _require_same_classes(self, mode: str) -> None:
-        one, other = self.source.classes, self.target.classes
-        if mode == "noisy" and one is not None and other is not None and one != other:
+        source, target = self.source.classes, self.target.classes
+        if mode == "noisy" and source is not None and target is not None and source != target:
             raise UsageError(
-                f"the source has the classes {some(one)} and the target {some(other)}: give both the same list in the "
-                "same order, as by classes=."
+                f"the source has the classes {some(source)} and the target {some(target)}: give both the same list in "
+                "the same order, as by classes=."
             )
 
     @property
@@ -122,11 +116,10 @@ class Data:
             )
 
     def fingerprints(self) -> dict[str, str | None]:
-        """Of the three sets; computed before they are moved to a GPU, since every byte is read."""
+        """Of both sets; computed before they are moved to a GPU, since every byte is read."""
         return {
             "source_fingerprint": self.own_source.fingerprint(),
             "target_fingerprint": self.target.fingerprint(),
-            "test_fingerprint": None if self.test is None else self.test.fingerprint(),
         }
 
     def to(self, device: torch.device) -> Data:
@@ -134,15 +127,7 @@ class Data:
             self,
             source=on_device(self.source, device),
             target=on_device(self.target, device),
-            test=None if self.test is None else on_device(self.test, device),
         )
-
-
-def _like_source(examples: ExampleSet, trained: torch.dtype | None, name: str) -> ExampleSet:
-    if not isinstance(examples, Examples):
-        return examples
-    inputs = match_input_range(examples.inputs, trained, name)
-    return examples if inputs is examples.inputs else replace(examples, inputs=inputs)
 
 
 def found_before(labels: Tensor | None, target: ExampleSet) -> Tensor | None:
@@ -171,15 +156,13 @@ class BatchSizes:
     balanced: bool  # the target's batches, by class
 
     @classmethod
-    def of(cls, data: Data, source: int | None, target: int | Balanced | None) -> BatchSizes:
-        balanced = isinstance(target, Balanced)
-        size = target.size if isinstance(target, Balanced) else target
-        n = len(data.target)
-        return cls(
-            _size("batch_size", batch_size_for(len(data.own_source)) if source is None else source, data.source),
-            _size("target_batch_size", min(TARGET_BATCH, n) if size is None else size, data.target),
-            balanced,
-        )
+    def of(cls, data: Data, settings: Settings) -> BatchSizes:
+        target, balanced = settings.target_batch_size, isinstance(settings.target_batch_size, Balanced)
+        assert settings.batch_size is not None  # since the size of the source is known
+        sizes = cls(settings.batch_size, target.size if balanced else target, balanced)
+        _require_at_most("batch_size", sizes.source, data.source)
+        _require_at_most("target_batch_size", sizes.target, data.target)
+        return sizes
 
     def target_cycle(self, target: ExampleSet, seed: int) -> TargetCycle:
         return TargetCycle(len(target), self.target, seed, target.labels.cpu() if self.balanced else None)
@@ -188,16 +171,13 @@ class BatchSizes:
         return {"batch_size": self.source, "target_batch_size": self.target, "balanced_target": self.balanced}
 
 
-def _size(name: str, size: int, examples: ExampleSet) -> int:
+def _require_at_most(name: str, size: int, examples: ExampleSet) -> None:
+    require_size(name, size)
     side, n = "target" if name.startswith("target") else "source", len(examples)
-    require_whole(name, size)
-    if size < 1:
-        raise UsageError(f"{name} must be at least 1, got {size}.")
     if size > n:
         raise UsageError(
             f"{name} is {size}, but the {side} has only {counted(n, 'example')}: write {name}={n} or less."
         )
-    return size
 
 
 def classes_of(examples: ExampleSet, side: str) -> int:

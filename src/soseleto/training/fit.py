@@ -2,74 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from soseleto.data import Augment, Reading
-from soseleto.data.feeding import Standardize
-from soseleto.data.views import AnyViews
+from soseleto.data import Reading
+from soseleto.defaults import DefaultMethod, kind_of_inputs, resolve
 from soseleto.errors import UsageError
 from soseleto.methods.wrappers import CountingGuard, Recording, Signals, Skipping
 from soseleto.parallel.reducer import Reducer, Single, choose_device
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source import digest, remember
 from soseleto.suspects.probes import Share
+from soseleto.task import optimizers
 from soseleto.task.losses import Loss, cross_entropy
+from soseleto.task.settings import to_data
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, make_guard
-from soseleto.training import recipe as recipes
-from soseleto.training.agreement import require_reducer, require_same_settings
 from soseleto.training.data import BatchSizes, Data
 from soseleto.training.history import Records
+from soseleto.training.labels import Labels, with_probes
 from soseleto.training.loop import Loop
-from soseleto.training.optimizers import default_batch_size, default_epochs, default_schedule
 from soseleto.training.options import (
     Balanced,
     Checkpoints,
     Compute,
     Heads,
+    Inputs,
     Probes,
     Watcher,
     as_losses,
     as_probes,
     as_watchers,
-    checks_arguments,
-    require_callable,
 )
-from soseleto.training.place import check_rescue
-from soseleto.training.planting import planted, planted_before
 from soseleto.training.rehearsal import rehearse
 from soseleto.training.result import Result
-from soseleto.training.resume import require_folder_for_steps
-from soseleto.training.setup import Settings, Setup, make_sharing, seeded
-from soseleto.training.usual import Usual
-from soseleto.training.views_for import check_augment, completed, with_views
+from soseleto.training.resume import require_same_settings, unfinished
+from soseleto.training.setup import (
+    Network,
+    Options,
+    Setup,
+    check_settings,
+    make_sharing,
+    seeded,
+    with_missing,
+    with_views,
+)
+
+logger = logging.getLogger("soseleto")
 
 
-@checks_arguments
 def fit(
     model: nn.Module,
     source: Any,
     target: Any,
     mode: Literal["noisy", "transfer"] = "noisy",
     *,
-    recipe: recipes.Name = "plain",
-    test: Any = None,
     epochs: int | None = None,
     batch_size: int | None = None,
     target_batch_size: int | Balanced | None = None,
     lr: float | None = None,
-    optimizer: MakeOptimizer | None = None,
-    schedule: MakeSchedule | Literal["auto"] | None = "auto",
+    optimizer: MakeOptimizer | tuple[MakeOptimizer, MakeSchedule | None] | None = None,
     loss: Loss | tuple[Loss, Loss] = cross_entropy,
-    method: Method | Usual | None = None,
-    augment: Augment | AnyViews | tuple[Augment | None, Augment | None] | None = None,
-    standardize: Standardize | bool | None = None,
+    method: Method | DefaultMethod | None = None,
+    inputs: Inputs = Inputs(),
     heads: Heads = Heads(),
     probes: Probes | Share | None = None,
     compute: Compute = Compute(),
@@ -81,41 +82,28 @@ def fit(
 ) -> Result:
     """Train ``model`` on a large, doubtful source for a small, trusted target, and learn a weight per source example.
 
+    What is left out is chosen by ``soseleto.defaults.resolve``, logged in one line, and kept as ``result.settings``.
+
     Args:
         model: in noisy mode a whole classifier; in transfer mode the trunk, which returns (B, features). It is trained
             in place and never wrapped.
-        source, target, test: ``Examples``, a pair (inputs, labels) of arrays, tensors, or dicts and tuples of these, a
+        source, target: ``Examples``, a pair (inputs, labels) of arrays, tensors, or dicts and tuples of these, a
             Dataset, or a path. A Dataset that is random, ragged or large is read in every epoch, as by
             ``soseleto.data.LazyDataset``.
         mode: ``"noisy"`` when both sides have the same classes; ``"transfer"`` gives each side a head of its own.
-        recipe: ``"plain"`` is SOSELETO with the settings given here. ``"strong"`` is for many wrong labels, images or
-            texts, and a GPU: a teacher, strong augmentation and mixup, see ``soseleto.methods.Strong``. Inputs are
-            uint8 images, rows of numbers or dicts of tokens; ``StrongTransfer`` is its form for transfer mode.
-        epochs: passes over the source; by default 30, 100 for images with ``recipe="strong"``, and for a model with
-            parts from transformers, timm or peft 3, or 10 if it reads images.
-        batch_size: source examples per step; by default 16 to 256, by the size of the source, and for a pretrained
-            model of texts at most 64.
-        target_batch_size: target examples per step, by default 32, or 64 for ``recipe="strong"`` in noisy mode but for
-            texts; ``Balanced(32)`` makes the batches class-balanced.
-        lr: learning rate of the default optimizer: 0.03 of SGD, 0.1 with ``recipe="strong"``, 3e-5 of AdamW, 6e-5 with
-            ``recipe="strong"``, and 1e-4 for images and adapters.
-        optimizer: ``soseleto.sgd(lr, weight_decay)``, ``soseleto.adamw(lr, weight_decay)``, or a function from
-            parameters to any torch optimizer. By default SGD with momentum 0.9, and AdamW for a model with parts from
-            transformers, timm or peft.
-        schedule: a function from the optimizer and the number of steps to a torch scheduler, which is stepped after
-            every batch: ``soseleto.linear`` falls to 0, ``soseleto.warmup_cosine`` rises before, and is the default
-            where AdamW is; ``None`` keeps the rate constant.
+        epochs: passes over the source.
+        batch_size: source examples per step.
+        target_batch_size: target examples per step; ``Balanced(32)`` makes the batches class-balanced.
+        lr: learning rate of the default optimizer.
+        optimizer: a function from parameters to any torch optimizer, such as
+            ``functools.partial(torch.optim.SGD, lr=0.1)``, or a pair of it and a schedule: a function from the
+            optimizer and the number of steps to a torch scheduler, which is stepped after every batch, such as those of
+            ``soseleto.schedules``; ``None`` keeps the rate constant.
         loss: ``loss(outputs, labels) -> (B,)``, or in transfer mode a pair of these (source, target); ``outputs`` is
             what the model returns.
-        method: ``Soseleto(...)`` with its settings, or another method of ``soseleto.methods``. By default one for the
-            kind of task: for classes with wrong labels it doubts labels and moves weights by the last layer, see
-            ``soseleto.training.usual``.
-        augment: random changes of image batches, one ``Augment`` for both sides or a pair (source, target); for
-            methods that take several views of an example ``soseleto.data.Views``, ``FeatureViews`` or ``TokenViews``.
-        standardize: centre and scale inputs by the source's statistics, or by the ``Preprocess`` given; by default
-            only for uint8 images. For tables the ``preparation`` of ``soseleto.data.read_pair``, by default where a
-            table with categories is read from its path; the model then gets ``preparation.width`` numbers, or the
-            tokens of texts.
+        method: ``Soseleto(...)`` with its settings, or another method of ``soseleto.methods``, such as ``Strong()`` for
+            many wrong labels, images or texts, and a GPU. By default one for the kind of task.
+        inputs: random augmentation, and standardization.
         heads: the classifiers of transfer mode; linear layers by default.
         probes: ``"auto"``, a share of the target, or ``Probes(...)``: plants target examples among the source, which
             ``result.suspects()`` needs (noisy mode).
@@ -125,7 +113,7 @@ def fit(
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
         out: the run folder to write. An unfinished run in it is continued.
         progress: ``True`` for a live line on the terminal, a function ``progress(event, record)``, a logger such as
-            ``soseleto.TensorBoard(folder)``, or a list of these.
+            ``soseleto.integrations.loggers.TensorBoard(folder)``, or a list of these.
 
     Example:
         >>> x, y = torch.randn(64, 2), torch.randint(2, (64,))
@@ -133,122 +121,114 @@ def fit(
         >>> result.weights.shape
         torch.Size([64])
     """
-    if schedule not in ("auto", None):
-        require_callable("schedule", schedule, "soseleto.linear")
-    if method is not None and not isinstance(method, Usual) and not hasattr(method, "init"):
-        raise UsageError(f"method must be an object, got {method!r}: write method=soseleto.Soseleto(), for example.")
-    usual = Usual() if method is None and recipe == "plain" else method if isinstance(method, Usual) else None
-    if usual is not None and recipe == "strong":
-        raise UsageError("recipe='strong' is a method of its own: leave out method=Usual(...), or the recipe.")
-    named = None if isinstance(method, Usual) else method
-    asked = recipes.Recipe.of(recipe, model, mode=mode, method=named, augment=augment, optimizer=optimizer, lr=lr)
-    chosen = asked.choice()
-    settings = Settings(
+    options = Options(
         mode=mode,
-        epochs=_epochs(epochs, chosen, model),
-        optimizer=chosen.optimizer,
-        schedule=default_schedule(model) if schedule == "auto" else schedule,
         loss=as_losses(loss, mode),
-        method=chosen.method,
-        augment=chosen.augment,
+        inputs=inputs,
         heads=heads,
         probes=as_probes(probes),
         compute=compute,
         checkpoints=checkpoints,
         seed=seed,
     )
-    require_reducer(compute.reducer)
-    given: dict[str, Any] = {"batch_size": batch_size, "target_batch_size": target_batch_size}
-    given |= {"standardize": standardize, "usual": repr(usual), "resume": checkpoints.resume}
-    given |= {"test": test is not None, "out": out is not None}
-    require_same_settings(compute.reducer or Single(), {**settings.describe_all(), **given})
-    require_folder_for_steps(checkpoints, out)
-    check_rescue(_path(checkpoints.rescue), _path(out))
-    sharing = make_sharing(model, settings)
+    chosen: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "target_batch_size": target_batch_size}
+    chosen |= {"lr": lr, "method": method, "optimizer": optimizer, "augment": inputs.augment}
+    _check_folder(checkpoints, out)
+    _require_same(options, chosen, out)
+    sharing = make_sharing(model, compute)
     team, where = sharing.reducer, sharing.reducer.device or choose_device(device)
-    data = Data.read(source, target, test, mode)
-    data.require_shareable(sharing, settings.probes, mode)
-    chosen = asked.choice(data)
-    settings = replace(settings, epochs=_epochs(epochs, chosen, model))
-    settings = _by_inputs(settings, chosen, data, standardize)
-    if batch_size is None:
-        batch_size = default_batch_size(model, len(data.own_source))
-
-    def sizes_of(data: Data) -> BatchSizes:
-        """Probes leave a smaller target."""
-        asked = chosen.target_batch if target_batch_size is None else None
-        return BatchSizes.of(data, batch_size, target_batch_size if asked is None else min(asked, len(data.target)))
-
+    data = Data.read(source, target, mode)
+    data.require_shareable(sharing, options.probes, mode)
     with seeded(seed, where):
-        setup = Setup.of(
-            model, settings, data, sizes=sizes_of(data), sharing=sharing, device=where, standardize=standardize
-        )
-        setup = setup if usual is None else _with_usual(setup, usual, out)
-        data = planted(setup, planted_before(out, resume=checkpoints.resume))
-        setup = replace(setup, data=data, sizes=sizes_of(data))
+        network = Network.of(model, options, data, sharing=sharing, device=where)
+        before = unfinished(out) if checkpoints.resume else {}
+        setup = _setup(options, network, data, chosen, before, sharing=sharing, device=where)
         folder = _folder(out, checkpoints.resume, team)
         functions, loggers = as_watchers(progress) if team.rank == 0 else ([], [])
-        records = Records(folder, functions, loggers, rescue=_path(checkpoints.rescue))
+        records = Records(folder, functions, loggers)
         loop = make_loop(setup, records, keeps=out is not None)
         with ExitStack() as stack:
             if out is not None:
                 team.first(lambda: stack.enter_context(folder.held()) if folder else None)
-            if records.place is not None:
-                stack.callback(records.place.close)
-            write_source = _remembering(source, records, data)
+            write_source = _remembering(source, records, setup.data)
             result = loop.run(setup.describe())
             team.first(write_source)
             return result
 
 
-def _epochs(asked: int | None, chosen: recipes.Choice, model: nn.Module) -> int:
-    """As asked for, or the recipe's, or the model's."""
-    usual = default_epochs(model) if chosen.epochs is None else chosen.epochs
-    return usual if asked is None else asked
+def _check_folder(checkpoints: Checkpoints, out: str | Path | None) -> None:
+    if checkpoints.steps is not None and out is None:
+        raise UsageError("checkpoints every few steps have no effect without a run folder: add out='runs/name'.")
 
 
-def _by_inputs(
-    settings: Settings, chosen: recipes.Choice, data: Data, standardize: Standardize | bool | None
-) -> Settings:
-    """With what depends on the kind of inputs."""
-    check_augment(chosen.augment, data, chosen.method)
-    views = completed(chosen.augment, data, standardize)
-    return replace(settings, method=chosen.method, augment=views, optimizer=chosen.optimizer)
+def _require_same(options: Options, chosen: Mapping[str, Any], out: str | Path | None) -> None:
+    """Raise where torchrun started several processes that would train alone, or with different settings."""
+    reducer, size = options.compute.reducer, os.environ.get("WORLD_SIZE", "1")
+    if reducer is None and size.isdecimal() and int(size) > 1:
+        raise UsageError(
+            f"this is one of {size} processes (WORLD_SIZE is set, as by torchrun), and without a reducer each would "
+            "train alone: write `with soseleto.ranks() as reducer:` and in it fit(..., "
+            "compute=Compute(reducer=reducer)), or unset WORLD_SIZE."
+        )
+    optimizer = chosen["optimizer"]
+    described = optimizers.describe(optimizer[0] if isinstance(optimizer, tuple) else optimizer)
+    method = to_data(chosen["method"])
+    settings = {**options.describe_all(), **to_data(chosen), **described, "settings": method, "out": out is not None}
+    require_same_settings(reducer or Single(), settings)
 
 
-def _with_usual(setup: Setup, usual: Usual, out: str | Path | None) -> Setup:
-    """With the usual method for this task, which depends on the losses, the labels and the model."""
-    settings, data = setup.settings, setup.data
-    if settings.mode == "noisy" and setup.kind == "classification" and settings.loss[0] is cross_entropy:
-        before = None
-        if out is not None and settings.checkpoints.resume and (folder := RunFolder(out)).is_run():
-            before = folder.config().get("settings")
-        given: dict[str, Any] = {"seed": settings.seed, "epochs": settings.epochs, "before": before}
-        method = usual.method_for_data(setup.model, setup.prepare, data.source, data.target, **given)
-    else:
-        method = usual.method(settings.mode)
-    return replace(setup, settings=replace(settings, method=method))
+def _setup(
+    options: Options,
+    network: Network,
+    data: Data,
+    chosen: Mapping[str, Any],
+    before: Mapping[str, Any],
+    **more: Any,
+) -> Setup:
+    """Plant the probes and resolve what was left out, by what is known about model, inputs and labels.
+
+    before: the configuration of an unfinished run that is to be continued
+    """
+    labels = None
+    if options.mode == "noisy" and network.kind == "classification":
+        labels = Labels(network.model, network.prepare, data.source, data.target, options.seed, before)
+    planted = with_probes(data, options.probes, labels, before, seed=options.seed)
+    known: dict[str, Any] = {"n_source": len(data.source), "n_target": len(planted.target)}
+    wrong_share = None
+    chooses = chosen["method"] is None or isinstance(chosen["method"], DefaultMethod)
+    if chooses and labels is not None and options.loss[0] is cross_entropy:
+        wrong_share = labels.wrong_share
+        known |= {"classes": True, "ends_in_linear": labels.ends_in_linear, "wrong_share": wrong_share}
+    inputs = kind_of_inputs(data.source)
+    settings = resolve(network.model, mode=options.mode, inputs=inputs, **known, **chosen)
+    check_settings(settings, data, more["sharing"])
+    if line := settings.line():
+        logger.info(line)
+    settings = with_missing(settings, data, options.inputs)
+    return Setup(
+        options=options,
+        settings=settings,
+        network=network,
+        data=planted,
+        sizes=BatchSizes.of(planted, settings),
+        wrong_share=wrong_share,
+        **more,
+    )
 
 
 def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None]:
     """Writes where the source was read from and which rows it has now, so that it can be exported with corrections."""
-    if records.folder is None or not isinstance(source, str | Path):
+    folder = records.folder
+    if folder is None or not isinstance(source, str | Path):
         return lambda: None
-    path, reading = Path(source), Reading()
-    sha256 = digest(path)
-
-    def write() -> None:
-        assert records.folder is not None  # it may be a rescue folder by now
-        remember(records.folder, path, reading, data.feature_names, sha256, data.texts, data.checked)
-
-    return write
+    path, reading, sha256 = Path(source), Reading(), digest(source)
+    return lambda: remember(folder, path, reading, data.feature_names, sha256, data.texts, data.checked)
 
 
 def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:
     """The method wrapped for what it must record or skip, and the loop that runs it."""
-    data, compute, device = setup.data, setup.settings.compute, setup.device
-    settings = setup.settings
-    method = with_views(settings.method, settings.augment[0], data.source, setup.prepare)
+    data, compute, device, settings = setup.data, setup.options.compute, setup.device, setup.settings
+    method = with_views(settings.method, settings.augment[0], data.source, setup.network.prepare)
     signals = None if data.probes is None else Signals(len(data.source))
     if signals is not None:
         method = Recording(method, signals)
@@ -262,7 +242,7 @@ def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:
         signals=signals,
         data=data.to(device),
         fingerprints=data.fingerprints(),
-        target=setup.sizes.target_cycle(data.target, setup.settings.seed),
+        target=setup.sizes.target_cycle(data.target, setup.options.seed),
         capture=compute.cuda_graph and device.type == "cuda" and setup.in_one_process,
         records=records,
         keeps=keeps,
@@ -276,7 +256,3 @@ def _folder(out: str | Path | None, resume: bool, team: Reducer) -> RunFolder | 
         return None
     folder = team.first(lambda: RunFolder.create(out, resume=resume))
     return folder if team.rank == 0 else None
-
-
-def _path(given: str | Path | None) -> Path | None:
-    return None if given is None else Path(given)

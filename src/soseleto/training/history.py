@@ -7,23 +7,19 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from soseleto.errors import DiskError, TrainingError, counted, first_line
+from soseleto.errors import TrainingError, counted, first_line
 from soseleto.parallel.reducer import Reducer
-from soseleto.run_folder import checkpoint
 from soseleto.run_folder.folder import RunFolder
-from soseleto.training.loggers import Logger, numbers_of
-from soseleto.training.place import Place
+from soseleto.training.options import Logger, Progress
 from soseleto.weights import Weights
 
 logger = logging.getLogger("soseleto")
 
-Progress = Callable[[str, dict[str, Any]], None]
 STEP_INTERVAL = 0.2  # seconds between two step events
 VANISHED = "the target loss has vanished"
 
@@ -36,9 +32,8 @@ class Records:
         folder: RunFolder | None,
         functions: Sequence[Progress] = (),
         loggers: Sequence[Logger] = (),
-        rescue: Path | None = None,
     ) -> None:
-        self.place = None if folder is None else Place(folder, rescue)
+        self.folder = folder
         self._functions, self._loggers = functions, loggers
         self.history: list[dict[str, Any]] = []
         self.messages: list[str] = []
@@ -47,19 +42,12 @@ class Records:
         self._last_step_event = 0.0
         self._start = time.perf_counter()
 
-    @property
-    def folder(self) -> RunFolder | None:
-        """The folder that the run is written to now."""
-        return None if self.place is None else self.place.folder
-
-    def begin(self, record: dict[str, Any], config: Mapping[str, Any], *, resumed: bool) -> None:
-        """The start event, which a resumed run has in its folder already; later writes may fail."""
+    def begin(self, record: dict[str, Any], *, resumed: bool) -> None:
+        """The start event, which a resumed run has in its folder already."""
         if not resumed:
             self.event("start", record)
         else:
             self._report("start", record)
-        if self.place is not None:
-            self.place.begin(config, self.message)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds, beside the size of ``metrics.jsonl``."""
@@ -84,19 +72,15 @@ class Records:
 
     def event(self, name: str, record: dict[str, Any]) -> None:
         """Write it to the run folder and report it to the progress functions."""
-        if self.place is not None:
-            self.place.log({"event": name, **record})
+        if self.folder is not None:
+            self.folder.log({"event": name, **record})
         self._report(name, record)
 
     def end(self, record: dict[str, Any], write: Callable[[RunFolder], None]) -> None:
         """``write`` the files of the finished run, its checksums and the last event."""
-
-        def write_all(folder: RunFolder) -> None:
-            write(folder)
-            folder.end({"event": "end", **record})
-
-        if self.place is not None and (error := self.place.attempt(write_all)):
-            raise DiskError(_lost(error, self.place.folder)) from error
+        if self.folder is not None:
+            write(self.folder)
+            self.folder.end({"event": "end", **record})
         self._report("end", record)
 
     def _report(self, name: str, record: dict[str, Any]) -> None:
@@ -139,8 +123,8 @@ class Records:
         whole = {**record, **means, "seconds": round(time.perf_counter() - self._start, 3)}
         self.history.append(whole)
         self.event("epoch", whole)
-        for one in list(self._loggers):
-            self._guarded(one, partial(one.log, record["step"], numbers_of(whole)))
+        for log in list(self._loggers):
+            self._guarded(log, partial(log.log, record["step"], numbers_of(whole)))
         if skipped and skipped == steps:
             raise TrainingError(
                 f"no step of epoch {record['epoch']} had finite losses and gradients: lower lr, or look at the data."
@@ -159,17 +143,17 @@ class Records:
 
     def close(self) -> None:
         """Close the loggers, after success or failure."""
-        for one in list(self._loggers):
-            self._guarded(one, one.close)
+        for log in list(self._loggers):
+            self._guarded(log, log.close)
 
-    def _guarded(self, one: Logger, call: Callable[[], None]) -> None:
-        """A logger that fails during the training gets no more numbers, and the training goes on."""
+    def _guarded(self, log: Logger, call: Callable[[], None]) -> None:
+        """A logger that fails gets no more numbers; the training continues."""
         try:
             call()
         except Exception as error:
-            self._loggers = [other for other in self._loggers if other is not one]
+            self._loggers = [other for other in self._loggers if other is not log]
             self.message(
-                f"the logger {type(one).__name__} failed and is not used any more ({type(error).__name__}: "
+                f"the logger {type(log).__name__} failed and is not used any more ({type(error).__name__}: "
                 f"{first_line(error)})"
             )
 
@@ -178,14 +162,13 @@ class Records:
         return time.perf_counter() - self._start
 
 
-def _lost(error: Exception, folder: RunFolder) -> str:
-    """The sentence for a training that has ended and could not be written."""
-    why = str(error).partition(": fix that")[0].rstrip(".")
-    saved = checkpoint.existing(folder.path)
-    lost = f"all after step {int(saved[0].name)}, from which it can be resumed, is" if saved else "its results are"
-    return (
-        f"{why}: the training has ended, but {lost} lost; fix that and run again, with --rescue DIR for another folder."
-    )
+def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """The plain numbers of an epoch's record, for loggers."""
+    return {
+        name: float(value)
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def weight_record(weights: Weights, judged: tuple[Tensor, Tensor] | None, reducer: Reducer) -> dict[str, Any]:

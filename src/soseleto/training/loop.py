@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from soseleto.data import ExampleSet, TargetCycle, feed, seed_for, structure
 from soseleto.data.batches import Batch
 from soseleto.data.examples import truth_known
+from soseleto.defaults import Settings
 from soseleto.engines.shards import reshard, sharded_modules
 from soseleto.errors import TrainingError, UsageError, counted
 from soseleto.methods.wrappers import Signals
@@ -27,13 +29,12 @@ from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
 from soseleto.task.cuda_graph import CapturedStep, EagerStep
 from soseleto.task.task import Method, MethodState, NonFiniteLoss, Task, after_step, check_guard
-from soseleto.training.agreement import optimizer_settings, require_same_settings
 from soseleto.training.data import Data
 from soseleto.training.history import Records, group_record, weight_record
 from soseleto.training.out_of_memory import is_out_of_memory, too_large
 from soseleto.training.result import Result
-from soseleto.training.resume import Keeper, model_fingerprint
-from soseleto.training.setup import Settings, Setup
+from soseleto.training.resume import Keeper, model_fingerprint, require_same_settings
+from soseleto.training.setup import Options, Setup
 from soseleto.weights import Weights
 
 
@@ -58,22 +59,22 @@ class Loop:
         _require_equal(self.team.every(facts))
         config = {**config, **facts}
         state = self.method.init(self.task)
-        require_same_settings(self.team, optimizer_settings(state.optimizer.param_groups))
+        require_same_settings(self.team, _optimizer_settings(state.optimizer))
         self.team.first(lambda: self.rehearse(self, state, config))
         keeper = Keeper(
             self.records,
             self.task,
             state,
             config,
-            checkpoints=self.settings.checkpoints,
+            checkpoints=self.options.checkpoints,
             keeps=self.keeps,
             n_source=len(self.data.source),
         )
         done = keeper.begin(config)
         if self.team.rank:  # dropout must differ from rank to rank
-            torch.manual_seed(seed_for(self.settings.seed, f"training/rank {self.team.rank}", done))
+            torch.manual_seed(seed_for(self.options.seed, f"training/rank {self.team.rank}", done))
         start = {"epochs": self.settings.epochs, "steps": self.task.steps, **facts}
-        self.records.begin(start, config, resumed=done > 0)
+        self.records.begin(start, resumed=done > 0)
         flags = [(module, module.training) for module in self.task.model.modules()]
         _train_mode(self.task.model)
         if not self.task.sharing.nothing and require_divisible(self.task.model):
@@ -90,15 +91,14 @@ class Loop:
         result = self._with_evidence(result, state)
         parameters = self._whole_parameters(result) if self.keeps else {}
         self.team.first(lambda: self._close(result, parameters))
-        written = self.records.folder
-        return result if written is None or written.path == result.out else replace(result, out=written.path)
+        return result
 
     def _epochs(self, state: Any, keeper: Keeper, done: int) -> None:
         """Everything after the first ``done`` steps."""
         eager = EagerStep(self.method, state)
         step = CapturedStep(eager, state, self.records.message) if self.capture else eager
         epochs_done, start = divmod(done, self.task.steps // self.settings.epochs)
-        emulation = announcing_emulation(self.settings.compute.dtype, self.task.device, self.records.message)
+        emulation = announcing_emulation(self.options.compute.dtype, self.task.device, self.records.message)
         with keeper.handling_signals(), closing(self.records), emulation:
             for epoch in range(epochs_done + 1, self.settings.epochs + 1):
                 try:
@@ -135,12 +135,16 @@ class Loop:
         return self.setup.settings
 
     @property
+    def options(self) -> Options:
+        return self.setup.options
+
+    @property
     def team(self) -> Reducer:
         return self.task.sharing.reducer
 
     def _epoch(self, state: Any, step: EagerStep | CapturedStep, epoch: int, start: int, keeper: Keeper) -> None:
         """The epoch's steps after the first ``start``, which were taken before the run was resumed."""
-        source, size, seed = self.data.source, self.setup.sizes.source, self.settings.seed
+        source, size, seed = self.data.source, self.setup.sizes.source, self.options.seed
         batches = source.batches(size, seed=seed, epoch=epoch, device=self._place(source))
         before = (epoch - 1) * len(batches)
         targets = self.target.batches(before, len(batches), self._place(self.data.target))
@@ -186,11 +190,11 @@ class Loop:
         made = feed(
             examples,
             batches,
-            seed=self.settings.seed,
+            seed=self.options.seed,
             epoch=epoch,
             purpose=f"{side}/augment",
             augment=None if augment is None or augment.nothing else augment,
-            prepare=self.setup.prepare,
+            prepare=self.setup.network.prepare,
             start=start,
             keep=my_rows(side, self.team),
         )
@@ -206,9 +210,6 @@ class Loop:
             if (probes := self.data.probes) is not None:
                 values = state.weights.values[probes.n_source :]
                 record["probe_groups"] = group_record(values, probes.wrong.to(values.device), self.team)
-        if self.data.test is not None:
-            numbers = self._result(state, {}).evaluate(self.data.test)
-            record |= {f"test_{name}": value for name, value in numbers.items()}
         return record
 
     def _gathered(self, state: Any) -> Weights | None:
@@ -243,22 +244,23 @@ class Loop:
             source=self._source,
             history=self.records.history,
             messages=self.records.messages,
-            prepare=self.setup.prepare,
+            prepare=self.setup.network.prepare,
             device=self.task.device,
             learned=self._learned(state),
-            loss=self.settings.target_loss,
-            task=self.setup.kind,
+            loss=self.options.loss[1],
+            task=self.setup.network.kind,
             classes=self.data.target.classes,
             out=None if self.records.folder is None else self.records.folder.path,
             engine=engine_used(state),
             config=config,
-            suspect_precision=self.settings.probes.precision,
-            guarantee=self.settings.probes.guarantee,
+            settings=self.settings,
+            suspect_precision=self.options.probes.precision,
+            guarantee=self.options.probes.guarantee,
         )
 
     def _with_evidence(self, result: Result, state: Any) -> Result:
         """With the label-quality signals of every source example, where there were probes."""
-        probes, signals, data, seed = self.data.probes, self.signals, self.data, self.settings.seed
+        probes, signals, data, seed = self.data.probes, self.signals, self.data, self.options.seed
         if probes is None or signals is None:
             return result
         recorded = {"mean_loss": -signals.loss, "mean_margin": signals.margin}
@@ -283,7 +285,7 @@ class Loop:
             "model_fingerprint": model_fingerprint(self.task.model),
             **self.fingerprints,
             "classes": None if self.data.target.classes is None else list(self.data.target.classes),
-            "prepare": self.setup.prepare.describe(),
+            "prepare": self.setup.network.prepare.describe(),
         }
 
     def _stop(self, error: NonFiniteLoss, epoch: int) -> TrainingError:
@@ -307,11 +309,17 @@ class Loop:
                 folder.write_json(SUSPECTS, result.suspects().to_dict())
             folder.write_model(parameters)
 
-        last = self.records.history[-1]
-        end = {name: value for name, value in last.items() if name.startswith("test_")}
-        self.records.end({"seconds": round(self.records.seconds, 3), **end}, write)
+        self.records.end({"seconds": round(self.records.seconds, 3)}, write)
         if self.records.folder is not None:
             self.records.folder.drop_checkpoints()
+
+
+def _optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
+    """Learning rate and the like, which a function that makes an optimizer does not show."""
+    return {
+        f"optimizer group {at}": {name: value for name, value in group.items() if name != "params"}
+        for at, group in enumerate(optimizer.param_groups)
+    }
 
 
 def engine_used(state: MethodState) -> str:

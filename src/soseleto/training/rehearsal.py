@@ -41,10 +41,10 @@ FEW = 6  # examples of each side
 def rehearse(loop: Loop, state: Any, config: dict[str, Any]) -> None:
     """Raise what the end of this training would raise; nothing of the training changes.
 
-    A training without a folder, probes and test set does nothing with the model after its last step. The forward
+    A training without a folder and probes does nothing with the model after its last step. The forward
     passes of a sharded model need all ranks, so it is not rehearsed.
     """
-    uses_model = loop.keeps or loop.data.probes is not None or loop.data.test is not None
+    uses_model = loop.keeps or loop.data.probes is not None
     if not uses_model or sharded_modules(loop.task.model):
         return
     device = loop.task.device
@@ -59,7 +59,7 @@ def _check_outputs(loop: Loop) -> None:
     inputs, labels = target.take(torch.arange(min(FEW, len(target))))
     inputs = structure.to_device(inputs, loop.task.device)
     with _stage("prediction in evaluation mode"), evaluation_mode(model), torch.no_grad():
-        outputs = structure.scores_of(structure.call(model, loop.setup.prepare(inputs)))
+        outputs = structure.scores_of(structure.call(model, loop.setup.network.prepare(inputs)))
     if not isinstance(outputs, Tensor):
         raise UsageError(
             f"the model returns a {type(outputs).__name__}, and prediction needs a tensor with one row per example: "
@@ -100,7 +100,6 @@ def _with_few(loop: Loop, records: Records) -> Loop:
     few = Data(
         _few(data.source),
         _few(data.target),
-        None if data.test is None else _few(data.test),
         None if data.probes is None else _few_probes(data.probes),
     )
     if data.probes is not None:

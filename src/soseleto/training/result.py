@@ -17,6 +17,7 @@ from soseleto.data import Examples, ExampleSet, TablePreparation
 from soseleto.data.examples import truth_known
 from soseleto.data.prepare import Preparation
 from soseleto.data.storage import is_large
+from soseleto.defaults import Settings
 from soseleto.errors import UsageError, counted
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.prediction.predictor import Predictor
@@ -24,7 +25,7 @@ from soseleto.run_folder.folder import REPORT, RunFolder, require_writable
 from soseleto.run_folder.ranking import Ranking, Table, is_suspect, shown_rows
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import Evidence
-from soseleto.training.against import contributions, named
+from soseleto.training.column_attribution import columns_against_label, contributions
 from soseleto.weights import Weights
 
 if TYPE_CHECKING:
@@ -36,23 +37,6 @@ MOST_FEATURE_COLUMNS = 16
 MOST_TABLE_COLUMNS = 64  # of a table with a preparation, whose report scrolls
 
 
-@dataclass(frozen=True)
-class Guesses:
-    """The unlabelled examples in their order: the class each was given, and the weights learned for them."""
-
-    labels: Tensor
-    learned: Weights | None
-    method: str = ""
-
-    @property
-    def weights(self) -> Tensor:
-        return require_weights(self.learned, self.method).values.cpu()
-
-    @property
-    def scores(self) -> Tensor:
-        return require_weights(self.learned, self.method).scores.cpu()
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result(Predictor):
     """A finished training: a predictor with the learned weights and the records of the run.
@@ -60,7 +44,7 @@ class Result(Predictor):
     history: one record per epoch
     messages: the log messages of the run, such as which engine it used
     learned: the weights, None for a method without
-    unlabelled: of ``fit_unlabelled``, the labels and weights of the unlabelled examples
+    settings: the complete settings that the training ran with
     missing: the source's classes without target examples, which nothing is known about
     """
 
@@ -71,8 +55,8 @@ class Result(Predictor):
     out: Path | None = None
     engine: str = ""
     config: dict[str, Any] = field(default_factory=dict)
+    settings: Settings | None = None
     evidence: Evidence | None = None  # where the run had probes
-    unlabelled: Guesses | None = None
     missing: tuple[int, ...] = ()
     suspect_precision: float = 0.95
     guarantee: bool = False
@@ -161,7 +145,9 @@ class Result(Predictor):
         source = self.source
         assert isinstance(source, Examples)
         table, given = self.preparation, (source.inputs.cpu(), source.labels.cpu())
-        return lambda places: named(contributions(self.model, self.prepare, table, *given, places), table)
+        return lambda places: columns_against_label(
+            contributions(self.model, self.prepare, table, *given, places), table
+        )
 
     @cached_property
     def _predicted(self) -> Tensor | None:

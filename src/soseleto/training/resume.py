@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from soseleto.engines.shards import reshard, sharded_modules
 from soseleto.errors import CannotSave, DataError, Interrupted, UsageError, first_line
 from soseleto.parallel.fsdp import gathered, in_parts
+from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.files import as_json
 from soseleto.run_folder.folder import RunFolder
@@ -36,9 +37,12 @@ _CHANGED = {  # instead of two long values
     "settings.unlabelled": "the unlabelled data",
     **{f"{side}_fingerprint": f"the {side} data" for side in ("source", "target", "test")},
 }
-# Without effect on the result; of unlabelled data the path, whose content is a setting of the method; the dtype, which
-# runs of earlier versions do not have, is in the fingerprint of the source:
-_MAY_DIFFER = ("format", "versions", "device_name", "input_dtype", "ranks", "micro_batch_size", "unlabelled")
+# Without effect on the result, or in another entry too: unlabelled data, a method's choice and the type of inputs:
+_MAY_DIFFER = (
+    *("format", "versions", "device_name", "ranks", "micro_batch_size"),
+    *("input_dtype", "unlabelled", "wrong_share"),
+)
+_MOST_SHOWN = 60  # characters of a value
 
 
 class Keeper:
@@ -82,7 +86,6 @@ class Keeper:
             self._reducer.largest(0)  # detects a lost rank, even while the device is busy
             return
         due = self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
-        due = due or (self._records.place is not None and self._records.place.checkpoint_due)
         # Agreed by all ranks: 0 for nothing, 1 for a checkpoint, 1 + n for signal n.
         code = self._reducer.largest(int(due) if self._received is None else 1 + self._received)
         if code > 1:
@@ -162,15 +165,11 @@ class Keeper:
             self._task.guard.check()  # raises rather than save a state with a NaN in it
 
         def write(state: Any) -> bool:
-            place = self._records.place
-            assert place is not None
-            place.checkpoint_due = False
-
-            def save(folder: RunFolder) -> None:
-                state["records"]["metrics"] = folder.kept_metrics()
-                checkpoint.save(folder.path, step, state)
-
-            return place.attempt(save) is None
+            folder = self._records.folder
+            assert folder is not None
+            state["records"]["metrics"] = folder.kept_metrics()
+            checkpoint.save(folder.path, step, state)
+            return True
 
         self._possible, saved = self._reducer.first(self._trying(self._gather, write))
         self._saved_at = time.monotonic()
@@ -248,9 +247,10 @@ def _per_example(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return [_per_example(value, change) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
-def require_folder_for_steps(checkpoints: Checkpoints, out: str | Path | None) -> None:
-    if checkpoints.steps is not None and out is None:
-        raise UsageError("checkpoints every few steps have no effect without a run folder: add out='runs/name'.")
+def unfinished(out: str | Path | None) -> dict[str, Any]:
+    """The configuration of an unfinished run in the folder ``out``; empty where there is none."""
+    folder = None if out is None else RunFolder(out)
+    return folder.config() if folder is not None and folder.is_run() and not folder.has_ended() else {}
 
 
 def model_fingerprint(model: nn.Module) -> str:
@@ -302,3 +302,26 @@ def _difference(name: str, old: Any, new: Any) -> list[str]:
         return [clause for key in {**old, **new} for clause in _difference(f"{name}.{key}", old.get(key), new.get(key))]
     was, now = json.dumps(old), json.dumps(new)
     return [f"{name} was {was} and is {now}" if len(was) + len(now) < 100 else f"{name} changed"]
+
+
+def require_same_settings(reducer: Reducer, settings: Mapping[str, Any]) -> None:
+    """Raise on every rank, with all differences, where one was started with other settings than rank 0."""
+    every = reducer.every(comparable(settings))
+    for rank, own in enumerate(every):
+        if found := list(_between_ranks(every[0], own, rank)):
+            raise UsageError(
+                f"the ranks were started with different settings, since {', '.join(found)}: give every rank the same."
+            )
+
+
+def _between_ranks(first: Any, own: Any, rank: int, at: str = "") -> Iterator[str]:
+    if isinstance(first, dict) and isinstance(own, dict):
+        for name in {**first, **own}:
+            yield from _between_ranks(first.get(name), own.get(name), rank, f"{at}.{name}" if at else name)
+    elif first != own:
+        yield f"{at} is {_shown(first)} on rank 0 and {_shown(own)} on rank {rank}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -1,112 +1,102 @@
-"""Before the first step: the settings resolved, the model assembled, the task put together and checked."""
+"""Before the first step: the options checked, the model assembled and tried on one example of each side."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from soseleto.data import TablePreparation, seed_for, structure
-from soseleto.data.feeding import Prepare, Standardize, make_prepare
+from soseleto.data import (
+    Augment,
+    Examples,
+    ExampleSet,
+    FeatureViews,
+    Preprocess,
+    TablePreparation,
+    TokenViews,
+    Views,
+    seed_for,
+    structure,
+)
+from soseleto.data.batches import Batch
+from soseleto.data.feeding import Prepare, make_prepare
+from soseleto.data.views import AnyViews, UnlabelledViews
+from soseleto.defaults import Settings, kind_of_inputs, name_of
 from soseleto.engines.shards import is_shard, reshard
-from soseleto.errors import UsageError
-from soseleto.models.trunk_and_heads import TrunkAndHeads, feature_width
+from soseleto.errors import DataError, SoseletoError, UsageError, counted, first_line
+from soseleto.models.trunk_and_heads import TrunkAndHeads, evaluation_mode, feature_width
 from soseleto.parallel.fsdp import ShardedSharing, require_shardable, sharing_of, split_heads
 from soseleto.parallel.micro_batches import Sharing, require_sharing
 from soseleto.parallel.reducer import Single, owned
 from soseleto.prediction.predictor import TaskKind
-from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses
+from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.task.settings import to_data
-from soseleto.task.task import Guard, MakeOptimizer, MakeSchedule, Method, Task
-from soseleto.training.checks import TaskLosses, check_fit
-from soseleto.training.data import BatchSizes, Data, class_count, class_shares, classes_of
-from soseleto.training.optimizers import Adaptive, Momentum
-from soseleto.training.options import Checkpoints, Compute, Heads, Probes, require_whole
-from soseleto.training.settings import settings_of
-from soseleto.training.views_for import Augments
+from soseleto.task.task import Guard, Method, Task
+from soseleto.training.data import BatchSizes, Data, are_class_indices, class_count, class_shares, classes_of
+from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes
+from soseleto.training.out_of_memory import is_out_of_memory
+
+TaskLosses = NoisyLosses | TransferLosses
+# Views of an example: the inputs that they are made of, as ``kind_of_inputs`` calls them and in words.
+INPUTS_OF_VIEWS = {
+    Views: ("images", "views of images are made of uint8 tensors (C, H, W)"),
+    TokenViews: ("tokens", "views of texts are made of dicts with input_ids and attention_mask"),
+    FeatureViews: ("rows", "views of tables are made of rows of numbers (D,)"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The training that ``fit`` was called for, with every shorthand resolved; pairs are (source, target)."""
+class Options:
+    """The options of ``fit`` that have no default by the data, in full; losses are (source, target)."""
 
     mode: str
-    epochs: int
-    optimizer: MakeOptimizer
-    schedule: MakeSchedule | None
-    loss: tuple[Loss, Loss | None]  # no target loss where it is the source's
-    method: Method
-    augment: Augments
+    loss: tuple[Loss, Loss]
+    inputs: Inputs
     heads: Heads
     probes: Probes
     compute: Compute
     checkpoints: Checkpoints
     seed: int
 
-    def __post_init__(self) -> None:
-        require_whole("epochs", self.epochs)
-        if self.epochs < 1:
-            raise UsageError(f"epochs must be at least 1, got {self.epochs}.")
-
-    @property
-    def target_loss(self) -> Loss:
-        source, target = self.loss
-        return target or source
-
     def losses(self) -> TaskLosses:
         precision = Precision(self.compute.dtype)
-        if self.mode == "noisy":
-            return NoisyLosses(self.loss[0], precision)
-        return TransferLosses(self.loss[0], self.target_loss, precision)
+        return NoisyLosses(self.loss[0], precision) if self.mode == "noisy" else TransferLosses(*self.loss, precision)
 
     def describe(self) -> dict[str, Any]:
         """The entries of ``config.json``."""
-        known = self.optimizer if isinstance(self.optimizer, Momentum | Adaptive) else None
         return {
             **self.checkpoints.notes,
-            "mode": self.mode,
-            "method": self.method.name,
-            "settings": settings_of(self.method),
-            "epochs": self.epochs,
             "micro_batch_size": self.compute.micro_batch_size,
-            "lr": None if known is None else known.lr,
-            "weight_decay": None if known is None else known.weight_decay,
-            "optimizer": _name_of(self.optimizer) if known is None else known.name,
-            "schedule": _name_of(self.schedule),
-            "loss": _name_of(self.loss[0]),
-            "target_loss": _name_of(self.loss[1]),
+            "loss": name_of(self.loss[0]),
+            "target_loss": name_of(self.loss[1]),
             "suspect_precision": self.probes.precision,
             "guarantee": self.probes.guarantee,
             "non_finite": self.compute.non_finite,
             "precision": None if self.compute.dtype is None else str(self.compute.dtype),
-            "augment_source": repr(self.augment[0]),
-            "augment_target": repr(self.augment[1]),
             "seed": self.seed,
         }
 
     def describe_all(self) -> dict[str, Any]:
         """``describe`` with what may change when a run is resumed, but not from rank to rank."""
-        more = {"probes": to_data(self.probes), "checkpoint seconds": self.checkpoints.seconds}
-        more |= {"checkpoint steps": self.checkpoints.steps, "examples per pass": self.compute.micro_batch_size}
-        return {**self.describe(), **more}
+        return {
+            **self.describe(),
+            "mode": self.mode,
+            "inputs": repr(self.inputs),
+            "probes": to_data(self.probes),
+            "checkpoints": [self.checkpoints.seconds, self.checkpoints.steps, self.checkpoints.resume],
+            "examples per pass": self.compute.micro_batch_size,
+        }
 
 
-def _name_of(value: Any) -> str | None:
-    return None if value is None else getattr(value, "__qualname__", None) or repr(value)
-
-
-def make_sharing(model: nn.Module, settings: Settings) -> Sharing:
+def make_sharing(model: nn.Module, compute: Compute) -> Sharing:
     """How the work of a step is divided over ranks and micro-batches."""
-    compute, method = settings.compute, settings.method
     even = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     sharing = sharing_of(model, Sharing(compute.reducer or Single(), compute.micro_batch_size, even))
-    if not sharing.nothing:
-        require_sharing(method, method.name)
     if isinstance(sharing, ShardedSharing):
         require_shardable(model, compute.non_finite, sharing.reducer.ranks)
     return sharing
@@ -119,8 +109,8 @@ def assemble(model: nn.Module, mode: str, data: Data, prepare: Prepare, heads: H
             raise UsageError("heads have no effect in noisy mode, where both sides share one: write mode='transfer'.")
         return model
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    one = prepare(structure.to_device(data.source.take(torch.tensor([0]))[0], device))
-    width = feature_width(model, lambda trunk: structure.call(trunk, one))
+    example = prepare(structure.to_device(data.source.take(torch.tensor([0]))[0], device))
+    width = feature_width(model, lambda trunk: structure.call(trunk, example))
     whole = TrunkAndHeads(
         model,
         heads.source or nn.Linear(width, classes_of(data.source, "source")),
@@ -130,77 +120,73 @@ def assemble(model: nn.Module, mode: str, data: Data, prepare: Prepare, heads: H
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Everything a training needs, checked: what ``fit`` hands to the loop."""
+class Network:
+    """The whole model on its device, and what makes its inputs.
 
+    kind: of the task, as the target shows it
+    outputs: of the source's classifier; None if it is none
+    """
+
+    model: nn.Module
+    prepare: Prepare
+    losses: TaskLosses
+    kind: TaskKind
+    outputs: int | None
+
+    @classmethod
+    def of(cls, model: nn.Module, options: Options, data: Data, *, sharing: Sharing, device: torch.device) -> Network:
+        """Move the model to the device and add what it lacks; the same on every rank."""
+        model.to(device)
+        standardize = options.inputs.standardize
+        if standardize is None and isinstance(data.preparation, TablePreparation) and data.preparation.codes:
+            standardize = data.preparation  # codes of categories are no quantities
+        prepare = make_prepare(data.own_source, model, standardize=standardize)
+        whole, losses = assemble(model, options.mode, data, prepare, options.heads), options.losses()
+        if isinstance(sharing, ShardedSharing):
+            split_heads(whole, (options.heads.source, options.heads.target))
+            require_shardable(whole, options.compute.non_finite, sharing.reducer.ranks)
+        kind, outputs = check_fit(whole, losses, data, prepare)
+        reshard(whole)
+        sharing.reducer.broadcast(t for t in [*whole.parameters(), *whole.buffers()] if not is_shard(t))
+        return cls(model=whole, prepare=prepare, losses=losses, kind=kind, outputs=outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Everything a training needs, checked: what ``fit`` hands to the loop.
+
+    wrong_share: the estimated share of wrong labels that the default method was chosen by
+    """
+
+    options: Options
     settings: Settings
+    network: Network
     data: Data
     sizes: BatchSizes
     sharing: Sharing
     device: torch.device
-    model: nn.Module  # the whole one
-    prepare: Prepare
-    losses: TaskLosses
-    kind: TaskKind
-    outputs: int | None  # of the source's classifier
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        settings: Settings,
-        data: Data,
-        *,
-        sizes: BatchSizes,
-        sharing: Sharing,
-        device: torch.device,
-        standardize: Standardize | bool | None,
-    ) -> Setup:
-        """Move the model to the device and add what it lacks; the same on every rank."""
-        model.to(device)
-        if standardize is None and isinstance(data.preparation, TablePreparation) and data.preparation.codes:
-            standardize = data.preparation  # codes of categories are no quantities
-        prepare = make_prepare(data.own_source, model, standardize=standardize)
-        whole, losses = assemble(model, settings.mode, data, prepare, settings.heads), settings.losses()
-        if isinstance(sharing, ShardedSharing):
-            split_heads(whole, (settings.heads.source, settings.heads.target))
-            require_shardable(whole, settings.compute.non_finite, sharing.reducer.ranks)
-        kind, outputs = check_fit(whole, losses, data, prepare)
-        reshard(whole)
-        sharing.reducer.broadcast(t for t in [*whole.parameters(), *whole.buffers()] if not is_shard(t))
-        return cls(
-            settings=settings,
-            data=data,
-            sizes=sizes,
-            sharing=sharing,
-            device=device,
-            model=whole,
-            prepare=prepare,
-            losses=losses,
-            kind=kind,
-            outputs=outputs,
-        )
+    wrong_share: float | None = None
 
     @property
     def in_one_process(self) -> bool:
         return isinstance(self.sharing.reducer, Single)
 
     def task(self, guard: Guard) -> Task:
-        settings, n_source = self.settings, len(self.data.source)
-        noisy = settings.mode == "noisy"
-        classes = class_count(self.data.source, self.outputs)
+        network, n_source = self.network, len(self.data.source)
+        noisy = self.settings.mode == "noisy"
+        classes = class_count(self.data.source, network.outputs)
         shares = None
         if noisy and self.sizes.balanced and classes is not None:
             shares = class_shares(self.data.target, classes).to(self.device)
         return Task(
-            model=self.model,
-            losses=self.losses,
+            model=network.model,
+            losses=network.losses,
             n_source=owned(n_source, self.sharing.reducer),
-            steps=settings.epochs * math.ceil(n_source / self.sizes.source),
-            shared=_trainable(self.model, "" if noisy else "trunk."),
-            target_head=frozenset() if noisy else _trainable(self.model, "target_head."),
-            make_optimizer=settings.optimizer,
-            make_schedule=settings.schedule,
+            steps=self.settings.epochs * math.ceil(n_source / self.sizes.source),
+            shared=_trainable(network.model, "" if noisy else "trunk."),
+            target_head=frozenset() if noisy else _trainable(network.model, "target_head."),
+            make_optimizer=self.settings.optimizer,
+            make_schedule=self.settings.schedule,
             device=self.device,
             classes=classes,
             target_shares=shares,
@@ -208,21 +194,20 @@ class Setup:
             sharing=self.sharing,
         )
 
-    @property
-    def _planted(self) -> dict[str, Any]:
-        """Probes that were drawn from estimated mistakes, so that a resumed run has the same on any machine."""
-        probes = self.data.probes
-        return {} if probes is None or probes.share is None else {"planted": probes.describe()}
-
     def describe(self) -> dict[str, Any]:
         """The entries of ``config.json``."""
+        probes = self.data.probes
+        estimates: dict[str, Any] = {} if self.wrong_share is None else {"wrong_share": self.wrong_share}
+        if probes is not None and probes.share is not None:  # so that a resumed run has the same on any machine
+            estimates["planted"] = probes.describe()
         return {
+            **self.options.describe(),
             **self.settings.describe(),
             **self.sizes.describe(),
-            "task": self.kind,
+            **estimates,
+            "task": self.network.kind,
             "ranks": self.sharing.reducer.ranks,
-            "probes": len(self.data.probes or ()),
-            **self._planted,
+            "probes": len(probes or ()),
             "device": str(self.device) if self.in_one_process else self.device.type,
             **({} if self.data.columns is None else {"columns": list(self.data.columns)}),
         }
@@ -239,3 +224,174 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed_for(seed, "training"))
         yield
+
+
+# Whether model, losses and data fit together
+
+
+def check_fit(model: nn.Module, losses: TaskLosses, data: Data, prepare: Prepare) -> tuple[TaskKind, int | None]:
+    """Pass one example of each side through the model and its loss.
+
+    Returns the kind of task that the target turns out to be, and the number of the source's outputs. Labels that are
+    class indices and outputs (B, classes) make a classifier, whatever the loss.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UsageError(
+            "no parameter of the model is trainable: write model.requires_grad_(True), or add a layer that is trained."
+        )
+    _check_shapes(data)
+    with evaluation_mode(model), torch.no_grad():
+        of_source = structure.scores_of(_check_side(model, losses, "source", data.source, prepare))
+        outputs = structure.scores_of(_check_side(model, losses, "target", data.target, prepare))
+    sides = [data.source, data.target] if isinstance(losses, NoisyLosses) else [data.target]
+    width = of_source.shape[1] if isinstance(of_source, Tensor) and of_source.ndim == 2 else None
+    classifies = isinstance(outputs, Tensor) and outputs.ndim == 2
+    classifies = classifies and all(_are_indices_of(outputs, side.sample_labels()) for side in sides)
+    return "classification" if classifies else "regression", width
+
+
+def _are_indices_of(outputs: Tensor, labels: Tensor) -> bool:
+    return are_class_indices(labels) and int(labels.max()) < outputs.shape[1]
+
+
+def _check_shapes(data: Data) -> None:
+    """Of sets in memory; batches of others may be padded, each to a shape of its own."""
+    if not isinstance(data.source, Examples) or not isinstance(data.target, Examples):
+        return
+    of_source, of_target = structure.shape_of(data.source.inputs), structure.shape_of(data.target.inputs)
+    if of_source != of_target:
+        raise DataError(
+            f"source inputs have shape {_shown(of_source)} and target inputs {_shown(of_target)}: "
+            "bring them to one shape."
+        )
+
+
+def _shown(shape: Any) -> Any:
+    return tuple(shape) if isinstance(shape, list) else shape
+
+
+def _check_side(model: nn.Module, losses: TaskLosses, side: str, examples: ExampleSet, prepare: Prepare) -> Any:
+    """The model's outputs for the side's first example."""
+    loss: Loss
+    if isinstance(losses, NoisyLosses):
+        loss, call = losses.loss, model
+    else:
+        assert isinstance(model, TrunkAndHeads)
+        head = getattr(model, f"{side}_head")
+        loss, call = getattr(losses, f"{side}_loss"), TrunkAndHeads(model.trunk, head, head)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    labels = examples.sample_labels()
+    if loss is cross_entropy and labels.is_floating_point():
+        raise DataError(
+            f"{side} labels are of float type {labels.dtype}: pass class indices (labels.long()), "
+            "or for regression a loss of your own, loss=soseleto.squared_error."
+        )
+    inputs, label = structure.to_device(examples.take(torch.tensor([0])), device)
+    inputs = prepare(inputs)
+    outputs = _outputs(call, inputs, side)
+    if loss is cross_entropy:  # a loss of the user's may read outputs and labels in another way
+        _check_classes(structure.scores_of(outputs), labels, side, examples)
+    getattr(losses, side)(model, Batch(torch.zeros(1, dtype=torch.int64), inputs, label))
+    return outputs
+
+
+def _check_classes(outputs: Any, labels: Tensor, side: str, examples: ExampleSet) -> None:
+    if not isinstance(outputs, Tensor) or outputs.ndim < 2:
+        form = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        raise UsageError(
+            f"the model returns {form} for one {side} example, and cross_entropy needs a tensor (examples, "
+            "classes): return the logits from forward, or give a loss of your own."
+        )
+    classes, highest = outputs.shape[1], int(labels.max())
+    if highest >= classes:
+        raise DataError(
+            f"a {side} label is {highest}, but the model has {classes} outputs (labels 0 to {classes - 1}): "
+            "give the model more outputs or fix the label."
+        )
+    named = classes if examples.classes is None else len(examples.classes)
+    if named < classes:
+        raise UsageError(
+            f"the model has {classes} outputs, but the {side} names {counted(named, 'class', 'classes')}: give the "
+            f"model {counted(named, 'output')}, or name all classes in classes=."
+        )
+
+
+def _outputs(model: nn.Module, inputs: structure.Inputs, side: str) -> Any:
+    try:
+        return structure.call(model, inputs)
+    except Exception as error:
+        if isinstance(error, SoseletoError) or is_out_of_memory(error):
+            raise
+        raise UsageError(
+            f"the model fails in evaluation mode on one {side} example, given as {structure.describe(inputs)} "
+            f"({type(error).__name__}: {first_line(error)}): give a model for these inputs."
+        ) from error
+
+
+# Whether method and data fit together
+
+
+def check_settings(settings: Settings, data: Data, sharing: Sharing) -> None:
+    """Raise for a method or augmentation that this data, or this division of the work, cannot have."""
+    method = settings.method
+    if not sharing.nothing:
+        require_sharing(method, method.name)
+    for augment, examples in zip(settings.augment, (data.source, data.target), strict=True):
+        if augment is None or augment.nothing:
+            continue
+        if isinstance(augment, AnyViews):
+            kind, needed = INPUTS_OF_VIEWS[type(augment)]
+            if kind_of_inputs(examples) != kind:
+                raise UsageError(f"{needed}, got {_form(examples)}: give such inputs, or leave these views out.")
+            _check_mixing(augment, method)
+        elif not isinstance(examples.take(torch.tensor([0]))[0], Tensor):
+            raise UsageError("augment is for inputs that are one tensor: augment in the Dataset, and leave it out.")
+
+
+def _check_mixing(views: AnyViews, method: Method) -> None:
+    """Raise where a method mixes inputs that cannot be mixed."""
+    if isinstance(views, TokenViews) and getattr(method, "mixup", False):
+        raise UsageError(
+            f"the method {method.name!r} mixes inputs, and token ids cannot be mixed: write Strong(mixup=0.0)."
+        )
+    if not isinstance(views, Views) and getattr(method, "cutmix", False):
+        raise UsageError("cutmix pastes a part of another image, and these are no images: write Strong(cutmix=0.0).")
+
+
+def with_missing(settings: Settings, data: Data, inputs: Inputs) -> Settings:
+    """With what stands for missing values in views of a table: by its preparation, or the means of the source."""
+    table = inputs.standardize if isinstance(inputs.standardize, TablePreparation) else data.preparation
+
+    def completed(augment: Augment | AnyViews | None) -> Augment | AnyViews | None:
+        if not isinstance(augment, FeatureViews) or augment.missing:
+            return augment
+        if isinstance(table, TablePreparation):
+            missing, columns = table.missing()
+            return replace(augment, missing=missing, columns=columns)
+        missing = Preprocess.of(data.own_source.sample()).mean
+        return replace(augment, missing=missing, columns=tuple(range(len(missing))))
+
+    source, target = settings.augment
+    return replace(settings, augment=(completed(source), completed(target)))
+
+
+def with_views(method: Method, views: Augment | AnyViews | None, source: ExampleSet, prepare: Prepare) -> Method:
+    """With the views of its inputs without labels, where the method has any."""
+    unlabelled = getattr(method, "unlabelled", None)
+    if not isinstance(unlabelled, Tensor) or not isinstance(views, AnyViews):
+        return method
+    example = source.take(torch.tensor([0]))[0]
+    wanted = (example.dtype, example.shape[1:]) if isinstance(example, Tensor) else None
+    if (unlabelled.dtype, unlabelled.shape[1:]) != wanted:
+        raise UsageError(
+            f"inputs without labels must be like the source's, {_form(source)}, got {unlabelled.dtype} of shape "
+            f"{tuple(unlabelled.shape[1:])}: give such ones, or leave unlabelled out."
+        )
+    if not len(unlabelled):
+        raise UsageError("unlabelled has no inputs: give some, or leave it out.")
+    return replace(method, unlabelled=UnlabelledViews(unlabelled, views, prepare))  # type: ignore[type-var]
+
+
+def _form(examples: ExampleSet) -> str:
+    inputs, _ = examples.take(torch.tensor([0]))
+    return f"{inputs.dtype} of shape {tuple(inputs.shape[1:])}" if isinstance(inputs, Tensor) else type(inputs).__name__

@@ -1,4 +1,4 @@
-"""Loggers: a protocol of two methods, and adapters for TensorBoard, Weights & Biases and MLflow.
+"""Loggers for ``fit(..., progress=...)``: TensorBoard, Weights & Biases and MLflow.
 
 ``fit(..., progress=TensorBoard("runs/tb"))`` logs the numbers of every epoch and closes the logger at the end.
 """
@@ -7,21 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from soseleto.errors import UsageError
-
-
-class Logger(Protocol):
-    """An object with these two methods."""
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of an epoch, which ended with this step of the training."""
-        ...
-
-    def close(self) -> None:
-        """The training has ended or failed."""
-        ...
 
 
 class TensorBoard:
@@ -78,15 +66,6 @@ class MLflow:
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
-
-
-def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """The plain numbers of an epoch's record."""
-    return {
-        name: float(value)
-        for name, value in record.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
 
 
 def _missing(name: str, package: str) -> UsageError:

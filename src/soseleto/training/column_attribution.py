@@ -34,7 +34,7 @@ def contributions(
     device = next(model.parameters()).device
     origins = torch.tensor(table.origins(), device=device)
     means = _class_means(prepare, inputs, labels, device)
-    found = []
+    pieces = []
     with evaluation_mode(model):
         for some in places.split(BATCH):
             rows, own = inputs[some], labels[some].to(device)
@@ -45,8 +45,8 @@ def contributions(
             (gradient,) = torch.autograd.grad((given - other).sum(), encoded)
             each = (gradient * (encoded.detach() - means[own])).float()
             by_column = torch.zeros(len(rows), len(table.columns), device=device)
-            found.append(by_column.index_add_(1, origins, each).cpu())
-    return torch.cat(found)
+            pieces.append(by_column.index_add_(1, origins, each).cpu())
+    return torch.cat(pieces)
 
 
 def _class_means(prepare: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor, device: torch.device) -> Tensor:
@@ -61,15 +61,15 @@ def _class_means(prepare: Callable[[Tensor], Tensor], inputs: Tensor, labels: Te
     return total / torch.bincount(labels, minlength=classes).clamp(min=1).to(device)[:, None]
 
 
-def named(contributed: Tensor, table: TablePreparation) -> np.ndarray:
+def columns_against_label(contributed: Tensor, table: TablePreparation) -> np.ndarray:
     """(N,) the names of the columns that speak most against the label, strongest first; empty where none does."""
     strongest = (-contributed).topk(min(MOST, contributed.shape[1]), dim=1)
     enough = (strongest.values > 0) & (strongest.values >= LEAST * strongest.values[:, :1])
     used = table.used
     return np.array(
         [
-            ", ".join(used[at] for at, one in zip(places, counts, strict=True) if one)
-            for places, counts in zip(strongest.indices.tolist(), enough.tolist(), strict=True)
+            ", ".join(used[at] for at, is_strong in zip(places, strong, strict=True) if is_strong)
+            for places, strong in zip(strongest.indices.tolist(), enough.tolist(), strict=True)
         ],
         dtype=object,
     )

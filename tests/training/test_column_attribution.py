@@ -13,7 +13,7 @@ from soseleto.data import TablePreparation
 from soseleto.report import write_report
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import RunFolder
-from soseleto.training.against import contributions, named
+from soseleto.training.column_attribution import columns_against_label, contributions
 
 
 def test_contributions_of_a_linear_model_are_those_by_hand():
@@ -37,7 +37,7 @@ def test_contributions_of_a_linear_model_are_those_by_hand():
         each = (x[row] - mean) * (weight[label] - weight[1 - label])
         by_hand = [float(each[[at for at, c in enumerate(table.origins()) if c == k]].sum()) for k in range(3)]
         assert np.allclose(found[row], by_hand, atol=1e-5)
-    names = named(found, table)
+    names = columns_against_label(found, table)
     assert not any("noise" in one for one in names)
     for one, row in zip(names, found.tolist(), strict=True):
         strongest = table.used[int(np.argmin(row))] if min(row) < 0 else ""
@@ -62,7 +62,7 @@ def test_ranking_report_and_review_show_the_values_of_the_table(tmp_path: Path):
     source["label"] = np.where(flipped, np.where(source["label"] == "r", "b", "r"), source["label"])
     source.to_csv(tmp_path / "s.csv", index=False)
     rows(40, 1).to_csv(tmp_path / "t.csv", index=False)
-    table = soseleto.read_pair(tmp_path / "s.csv", tmp_path / "t.csv", mode="noisy").preparation
+    table = soseleto.data.read_pair(tmp_path / "s.csv", tmp_path / "t.csv", mode="noisy").preparation
     model = soseleto.models.table_network(table.width, 2, width=16)
     soseleto.fit(model, tmp_path / "s.csv", tmp_path / "t.csv", epochs=6, lr=0.1, out=tmp_path / "run", device="cpu")
     run = RunFolder(tmp_path / "run")
