@@ -66,7 +66,7 @@ def net(mode: str = "noisy") -> nn.Module:
 def train(reducer: Reducer | None, compute: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """200 steps by default, 8 per epoch; the last batch has 2 source and 3 target examples, so some ranks get none."""
     given: dict[str, Any] = {
-        "source": points(58, 0), "target": points(20, 1), "test": points(9, 2), "epochs": 25, "batch_size": 8,
+        "source": points(58, 0), "target": points(20, 1), "epochs": 25, "batch_size": 8,
         "target_batch_size": 3, "device": "cpu", "compute": soseleto.Compute(reducer=reducer, **(compute or {})),
     }  # fmt: skip
     rate = {} if "optimizer" in changes else {"lr": 0.05}

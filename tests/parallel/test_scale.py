@@ -22,13 +22,13 @@ from parallel.test_ranks import CASES, net, points, require_close, train
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import OutOfMemory, TrainingError, UsageError
+from soseleto.integrations import loggers
 from soseleto.methods import Ordinary, Strong
 from soseleto.methods.wrappers import CountingGuard, Skipping
 from soseleto.pieces import preconditioned
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task
-from soseleto.training import loggers
 from soseleto.training.loop import Loop
 
 
