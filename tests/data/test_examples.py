@@ -42,12 +42,8 @@ def test_fingerprint_depends_on_inputs_labels_and_ids():
     assert small(labels=torch.tensor([0, 1, 1, 1])).fingerprint() != same
     assert small(ids=("0", "1", "2", "x")).fingerprint() != same
     assert small(inputs=torch.arange(12.0).reshape(4, 3, 1)).fingerprint() != same
-
-
-def test_fingerprint_does_not_depend_on_the_memory_layout():
-    turned = torch.arange(12.0).reshape(4, 3).T.contiguous().T
-    assert not turned.is_contiguous()
-    assert small(inputs=turned).fingerprint() == small().fingerprint()
+    turned = torch.arange(12.0).reshape(4, 3).T.contiguous().T  # another layout in memory
+    assert small(inputs=turned).fingerprint() == same
 
 
 @pytest.mark.parametrize(
@@ -135,7 +131,7 @@ BLOCKED = """
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("PIL", "pyarrow", "scipy", "pandas", "sklearn"):
+        if name.split(".")[0] in ("pyarrow", "scipy", "pandas", "sklearn"):
             raise ImportError(name)
 sys.meta_path.insert(0, Block())
 import torch
@@ -149,16 +145,9 @@ except DataError as error:
 """
 
 
-def test_importing_needs_torch_and_numpy_alone(tmp_path):
+def test_importing_needs_torch_numpy_and_pillow_alone(tmp_path):
     (tmp_path / "a.csv").write_text("a,label\n1,2\n")
     command = [sys.executable, "-c", BLOCKED, str(tmp_path / "a.csv")]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     assert "needs pyarrow, which is not installed: type pip install" in made.stdout
-
-
-def test_a_missing_package_is_named_with_the_line_to_type(tmp_path, monkeypatch):
-    (tmp_path / "a.csv").write_text("a,label\n1,2\n")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"needs pyarrow, which is not installed: type pip install 'soseleto'"):
-        as_examples(tmp_path / "a.csv", name="source")

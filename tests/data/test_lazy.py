@@ -62,10 +62,10 @@ def test_an_error_names_the_item(workers):
                 raise ValueError("cannot decode")
             return super().__getitem__(at)
 
-    live = LazyDataset(Broken(), workers=workers).named("source")
+    lazy = LazyDataset(Broken(), workers=workers).named("source")
     with pytest.raises(DataError, match=r"item 41 of the source data set cannot be read \(ValueError: cannot decode\)"):
-        list(live.read(torch.arange(60).split(10)))
-    live.close()
+        list(lazy.read(torch.arange(60).split(10)))
+    lazy.close()
 
 
 def test_ragged_items_need_a_collate_function():
@@ -83,9 +83,9 @@ def test_ragged_items_need_a_collate_function():
 
 
 def test_labels_are_those_that_were_read_and_the_missing_are_read_when_asked_for():
-    live = LazyDataset(Noisy(10, draws=False), workers=0)
-    list(live.read([torch.tensor([1, 4])]))
-    assert live.labels.tolist() == [0, 1] * 5
+    lazy = LazyDataset(Noisy(10, draws=False), workers=0)
+    list(lazy.read([torch.tensor([1, 4])]))
+    assert lazy.labels.tolist() == [0, 1] * 5
     tokens = LazyDataset([(torch.ones(2), torch.arange(3)) for _ in range(4)], workers=0)
     assert tokens.labels.shape == (4, 0)  # several numbers per example are not kept
 
@@ -186,14 +186,14 @@ def fitted(source, **options):
     return soseleto.fit(nn.Linear(3, 2), source, target, epochs=2, batch_size=8, **options)
 
 
-def test_fit_reads_a_live_set_in_every_epoch_and_equals_memory_where_nothing_is_random(tmp_path):
+def test_fit_reads_a_lazy_set_in_every_epoch_and_equals_memory_where_nothing_is_random(tmp_path):
     in_memory = fitted(Noisy(draws=False))
-    live = fitted(LazyDataset(Noisy(draws=False), workers=1), out=tmp_path / "run")
-    assert torch.equal(in_memory.weights, live.weights)
-    assert torch.equal(in_memory.scores, live.scores)
-    assert torch.equal(in_memory.model.weight, live.model.weight)
-    assert live.ranking()["predicted_label"].shape == (60,)
-    assert "items" in live.config["source_fingerprint"]
+    lazy = fitted(LazyDataset(Noisy(draws=False), workers=1), out=tmp_path / "run")
+    assert torch.equal(in_memory.weights, lazy.weights)
+    assert torch.equal(in_memory.scores, lazy.scores)
+    assert torch.equal(in_memory.model.weight, lazy.model.weight)
+    assert lazy.ranking()["predicted_label"].shape == (60,)
+    assert "items" in lazy.config["source_fingerprint"]
 
 
 def test_fit_keeps_the_augmentation_random():
@@ -210,7 +210,7 @@ def test_fit_keeps_the_augmentation_random():
     assert len(of_one) >= 3  # two epochs, and the reading at the end
 
 
-def test_probes_among_live_examples():
+def test_probes_among_lazy_examples():
     class Separable(Noisy):
         def __getitem__(self, at):
             row, label = super().__getitem__(at)

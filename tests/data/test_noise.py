@@ -65,9 +65,9 @@ def test_any_valid_confusion_keeps_the_class_sizes(labels, rows):
 @pytest.mark.parametrize(
     ("matrix", "words"),
     [
-        ([[0.5, 0.4], [0, 1]], "row 0 of confusion sums to 0.9"),
-        ([[1.5, -0.5], [0, 1]], "negative"),
-        ([[float("nan"), 1], [0, 1]], "NaN"),
+        ([[0.5, 0.4], [0, 1]], "every row must sum to 1"),
+        ([[1.5, -0.5], [0, 1]], "shares of 0 or more"),
+        ([[float("nan"), 1], [0, 1]], "shares of 0 or more"),
         ([[1, 0, 0], [0, 1, 0]], "square"),
     ],
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from soseleto.data import Examples, Preprocess, StrongAugment, TargetCycle, Views, feed, source_batches
 from soseleto.data.augment import CHANGES, _blended, _recoloured, _resampled
-from soseleto.data.randomness import ExampleRandom
+from soseleto.data.batches import ExampleRandom
 from soseleto.errors import DataError, UsageError
 
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_is_one_sentence() -> None:
         StrongAugment(changes=-1)
     with pytest.raises(UsageError, match=r"cutout of StrongAugment must lie in \[0, 1\], got 2"):
         StrongAugment(cutout=2)
-    with pytest.raises(UsageError, match="count of Views must be at least 1"):
+    with pytest.raises(UsageError, match="count at least 1"):
         Views(count=0)
-    with pytest.raises(UsageError, match="crop of Views must be a share"):
+    with pytest.raises(UsageError, match="crop must be a share"):
         Views(crop=4)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from soseleto.data import Examples, FeatureViews, TablePreparation, TokenViews, feed, source_batches
+from soseleto.data.batches import ExampleRandom
 from soseleto.data.columns import GONE
-from soseleto.data.randomness import ExampleRandom
 from soseleto.data.structure import tensors
 from soseleto.data.text import NO_TOKEN, TextExamples
 from soseleto.errors import UsageError
@@ -140,11 +140,6 @@ def test_a_resumed_epoch_has_the_same_views_and_others_differ(kind: str) -> None
 
 
 def test_bad_settings_are_one_sentence() -> None:
-    for make, said in (
-        (lambda: TokenViews(drop=1.0), "drop of TokenViews must be a probability below 1, got 1.0: say 0.1"),
-        (lambda: FeatureViews(drop=-0.1), "drop of FeatureViews must be a probability below 1, got -0.1"),
-        (lambda: TokenViews(count=0), "count of TokenViews must be at least 1, got 0"),
-        (lambda: FeatureViews(count=0), "count of FeatureViews must be at least 1, got 0"),
-    ):
-        with pytest.raises(UsageError, match=said):
+    for make in (lambda: TokenViews(drop=1.0), lambda: FeatureViews(drop=-0.1), lambda: FeatureViews(count=0)):
+        with pytest.raises(UsageError, match=r"drop must be a probability below 1, .*count at least 1, got \w+Views\("):
             make()

@@ -17,7 +17,7 @@ from experiments.methods.promix.debiasing import learn_shares, margin_loss, pseu
 from experiments.methods.promix.heads import NetworksWithHeads, classifier
 from experiments.methods.promix.selection import agreed, small_losses
 from soseleto.data import Views
-from soseleto.data.randomness import ExampleRandom
+from soseleto.data.batches import ExampleRandom
 from soseleto.errors import UsageError
 from soseleto.methods.teacher import quantiles
 from soseleto.training.fit import fit

@@ -25,8 +25,7 @@ from experiments.methods.divide_mix.mixture import right_probability
 from experiments.methods.fixmatch import confident
 from experiments.methods.two_networks import Networks
 from soseleto.data import Augment, StrongAugment, Views
-from soseleto.data.batches import Batch
-from soseleto.data.randomness import ExampleRandom
+from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.errors import UsageError
 from soseleto.methods import Recording, Signals
 from soseleto.methods.teacher import quantiles

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 import soseleto
 from experiments.methods import StrongPair
 from soseleto.data import Augment, Views
-from soseleto.data.batches import Batch
-from soseleto.data.randomness import ExampleRandom
+from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable
 from soseleto.errors import TrainingError, UsageError

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import soseleto
 from experiments.methods import FixMatch, ProMix
 from soseleto.data import FeatureViews, TokenViews, Views
-from soseleto.data.batches import Batch
-from soseleto.data.randomness import ExampleRandom
+from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.errors import UsageError
 from soseleto.methods import Strong
 from soseleto.task.optimizers import adamw

@@ -42,8 +42,7 @@ from torch import Tensor
 from experiments.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
 from experiments.methods.divide_mix.mixture import right_probability
 from experiments.methods.two_networks import Networks
-from soseleto.data.batches import Batch
-from soseleto.data.randomness import ExampleRandom
+from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from soseleto.data.randomness import ExampleRandom
+from soseleto.data.batches import ExampleRandom
 from soseleto.methods.teacher import one_hot, quantiles, sharpened
 
 

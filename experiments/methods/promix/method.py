@@ -58,8 +58,7 @@ from experiments.methods.divide_mix.mix_match import mean_over, mixed_alike
 from experiments.methods.promix.debiasing import learn_shares, margin_loss, pseudo_labels
 from experiments.methods.promix.heads import NetworksWithHeads
 from experiments.methods.promix.selection import agreed, small_losses
-from soseleto.data.batches import Batch
-from soseleto.data.randomness import ExampleRandom
+from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError

@@ -1,15 +1,14 @@
 """Data: user files read into ``Examples``, checked, and fed in batches."""
 
 from soseleto.data.augment import Augment, StrongAugment
-from soseleto.data.batches import Batch, TargetCycle, source_batches, source_order
-from soseleto.data.examples import Examples, ExampleSet
+from soseleto.data.batches import Batch, TargetCycle, generator, seed_for, source_batches, source_order
+from soseleto.data.examples import Examples
 from soseleto.data.feeding import feed
 from soseleto.data.labels_before import column_of, read_labels_before
-from soseleto.data.lazy import LazyDataset
+from soseleto.data.lazy import ExampleSet, LazyDataset
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Preprocess
-from soseleto.data.randomness import generator, seed_for
 from soseleto.data.read import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
 from soseleto.data.reading import Problem, ProblemsError, Reading
 from soseleto.data.views import FeatureViews, TokenViews, Views

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,81 +18,6 @@ from soseleto.data.structure import Inputs
 from soseleto.errors import DataError
 
 _CHUNK = 1 << 26  # bytes hashed at a time, so that data on a GPU is not copied to the host all at once
-
-
-class ExampleSet(Protocol):
-    """What training needs of a data set: ``Examples`` holds it in memory, ``LazyDataset`` reads it when needed."""
-
-    @property
-    def labels(self) -> Tensor: ...
-
-    @property
-    def ids(self) -> tuple[str, ...] | None: ...
-
-    @property
-    def classes(self) -> tuple[str, ...] | None: ...
-
-    @property
-    def truth(self) -> Tensor | None: ...
-
-    @property
-    def paths(self) -> tuple[str, ...] | None: ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where batches are."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the inputs and labels take."""
-        ...
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether batches are read one by one before they are needed, so that many are never gathered at once."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def id_of(self, index: int) -> str:
-        """The id of one example, by its index in the data set."""
-        ...
-
-    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """Inputs and labels of a few examples."""
-        ...
-
-    def read(
-        self, batches: Iterable[Tensor], *, seed: int = 0, purpose: str = "read"
-    ) -> Iterator[tuple[Inputs, Tensor]]:
-        """Inputs and labels of each batch of indices; what is random in an item follows (seed, purpose, index)."""
-        ...
-
-    def batches(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Sequence[Tensor]:
-        """The index batches of an epoch; together they hold every example exactly once.
-
-        device: where the examples are; indices for other processes stay on the CPU
-        """
-        ...
-
-    def sample(self) -> Inputs:
-        """Inputs from which statistics are computed: of all examples, or of many."""
-        ...
-
-    def sample_labels(self) -> Tensor:
-        """Labels of all examples, or of some where reading all would take an epoch."""
-        ...
-
-    def subset(self, index: Tensor | Sequence[int]) -> Self:
-        """The selected examples, in this order; ``index`` holds indices or is a boolean mask."""
-        ...
-
-    def to(self, device: torch.device | str) -> Self: ...
-
-    def fingerprint(self) -> str:
-        """Differs between different data, and is the same in every run."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,51 +124,30 @@ class Examples:
         digest = hashlib.sha256()
         for tensor in structure.tensors((self.inputs, self.labels)):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            for rows in _bytes_of(tensor):
-                digest.update(rows)
-        for part in self._ids_as_json():
-            digest.update(part)
+            rows = max(1, _CHUNK * max(len(tensor), 1) // max(tensor.nbytes, 1))
+            for part in torch.split(tensor, rows):
+                digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(json.dumps([self.id_of(at) for at in range(len(self))]).encode())
         return digest.hexdigest()
-
-    def _ids_as_json(self) -> Iterator[bytes]:
-        """The ids as one JSON list, some of them at a time."""
-        size = storage.PIECE
-        for first in range(0, len(self), size):
-            part = json.dumps([self.id_of(at) for at in range(first, min(first + size, len(self)))])
-            yield ("[" if first == 0 else ", ").encode() + part[1:-1].encode()
-        yield b"]"
-
-
-def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
-    """The tensor's bytes, some rows at a time."""
-    rows = max(1, _CHUNK * max(len(tensor), 1) // max(tensor.nbytes, 1))
-    for part in torch.split(tensor, rows):
-        yield part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _check_lengths(examples: Examples) -> None:
     count = structure.length(examples.inputs)
     if count == 0:
         raise DataError("the data set is empty: give it at least one example.")
-    fields: dict[str, Any] = {
-        "labels": examples.labels,
-        "ids": examples.ids,
-        "truth": examples.truth,
-        "paths": examples.paths,
-    }
     for tensor in structure.tensors(examples.inputs):
         if tensor.shape[:1] != (count,):
             raise DataError(
                 f"the inputs hold a tensor of shape {tuple(tensor.shape)} beside one of length {count}: the first "
                 "dimension of each must count the examples."
             )
-    for field, values in fields.items():
+    for name in ("labels", "ids", "truth", "paths"):
+        values: Any = getattr(examples, name)
         if values is not None and len(values) != count:
-            raise DataError(f"there are {count} inputs but {len(values)} {field}: give one for each input.")
+            raise DataError(f"there are {count} inputs but {len(values)} {name}: give one for each input.")
     if examples.ids is not None and len(set(examples.ids)) != count:
-        seen: set[str] = set()
-        twice = next(i for i in examples.ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
-        raise DataError(f"the id {twice!r} is used for two examples: make every id unique.")
+        repeated, _ = Counter(examples.ids).most_common(1)[0]
+        raise DataError(f"the id {repeated!r} is used for two examples: make every id unique.")
 
 
 def _check_labels(examples: Examples) -> None:

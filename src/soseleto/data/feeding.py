@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from soseleto.data import structure
 from soseleto.data.augment import Augment, Rows
-from soseleto.data.examples import ExampleSet
+from soseleto.data.batches import ExampleRandom, generator, seed_for
+from soseleto.data.lazy import ExampleSet
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Preprocess
-from soseleto.data.randomness import ExampleRandom, generator, seed_for
 from soseleto.data.structure import Inputs
 from soseleto.data.text import TextPreparation
 from soseleto.data.views import AnyViews

@@ -41,10 +41,9 @@ from soseleto.data.arrays import (
     require_constant,
     same,
 )
-from soseleto.data.batches import source_batches
-from soseleto.data.examples import Examples, ExampleSet
+from soseleto.data.batches import seed_for, source_batches
+from soseleto.data.examples import Examples
 from soseleto.data.labels import Names
-from soseleto.data.randomness import seed_for
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, SoseletoError, UsageError, first_line
 
@@ -241,6 +240,9 @@ class LazyDataset:
             for tensor in structure.tensors(item) if repeated else []:
                 digest.update(tensor.contiguous().numpy().tobytes())
         return f"{len(places)} of {len(self)} items: {digest.hexdigest()}"
+
+
+ExampleSet = Examples | LazyDataset
 
 
 def fits_memory(dataset: Any, *, name: str) -> bool:

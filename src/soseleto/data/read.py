@@ -18,9 +18,9 @@ from soseleto.data import image_folder, structure, tables
 from soseleto.data.arrays import inputs_of, labels_of, read_npz, stack_dataset
 from soseleto.data.checks import CHECKED, check_examples, labels_in_source, labels_in_target
 from soseleto.data.classes import number_labels
-from soseleto.data.examples import Examples, ExampleSet
+from soseleto.data.examples import Examples
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
-from soseleto.data.lazy import LazyDataset, fits_memory, refuse_iterable
+from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory, refuse_iterable
 from soseleto.data.prepare import Preparation, prepare, prepared
 from soseleto.data.readers import huggingface
 from soseleto.data.readers.raw import Raw

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data.augment import Augment, StrongAugment
-from soseleto.data.randomness import ExampleRandom
+from soseleto.data.batches import ExampleRandom
 from soseleto.data.structure import Inputs
 from soseleto.data.text import NO_TOKEN
 from soseleto.errors import UsageError
@@ -36,10 +36,7 @@ class Views:
     nothing: ClassVar[bool] = False  # an ``Augment`` may leave batches unchanged
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.crop <= 1.0:
-            raise UsageError(f"crop of Views must be a share of the side in [0, 1], got {self.crop}: say 0.125.")
-        if self.count < 1:
-            raise UsageError(f"count of Views must be at least 1, got {self.count}.")
+        _check(self, 0.0 <= self.crop <= 1.0, "crop must be a share of the side in [0, 1], such as 0.125")
 
     def __call__(self, inputs: Tensor, random: ExampleRandom) -> tuple[Tensor, ...]:
         weak = Augment(crop=round(self.crop * min(inputs.shape[2:])), flip=self.flip)
@@ -65,10 +62,7 @@ class TokenViews:
     nothing: ClassVar[bool] = False  # an ``Augment`` may leave batches unchanged
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.drop < 1.0:
-            raise UsageError(f"drop of TokenViews must be a probability below 1, got {self.drop}: say 0.1.")
-        if self.count < 1:
-            raise UsageError(f"count of TokenViews must be at least 1, got {self.count}.")
+        _check(self, 0.0 <= self.drop < 1.0, "drop must be a probability below 1, such as 0.1")
 
     def __call__(self, inputs: Inputs, random: ExampleRandom) -> tuple[Inputs, ...]:
         known = inputs[MASK] != 0 if isinstance(inputs, Mapping) else inputs != NO_TOKEN
@@ -106,16 +100,18 @@ class FeatureViews:
     nothing: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.drop < 1.0:
-            raise UsageError(f"drop of FeatureViews must be a probability below 1, got {self.drop}: say 0.4.")
-        if self.count < 1:
-            raise UsageError(f"count of FeatureViews must be at least 1, got {self.count}.")
+        _check(self, 0.0 <= self.drop < 1.0, "drop must be a probability below 1, such as 0.4")
 
     def __call__(self, inputs: Tensor, random: ExampleRandom) -> tuple[Tensor, ...]:
         missing, column = _constants(self, str(inputs.device), inputs.dtype)
         numbers = random.uniform(self.count * (max(self.columns) + 1)).view(self.count, -1, len(inputs))
         dropped = (numbers < self.drop).transpose(1, 2).index_select(2, column)  # (count, N, D)
         return inputs, *(torch.where(mask, missing, inputs) for mask in dropped)
+
+
+def _check(views: Any, valid: bool, wanted: str) -> None:
+    if not valid or views.count < 1:
+        raise UsageError(f"{wanted}, and count at least 1, got {views}.")
 
 
 # Each makes of a batch the tuple (weak view, strong view, ...), for methods that take such batches.

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from soseleto.algorithm import Soseleto
 from soseleto.data import structure
-from soseleto.data.batches import Batch
-from soseleto.data.randomness import ExampleRandom
+from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.data.structure import Inputs
 from soseleto.data.views import UnlabelledViews
 from soseleto.engines import trainable

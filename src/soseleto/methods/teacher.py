@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data.randomness import ExampleRandom
+from soseleto.data.batches import ExampleRandom
 from soseleto.task.task import State
 
 SMALLEST = 1e-8  # probability
