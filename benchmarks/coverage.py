@@ -40,9 +40,8 @@ from experiments.data import data_root, human_labels, load
 from soseleto.data import Examples, pair_flip, symmetric
 from soseleto.models.architectures import mlp, quick
 from soseleto.suspects import audit
-from soseleto.suspects.calibration import softmax
-from soseleto.suspects.estimate import AUDITED, EARLIER_LABELS, Estimate
-from soseleto.suspects.held_out import temperature
+from soseleto.suspects.calibration import AUDITED, EARLIER_LABELS, Estimate, softmax
+from soseleto.suspects.mistakes import temperature
 from soseleto.suspects.probes import enough_of_both
 from soseleto.suspects.suspects import Suspects
 
@@ -249,8 +248,8 @@ def audited(found: Suspects, wrong: Array, seed: int) -> audit.Figures:
     for one in strata:
         answers = tuple(bool(wrong[row]) for row in one.order[: one.planned])
         counts = sum(answers), len(answers) - sum(answers)
-        checked.append(audit.Checked(one.suspects, one.size, one.planned, one.expected, answers, *counts))
-    return audit.figures(checked, fixed=True)
+        checked.append(audit.Checked(one.suspects, one.size, one.expected, answers, *counts))
+    return audit.figures(checked)
 
 
 def rows_of(cell: Cell, data: Path, device: str, epochs: int = 20, sizes: Any = (SOURCE, TARGET, OTHERS)) -> list[Any]:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from soseleto.data import Examples
-from soseleto.run_folder import thumbnails
 from soseleto.run_folder.folder import RunFolder
+from soseleto.run_folder.source import save_thumbnails
 
 
 def fabricate(path: Path, *, n: int = 500, features: int = 2, truth: bool = True, epochs: int = 30) -> RunFolder:
@@ -143,7 +143,7 @@ def fabricate_images(
     run.log({"event": "end", "seconds": 1.0})
     run.write_ranking(columns)
     add_probe_columns(run)
-    thumbnails.save(run, source)
+    save_thumbnails(run, source)
     return run
 
 

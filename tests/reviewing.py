@@ -6,16 +6,16 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from browser import Browser
-from soseleto.review.connections import TIMEOUT
-from soseleto.review.server import AuditOptions, Review, Server
+from soseleto.review.server import TIMEOUT, Review, Server
 from soseleto.run_folder.folder import RunFolder
 
 
 @contextlib.contextmanager
-def serving(run: RunFolder, asked: AuditOptions | None = None, seconds: float = TIMEOUT) -> Iterator[Server]:
-    review = Review(run.path, asked)
+def serving(run: RunFolder, seconds: float = TIMEOUT, **options: Any) -> Iterator[Server]:
+    review = Review(run.path, **options)
     with Server(review, seconds=seconds) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -17,7 +17,7 @@ import typer
 from PIL import Image
 
 from soseleto.cli import main as command_line
-from soseleto.review.decisions import Decision, Decisions
+from soseleto.review.queue import Decision, Decisions
 from soseleto.review.server import Review
 from soseleto.run_folder.folder import RunFolder
 

@@ -168,7 +168,7 @@ def test_ranking_review_and_report_have_the_texts(desk: Path) -> None:
     lines = command("rank", desk / "run", "--worst", "5", "--format", "json")
     rows = json.loads(lines)
     assert {row["x0"] for row in rows} <= texts
-    items = Queue.of(RunFolder(desk / "run")).to_json()
+    items = Queue(RunFolder(desk / "run")).to_json()
     assert items["features"] == ["review"]
     assert {item["values"][0] for item in items["items"]} <= texts
     page = (desk / "run" / "report.html").read_text()

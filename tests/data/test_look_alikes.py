@@ -14,7 +14,7 @@ from soseleto.data import ProblemsError, Reading, as_examples, check_pair, read_
 from soseleto.data.classes import plain
 from soseleto.data.read import read_inputs
 from soseleto.data.reading import escaped, existing
-from soseleto.run_folder import thumbnails
+from soseleto.run_folder.source import image_from_file
 
 NFC, NFD = "caf\u00e9", "cafe\u0301"
 
@@ -107,7 +107,7 @@ def test_names_that_are_not_utf8(odd_names, tmp_path):
     assert torch.equal(again.inputs, made.inputs)
     assert again.paths == made.paths
     assert read_inputs([odd_names / "dog"], shape=(3, 32, 32)).names[1].endswith(r"dog/\xe9.png")
-    assert all(thumbnails.from_file(path, 96) for path in made.paths)
+    assert all(image_from_file(path, 96) for path in made.paths)
     inside = existing(r"caf\xe9/2.png", root=odd_names)
     assert escaped(inside) == r"caf\xe9/2.png" != inside
 

@@ -16,7 +16,7 @@ from PIL import EpsImagePlugin, Image, PngImagePlugin
 import soseleto
 from soseleto.data import ProblemsError, Reading, as_examples, check_pair, images
 from soseleto.errors import DataError
-from soseleto.run_folder import thumbnails
+from soseleto.run_folder.source import image_from_file
 
 
 class Hostile:
@@ -152,8 +152,8 @@ def test_no_image_starts_another_program(tmp_path, image_folder, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", started)
     with pytest.raises(ProblemsError, match=r"evil\.png is not an image of a known kind"):
         as_examples(root, name="source")
-    assert thumbnails.from_file(str(root / "a" / "evil.png"), 96) is None
-    assert thumbnails.from_file(str(root / "a" / "0001.png"), 96) is not None
+    assert image_from_file(str(root / "a" / "evil.png"), 96) is None
+    assert image_from_file(str(root / "a" / "0001.png"), 96) is not None
 
 
 def test_images_are_opened_in_one_place():

@@ -1,4 +1,4 @@
-"""What rank and report show of suspects: basis, guarantees, the best list, audited figures, and transfer mode."""
+"""What rank and report show of suspects: basis, the best list, audited figures, and transfer mode."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import pytest
 
 from fabricated import add_probe_columns, fabricate
 from soseleto.cli.main import main
-from soseleto.errors import UsageError
 from soseleto.report import write_report
 from soseleto.report.export import describe_list, export_ranking
 from soseleto.report.html import render
 from soseleto.run_folder.folder import SUSPECTS, RunFolder
-from soseleto.run_folder.ranking import guaranteed_count, in_words, is_suspect, with_audit
+from soseleto.run_folder.ranking import is_suspect, with_audit
 
 BASIS = "assumes random mistakes"
 
@@ -79,24 +78,6 @@ def test_the_worst_have_the_highest_probability(run: RunFolder, tmp_path: Path) 
     assert [row["id"] for row in rows(export_ranking(plain.path, worst=7))] == plain.ranking()["id"][::-1][:7].tolist()
 
 
-def test_a_guarantee_shortens_the_list(run: RunFolder) -> None:
-    assert len(rows(export_ranking(run.path, suspects=True))) == 19
-    assert describe_list(run.path) == f"19 suspects: precision 95 % (80 to 100; {BASIS}), recall unknown"
-    sure = rows(export_ranking(run.path, suspects=True, guarantee=True))
-    assert len(sure) == 9
-    assert min(float(row["mislabelled_probability"]) for row in sure) > 0.9
-    assert describe_list(run.path, guarantee=True).startswith("9 suspects whose precision is at least 95 %")
-
-
-def test_an_audit_decides_about_the_guarantee(run: RunFolder) -> None:
-    found = run.suspects() or {}
-    for low, count in ((0.96, 19), (0.9, 0)):
-        audited = with_audit(found, {"figures": {"precision": figure(0.97, low, 1.0, "audited")}})
-        assert guaranteed_count(audited, 0.95) == count
-    with pytest.raises(UsageError, match="trained without probes, so no precision can be guaranteed"):
-        guaranteed_count(None, 0.95)
-
-
 def test_without_suspects_the_best_list_is_shown(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     without_suspects(run)
     with pytest.raises(SystemExit):
@@ -111,8 +92,7 @@ def test_without_suspects_the_best_list_is_shown(run: RunFolder, capsys: pytest.
     )
     text = text_of(render(run.path))
     assert f"The best list has 12 examples, with an expected precision of 62 % (50 to 74; {BASIS})." in text
-    assert "These are the most probable mistakes" in text
-    assert text.count("There are no suspects at the precision") == 1
+    assert text.count("No list reaches the requested precision. These are the examples most likely") == 1
     assert "95 % (0 to 100" not in text
 
 
@@ -137,30 +117,17 @@ def test_the_report_names_the_basis_and_audited_figures(run: RunFolder) -> None:
     assert describe_list(run.path) == "19 suspects: precision 70 % (60 to 80; audited), recall 70 % (60 to 80; audited)"
 
 
-def test_figures_in_words() -> None:
-    assert in_words(figure(0.953, 0.9, 0.98, "audited")) == "95 % (90 to 98; audited)"
-    assert in_words(figure(None, 0.0, 1.0)) == in_words({}) == in_words(None) == "unknown"
-
-
 def test_transfer_mode_is_about_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = fabricate(tmp_path / "run", n=60, truth=False, epochs=2)
     run.write_config({"mode": "transfer", "seed": 0})
     assert is_suspect(run.ranking()).any()
-    text = text_of(render(run.path).split("</style>")[1].split("<script")[0])
+    text = text_of(render(run.path).split("</style>")[1])
     assert "suspect" not in text.lower().replace("suspects.json", "")
     assert "Low weights" in text
     assert "Weight below 0.1" in text
-    for words in (["--suspects"], ["--suspects", "--guarantee"]):
-        with pytest.raises(SystemExit) as end:
-            main(["rank", str(run.path), *words])
-        assert end.value.code == 2
-        assert "list the lowest weights with --worst N" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        main(["rank", str(run.path), "--suspects"])
+    assert end.value.code == 2
+    assert "list the lowest weights with --worst N" in capsys.readouterr().err
     assert "is_label_issue" not in rows(export_ranking(run.path, worst=3))[0]
     assert write_report(run.path).exists()
-
-
-def test_a_guarantee_by_itself_is_refused(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["rank", str(run.path), "--guarantee"])
-    assert end.value.code == 2
-    assert "--guarantee has no effect by itself" in capsys.readouterr().err

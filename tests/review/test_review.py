@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +18,11 @@ from browser import Browser, needs_browser
 from fabricated import add_probe_columns, fabricate, fabricate_images
 from reviewing import open_review, press, serving
 from soseleto.cli.main import main
-from soseleto.data import Reading, as_examples
-from soseleto.errors import DataError, DiskError, UsageError
-from soseleto.review.decisions import Decision, Decisions, read_decisions
-from soseleto.review.export import export_source
-from soseleto.review.queue import Queue
+from soseleto.data import as_examples
+from soseleto.errors import UsageError
+from soseleto.review.queue import Decision, Decisions, export_source, read_decisions
 from soseleto.review.server import LARGEST_BODY, Review, Server
 from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.source import digest, remember
 
 
 @pytest.fixture
@@ -81,30 +77,6 @@ def test_a_second_review_at_the_same_time_is_refused(run: RunFolder) -> None:
     Decisions(run).close()
 
 
-def test_a_full_disk_saves_no_decision(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Decisions(run)
-    log.decide(Decision("a", "keep"))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", _no_space)
-        with pytest.raises(DiskError, match="cannot be written"):
-            log.decide(Decision("b", "drop"))
-    assert list(log.latest()) == ["a"]
-    log.close()
-    assert list(read_decisions(run)) == ["a"]
-
-
-def _no_space(_handle: int) -> None:
-    raise OSError(28, "No space left on device")
-
-
-def test_a_line_that_is_not_a_decision_is_named(run: RunFolder) -> None:
-    decide(run, Decision("a", "keep"))
-    with (run.path / "review.jsonl").open("a") as file:
-        file.write('{"id": "b", "action": "burn"}\n')
-    with pytest.raises(DataError, match=r"line 2 of .* is not a decision"):
-        read_decisions(run)
-
-
 # The corrected manifest
 
 
@@ -130,46 +102,11 @@ def test_a_manifest_that_fit_could_not_read_is_refused_with_a_path_that_works(ru
     decide(run, Decision(suspects(run)[0], "drop"))
     with pytest.raises(UsageError, match=rf"write it as {tmp_path}/images/corrected.csv"):
         export_source(run.path, tmp_path / "elsewhere" / "corrected.csv")
-    with pytest.raises(UsageError, match=r"neither .csv nor .parquet"):
+    with pytest.raises(UsageError, match=r"write .*corrected.csv instead"):
         export_source(run.path, tmp_path / "corrected.txt")
     (tmp_path / "images" / run.ranking()["id"][0]).unlink()
     with pytest.raises(UsageError, match="no longer exists"):
         export_source(run.path, tmp_path / "corrected.csv")
-
-
-def test_without_decisions_there_is_no_manifest(run: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no review decisions yet"):
-        export_source(run.path, tmp_path / "corrected.csv")
-
-
-def test_labels_that_csv_would_change_need_parquet(tmp_path: Path) -> None:
-    run = fabricate(tmp_path / "run", n=20, features=3, epochs=1)
-    columns = run.ranking()
-    run.write_ranking(columns | {"label": np.array(["1.0", "2.0"] * 10)})
-    decide(run, Decision(str(columns["id"][0]), "relabel", "2.0"))
-    with pytest.raises(UsageError, match=r"write .*corrected.parquet instead"):
-        export_source(run.path, tmp_path / "corrected.csv")
-    assert not (tmp_path / "corrected.csv").exists()
-    export_source(run.path, tmp_path / "corrected.parquet")
-    assert as_examples(tmp_path / "corrected.parquet", name="source").classes == ("1.0", "2.0")
-
-
-def test_a_table_keeps_all_its_columns(tmp_path: Path) -> None:
-    features = [f"column {i}" for i in range(30)]
-    lines = [",".join([*features, "kind", "note"])]
-    lines += [",".join([*(f"{row}.{i}" for i in range(30)), "ab"[row % 2], str(row)]) for row in range(10)]
-    table = tmp_path / "table.csv"
-    table.write_text("\n".join(lines) + "\n")
-    run = fabricate(tmp_path / "run", n=10, features=0, epochs=1)
-    run.write_ranking(run.ranking() | {"id": np.array([str(i) for i in range(10)])})
-    remember(run, table, Reading(label_column="kind"), None, digest(table))
-    decide(run, Decision("3", "drop"), Decision("4", "relabel", "b"))
-    export_source(run.path, tmp_path / "new.csv")
-    old, new = (path.read_text().replace('"', "").splitlines() for path in (table, tmp_path / "new.csv"))
-    assert new[0] == old[0]
-    kinds = [line.split(",")[30] for line in new[1:]]
-    assert "".join(kinds) == "aba" + "b" + "babab"
-    assert [line.split(",")[31] for line in new[1:]] == list("012456789")
 
 
 def test_the_command_exports_and_prints_the_counts(
@@ -180,8 +117,8 @@ def test_the_command_exports_and_prints_the_counts(
     with pytest.raises(SystemExit) as end:
         main(["review", str(run.path), "--export", str(tmp_path / "corrected.csv")])
     assert end.value.code == 0
-    printed = "59 examples: 1 dropped, 1 relabelled, 10 suspects not decided and left unchanged"
-    assert capsys.readouterr().out == f"{printed}\nmanifest: {tmp_path / 'corrected.csv'}\n"
+    printed = "59 examples, 1 dropped, 1 relabelled, 10 suspects not decided and left unchanged"
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'corrected.csv'}: {printed}\n"
     with pytest.raises(SystemExit) as end:
         main(["review", str(tmp_path / "nowhere")])
     assert end.value.code == 2
@@ -213,7 +150,7 @@ def ask(
 
 
 def drop_first(server: Server) -> bytes:
-    return json.dumps({"row": int(server.review.queue.rows[0]), "action": "drop"}).encode()
+    return json.dumps({"row": server.review.queue.rows[0], "action": "drop"}).encode()
 
 
 def test_it_listens_on_localhost_and_serves_its_page(run: RunFolder) -> None:
@@ -245,7 +182,7 @@ def test_the_link_works_once_and_nothing_works_without_it(run: RunFolder) -> Non
     assert read_decisions(run) == {}
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "localhost:{port}", "[::1]:{port}", None])
+@pytest.mark.parametrize("host", ["evil.example", "localhost:{port}", None])
 def test_other_hosts_are_refused(run: RunFolder, host: str | None) -> None:
     with serving(run) as server:
         named = host and host.format(port=server.server_address[1])
@@ -273,24 +210,13 @@ def test_posts_from_other_sites_are_refused(run: RunFolder, headers: dict[str, s
     assert read_decisions(run) == {}
 
 
-def test_reading_from_other_sites_is_refused(run: RunFolder) -> None:
-    with serving(run) as server:
-        assert ask(server, "GET", "/state", Sec_Fetch_Site="same-origin")[0] == 200
-        for path in ("/state", "/picture/0"):
-            assert ask(server, "GET", path, Sec_Fetch_Site="cross-site")[0] == 403
-
-
 PATHS = (
     "/picture/../config.json",
     "/picture/..%2f..%2fetc%2fpasswd",
-    "/picture//etc/passwd",
-    "/../../../../etc/passwd",
     "/config.json",
     "/review.jsonl",
     "/picture/",
     "/picture/-1",
-    "/picture/1e1",
-    "/picture/0/0",
     "/picture/%C2%B2",
     "/picture/60",
     "/picture/" + "9" * 5000,
@@ -310,9 +236,7 @@ BODIES: list[tuple[bytes, dict[str, str | None], int]] = [
     (b"", {"Content_Length": "99999999999999999999"}, 411),
     (b"", {"Content_Length": "-1"}, 411),
     (b"", {"Content_Length": None}, 411),
-    (b"0\r\n\r\n", {"Content_Length": None, "Transfer_Encoding": "chunked"}, 411),
     (b"{}", {"Content_Type": "text/plain"}, 415),
-    (b"{}", {"Content_Type": "application/x-www-form-urlencoded"}, 415),
     (b"not json", {}, 400),
     (b"[" * LARGEST_BODY, {}, 400),
     (b"[]", {}, 400),
@@ -321,7 +245,6 @@ BODIES: list[tuple[bytes, dict[str, str | None], int]] = [
     (b'{"row": 0, "action": "drop"}', {}, 400),  # the best example is not a suspect
     (b'{"row": 59, "action": "burn"}', {}, 400),
     (b'{"row": 59, "action": "drop", "label": "class 1"}', {}, 400),
-    (b'{"row": 59, "action": "relabel"}', {}, 400),
     (b'{"row": 59, "action": "relabel", "label": "no such class"}', {}, 400),
     (b'{"row": 59, "action": "relabel", "label": ["class 1"]}', {}, 400),
 ]
@@ -365,20 +288,13 @@ def test_nothing_to_review_is_one_sentence(tmp_path: Path) -> None:
         Review(run.path)
 
 
-def test_a_port_that_is_taken_is_one_sentence(run: RunFolder) -> None:
-    with serving(run) as server:
-        taken = server.server_address[1]
-        with pytest.raises(UsageError, match=rf"port {taken} cannot be used \(address already in use\)"):
-            Server(server.review, taken)
-
-
 # In a real browser
 
 
 @needs_browser
 def test_the_keyboard_keeps_drops_relabels_and_undoes(run: RunFolder, browser: Browser) -> None:
     with serving(run) as server:
-        names = [server.review.queue.id_of(row) for row in server.review.queue.rows]
+        names = [server.review.queue.ids[row] for row in server.review.queue.rows]
         open_review(browser, server)
         assert "token" not in browser.js("location.href")
         assert browser.text("#which") == "Suspect 1 of 12"
@@ -416,19 +332,6 @@ def test_another_label_is_chosen_by_typing_it(run: RunFolder, browser: Browser) 
 
 
 @needs_browser
-def test_shortcuts_can_be_switched_off_and_a_held_key_is_ignored(run: RunFolder, browser: Browser) -> None:
-    with serving(run) as server:
-        open_review(browser, server)
-        browser.press("d", autoRepeat=True)
-        browser.js("document.getElementById('keys').click()")
-        browser.press("d")
-        browser.js("document.getElementById('keys').click()")
-        browser.press("d", modifiers=2)  # Ctrl-D belongs to the browser
-        press(browser, "k")
-    assert [one.action for one in read_decisions(run).values()] == ["keep"]
-
-
-@needs_browser
 def test_the_last_page_shows_the_export_command(run: RunFolder, browser: Browser) -> None:
     with serving(run) as server:
         open_review(browser, server)
@@ -448,7 +351,7 @@ def test_rows_of_a_table_are_shown_as_numbers(tmp_path: Path, browser: Browser) 
         rows = browser.js(
             "[...document.querySelectorAll('#features tbody tr')].map((row) => row.innerText.split('\\t'))"
         )
-        first = int(server.review.queue.rows[0])
+        first = server.review.queue.rows[0]
         assert [row[0] for row in rows] == ["x0", "x1", "x2", "x3"]
         shown = [float(row[1].replace("−", "-")) for row in rows]
         assert shown == pytest.approx([run.ranking()[f"x{i}"][first] for i in range(4)], rel=1e-3)
@@ -500,13 +403,6 @@ def stop(process: subprocess.Popen[str], number: signal.Signals) -> str:
     return printed
 
 
-def test_an_interrupt_ends_the_review_cleanly(run: RunFolder) -> None:
-    decide(run, Decision(suspects(run)[0], "drop"))
-    process, _ = start(run)
-    assert f"decided so far: 1; `soseleto review {run.path} --export FILE`" in stop(process, signal.SIGINT)
-    assert process.returncode == 0
-
-
 @needs_browser
 def test_a_killed_server_loses_no_decision(run: RunFolder, browser: Browser) -> None:
     process, link = start(run)
@@ -526,23 +422,3 @@ def test_a_killed_server_loses_no_decision(run: RunFolder, browser: Browser) -> 
         assert browser.text("#counts") == "3 of 12: 1 kept, 0 relabelled, 2 dropped"
         press(browser, "d")
     assert [one.action for one in read_decisions(run).values()] == ["drop", "keep", "drop", "drop"]
-
-
-@needs_browser
-def test_the_accessibility_check_finds_what_is_wrong(browser: Browser, tmp_path: Path) -> None:
-    browser.plain()
-    page = tmp_path / "bad.html"
-    page.write_text("<h3 style='color:#bbb'>faint</h3><button></button><img src=''><input style='outline:none'>")
-    browser.open(page)
-    found: list[Any] = accessibility.problems(browser)
-    for words in ("language", "title", "enlarged", "level 3 follows 0", "contrast: faint", "a button has no name",
-                  "no alt", "0 of main", "smaller than 24", "focus is not visible"):  # fmt: skip
-        assert any(words in one for one in found), words
-
-
-def test_columns_with_commas_in_their_names_are_marked() -> None:
-    against = ["age, years, x", "hidden, x", "", "age, years"]
-    ranking = {"id": np.arange(4).astype(str), "against": np.array(against, dtype=object)}
-    features = {"x0": "age", "x1": "age, years", "x2": "x"}
-    queue = Queue(ranking, np.arange(4), {}, ("a",), suggested=None, features=features)
-    assert [queue._against(row) for row in range(4)] == [[1, 2], [2], [], [1]]

@@ -14,7 +14,7 @@ from fabricated import fabricate
 from soseleto.errors import DataError, DiskError
 from soseleto.models.by_name import by_name
 from soseleto.report import write_report
-from soseleto.review.decisions import Decision, Decisions, read_decisions
+from soseleto.review.queue import Decision, Decisions, read_decisions
 from soseleto.run_folder import files
 from soseleto.run_folder.folder import CALIBRATION, COMPARISON, RunFolder
 
@@ -104,7 +104,7 @@ def test_a_decision_that_was_cut_off_is_ignored_and_one_that_was_lost_is_not(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("soseleto.review.decisions.append_line", cut)
+        patched.setattr("soseleto.review.queue.append_line", cut)
         with pytest.raises(KeyboardInterrupt):
             decisions.decide(Decision("b", "drop"))
     decisions.close()
@@ -128,13 +128,6 @@ def test_damage_to_config_or_list_is_damage_and_not_another_program(run: RunFold
     (run.path / "SHA256SUMS").write_text("nothing")
     with pytest.raises(DataError, match="SHA256SUMS is damaged: restore it from a copy, or delete it"):
         run.ranking()
-
-
-def test_sizes_are_compared_with_the_model_before_memory_is_allocated(trained: RunFolder) -> None:
-    config = {**trained.config(), "classes": None, "n_classes": 10**7, "input_shape": [2**28]}
-    trained.write_json("config.json", config)  # 2**28 x 64 numbers in the first layer
-    with pytest.raises(DataError, match=r"the sizes in .* are not those of model.safetensors"):
-        soseleto.load(trained.path, device="cpu")
 
 
 def test_the_model_of_a_rival_that_was_kept_is_verified(trained: RunFolder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,14 +9,12 @@ import numpy as np
 import pandas
 import pyarrow.parquet
 import pytest
-import torch
 from PIL import Image
 
 from soseleto.cli.main import main
 from soseleto.data import Examples, Reading, as_examples
 from soseleto.errors import DataError, UsageError
-from soseleto.review.decisions import Decision, Decisions
-from soseleto.review.export import export_source
+from soseleto.review.queue import Decision, Decisions, export_source
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source import digest, remember, write_corrected
 
@@ -120,12 +117,11 @@ def test_images_are_found_from_another_folder_than_fits(
         export_source(run.path, "clean.csv", suspects="drop")
 
 
-@pytest.mark.parametrize("out", [".csv", ".parquet"])
 @pytest.mark.parametrize("kind", MAKERS)
-def test_the_export_is_read_as_the_source_was(kind: str, out: str, tmp_path: Path) -> None:
+def test_the_export_is_read_as_the_source_was(kind: str, tmp_path: Path) -> None:
     source = MAKERS[kind](tmp_path)
     run, before = trained_on(source, tmp_path / "run")
-    out = ".npz" if kind == ".npz" else out
+    out = {".npz": ".npz", ".jsonl": ".parquet"}.get(kind, ".csv")
     file = tmp_path / "images" / f"clean{out}" if kind in ("folder", "manifest") else tmp_path / f"clean{out}"
     export_source(run.path, file, suspects="drop")
     expected = contents(before.subset([row for row in range(N) if row not in DROPPED]))
@@ -144,17 +140,6 @@ def test_corrected_labels_are_read_as_the_same_classes(kind: str, tmp_path: Path
     expected = {name: row for name, row in contents(before).items() if name != "r3"}
     expected |= {"r4": ("007", expected["r4"][1]), "r5": ("new", expected["r5"][1])}
     assert contents(as_examples(out, name="source")) == expected
-
-
-def test_integers_that_pandas_wrote_with_a_point_are_corrected_as_the_same_classes(tmp_path: Path) -> None:
-    rows = [f"{row}.5,{row % 3}.0" for row in range(N)]
-    (tmp_path / "s.csv").write_text("\n".join(["a,kind", *rows]) + "\n")
-    reading = Reading(label_column="kind")
-    run, _ = trained_on(tmp_path / "s.csv", tmp_path / "run", reading)
-    write_corrected(run, tmp_path / "new.csv", drop=(), relabel={"4": "2"})
-    read = as_examples(tmp_path / "new.csv", name="source", reading=reading)
-    assert read.classes == ("0", "1", "2")
-    assert read.labels.tolist() == [2 if row == 4 else row % 3 for row in range(N)]
 
 
 def test_an_npz_keeps_its_other_arrays(tmp_path: Path) -> None:
@@ -177,6 +162,12 @@ def test_a_source_that_has_changed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.csv").unlink()
     with pytest.raises(DataError, match="no longer exists: restore it"):
         export_source(run.path, tmp_path / "clean.csv", suspects="drop")
+
+
+def typed(*words: object) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([str(word) for word in words])
+    assert end.value.code == 0
 
 
 def test_decisions_suspects_and_copies_of_target_examples_are_corrected(
@@ -213,14 +204,6 @@ def test_decisions_suspects_and_copies_of_target_examples_are_corrected(
         assert contents(as_examples(out, name="source")) == expected
 
 
-def test_data_in_memory_with_many_columns_is_refused(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
-    run.write_config({})
-    run.write_ranking({"id": ["0", "1"], "label": ["a", "b"], "weight": np.float32([0, 1])})
-    with pytest.raises(UsageError, match="was trained on data in memory"):
-        export_source(run.path, tmp_path / "clean.csv", suspects="drop")
-
-
 def test_values_that_csv_cannot_hold_need_parquet(tmp_path: Path) -> None:
     folder = images(tmp_path / "images")
     files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.png"))
@@ -239,102 +222,3 @@ def test_pandas_categories_are_written_by_name(tmp_path: Path) -> None:
     run, _ = trained_on(tmp_path / "s.parquet", tmp_path / "run")
     export_source(run.path, tmp_path / "clean.csv", suspects="drop")
     assert as_examples(tmp_path / "clean.csv", name="source").classes == ("x", "y")
-
-
-# The whole way, by the commands
-
-
-def typed(*words: object) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    assert end.value.code == 0
-
-
-QUICK = ("--epochs", 1, "--folds", 0, "--no-baselines", "--probes", 0, "--model", "mlp")
-
-
-@pytest.mark.parametrize("trained", [".csv", ".npz"])
-def test_fit_export_fit_and_predict_in_every_format(
-    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = MAKERS[trained](tmp_path)
-    few = {name: values[:9] for name, values in table().items()}
-    target = tmp_path / f"target{trained}"
-    write(target, table() if trained == ".npz" else few | {"feature 0": list(range(9))})
-    if trained == ".npz":
-        whole = dict(np.load(target))
-        np.savez(target, x=whole["x"][:9] + 1, y=whole["y"][:9])
-    typed("fit", "--source", source, "--target", target, "--out", tmp_path / "run", *QUICK)
-    typed("review", tmp_path / "run", "--export", tmp_path / f"clean{trained}", "--suspects", "drop")
-    again = ("fit", "--source", tmp_path / f"clean{trained}", "--target", target, "--out", tmp_path / "again", *QUICK)
-    typed(*again)
-    capsys.readouterr()
-    columns = table()
-    without = {name: values for name, values in columns.items() if name != "label"}
-    forms = {"p.npz": columns}
-    if trained != ".npz":
-        tables = {"p.parquet": columns, "p.jsonl": columns, "short.csv": without}
-        forms |= tables | {"turned.csv": dict(reversed(columns.items()))}
-    answers = {}
-    for name, values in forms.items():
-        typed("predict", tmp_path / "again", write(tmp_path / name, values), "--format", "json")
-        answers[name] = [(row["label"], row["probability"]) for row in json.loads(capsys.readouterr().out)]
-    assert all(each == answers["p.npz"] for each in answers.values())
-    assert len(answers["p.npz"]) == N
-
-
-def test_predict_reads_other_encodings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, count, shift in (("s.csv", 20, 0.0), ("t.csv", 8, 0.5)):
-        rows = [f"{row + shift},{row % 5},{'aé'[row % 2]}" for row in range(count)]
-        (tmp_path / name).write_bytes("\n".join(["größe,b,label", *rows]).encode("latin-1"))
-    sets = ("--source", tmp_path / "s.csv", "--target", tmp_path / "t.csv", "--encoding", "latin-1")
-    typed("fit", *sets, "--out", tmp_path / "run", *QUICK)
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        main(["predict", str(tmp_path / "run"), str(tmp_path / "t.csv")])
-    assert "with --encoding latin-1" in capsys.readouterr().err
-    typed("predict", tmp_path / "run", tmp_path / "t.csv", "--encoding", "latin-1")
-    assert capsys.readouterr().out.count("\n") == 9
-
-
-def test_python_remembers_the_file_it_was_trained_on(tmp_path: Path) -> None:
-    import soseleto
-
-    source = MAKERS[".csv"](tmp_path)
-    write(tmp_path / "t.csv", {name: values[:9] for name, values in table().items()} | {"feature 0": list(range(9))})
-    model = torch.nn.Linear(FEATURES, 3)
-    result = soseleto.fit(model, str(source), tmp_path / "t.csv", epochs=1, out=tmp_path / "run")
-    run = RunFolder.open(tmp_path / "run")
-    assert run.config()["columns"] == [f"feature {i}" for i in range(FEATURES)]
-    write_corrected(run, tmp_path / "new.csv", drop={"r3"}, relabel={})
-    assert len(as_examples(tmp_path / "new.csv", name="source")) == N - 1
-    with pytest.raises(UsageError, match="is an input of this command"):
-        result.report(source, force=True)
-    with pytest.raises(UsageError, match="is inside the run folder"):
-        result.report(tmp_path / "run" / "model.safetensors", force=True)
-    assert result.report(tmp_path / "run" / "report.html")
-    page = result.report(tmp_path / "page.html")
-    with pytest.raises(UsageError, match="exists already"):
-        result.report(page)
-    assert result.report(page, force=True) == page
-    loaded = soseleto.load(tmp_path / "run", torch.nn.Linear(FEATURES, 3))
-    refusals = {source: "is an input of this command", tmp_path / "run" / "m.onnx": "is inside the run folder"}
-    for out, sentence in refusals.items():
-        with pytest.raises(UsageError, match=sentence):
-            loaded.export_onnx(out, force=True)
-    with pytest.raises(UsageError, match="exists already"):
-        loaded.export_onnx(page)
-
-
-def test_predict_finds_the_images_under_the_training_s_own_column_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = sorted(images(tmp_path / "images").rglob("*.png"))
-    for name, chosen in (("s.csv", files[::2]), ("t.csv", files[1::2])):
-        rows = [f"{file.relative_to(tmp_path)},{file.parent.name}" for file in chosen]
-        (tmp_path / name).write_text("\n".join(["photo,label", *rows]) + "\n")
-    sets = ("--source", tmp_path / "s.csv", "--target", tmp_path / "t.csv", "--path-column", "photo")
-    typed("fit", *sets, "--out", tmp_path / "run", *QUICK[:-2])
-    capsys.readouterr()
-    typed("predict", tmp_path / "run", tmp_path / "t.csv")
-    assert capsys.readouterr().out.count("\n") == len(files) // 2 + 1

@@ -13,7 +13,7 @@ from torch import nn
 
 from fabricated import fabricate
 from soseleto.errors import DataError, DiskError, UsageError
-from soseleto.review.decisions import Decision, Decisions
+from soseleto.review.queue import Decision, Decisions
 from soseleto.run_folder.files import append_line, lines_of, locked
 from soseleto.run_folder.folder import SOURCE, RunFolder, require_writable
 
@@ -59,15 +59,6 @@ def test_an_earlier_run_is_deleted_only_by_the_command_that_wrote_it(run: RunFol
     assert not (run.path / "ranking.parquet").exists()
 
 
-def test_create_accepts_a_folder_with_only_an_incomplete_write(tmp_path: Path) -> None:
-    (tmp_path / ".config.json.17.part").write_text("{")
-    run = RunFolder.create(tmp_path)
-    run.write_config({})
-    assert run.is_run()
-    run.tidy()
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-
-
 def test_open_names_what_is_wrong(run: RunFolder, tmp_path: Path) -> None:
     assert RunFolder.open(run.path).config()["seed"] == 3
     with pytest.raises(UsageError, match=r"there is no run folder .*firts \(did you mean '.*first'\?\)"):
@@ -104,13 +95,6 @@ def test_lines_cut_at_any_byte_keep_their_complete_records(tmp_path: Path, durab
         assert lines_of(path, dict, what="a record") == complete
         append_line(path, {"id": "next"}, durable=durable)
         assert lines_of(path, dict, what="a record") == [*complete, {"id": "next"}]
-
-
-@pytest.mark.parametrize("line", ["{", "[1]", "7", ""])
-def test_a_broken_line_in_the_middle_is_named(run: RunFolder, line: str) -> None:
-    (run.path / "metrics.jsonl").write_text(f'{{"epoch": 1}}\n{line}\n{{"epoch": 3}}\n')
-    with pytest.raises(DataError, match=r"line 2 of .*metrics.jsonl is not a JSON object: delete that line"):
-        run.metrics()
 
 
 def test_a_failed_append_leaves_the_file_as_it_was(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from soseleto.suspects.estimate import Estimate
+from soseleto.suspects.calibration import Estimate
 from soseleto.suspects.probes import PlantedProbes
 from soseleto.suspects.signals import Evidence
 from soseleto.suspects.suspects import Calibrated

@@ -73,14 +73,14 @@ def test_ranking_report_and_review_show_the_values_of_the_table(tmp_path: Path):
         assert shown == [source["colour"][row], source["note"][row]]
     assert np.isnan(ranking["x1"][place["3"]])
     wrong = [place[str(row)] for row in np.flatnonzero(flipped)]
-    assert sum("colour" in ranking["against"][row] for row in wrong) > len(wrong) / 2
+    assert sum("colour" in ranking["column_attribution"][row] for row in wrong) > len(wrong) / 2
     page = write_report(run.path).read_text()
-    assert "Against the label" in page
+    assert "Columns against the label" in page
     assert "thing with number" in page
     ranking["weight"][wrong] = 0.0
     run.write_ranking(ranking)
-    queue = Queue.of(run).to_json()
+    queue = Queue(run).to_json()
     assert queue["features"] == ["colour", "size", "note"]
     assert queue["items"][0]["values"][0] in ("red", "blue")
     assert queue["typical"]["r"][0] == "red"
-    assert any(item["against"] for item in queue["items"])
+    assert any(item["attribution"] for item in queue["items"])

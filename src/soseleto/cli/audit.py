@@ -7,17 +7,23 @@ from pathlib import Path
 
 from soseleto.errors import UsageError
 from soseleto.review.audit import Audit, require_auditable
-from soseleto.review.decisions import read_decisions
-from soseleto.review.server import AuditOptions, serve
+from soseleto.review.queue import read_decisions
+from soseleto.review.server import serve
 from soseleto.run_folder.folder import RunFolder
 
 
 def audit(
-    run: Path, asked: AuditOptions, echo: Callable[[str], None], show: Callable[[str], None], *, port: int = 0
+    run: Path,
+    checks: int | None,
+    width: float | None,
+    echo: Callable[[str], None],
+    show: Callable[[str], None],
+    *,
+    port: int = 0,
 ) -> None:
     """Serve the page until it is interrupted, then print the figures."""
     try:
-        serve(run, show, port=port, asked=asked)
+        serve(run, show, port=port, audit=True, checks=checks, width=width)
     except KeyboardInterrupt:  # how an audit ends
         echo("")
         print_summary(run, echo)

@@ -326,9 +326,6 @@ def rank(
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
     suspects: Annotated[bool, typer.Option("--suspects", help="Only the suspects, most suspicious first.")] = False,
-    guarantee: Annotated[
-        bool, typer.Option("--guarantee", help="Only as many suspects as surely have the precision of the training.")
-    ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")] = None,
     force: Force = False,
 ) -> None:
@@ -345,15 +342,13 @@ def rank(
     """
     from soseleto.report.export import describe_list, export_ranking
 
-    if guarantee and not suspects:
-        raise UsageError("--guarantee has no effect by itself: add --suspects.")
     if format == "parquet" and out is None and sys.stdout.isatty():
         raise UsageError("a terminal cannot show parquet: add --out FILE, or use --format csv.")
     check_output(run, out, force)
-    content = export_ranking(run, format=format, best=best, worst=worst, suspects=suspects, guarantee=guarantee)
+    content = export_ranking(run, format=format, best=best, worst=worst, suspects=suspects)
     write(content, out)
     if suspects:
-        typer.echo(describe_list(run, guarantee=guarantee), err=True)
+        typer.echo(describe_list(run), err=True)
 
 
 @app.command(short_help="Label new inputs with a run's model.")
@@ -439,12 +434,12 @@ def review(
     decision is written to RUN/review.jsonl at once. The file of --export can be
     given to `soseleto fit --source`.
     """
-    from soseleto.review.decisions import read_decisions
+    from soseleto.review.queue import read_decisions
     from soseleto.review.server import serve
     from soseleto.run_folder.folder import RunFolder
 
     if export is not None:
-        from soseleto.review.export import export_source
+        from soseleto.review.queue import export_source
 
         done = export_source(run, export, suspects=suspects, force=force)
         copies = f", {done.copies:,} of them because they are in the target" if done.copies else ""
@@ -472,7 +467,6 @@ def audit(
     width: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Check until the intervals are this narrow, such as 0.1.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the random sample. [default: 0]")] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Print the figures so far, and exit.")] = False,
     port: Annotated[int, typer.Option(help="Of the page; 0 for any free one.")] = 0,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
@@ -485,15 +479,13 @@ def audit(
     suspects.json then have these figures instead of the estimates.
     """
     import soseleto.cli.audit as command
-    from soseleto.review.server import AuditOptions
 
     if summary:
-        if (checks, width, seed) != (None, None, None):
-            raise UsageError("--summary prints an audit as it is: leave --checks, --width and --seed out.")
+        if (checks, width) != (None, None):
+            raise UsageError("--summary prints an audit as it is: leave --checks and --width out.")
         command.print_summary(run, typer.echo)
         return
-    asked = AuditOptions(checks=checks, width=width, seed=seed)
-    command.audit(run, asked, typer.echo, lambda link: show_link(link, open_, "audit"), port=port)
+    command.audit(run, checks, width, typer.echo, lambda link: show_link(link, open_, "audit"), port=port)
 
 
 @app.command("check-gradients", short_help="Compare the engines on a model.")

@@ -1,19 +1,25 @@
-"""The report's charts, each with its title, caption, legend and text alternative."""
+"""The report's charts: small inline SVG, each with its title, caption, legend and text alternative.
+
+Colours are CSS classes, so that the page's light and dark themes apply. A chart is drawn at about the size at which it
+is shown, so that its text stays readable on a phone.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from soseleto.report.files import Record, RunFiles, as_number
-from soseleto.report.sentences import count, number, share
-from soseleto.report.svg import Chart
-from soseleto.report.tables import PAPER_THRESHOLD, THRESHOLDS, Histogram, Kept, noise_curve, precision_recall
+from soseleto.report.sentences import PAPER_THRESHOLD, Record, RunFiles, as_number, count, number, share
 
+THRESHOLDS = np.linspace(0, 1, 101)
+MOST_POINTS = 3000  # of a scatter plot
 NAMES = {"right": "correctly labelled", "wrong": "mislabelled", "all": "source examples"}
 CURVE = ("threshold", "precision", "recall")  # of suspects.json
+Array = np.ndarray
 Legend = tuple[tuple[str, str, str], ...]  # (mark, kind, text)
 PRECISION_RECALL: Legend = (("line", "first", "precision"), ("line", "second", "recall"))
 
@@ -28,34 +34,180 @@ class Figure:
     legend: Legend = ()
 
 
-def histogram(
-    table: Histogram, *, title: str, x_label: str, caption: str, threshold: bool = False, rule: float | None = None
-) -> Figure:
-    """Bars of one group, or of correctly labelled and mislabelled examples overlaid.
+# A chart
 
-    ``threshold`` draws the line that the page's slider moves, ``rule`` a fixed line.
-    """
-    top = max(int(counts.max(initial=0)) for counts in table.counts.values())
-    chart = Chart(x=(table.edges[0], table.edges[-1]), y=(0, top * 1.05), x_label=x_label, y_label="examples")
-    for kind, counts in table.counts.items():
-        chart.bars(table.edges, counts, kind)
-    if threshold:
-        chart.rule(PAPER_THRESHOLD, "threshold")
-    elif rule is not None and table.edges[0] < rule < table.edges[-1]:
+
+def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers in [low, high], at most ``most`` of them."""
+    raw = (high - low) / max(most - 1, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def tick_text(value: float) -> str:
+    """A tick label as short as possible: ``0.25``, ``12,000``, ``−1``, ``2e-05``."""
+    text = f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e6 else f"{value:.3g}"
+    return text.replace("-", "−") if "e" not in text else text
+
+
+class Chart:
+    """A pair of axes to which marks are added; ``kind`` is the CSS class that colours a mark."""
+
+    def __init__(
+        self,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        x_label: str,
+        y_label: str,
+        *,
+        width: float = 420,
+        height: float = 250,
+    ) -> None:
+        self.width, self.height = width, height
+        self.x_range, self.y_range = ((low, high) if low < high else (low, low + 1.0) for low, high in (x, y))
+        self.y_ticks = nice_ticks(*self.y_range, most=5)
+        longest = max(len(tick_text(tick)) for tick in self.y_ticks)
+        self.left, self.right, self.top, self.bottom = max(54.0, 24 + 7.5 * longest), width - 12.0, 12.0, height - 40.0
+        self.labels = (x_label, y_label)
+        self.marks: list[str] = []
+
+    def x(self, values: float | Array) -> Array:
+        """x from data to SVG coordinates."""
+        low, high = self.x_range
+        return self.left + (np.asarray(values, dtype=float) - low) / (high - low) * (self.right - self.left)
+
+    def y(self, values: float | Array) -> Array:
+        """y from data to SVG coordinates."""
+        low, high = self.y_range
+        return self.bottom - (np.asarray(values, dtype=float) - low) / (high - low) * (self.bottom - self.top)
+
+    def bars(self, edges: Array, counts: Array, kind: str) -> None:
+        """Bars over bins as one path; empty bins draw nothing."""
+        left, right = self.x(edges[:-1]) + 0.5, self.x(edges[1:]) - 0.5
+        low, high = _n(self.bottom), np.minimum(self.y(counts), self.bottom - 1)
+        bars = (f"M{_n(left[i])} {low}V{_n(high[i])}H{_n(right[i])}V{low}z" for i in np.flatnonzero(counts > 0))
+        self._path("bar", kind, "".join(bars))
+
+    def line(self, x: Array, y: Array, kind: str) -> None:
+        """A line with a gap wherever ``y`` is not finite; a lone point is drawn as a dot."""
+        for part in _finite_runs(y):
+            points = [f"{_n(a)} {_n(b)}" for a, b in zip(self.x(x[part]), self.y(y[part]), strict=True)]
+            self._path("line", kind, "M" + "L".join(points) + ("h0" if len(points) == 1 else ""))
+
+    def band(self, x: Array, low: Array, high: Array, kind: str) -> None:
+        """The area between two lines."""
+        for part in _finite_runs(low + high):
+            x_of, low_of, high_of = self.x(x[part]), self.y(low[part]), self.y(high[part])
+            outline = [*zip(x_of, high_of, strict=True), *zip(x_of[::-1], low_of[::-1], strict=True)]
+            self._path("band", kind, "M" + "L".join(f"{_n(a)} {_n(b)}" for a, b in outline) + "z")
+
+    def dots(self, x: Array, y: Array, kind: str) -> None:
+        """Points as one path with round caps: about a dozen bytes per point."""
+        points = zip(self.x(x), self.y(y), strict=True)
+        self._path("dots", kind, "".join(f"M{_n(a)} {_n(b)}h0" for a, b in points))
+
+    def crosses(self, x: Array, y: Array, kind: str) -> None:
+        """Points as crosses, distinguishable from dots without colour."""
+        points = zip(self.x(x) - 2.6, self.y(y) - 2.6, strict=True)
+        self._path("crosses", kind, "".join(f"M{_n(a)} {_n(b)}l5.2 5.2m0 -5.2l-5.2 5.2" for a, b in points))
+
+    def rule(self, x: float) -> None:
+        """A vertical line at ``x``."""
+        at = _n(float(self.x(x)))
+        self.marks.append(f'<line class="rule" x1="{at}" x2="{at}" y1="{_n(self.top)}" y2="{_n(self.bottom)}"/>')
+
+    def level(self, y: float, kind: str = "rule") -> None:
+        """A horizontal line at ``y``."""
+        at = _n(float(self.y(y)))
+        self.marks.append(f'<line class="{kind}" x1="{_n(self.left)}" x2="{_n(self.right)}" y1="{at}" y2="{at}"/>')
+
+    def svg(self, alt: str) -> Markup:
+        """The chart as SVG; ``alt`` is its text alternative for screen readers."""
+        marks, self.marks = self.marks, []
+        for value in self.y_ticks:
+            self.level(value, "grid")
+            self._text(self.left - 6, float(self.y(value)) + 3.5, tick_text(value), "tick end")
+        for value in nice_ticks(*self.x_range):
+            if self.labels[0] == "epoch" and not value.is_integer():
+                continue
+            self._text(float(self.x(value)), self.bottom + 15, tick_text(value), "tick middle")
+        self.level(self.y_range[0], "axis")
+        self.marks += marks
+        self._text((self.left + self.right) / 2, self.height - 7, self.labels[0], "label middle")
+        self.marks.append(f'<g transform="translate(10 {_n((self.top + self.bottom) / 2)}) rotate(-90)">')
+        self._text(0, 0, self.labels[1], "label middle")
+        head = f'<svg viewBox="0 0 {_n(self.width)} {_n(self.height)}" role="img" aria-label="{escape(alt)}">'
+        return Markup(head + "".join(self.marks) + "</g></svg>")
+
+    def _text(self, x: float, y: float, text: str, kind: str) -> None:
+        self.marks.append(f'<text class="{kind}" x="{_n(x)}" y="{_n(y)}">{escape(text)}</text>')
+
+    def _path(self, mark: str, kind: str, path: str) -> None:
+        if path:
+            self.marks.append(f'<path class="{mark} {escape(kind)}" d="{path}"/>')
+
+
+def _n(value: float) -> str:
+    """A coordinate rounded to 0.1 pixels, without a trailing ``.0``."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _finite_runs(values: Array) -> list[slice]:
+    """The contiguous ranges of finite values."""
+    steps = np.diff(np.concatenate([[0], np.isfinite(values).astype(int), [0]]))
+    starts, ends = np.flatnonzero(steps == 1).tolist(), np.flatnonzero(steps == -1).tolist()
+    return [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+# The figures
+
+
+def histogram(
+    values: Array,
+    wrong: Array | None,
+    *,
+    title: str,
+    x_label: str,
+    caption: str,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    rule: float | None = None,
+) -> Figure:
+    """Bars of all examples, or of correctly labelled and mislabelled ones overlaid; ``rule`` draws a dashed line."""
+    edges = np.linspace(*bounds, 41)
+    parts = {"all": values} if wrong is None else {"right": values[~wrong], "wrong": values[wrong]}
+    bins = {kind: np.histogram(part, edges)[0] for kind, part in parts.items()}
+    top = max(int(counts.max()) for counts in bins.values())
+    chart = Chart(bounds, (0, top * 1.05), x_label, "examples")
+    for kind, counts in bins.items():
+        chart.bars(edges, counts, kind)
+    if rule is not None and bounds[0] < rule < bounds[1]:
         chart.rule(rule)
-    peaks = [
-        f"{NAMES[kind]} peak near {number(float(table.edges[int(counts.argmax())]))}"
-        for kind, counts in table.counts.items()
-    ]
-    legend = tuple(("bar", kind, NAMES[kind]) for kind in table.counts) if len(table.counts) > 1 else ()
+    peaks = (f"{NAMES[kind]} peak near {number(float(edges[int(bins[kind].argmax())]))}" for kind in bins)
+    legend = tuple(("bar", kind, NAMES[kind]) for kind in bins) if len(bins) > 1 else ()
     return Figure(title, chart.svg(f"Histogram of {x_label}: {'; '.join(peaks)}."), caption, legend)
+
+
+def score_histogram(score: Array, wrong: Array | None, *, caption: str, rule: float | None) -> Figure | None:
+    """The scores between their 0.5 and 99.5 percentiles; outliers are counted in the outermost bins."""
+    known = np.isfinite(score)
+    if not known.any():
+        return None
+    score, wrong = score[known], None if wrong is None else wrong[known]
+    low, high = (float(end) for end in np.percentile(score, [0.5, 99.5]))
+    low, high = (low, high) if low < high else (low - 0.5, high + 0.5)
+    outliers = int(((score < low) | (score > high)).sum())
+    caption += f" The outermost bars include {count(outliers)} outliers." if outliers else ""
+    clipped = np.clip(score, low, high)
+    return histogram(clipped, wrong, title="Scores", x_label="score", caption=caption, bounds=(low, high), rule=rule)
 
 
 def curves(
     run: RunFiles,
     title: str,
     y_label: str,
-    lines: Legend,
+    lines: tuple[tuple[str, str, str], ...],
     *,
     caption: str = "",
     from_zero: bool = True,
@@ -66,28 +218,22 @@ def curves(
     ``level`` draws a dashed horizontal line.
     """
     series = {key: run.series(key) for key, _, _ in lines}
-    shown = tuple(line for line in lines if np.isfinite(series[line[0]]).any())
-    if not shown:
+    lines = tuple(line for line in lines if np.isfinite(series[line[0]]).any())
+    if not lines:
         return None
     epochs = run.series("epoch")
-    values = np.concatenate([series[key] for key, _, _ in shown])
-    chart = _over_epochs(epochs, _bounds(values, from_zero, level), y_label)
+    included = [0.0] * from_zero + ([] if level is None else [level])
+    values = np.concatenate([included, *(series[key] for key, _, _ in lines)])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    margin = 0.05 * (high - low)
+    chart = _over_epochs(epochs, (low - margin * (low != 0), high + margin * (high != 0)), y_label)
     if level is not None:
         chart.level(level)
-    for key, kind, _ in shown:
+    for key, kind, _ in lines:
         chart.line(epochs, series[key], kind)
-    changes = [_from_to(text, series[key]) for key, _, text in shown]
-    legend = tuple(("line", kind, text) for _, kind, text in shown) if len(shown) > 1 else ()
-    return Figure(title, chart.svg(f"{title} over {len(epochs)} epochs: {'; '.join(changes)}."), caption, legend)
-
-
-def _bounds(values: np.ndarray, from_zero: bool, level: float | None) -> tuple[float, float]:
-    """Axis bounds with a margin, including 0 and the level where requested."""
-    included = [float(np.nanmin(values)), float(np.nanmax(values))]
-    included += [0.0] * from_zero + [level] * (level is not None)  # type: ignore[list-item]
-    low, high = min(included), max(included)
-    margin = 0.05 * (high - low)
-    return low - margin * (low != 0), high + margin * (high != 0)
+    changes = "; ".join(_from_to(text, series[key]) for key, _, text in lines)
+    legend = tuple(("line", kind, text) for _, kind, text in lines) if len(lines) > 1 else ()
+    return Figure(title, chart.svg(f"{title} over {len(epochs)} epochs: {changes}."), caption, legend)
 
 
 def groups(
@@ -103,122 +249,144 @@ def groups(
     """
     epochs = run.series("epoch")
     means = {kind: run.group(kind, "mean", among) for kind in ("right", "wrong")}
-    if not any(np.isfinite(mean).any() for mean in means.values()):
+    means = {kind: mean for kind, mean in means.items() if np.isfinite(mean).any()}
+    if not means:
         return None
     chart = _over_epochs(epochs, (0, 1), "mean weight")
     for kind, mean in means.items():
         chart.band(epochs, run.group(kind, "low", among), run.group(kind, "high", among), kind)
         chart.line(epochs, mean, kind)
-    changes = [_from_to(NAMES[kind], mean) for kind, mean in means.items() if np.isfinite(mean).any()]
+    changes = "; ".join(_from_to(NAMES[kind], mean) for kind, mean in means.items())
+    legend = tuple(("line", kind, NAMES[kind]) for kind in means)
+    caption += "Bands are 95 % confidence intervals of the means."
+    return Figure(title, chart.svg(f"Mean weight over {len(epochs)} epochs: {changes}."), caption, legend)
+
+
+def precision_and_recall(
+    weight: Array, wrong: Array, title: str = "Precision and recall of a weight threshold"
+) -> Figure:
+    """Of "weight below the threshold" as a detector of mislabelled examples: Figure 1 (e)."""
+    below = [weight < np.float32(threshold) for threshold in THRESHOLDS]
+    caught = np.array([int((flags & wrong).sum()) for flags in below], dtype=float)
+    flagged = np.array([int(flags.sum()) for flags in below], dtype=float)
+    precision = np.divide(caught, flagged, out=np.full(len(flagged), np.nan), where=flagged > 0)
+    recall = caught / wrong.sum() if wrong.any() else np.full(len(flagged), np.nan)
+    chart = _precision_recall_chart(THRESHOLDS, precision, recall, "weight threshold")
+    chart.rule(PAPER_THRESHOLD)
+    points = "; ".join(
+        f"at {THRESHOLDS[at]:.1f} precision {number(float(precision[at]))}, recall {number(float(recall[at]))}"
+        for at in (10, 50, 90)
+    )
+    caption = "Examples with a weight below the threshold are predicted to be mislabelled."
+    return Figure(title, chart.svg(f"Precision and recall: {points}."), caption, PRECISION_RECALL)
+
+
+def estimated(suspects: Record) -> Figure | None:
+    """Precision and recall of the suspects at every threshold, as estimated from the probes."""
+    curve = suspects.get("curve") or {}
+    threshold, precision, recall = (np.array([as_number(value) for value in curve.get(key, ())]) for key in CURVE)
+    if not len(threshold):
+        return None
+    chart = _precision_recall_chart(threshold, precision, recall, "threshold on the probability of being mislabelled")
+    chart.rule(as_number(suspects.get("threshold")))
+    ends = [f"precision {number(float(precision[i]))}, recall {number(float(recall[i]))}" for i in (0, -1)]
+    kinds = {"from earlier labels": "wrong earlier", "assumes estimated mistakes": "probable wrong"}
+    kind = kinds.get(str(suspects.get("probability_basis")), "random wrong")
     return Figure(
-        title,
-        chart.svg(f"Mean weight over {len(epochs)} epochs: {'; '.join(changes)}."),
-        f"{caption}Bands are 95 % confidence intervals of the means.",
-        tuple(("line", kind, NAMES[kind]) for kind in means),
+        "Estimated precision and recall of the suspects",
+        chart.svg(f"At the lowest threshold {ends[0]}; at the highest {ends[1]}."),
+        f"Estimated from {count(suspects.get('n_probes', 0))} probes: target examples added to the source, some with a "
+        f"{kind} label. Dashed line: the chosen threshold.",
+        PRECISION_RECALL,
     )
 
 
-def precision_and_recall(table: Kept, title: str = "Precision and recall of a weight threshold") -> Figure:
-    """Of "weight below the threshold" as a detector of mislabelled examples: Figure 1 (e)."""
-    precision, recall = precision_recall(table)
-    chart = _precision_recall_chart((THRESHOLDS, precision, recall), "weight threshold")
-    chart.rule(PAPER_THRESHOLD, "threshold")
-    at = {threshold: round(threshold * 100) for threshold in (0.1, 0.5, 0.9)}
-    points = [
-        f"at {threshold} precision {number(precision[index])}, recall {number(recall[index])}"
-        for threshold, index in at.items()
-    ]
-    caption = "Examples with a weight below the threshold are predicted to be mislabelled."
-    return Figure(title, chart.svg(f"Precision and recall: {'; '.join(points)}."), caption, PRECISION_RECALL)
-
-
-def _precision_recall_chart(curve: tuple[np.ndarray, np.ndarray, np.ndarray], x_label: str) -> Chart:
-    """``curve`` is (threshold, precision, recall)."""
-    threshold, precision, recall = curve
-    chart = Chart(x=(0, 1), y=(0, 1), x_label=x_label, y_label="precision, recall")
+def _precision_recall_chart(threshold: Array, precision: Array, recall: Array, x_label: str) -> Chart:
+    chart = Chart((0, 1), (0, 1), x_label, "precision, recall")
     chart.line(threshold, precision, "first")
     chart.line(threshold, recall, "second")
     return chart
 
 
-def noise(wrong: np.ndarray) -> Figure:
+def noise(wrong: Array) -> Figure:
     """The noise rate among the top of the ranking, by the share that is kept."""
-    part, left = noise_curve(wrong)
+    kept = np.unique(np.linspace(1, len(wrong), 200).round().astype(int))
+    part, left = kept / len(wrong), np.cumsum(wrong)[kept - 1] / kept
     overall = float(wrong.mean())
-    chart = Chart(
-        x=(0, 100),
-        y=(0, max(float(left.max()), overall) * 105),
-        x_label="top % of the ranking kept",
-        y_label="% mislabelled",
-    )
+    chart = Chart((0, 100), (0, max(float(left.max()), overall) * 105), "top % of the ranking kept", "% mislabelled")
     chart.level(100 * overall)
     chart.line(100 * part, 100 * left, "wrong")
-    points = [f"{share(left[np.searchsorted(part, at)])} of the top {at:.0%}" for at in (0.25, 0.5, 0.75)]
+    points = "; ".join(f"{share(left[np.searchsorted(part, at)])} of the top {at:.0%}" for at in (0.25, 0.5, 0.75))
     caption = f"Dashed line: noise rate of the whole source, {share(overall)}."
-    return Figure(
-        "Noise rate among the top-ranked examples", chart.svg(f"Mislabelled: {', '.join(points)}. {caption}"), caption
-    )
+    return Figure("Noise rate of the top-ranked examples", chart.svg(f"Mislabelled: {points}."), caption)
 
 
-def estimated(suspects: Record) -> Figure | None:
-    """Precision and recall of the suspects at every threshold, estimated from the probes."""
-    curve = suspects.get("curve")
-    if not curve:
-        return None
-    defined = np.array(curve.get("count", curve["threshold"])) > 0
-    if not defined.any():
-        return None
-    threshold, precision, recall = (np.array([as_number(value) for value in curve[key]])[defined] for key in CURVE)
-    chart = _precision_recall_chart((threshold, precision, recall), "threshold on the probability of being mislabelled")
-    chart.rule(as_number(suspects.get("threshold")))
-    ends = [f"precision {number(float(precision[i]))}, recall {number(float(recall[i]))}" for i in (0, -1)]
-    return Figure(
-        "Estimated precision and recall of the suspects",
-        chart.svg(f"At the lowest threshold {ends[0]}; at the highest {ends[1]}."),
-        f"Estimated from {count(suspects.get('n_probes', 0))} probes: target examples added to the source, some with a "
-        f"{_wrong_label(suspects)} label. Dashed line: the chosen threshold.",
-        PRECISION_RECALL,
-    )
+def _over_epochs(epochs: Array, y: tuple[float, float], y_label: str) -> Chart:
+    return Chart((float(epochs.min()), float(epochs.max())), y, "epoch", y_label)
 
 
-def _wrong_label(suspects: Record) -> str:
-    """How probes got their wrong labels: the basis of the estimates."""
-    basis = str(suspects.get("probability_basis"))
-    kinds = {"from earlier labels": "wrong earlier", "assumes estimated mistakes": "probable wrong"}
-    return kinds.get(basis, "randomly drawn wrong")
-
-
-def weights_over_time(run: RunFiles, columns: int = 60) -> Figure | None:
-    """Heat map of the weight histograms per epoch."""
-    records = [(record["epoch"], record["histogram"]) for record in run.epochs if record.get("histogram")]
-    if len(records) < 2:
-        return None
-    shown = [records[i] for i in np.linspace(0, len(records) - 1, min(columns, len(records))).round().astype(int)]
-    edges = np.linspace(0, 1, len(shown[0][1]) + 1)
-    chart = _over_epochs(np.array([epoch for epoch, _ in records]), (0, 1), "weight")
-    places = np.linspace(*chart.x_range, len(shown) + 1)
-    for left, right, (_, counts) in zip(places[:-1], places[1:], shown, strict=True):
-        part = np.array(counts, dtype=float) / max(sum(counts), 1)
-        for row in np.flatnonzero(part > 0):
-            strength = max(0.04, float(part[row]) ** 0.5)
-            chart.cell((left, right), (edges[row], edges[row + 1]), strength, "all")
-    first, last = shown[0][1], shown[-1][1]
-    alt = (
-        f"Share of weights above {edges[-2]:.2f}: {share(first[-1] / max(sum(first), 1))} after the first "
-        f"epoch, {share(last[-1] / max(sum(last), 1))} after the last; below {edges[1]:.2f}: "
-        f"{share(last[0] / max(sum(last), 1))} after the last."
-    )
-    return Figure(
-        "Distribution of the weights per epoch", chart.svg(alt), "Stronger colour: larger share of the source examples."
-    )
-
-
-def _over_epochs(epochs: np.ndarray, y: tuple[float, float], y_label: str) -> Chart:
-    return Chart(x=(float(epochs.min()), float(epochs.max())), y=y, x_label="epoch", y_label=y_label, whole_x=True)
-
-
-def _from_to(text: str, values: np.ndarray) -> str:
+def _from_to(text: str, values: Array) -> str:
     known = values[np.isfinite(values)]
-    if known.max() >= 1000:
-        return f"{text} from {count(known[0])} to {count(known[-1])}"
-    return f"{text} from {number(float(known[0]))} to {number(float(known[-1]))}"
+    form = count if known.max() >= 1000 else number
+    return f"{text} from {form(float(known[0]))} to {form(float(known[-1]))}"
+
+
+# Figure 1 of the paper, for a source with two features and known true labels
+
+
+def figure_1(run: RunFiles) -> list[Figure]:
+    """Panels (a) to (e); empty where the run has no such source."""
+    weight, wrong, label = run.column("weight"), run.wrong, run.column("label")
+    if list(run.features) != ["x0", "x1"] or weight is None or wrong is None or label is None:
+        return []
+    low, over_time = weight < np.float32(PAPER_THRESHOLD), groups(run, "(d) Mean weight by true label")
+    return [
+        _source(run, label, wrong),
+        _classified(run, "(b) Clean points", ~low & ~wrong, low & ~wrong, ("at or above", "below")),
+        _classified(run, "(c) Flipped points", low & wrong, ~low & wrong, ("below", "at or above")),
+        *([over_time] if over_time else []),
+        precision_and_recall(weight, wrong, "(e) Precision and recall by weight threshold"),
+    ]
+
+
+def _source(run: RunFiles, label: Array, wrong: Array) -> Figure:
+    chart, names = _plane(run), sorted(set(label.tolist()), key=str)
+    kinds = {name: ("first", "second", "third", "fourth")[place % 4] for place, name in enumerate(names)}
+    for name, kind in kinds.items():
+        _draw(run, (label == name) & ~wrong, kind, chart.dots)
+        _draw(run, (label == name) & wrong, kind, chart.crosses)
+    legend = tuple(("dots", kind, f"label {name}") for name, kind in kinds.items())
+    sampled = "" if len(label) <= MOST_POINTS else f" 1 in {-(-len(label) // MOST_POINTS)} points is drawn."
+    return Figure(
+        "(a) Source points",
+        chart.svg(
+            f"{count(len(wrong))} source points in the plane, {count(wrong.sum())} of them with a flipped label."
+        ),
+        f"Colour: given label. Crosses: flipped labels.{sampled}",
+        (*legend, ("crosses", "plain", "flipped")),
+    )
+
+
+def _classified(run: RunFiles, title: str, good: Array, bad: Array, sides: tuple[str, str]) -> Figure:
+    chart = _plane(run)
+    _draw(run, good, "right", chart.dots)
+    _draw(run, bad, "wrong", chart.crosses)
+    correct, wrong = count(good.sum()), count(bad.sum())
+    legend = (
+        ("dots", "right", f"{sides[0]} {PAPER_THRESHOLD}: {correct}"),
+        ("crosses", "wrong", f"{sides[1]} {PAPER_THRESHOLD}: {wrong}"),
+    )
+    alt = f"{title[4:]}: {correct} have a weight {sides[0]} {PAPER_THRESHOLD}, {wrong} {sides[1]} it."
+    return Figure(title, chart.svg(alt), f"{correct} classified correctly, {wrong} incorrectly.", legend)
+
+
+def _plane(run: RunFiles) -> Chart:
+    assert run.ranking is not None
+    x, y = ((float(run.ranking[name].min()), float(run.ranking[name].max())) for name in ("x0", "x1"))
+    return Chart(x, y, "x0", "x1", width=320, height=320)
+
+
+def _draw(run: RunFiles, mask: Array, kind: str, mark: Callable[[Array, Array, str], None]) -> None:
+    assert run.ranking is not None
+    rows = np.flatnonzero(mask)[:: -(-len(mask) // MOST_POINTS)]
+    mark(run.ranking["x0"][rows], run.ranking["x1"][rows], kind)

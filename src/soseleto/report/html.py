@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import base64
+import functools
+import hashlib
 import json
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from soseleto.report import charts, figure1, gallery, sentences, tables
-from soseleto.report.assets import asset, digest, template
+from soseleto.report import charts, sentences
 from soseleto.report.charts import Figure
-from soseleto.report.files import RunFiles, read
-from soseleto.report.gallery import ClassGallery
+from soseleto.report.sentences import PAPER_THRESHOLD, RunFiles
 from soseleto.run_folder.files import aside, readable, replacing
 from soseleto.run_folder.folder import REPORT
-from soseleto.run_folder.ranking import most_suspicious_first, suspect_rows
+from soseleto.run_folder.ranking import best_count, by_class, most_suspicious_first, suspect_rows
+from soseleto.run_folder.source import media_type
 
-EXAMPLES_SHOWN = 20
+PAGE = Path(__file__).parent / "page"
+EXAMPLES_SHOWN, STRONGEST, MOST_LABELS = 20, 24, 60
 FILTERS = (sentences.count, sentences.share, sentences.percent, sentences.number)
 TABLE_THRESHOLDS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
     """Write the report of a run to ``out`` (default: into the run folder) and return its path."""
-    path = Path(run_path) / REPORT if out is None else Path(out)
+    own = Path(run_path) / REPORT
+    path = own if out is None else Path(out)
     page = render(run_path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    inside = os.path.realpath(path) == os.path.realpath(Path(run_path) / REPORT)
-    with (replacing if inside else aside)(path) as part:
+    with (replacing if os.path.realpath(path) == os.path.realpath(own) else aside)(path) as part:
         part.write_text(page, "utf-8")
     return path
 
@@ -38,52 +44,76 @@ def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] |
 def render(run_path: str | os.PathLike[str]) -> str:
     """The report of a run as one self-contained HTML page."""
     with readable(Path(run_path)):
-        return _render(read(run_path))
+        run, style = RunFiles.read(run_path), asset("style.css")
+        policy = f"default-src 'none'; style-src '{digest(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
+        return template("report.html.j2", filters=FILTERS).render(
+            run=run,
+            style=Markup(style),  # a file of this package: the only text that is not escaped
+            policy=policy,
+            sentences=sentences.sentences(run),
+            figures=sentences.key_figures(run),
+            compared=sentences.compared(run),
+            compared_how=sentences.compared_how(run),
+            evaluated_on=sentences.evaluated_on(run) if sentences.compared(run) else "",
+            panels=charts.figure_1(run),
+            curves=_curves(run),
+            settings=_flat(run.config),
+            start=PAPER_THRESHOLD,
+            **(_ranking_sections(run) if run.ranking and len(run.ranking["weight"]) else {}),
+        )
 
 
-def _render(run: RunFiles) -> str:
-    style, script = asset("style.css"), asset("report.js")
-    return template("report.html.j2", filters=FILTERS).render(
-        run=run,
-        style=Markup(style),  # files of this package: the only text that is not escaped
-        script=Markup(script),
-        policy=_policy(style, script),
-        sentences=sentences.sentences(run),
-        figures=sentences.key_figures(run),
-        compared=sentences.compared(run),
-        compared_how=sentences.compared_how(run),
-        evaluated_on=sentences.evaluated_on(run) if sentences.compared(run) else "",
-        panels=figure1.panels(run),
-        curves=_curves(run),
-        settings=_flat(run.config),
-        **(_ranking_sections(run) if run.ranking and len(run.ranking["weight"]) else {}),
+# Templates and styles, which the review page uses too
+
+
+def asset(name: str, folder: Path = PAGE) -> str:
+    """The text of a file of this package."""
+    return (folder / name).read_text("utf-8")
+
+
+def digest(text: str) -> str:
+    """The source expression of an inline style or script in a content security policy."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@functools.cache
+def template(name: str, folder: Path = PAGE, filters: tuple[Callable[..., str], ...] = ()) -> jinja2.Template:
+    """An autoescaped template with ``filters`` under their function names; undefined names raise."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.filters.update({function.__name__: function for function in filters})
+    return environment.get_template(name)
+
+
+# The sections
 
 
 def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     """The sections made from the ranking: suspects, histograms, thresholds, labels, examples."""
     assert run.ranking is not None
-    weight, wrong = run.ranking["weight"], run.wrong
-    table = tables.kept(weight, wrong)
-    labels, more_labels = tables.by_label(run.ranking["label"], weight)
-    classes, more_classes = gallery.by_class(run)
+    galleries, more_classes = _galleries(run)
+    labels, more_labels = _labels(run)
+    suspects = suspect_rows(run.ranking)
+    strongest = suspects if len(suspects) else most_suspicious_first(run.ranking)[: best_count(run.suspects)]
     return {
-        "histograms": _histograms(run, weight, wrong),
-        "truth": [] if wrong is None else _truth(run, table),
-        "thresholds": _threshold_rows(table),
+        "histograms": _histograms(run),
+        "truth": _truth(run),
+        "thresholds": _thresholds(run.ranking["weight"], run.wrong),
         "labels": labels if len(labels) > 1 else [],
         "more_labels": more_labels,
-        "start": tables.PAPER_THRESHOLD,
-        "data": Markup(_slider_data(table, labels)),
-        "strongest": gallery.strongest_suspects(run),
+        "strongest": _examples(run, strongest[:STRONGEST]),
         "suspects": sentences.suspect_figures(run),
-        "suspects_count": len(suspect_rows(run.ranking)),
+        "suspects_count": len(suspects),
         "worst_name": "Lowest-ranked" if run.is_transfer else "Most suspicious",
-        "suspect_charts": _suspect_charts(run, wrong),
-        "classes": classes or [_all_examples(run)],
+        "suspect_charts": _suspect_charts(run),
+        "classes": galleries,
         "more_classes": more_classes,
         "features": run.features,
-        "has_suggestions": run.suggested is not None,
         "show_paths": _paths_differ_from_ids(run.ranking),
         "forms": {
             name: sentences.decimals(run.ranking[name])
@@ -93,14 +123,176 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     }
 
 
-def _all_examples(run: RunFiles) -> ClassGallery:
-    """The whole ranking as one gallery, where labels are not classes."""
+def _histograms(run: RunFiles) -> list[Figure]:
     assert run.ranking is not None
+    caption = f"Dashed line: the threshold of {PAPER_THRESHOLD} below which a weight is low."
+    weight, score = run.ranking["weight"], run.column("score")
+    weights = charts.histogram(
+        weight, run.wrong, title="Weights", x_label="weight", caption=caption, rule=PAPER_THRESHOLD
+    )
+    if score is None:
+        return [weights]
+    caption = "Mean alignment with the target gradient; positive lowers the target loss to first order."
+    if run.is_strong:
+        caption = "Mean of the probability that the label is right over all visits, of which later ones count more."
+    scores = charts.score_histogram(score, run.wrong, caption=caption, rule=None if run.is_strong else 0.0)
+    return [weights, scores] if scores else [weights]
+
+
+def _suspect_charts(run: RunFiles) -> list[Figure]:
+    """The probabilities of being mislabelled, and estimated precision and recall."""
+    probability = run.column("mislabelled_probability")
+    if probability is None:
+        return []
+    basis = run.suspects.get("probability_basis")
+    figure = charts.histogram(
+        probability,
+        run.wrong,
+        title="Probability of being mislabelled",
+        x_label="probability",
+        caption="Dashed line: examples at or above this threshold are suspects."
+        + (f" Basis of the probabilities: {basis}." if basis else ""),
+        rule=run.suspects.get("threshold"),
+    )
+    curve = charts.estimated(run.suspects)
+    return [figure, curve] if curve else [figure]
+
+
+def _truth(run: RunFiles) -> list[Figure]:
+    """Charts against the true labels, without those that Figure 1 shows already."""
+    weight, wrong = run.column("weight"), run.wrong
+    if wrong is None or weight is None:
+        return []
+    if charts.figure_1(run):
+        return [charts.noise(wrong)]
+    figures = (charts.groups(run), charts.precision_and_recall(weight, wrong), charts.noise(wrong))
+    return [figure for figure in figures if figure]
+
+
+def _curves(run: RunFiles) -> list[Figure]:
+    """The metrics per epoch."""
+    losses = (("source_loss", "first", "source"), ("target_loss", "second", "target"), ("test_loss", "third", "test"))
+    changes = (("predicted_change", "first", "first-order prediction"), ("actual_change", "second", "measured"))
+    accuracy = (("test_accuracy", "third", "test accuracy"),)
+    mean, effective = (("mean_weight", "all", "mean weight"),), (("effective_source", "all", "effective sample size"),)
+    figures = [
+        charts.curves(
+            run,
+            "Losses",
+            "loss",
+            losses,
+            caption="The source loss is the unweighted mean, mislabelled examples included: it may rise while the "
+            "model improves.",
+        ),
+        charts.curves(run, "Test accuracy", "accuracy (%)", accuracy, from_zero=False),
+        charts.curves(run, "Mean weight", "mean weight", mean),
+        charts.curves(run, "Effective sample size", "examples", effective),
+        charts.groups(
+            run,
+            "Mean weight of the probes",
+            among="probe_groups",
+            caption="Probes are target examples added to the source; which of their labels are wrong is known. ",
+        ),
+        charts.curves(
+            run,
+            "Change of the target loss per step",
+            "change",
+            changes,
+            caption="Where the lines diverge, the step is too long for the first-order approximation.",
+            level=0.0,
+        ),
+        charts.curves(
+            run,
+            "The paper’s sufficient condition",
+            "ratio",
+            (("condition", "all", "ratio"),),
+            caption="λ_α divided by the paper’s bound. At 1 or above, the target loss is guaranteed to fall to first "
+            "order; the condition is sufficient, not necessary.",
+            level=1.0,
+        ),
+    ]
+    return [figure for figure in figures if figure]
+
+
+def _thresholds(weight: np.ndarray, wrong: np.ndarray | None) -> list[dict[str, Any]]:
+    """What is left of the source above some weights."""
+    rows = []
+    for threshold in TABLE_THRESHOLDS:
+        kept = weight >= np.float32(threshold)
+        weights = weight[kept].astype(np.float64)
+        effective = float(weights.sum() ** 2 / (weights**2).sum()) if len(weights) else 0.0
+        wrong_kept = None if wrong is None else int((wrong & kept).sum())
+        rows.append({"at": threshold, "count": len(weights), "effective": effective, "wrong": wrong_kept})
+    return rows
+
+
+def _labels(run: RunFiles) -> tuple[list[dict[str, Any]], int]:
+    """The most frequent labels, lowest mean weight first, and the number of labels left out."""
+    assert run.ranking is not None
+    labels, weight = run.ranking["label"], run.ranking["weight"]
+    if labels.dtype.kind == "f":  # regression targets are not classes
+        return [], 0
+    names, index, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
+    rows = []
+    for which in np.argsort(-counts, kind="stable")[:MOST_LABELS]:
+        own = weight[index == which]
+        kept = float((own >= np.float32(PAPER_THRESHOLD)).mean())
+        rows.append({"label": names[which], "count": len(own), "mean": float(own.mean()), "kept": kept})
+    return sorted(rows, key=lambda row: float(row["mean"])), len(names) - len(rows)
+
+
+# Examples: thumbnails where the run has them, table rows otherwise
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of the ranking with its rank, and its thumbnail as a data URL where there is one."""
+
+    row: dict[str, Any]
+    picture: str
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The best and the most suspicious examples of one class, or of all where labels are not classes."""
+
+    label: str
+    count: int
+    suspects: int
+    best: list[Example]
+    worst: list[Example]
+
+
+def _galleries(run: RunFiles) -> tuple[list[Gallery], int]:
+    """A gallery for each of the largest classes, and the number of classes left out."""
+    assert run.ranking is not None
+    galleries = [
+        Gallery(rows.label, rows.count, rows.suspects, _examples(run, rows.best), _examples(run, rows.worst))
+        for rows in by_class(run.ranking)
+    ]
+    if galleries:
+        return galleries, len(np.unique(run.ranking["label"].astype(str))) - len(galleries)
     order = most_suspicious_first(run.ranking)
     shown = min(EXAMPLES_SHOWN, -(-len(order) // 2))
-    best, worst = np.arange(shown), order[:shown]
-    suspects = len(suspect_rows(run.ranking))
-    return ClassGallery("", len(order), suspects, gallery.examples(run, best), gallery.examples(run, worst))
+    best, worst = _examples(run, np.arange(shown)), _examples(run, order[:shown])
+    return [Gallery("", len(order), len(suspect_rows(run.ranking)), best, worst)], 0
+
+
+def _examples(run: RunFiles, rows: np.ndarray) -> list[Example]:
+    """The given rows of the ranking as plain values."""
+    assert run.ranking is not None
+    columns = {name: values[rows].tolist() for name, values in run.ranking.items()}
+    columns["suggested"] = [None] * len(rows) if run.suggested is None else run.suggested[rows].tolist()
+    columns["rank"] = (rows + 1).tolist()
+    examples = []
+    for values in zip(*columns.values(), strict=True):
+        row = dict(zip(columns, values, strict=True))
+        examples.append(Example(row, _data_url(run.pictures.get(row["id"]))))
+    return examples
+
+
+def _data_url(picture: bytes | None) -> str:
+    return f"data:{media_type(picture)};base64,{base64.b64encode(picture).decode()}" if picture else ""
 
 
 def _paths_differ_from_ids(ranking: dict[str, np.ndarray]) -> bool:
@@ -108,122 +300,6 @@ def _paths_differ_from_ids(ranking: dict[str, np.ndarray]) -> bool:
     if "path" not in ranking:
         return False
     return any(not str(path).endswith(str(name)) for path, name in zip(ranking["path"], ranking["id"], strict=True))
-
-
-def _histograms(run: RunFiles, weight: np.ndarray, wrong: np.ndarray | None) -> list[Figure]:
-    figures = [
-        charts.histogram(
-            tables.weight_histogram(weight, wrong),
-            title="Weights",
-            x_label="weight",
-            caption="Dashed line: the weight threshold selected below.",
-            threshold=True,
-        )
-    ]
-    score = run.column("score")
-    table = None if score is None else tables.score_histogram(score, wrong)
-    if table is not None:
-        beyond = f" The outermost bars include {sentences.count(table.beyond)} outliers." if table.beyond else ""
-        caption = f"{sentences.of_scores(run)}{beyond}"
-        rule = None if run.is_strong else 0.0
-        figures.append(charts.histogram(table, title="Scores", x_label="score", caption=caption, rule=rule))
-    return figures
-
-
-def _suspect_charts(run: RunFiles, wrong: np.ndarray | None) -> list[Figure]:
-    """The probabilities of being mislabelled, and estimated precision and recall."""
-    probability = run.column("mislabelled_probability")
-    if probability is None:
-        return []
-    figure = charts.histogram(
-        tables.weight_histogram(probability, wrong),
-        title="Probability of being mislabelled",
-        x_label="probability",
-        caption=f"Dashed line: examples at or above this threshold are suspects.{_of_probabilities(run)}",
-        rule=run.suspects.get("threshold"),
-    )
-    return [one for one in (figure, charts.estimated(run.suspects)) if one]
-
-
-def _of_probabilities(run: RunFiles) -> str:
-    basis = run.suspects.get("probability_basis")
-    return f" Basis of the probabilities: {basis}." if basis else ""
-
-
-def _truth(run: RunFiles, table: tables.Kept) -> list[Figure]:
-    """Charts against the true labels, without those that Figure 1 shows already."""
-    wrong = run.wrong
-    assert wrong is not None
-    if figure1.panels(run):
-        return [charts.noise(wrong)]
-    return [
-        figure for figure in (charts.groups(run), charts.precision_and_recall(table), charts.noise(wrong)) if figure
-    ]
-
-
-def _curves(run: RunFiles) -> list[Figure]:
-    """The metrics per epoch."""
-    losses = (("source_loss", "first", "source"), ("target_loss", "second", "target"), ("test_loss", "third", "test"))
-    changes = (("predicted_change", "first", "first-order prediction"), ("actual_change", "second", "measured"))
-    condition = (("condition", "all", "ratio"),)
-    figures = [
-        charts.curves(run, "Losses", "loss", losses, caption=_UNWEIGHTED),
-        charts.curves(
-            run,
-            "Test accuracy",
-            "accuracy (%)",
-            (("test_accuracy", "third", "test accuracy"),),
-            from_zero=False,
-        ),
-        charts.curves(run, "Mean weight", "mean weight", (("mean_weight", "all", "mean weight"),)),
-        charts.curves(
-            run, "Effective sample size", "examples", (("effective_source", "all", "effective sample size"),)
-        ),
-        charts.groups(run, "Mean weight of the probes", among="probe_groups", caption=_PROBES),
-        charts.weights_over_time(run),
-        charts.curves(run, "Change of the target loss per step", "change", changes, caption=_FIRST_ORDER, level=0.0),
-        charts.curves(run, "The paper’s sufficient condition", "ratio", condition, caption=_CONDITION, level=1.0),
-    ]
-    return [figure for figure in figures if figure]
-
-
-_UNWEIGHTED = (
-    "The source loss is the unweighted mean, mislabelled examples included: it may rise while the model improves."
-)
-_PROBES = "Probes are target examples added to the source; which of their labels are wrong is known. "
-_FIRST_ORDER = "Where the lines diverge, the step is too long for the first-order approximation."
-_CONDITION = (
-    "λ_α divided by the paper’s bound. At 1 or above, the target loss is guaranteed to fall to first order; "
-    "the condition is sufficient, not necessary."
-)
-
-
-def _threshold_rows(table: tables.Kept) -> list[dict[str, Any]]:
-    """The slider's numbers at selected thresholds, for print and for browsers without JavaScript."""
-    rows = []
-    for threshold in TABLE_THRESHOLDS:
-        at = round(threshold * 100)
-        wrong = None if table.wrong is None else int(table.wrong[at])
-        rows.append(
-            {
-                "at": threshold,
-                "count": int(table.count[at]),
-                "effective": float(table.effective[at]),
-                "wrong": wrong,
-            }
-        )
-    return rows
-
-
-def _slider_data(table: tables.Kept, labels: list[tables.LabelRow]) -> str:
-    """101 numbers per row instead of one per example, so that the page does not grow with the data."""
-    data = {
-        "kept": table.count.tolist(),
-        "effective": [round(value, 1) for value in table.effective.tolist()],
-        "wrong": None if table.wrong is None else table.wrong.tolist(),
-        "labels": [row.kept.tolist() for row in labels],
-    }
-    return json.dumps(data, separators=(",", ":"))  # numbers only: cannot close the script element
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -234,9 +310,3 @@ def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         elif key != "format":
             rows.append((prefix + key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
     return rows
-
-
-def _policy(style: str, script: str) -> str:
-    """A content security policy that allows only the page's own style and script and inline images."""
-    own = f"style-src '{digest(style)}'; script-src '{digest(script)}'"
-    return f"default-src 'none'; {own}; img-src data:; base-uri 'none'; form-action 'none'"

@@ -1,17 +1,133 @@
-"""Number formats, key figures and summary sentences of the report."""
+"""What the report says: the files of a run as plain values, number formats, key figures and summary sentences."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from soseleto.errors import counted
-from soseleto.report.files import RunFiles
-from soseleto.report.tables import PAPER_THRESHOLD
-from soseleto.run_folder.ranking import about_unknown, expected, in_words, is_known, suspect_rows
+from soseleto.run_folder.folder import RANKING, RunFolder
+from soseleto.run_folder.ranking import (
+    about_unknown,
+    best_count,
+    expected,
+    feature_columns,
+    in_words,
+    is_known,
+    suggested_labels,
+    suspect_rows,
+)
+from soseleto.run_folder.source import load_thumbnails
+
+PAPER_THRESHOLD = 0.1  # of the paper's Figure 1
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The contents of one run folder; ``ranking`` is None while the run has not finished."""
+
+    name: str
+    config: Record
+    records: tuple[Record, ...]  # of metrics.jsonl
+    ranking: dict[str, np.ndarray] | None
+    pictures: dict[str, bytes]  # thumbnails by id
+    source: Record  # path and columns of the source
+    comparison: Record  # accuracies of other methods on the same data
+    suspects: Record  # threshold and estimates of the suspects
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> RunFiles:
+        """Read a run folder; an unfinished run is read as far as it got."""
+        folder = RunFolder.open(path)
+        return cls(
+            name=folder.path.resolve().name,
+            config=folder.config(),
+            records=tuple(folder.metrics()),
+            ranking=folder.ranking() if folder.has(RANKING) else None,
+            pictures=load_thumbnails(folder),
+            source=folder.source(),
+            comparison=folder.comparison() or {},
+            suspects=folder.suspects() or {},
+        )
+
+    def _first(self, event: str) -> Record:
+        return next((record for record in self.records if record.get("event") == event), {})
+
+    @cached_property
+    def start(self) -> Record:
+        return self._first("start")
+
+    @cached_property
+    def end(self) -> Record:
+        return self._first("end")
+
+    @cached_property
+    def epochs(self) -> list[Record]:
+        return [record for record in self.records if record.get("event") == "epoch"]
+
+    @property
+    def last(self) -> Record:
+        """The last epoch's record, updated with the final evaluation."""
+        return {**(self.epochs[-1] if self.epochs else {}), **self.end}
+
+    @property
+    def messages(self) -> list[str]:
+        """The messages of the run, without repetition, in order."""
+        texts = [str(text) for text in self.start.get("messages") or []]
+        texts += [str(record.get("text", "")) for record in self.records if record.get("event") == "message"]
+        return list(dict.fromkeys(texts))
+
+    def series(self, key: str) -> np.ndarray:
+        """One metric of every epoch, NaN where it is missing; (E,)."""
+        return np.array([as_number(record.get(key)) for record in self.epochs], dtype=float)
+
+    def group(self, name: str, key: str, among: str = "groups") -> np.ndarray:
+        """One statistic of the group "right" or "wrong" in every epoch, NaN where it is missing; (E,)."""
+        groups = [(record.get(among) or {}).get(name) or {} for record in self.epochs]
+        return np.array([as_number(group.get(key)) for group in groups], dtype=float)
+
+    def column(self, name: str) -> np.ndarray | None:
+        """A column of the ranking, or None."""
+        return None if self.ranking is None else self.ranking.get(name)
+
+    @property
+    def wrong(self) -> np.ndarray | None:
+        """Which labels are wrong, where every true label is known."""
+        truth = self.column("true_label")
+        if truth is None:
+            return None
+        unknown = np.isnan(truth) if truth.dtype.kind == "f" else truth < 0 if truth.dtype.kind == "i" else truth == ""
+        return None if unknown.any() else self.column("wrong")
+
+    @cached_property
+    def suggested(self) -> np.ndarray | None:
+        """The suggested label of each suspect, see ``suggested_labels``."""
+        return None if self.ranking is None else suggested_labels(self.ranking, best_count(self.suspects))
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether a teacher judged the labels, so that weights are probabilities and there are no alignments."""
+        return str(self.config.get("method")).startswith("strong")
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether weights are about the target and not about wrong labels."""
+        return self.config.get("mode") == "transfer"
+
+    @property
+    def features(self) -> dict[str, str]:
+        """Feature columns ``x0``, ``x1``, ... -> names in the source."""
+        return feature_columns(self.ranking or {}, self.source)
+
+
+# Number formats
 
 
 def count(value: float) -> str:
@@ -34,7 +150,7 @@ def percent(value: float) -> str:
 
 def number(value: object) -> str:
     """Three significant digits, or a dash for anything that is not a finite number."""
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not _is_number(value):
         return "–"
     if value == 0 or 1e-3 <= abs(value) < 1e4:
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
@@ -43,8 +159,7 @@ def number(value: object) -> str:
 
 def decimals(values: np.ndarray) -> str:
     """A format with fixed decimals for a column of numbers, three significant digits for the largest."""
-    known = np.abs(values[np.isfinite(values)])
-    largest = float(known.max(initial=0))
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0))
     if not 1e-6 <= largest < 1e6:
         return "%.2e" if largest else "%.0f"
     return f"%.{max(0, 2 - math.floor(math.log10(largest)))}f"
@@ -58,30 +173,33 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def as_number(value: object) -> float:
+    """A float; NaN for anything that is not a number."""
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+# Key figures
+
+
 def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     """(name, figure, remark) of the summary; figures the run does not have are left out."""
     last, total = run.last, run.start.get("n_source")
     effective = last.get("effective_source")
+    of_total = f"{share(effective / total)} of the source" if _is_number(effective) and total else ""
+    of_weights = "probability that a label is right" if run.is_strong else "0: ignored, 1: full weight"
     rows = [
         ("Source examples", total, count, f"{count(run.start.get('n_target', 0))} target examples"),
-        ("Effective sample size", effective, count, _of_total(effective, total)),
-        ("Mean weight", last.get("mean_weight"), number, _of_weights(run)),
+        ("Effective sample size", effective, count, of_total),
+        ("Mean weight", last.get("mean_weight"), number, of_weights),
         ("Weights at 0", last.get("share_at_zero"), share, "of the source examples"),
         ("Weights at 1", last.get("share_at_one"), share, "of the source examples"),
         ("Test accuracy", last.get("test_accuracy"), percent, "after the last epoch"),
     ]
     return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
-
-
-def _of_weights(run: RunFiles) -> str:
-    return "probability that a label is right" if run.is_strong else "0: ignored, 1: full weight"
-
-
-def of_scores(run: RunFiles) -> str:
-    """The caption of their histogram."""
-    if run.is_strong:
-        return "Mean of the probability that the label is right over all visits, of which later ones count more."
-    return "Mean alignment with the target gradient; positive lowers the target loss to first order."
 
 
 ESTIMATES = {
@@ -94,27 +212,32 @@ ESTIMATES = {
 def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     """(name, figure, remark) of the suspects; in transfer mode, of the low weights."""
     assert run.ranking is not None
-    found, total = len(suspect_rows(run.ranking)), len(run.ranking["weight"])
-    part = f"{share(found / total)} of the source"
+    suspects, total = len(suspect_rows(run.ranking)), len(run.ranking["weight"])
+    part = f"{share(suspects / total)} of the source"
     if run.is_transfer:
-        return [(f"Weight below {PAPER_THRESHOLD}", count(found), part)]
-    rows = [("Suspects", count(found), f"{part}{_rule(run, found)}")]
+        return [(f"Weight below {PAPER_THRESHOLD}", count(suspects), part)]
+    rows = [("Suspects", count(suspects), f"{part}{_rule(run) if suspects else _highest(run)}")]
     best = run.suspects.get("best")
-    if not found and best:
+    if not suspects and best:
         rows.append(("Best list", count(best["count"]), expected(best.get("precision"))))
-    shown = list(ESTIMATES) if found else ["wrong_share"]  # precision and recall are undefined without suspects
+    shown = list(ESTIMATES) if suspects else ["wrong_share"]  # precision and recall are undefined without suspects
     return rows + [_estimate(run, name) for name in shown if run.suspects.get(name)]
 
 
-def _rule(run: RunFiles, found: int) -> str:
-    """What makes an example a suspect, or why there are none."""
-    assert run.ranking is not None
-    if not found:
-        return _highest(run)
-    if "is_label_issue" not in run.ranking:
+def _rule(run: RunFiles) -> str:
+    """What makes an example a suspect."""
+    if run.column("is_label_issue") is None:
         return f": weight below {PAPER_THRESHOLD}"
     threshold = run.suspects.get("threshold")
     return f": probability of being mislabelled at least {number(threshold)}" if _is_number(threshold) else ""
+
+
+def _highest(run: RunFiles) -> str:
+    """Why there are no suspects, where the run has probabilities."""
+    probability = run.column("mislabelled_probability")
+    if probability is None:
+        return ""
+    return f": the highest probability of being mislabelled is {number(float(np.nanmax(probability)))}"
 
 
 def _estimate(run: RunFiles, name: str) -> tuple[str, str, str]:
@@ -122,14 +245,17 @@ def _estimate(run: RunFiles, name: str) -> tuple[str, str, str]:
     basis = figure.get("basis", "")
     how = "Audited" if basis == "audited" else "Estimated"
     if not is_known(figure):
-        return f"{how} {title}", "unknown", "the interval is too wide to say anything"
+        return f"{how} {title}", "unknown", "the interval is too wide to be useful"
     interval = f"95 % interval {share(figure['low'])} to {share(figure['high'])}"
     return f"{how} {title}", share(figure["value"]), f"{remark} ({interval}{f'; {basis}' if basis else ''})"
 
 
+# Sentences
+
+
 def sentences(run: RunFiles) -> list[str]:
     """The summary in full sentences; those the run has no data for are left out."""
-    parts = (_training, _comparison, _weights, _suspects, _unknown, _truth, _losses, _engine)
+    parts = (_training, _comparison, _weights, _suspects, _unknown, _truth, _losses)
     return [sentence for sentence in (part(run) for part in parts) if sentence]
 
 
@@ -141,9 +267,9 @@ def _training(run: RunFiles) -> str:
     epochs = counted(len(run.epochs), "epoch")
     if not run.end:
         return f"Training{data} has not finished: this report covers the first {epochs}."
-    took = run.end.get("seconds")
+    took, engine = run.end.get("seconds"), run.last.get("engine") or run.start.get("engine")
     time = f" in {duration(took)}" if _is_number(took) else ""
-    return f"Trained{data} for {epochs}{time}."
+    return f"Trained{data} for {epochs}{time}{f', with alignments by the {engine} engine' if engine else ''}."
 
 
 def compared(run: RunFiles) -> list[tuple[str, float, float, float]]:
@@ -157,8 +283,7 @@ def compared_how(run: RunFiles) -> str:
     same, others = "Comparison with other methods on the same data", run.comparison.get("epochs_of_others")
     if others is None:
         return f"{same} and for as many epochs"
-    ours = counted(len(run.epochs), "epoch")
-    return f"{same}: SOSELETO by the strong recipe for {ours}, the others plainly for {others}"
+    return f"{same}: SOSELETO by the strong recipe for {counted(len(run.epochs), 'epoch')}, the others for {others}"
 
 
 def evaluated_on(run: RunFiles) -> str:
@@ -171,8 +296,7 @@ def evaluated_on(run: RunFiles) -> str:
 
 def _method(name: str) -> str:
     titles = {"soseleto": "SOSELETO", "ordinary": "ordinary training", "mixed": "mixed training"}
-    titles |= {"final": "SOSELETO, then boosting"}
-    return titles.get(name, name.replace("_", " "))
+    return {**titles, "final": "SOSELETO, then boosting"}.get(name, name.replace("_", " "))
 
 
 def _comparison(run: RunFiles) -> str:
@@ -210,7 +334,7 @@ def _kept(networks: list[dict[str, Any]], kept: str) -> str:
     if high < 0:  # with --keep soseleto
         return f"SOSELETO's model is kept, although {method} is {_better(best)}."
     interval = _interval(difference["low"], difference["high"])
-    return f"SOSELETO's model is kept: no other network is better beyond chance ({method} minus SOSELETO: {interval})."
+    return f"SOSELETO's model is kept: no other network is significantly better ({method} minus SOSELETO: {interval})."
 
 
 def _better(row: Mapping[str, Any]) -> str:
@@ -237,35 +361,24 @@ def _weights(run: RunFiles) -> str:
 def _suspects(run: RunFiles) -> str:
     if run.ranking is None or "is_label_issue" not in run.ranking:
         return ""
-    found = len(suspect_rows(run.ranking))
-    if found:
-        precision = run.suspects.get("precision")
-        known = (
-            f", with a precision of {in_words(precision)}" if is_known(precision) else "; their precision is unknown"
-        )
-        about = known if precision else ""
-        return f"{counted(found, 'label is', 'labels are')} suspected to be wrong{about}."
-    best = run.suspects.get("best")
-    if not best:
-        return f"No label is suspected to be wrong{_highest(run)}."
-    asked = run.config.get("suspect_precision")
-    at = f" at a precision of {share(asked)}" if _is_number(asked) else ""
-    return (
-        f"No label is suspected to be wrong{at}{_highest(run)}. The best list has {counted(best['count'], 'example')}, "
-        f"{expected(best.get('precision'))}."
-    )
+    suspects, precision = len(suspect_rows(run.ranking)), run.suspects.get("precision")
+    if suspects:
+        labels = f"{counted(suspects, 'label is', 'labels are')} suspected to be wrong"
+        if not precision:
+            return f"{labels}."
+        if not is_known(precision):
+            return f"{labels}; their precision is unknown."
+        return f"{labels}, with a precision of {in_words(precision)}."
+    best, asked = run.suspects.get("best"), run.config.get("suspect_precision")
+    at = f" at a precision of {share(asked)}" if best and _is_number(asked) else ""
+    text = f"No label is suspected to be wrong{at}{_highest(run)}."
+    if best:
+        text += f" The best list has {counted(best['count'], 'example')}, {expected(best.get('precision'))}."
+    return text
 
 
 def _unknown(run: RunFiles) -> str:
     return "" if run.ranking is None else about_unknown(run.ranking)
-
-
-def _highest(run: RunFiles) -> str:
-    """Why there are no suspects, where the run has probabilities."""
-    probability = run.column("mislabelled_probability")
-    if probability is None:
-        return ""
-    return f": the highest probability of being mislabelled is {number(float(np.nanmax(probability)))}"
 
 
 def _truth(run: RunFiles) -> str:
@@ -282,23 +395,6 @@ def _truth(run: RunFiles) -> str:
 
 def _losses(run: RunFiles) -> str:
     source, target = run.last.get("source_loss"), run.last.get("target_loss")
-    text = ""
-    if _is_number(source) and _is_number(target):
-        text = f"The final source loss is {number(source)}, the final target loss {number(target)}."
-    accuracy = run.last.get("test_accuracy")
-    if _is_number(accuracy):
-        text += f" The test accuracy is {percent(accuracy)}."
-    return text.strip()
-
-
-def _engine(run: RunFiles) -> str:
-    engine = run.last.get("engine") or run.start.get("engine")
-    return f"Alignments were computed by the {engine} engine." if engine else ""
-
-
-def _of_total(value: Any, total: Any) -> str:
-    return f"{share(value / total)} of the source" if _is_number(value) and total else ""
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and math.isfinite(value)
+    if not _is_number(source) or not _is_number(target):
+        return ""
+    return f"The final source loss is {number(source)}, the final target loss {number(target)}."

@@ -1,170 +1,267 @@
-"""The queue of a review (the suspects, most suspicious first) or of an audit, and typical examples of the classes."""
+"""What is reviewed and what was decided: the queue of examples, the decisions, and the source with them applied.
+
+``review.jsonl`` is append-only, and each record is on disk before the page is answered:
+``{"id": "a.png", "action": "relabel", "label": "cat", "at": "2026-01-31T12:00:00+00:00"}``; ``keep`` and ``drop`` have
+no label; ``{"action": "undo"}`` reverts the last decision that has not been reverted.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from soseleto.errors import UsageError
-from soseleto.run_folder import thumbnails
-from soseleto.run_folder.files import readable
-from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.ranking import ClassRows, by_class, feature_columns, suggested_labels, suspect_rows
+from soseleto.errors import UsageError, did_you_mean
+from soseleto.run_folder.files import append_line, changing, lines_of, locked, readable, verified
+from soseleto.run_folder.folder import REVIEW, RunFolder
+from soseleto.run_folder.ranking import by_class, feature_columns, suggested_labels, suspect_rows
+from soseleto.run_folder.source import image_from_file, load_thumbnails, write_corrected
 
+ACTIONS = ("keep", "drop", "relabel")
+UNDO = "undo"
+UNDECIDED = ("keep", "drop", "relabel")  # what can happen to suspects without a decision
 TYPICAL = 6  # examples shown of each class
-PICTURED = 20  # the first examples of an audit, whose pictures must be there
 LARGEST = 1024  # longer side in pixels of an image read from the data
 
 
-@dataclass(frozen=True)
 class Queue:
-    """The rows of a ranking under review, and what is shown with each.
+    """The examples to review: the suspects, most suspicious first, or the sample of an audit, in its order.
 
-    blind: the answers of an audit must not be led by the model, so its opinion is not shown
+    The answers of an audit must not be led by the model, so its opinion is not shown.
     """
 
-    ranking: Mapping[str, np.ndarray]
-    rows: np.ndarray
-    pictures: Mapping[str, bytes]
-    classes: tuple[str, ...]
-    suggested: np.ndarray | None
-    features: Mapping[str, str]  # column -> name in the source
-    blind: bool = False
-    basis: str = ""  # of the probabilities
-    noun: str = "Suspect"
-
-    @classmethod
-    def of(cls, run: RunFolder) -> Queue:
+    def __init__(self, run: RunFolder, sample: Sequence[str] | None = None) -> None:
         with readable(run.path):
-            return cls._of(run)
-
-    @classmethod
-    def _of(cls, run: RunFolder) -> Queue:
-        ranking = _ranking(run)
-        rows = suspect_rows(ranking)
-        if not len(rows):
-            low = "no low weights" if run.config().get("mode") == "transfer" else "no suspects"
-            raise UsageError(f"{run.path} has {low}: there is nothing to review.")
-        return cls._make(run, ranking, rows)
-
-    @classmethod
-    def of_sample(cls, run: RunFolder, ids: Sequence[str]) -> Queue:
-        """The examples of an audit, in this order."""
-        ranking = _ranking(run)
-        place = {str(name): row for row, name in enumerate(ranking["id"])}
-        made = replace(cls._make(run, ranking, np.array([place[name] for name in ids])), suggested=None, blind=True)
-        missing = made.pictures and "path" not in ranking and any(name not in made.pictures for name in ids[:PICTURED])
-        if missing:
-            raise UsageError(
-                f"{run.path} has no pictures of this sample, only of that with --seed 0: leave --seed out, and delete "
-                "audit.json."
-            )
-        return made
-
-    @classmethod
-    def _make(cls, run: RunFolder, ranking: Mapping[str, np.ndarray], rows: np.ndarray) -> Queue:
-        transfer = run.config().get("mode") == "transfer"
-        return cls(
-            ranking=ranking,
-            rows=rows,
-            pictures=thumbnails.load(run),
-            classes=_classes(run, ranking),
-            suggested=None if transfer else suggested_labels(ranking),
-            features=feature_columns(ranking, run.source()),
-            basis=(run.suspects() or {}).get("probability_basis", ""),
-            noun="Low weight" if transfer else "Suspect",
-        )
-
-    def id_of(self, row: int) -> str:
-        return str(self.ranking["id"][row])
+            self.run, self.ranking, self.is_audit = run, run.ranking(), sample is not None
+            if self.ranking["label"].dtype.kind == "f":
+                raise UsageError(f"the labels of {run.path} are real numbers: only classes can be reviewed.")
+            self.ids = [str(name) for name in self.ranking["id"]]
+            if sample is None:
+                self.rows = suspect_rows(self.ranking).tolist()
+            else:
+                row_of = {name: row for row, name in enumerate(self.ids)}
+                self.rows = [row_of[name] for name in sample]
+            self.pictures, self.features = load_thumbnails(run), feature_columns(self.ranking, run.source())
+            shows_labels = not self.is_audit and not run.is_transfer
+            self.suggested = suggested_labels(self.ranking) if shows_labels else None
+            self.classes, self.basis = self._classes(), (run.suspects() or {}).get("probability_basis", "")
+        if not self.rows:
+            nothing = "no low weights" if run.is_transfer else "no suspects"
+            raise UsageError(f"{run.path} has {nothing}: there is nothing to review.")
 
     def to_json(self) -> dict[str, Any]:
         """Everything the page needs except the images."""
+        groups = by_class(self.ranking, each=TYPICAL, most=len(self.ids))
         return {
-            "classes": list(self.classes),
-            "items": [self._item(int(row)) for row in self.rows],
-            "like": {one.label: [int(row) for row in one.least_suspicious[:TYPICAL]] for one in self._by_class()},
+            "classes": self.classes,
+            "items": [self._item(row) for row in self.rows],
+            "like": {group.label: group.least_suspicious.tolist() for group in groups},
             "pictures": bool(self.pictures) or "path" in self.ranking,
             "features": list(self.features.values()),
             "typical": self._typical(),
             "basis": self.basis,
-            "noun": self.noun,
+            "noun": "Low weight" if self.run.is_transfer else "Suspect",
         }
 
     def picture(self, row: int) -> bytes | None:
         """The image from its own file where it still exists, else the thumbnail in the run folder."""
-        small = self.pictures.get(self.id_of(row))
         path = self.ranking.get("path")
-        return (None if path is None else thumbnails.from_file(str(path[row]), LARGEST)) or small
-
-    def _by_class(self) -> list[ClassRows]:
-        return by_class(self.ranking, each=TYPICAL, most=len(self.classes) + 1)
+        image = None if path is None else image_from_file(str(path[row]), LARGEST)
+        return image or self.pictures.get(self.ids[row])
 
     def _item(self, row: int) -> dict[str, Any]:
-        item: dict[str, Any] = {"row": row, "id": self.id_of(row), "label": str(self.ranking["label"][row])}
-        item["suggested"] = None if self.suggested is None else self.suggested[row]
-        for name, column in (("wrong", "mislabelled_probability"), ("weight", "weight"), ("score", "score")):
-            shown = column in self.ranking and not self.blind
-            item[name] = _finite(self.ranking[column][row]) if shown else None
-        item["values"] = [_shown(self.ranking[name][row]) for name in self.features]
-        item["against"] = self._against(row)
-        return item
+        def value(column: str) -> Any:
+            return _plain(self.ranking[column][row]) if column in self.ranking and not self.is_audit else None
 
-    def _against(self, row: int) -> list[int]:
-        """The places of the features that speak most against the label; none in an audit."""
-        if "against" not in self.ranking or self.blind:
-            return []
-        names, found = list(self.features.values()), []
-        text = f"{self.ranking['against'][row]}, "
-        while text:  # names may have commas: the longest that fits
-            fits = [name for name in names if text.startswith(f"{name}, ")]
-            name = max(fits, key=len, default=text.partition(", ")[0])  # or a column that is not shown
-            text = text[len(name) + 2 :]
-            found += [names.index(name)] if fits else []
-        return found
+        return {
+            "row": row,
+            "id": self.ids[row],
+            "label": str(self.ranking["label"][row]),
+            "suggested": None if self.suggested is None else self.suggested[row],
+            "wrong": value("mislabelled_probability"),
+            "weight": value("weight"),
+            "attribution": value("column_attribution"),
+            "values": [_plain(self.ranking[name][row]) for name in self.features],
+        }
 
     def _typical(self) -> dict[str, list[float | str | None]]:
         """Per class, the medians of the features, or the most frequent words, over the better half of its examples."""
-        labels, medians = self.ranking["label"].astype(str), {}
+        labels, typical = self.ranking["label"].astype(str), {}
         for name in self.classes if self.features else ():
             rows = np.flatnonzero(labels == name)
             rows = rows[: -(-len(rows) // 2)]
-            medians[name] = [_middle(self.ranking[x][rows]) if len(rows) else None for x in self.features]
-        return medians
+            typical[name] = [_middle(self.ranking[column][rows]) for column in self.features]
+        return typical
 
-
-def _ranking(run: RunFolder) -> dict[str, np.ndarray]:
-    ranking = run.ranking()
-    if ranking["label"].dtype.kind == "f":
-        raise UsageError(f"the labels of {run.path} are real numbers: only classes can be reviewed.")
-    return ranking
-
-
-def _classes(run: RunFolder, ranking: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """Class names in the run's order, followed by names that occur only in labels or suggestions."""
-    config, suggested = run.config(), suggested_labels(ranking)
-    known = [] if config.get("mode") == "transfer" else config.get("classes") or []  # not the target's
-    names = [str(name) for name in known]
-    names += [one.label for one in by_class(ranking, most=len(ranking["label"]))]
-    return tuple(dict.fromkeys([*names, *sorted({*(suggested if suggested is not None else ())} - {None})]))
+    def _classes(self) -> list[str]:
+        """Class names in the run's order, followed by names that occur only in labels or suggestions."""
+        known = [] if self.run.is_transfer else self.run.config().get("classes") or []  # there: the target's
+        labels = [group.label for group in by_class(self.ranking, most=len(self.ids))]
+        suggested = () if self.suggested is None else sorted({*self.suggested} - {None})
+        return list(dict.fromkeys([*map(str, known), *labels, *suggested]))
 
 
 def _middle(values: np.ndarray) -> float | str | None:
     """The median of numbers, the most frequent of words."""
     if values.dtype.kind == "f":
-        known = values[np.isfinite(values)]
-        return _finite(np.median(known)) if len(known) else None
+        values = values[np.isfinite(values)]
+        return float(np.median(values)) if len(values) else None
     names, counts = np.unique(values.astype(str), return_counts=True)
-    return str(names[counts.argmax()])
+    return str(names[counts.argmax()]) if len(names) else None
 
 
-def _shown(value: Any) -> float | str | None:
-    return value if isinstance(value, str) else _finite(value)
-
-
-def _finite(value: Any) -> float | None:
+def _plain(value: Any) -> float | str | None:
+    if isinstance(value, str):
+        return value
     return float(value) if math.isfinite(value) else None
+
+
+# Decisions
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The decision on one example; only ``relabel`` has a label."""
+
+    id: str
+    action: str
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise UsageError(f"unknown action {self.action!r}: choose one of {', '.join(ACTIONS)}.")
+        if (self.label is not None) != (self.action == "relabel"):
+            raise UsageError(f"{self.action!r} with the label {self.label!r}: relabel, and only relabel, has a label.")
+
+
+class Decisions:
+    """The decisions of one run in order, and the file they are stored in; only one process can write to it."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.path = run.path / REVIEW
+        self._thread_lock = threading.Lock()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked(self.path, f"another review is writing to {self.path}: stop that one first."))
+            self._decisions = _read(self.path)
+            self._file_lock = stack.pop_all()  # held until close()
+
+    def decide(self, decision: Decision) -> None:
+        """Return once the decision is on disk."""
+        with self._thread_lock:
+            self._append({name: value for name, value in asdict(decision).items() if value is not None})
+            self._decisions.append(decision)
+
+    def undo(self) -> Decision | None:
+        """Revert the last decision and return it; None where there is none."""
+        with self._thread_lock:
+            if not self._decisions:
+                return None
+            self._append({"action": UNDO})
+            return self._decisions.pop()
+
+    def latest(self) -> dict[str, Decision]:
+        """The last decision on each example, by id."""
+        with self._thread_lock:
+            return _by_id(self._decisions)
+
+    def close(self) -> None:
+        self._file_lock.close()
+
+    def _append(self, record: dict[str, Any]) -> None:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        with changing(self.path):
+            append_line(self.path, {**record, "at": now}, durable=True)
+
+
+def read_decisions(run: RunFolder) -> dict[str, Decision]:
+    """The last decision on each example of a run, by id; empty where the run has not been reviewed."""
+    return _by_id(_read(run.path / REVIEW))
+
+
+def _by_id(decisions: list[Decision]) -> dict[str, Decision]:
+    return {decision.id: decision for decision in decisions}
+
+
+def _read(path: Path) -> list[Decision]:
+    """The decisions in order, without those that were undone."""
+    decisions: list[Decision] = []
+    if verified(path) is None:
+        return decisions
+    for decision in lines_of(path, _parse, what="a decision"):
+        if decision is not None:
+            decisions.append(decision)
+        elif decisions:
+            decisions.pop()
+    return decisions
+
+
+def _parse(record: dict[str, Any]) -> Decision | None:
+    """None is an undo."""
+    if record["action"] == UNDO:
+        return None
+    return Decision(record["id"], record["action"], record.get("label"))
+
+
+# The source with the decisions applied
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Counts of an exported source."""
+
+    path: Path
+    rows: int
+    dropped: int
+    relabelled: int
+    copies: int  # of those: of target examples, given the target's label
+    undecided: int  # suspects without a decision
+
+
+def export_source(
+    run_path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    suspects: str = "keep",
+    force: bool = False,
+) -> Exported:
+    """Write the source with every decision of the review applied; ``force`` replaces an existing file.
+
+    Copies of target examples, which the training left out and a review does not show, get the target's labels.
+
+    suspects: what happens to suspects without a decision; ``"relabel"`` gives them their suggested label
+    """
+    if suspects not in UNDECIDED:
+        raise UsageError(
+            f"unknown choice {suspects!r}{did_you_mean(suspects, UNDECIDED)}: write keep, drop or relabel."
+        )
+    run = RunFolder.open(run_path)
+    with readable(run.path):
+        return _export(run, Path(out), suspects, force=force)
+
+
+def _export(run: RunFolder, out: Path, suspects: str, *, force: bool) -> Exported:
+    ranking, decisions = run.ranking(), read_decisions(run)  # an unfinished run has no ranking
+    if not decisions and suspects == "keep":
+        raise UsageError(
+            f"{run.path} has no review decisions yet: type `soseleto review {run.path}` first, or add --suspects drop."
+        )
+    if suspects == "relabel" and "suggested_label" not in ranking:
+        raise UsageError(f"{run.path} was trained without probes and has no suggested labels: use --suspects drop.")
+    undecided = [row for row in suspect_rows(ranking) if str(ranking["id"][row]) not in decisions]
+    drop = {key for key, decision in decisions.items() if decision.action == "drop"}
+    checked = {key: label for key, label in run.source().get("checked", {}).items() if key not in decisions}
+    relabel = checked | {key: decision.label for key, decision in decisions.items() if decision.label is not None}
+    if suspects == "drop":
+        drop |= {str(ranking["id"][row]) for row in undecided}
+    elif suspects == "relabel":
+        relabel |= {str(ranking["id"][row]): str(ranking["suggested_label"][row]) for row in undecided}
+    rows = write_corrected(run, out, drop=drop, relabel=relabel, force=force)
+    return Exported(out, rows, len(drop), len(relabel), len(checked), len(undecided))

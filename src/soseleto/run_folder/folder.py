@@ -186,6 +186,11 @@ class RunFolder:
         path = verified(self.path / name)
         return None if path is None else json_of(path)
 
+    @property
+    def is_transfer(self) -> bool:
+        """Whether weights are about the target and not about wrong labels."""
+        return self.config().get("mode") == "transfer"
+
     def suspects(self) -> dict[str, Any] | None:
         """None without probes, or while the run has not finished."""
         return self.read_json(SUSPECTS)

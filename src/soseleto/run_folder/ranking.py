@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from soseleto.errors import UsageError, counted
+from soseleto.errors import counted
 
 LOW_WEIGHT = np.float32(0.1)  # suspects without probes: examples of lower weight
 PER_CLASS = 12
@@ -159,23 +159,6 @@ def with_audit(suspects: Mapping[str, Any], audit: Mapping[str, Any]) -> dict[st
 def best_count(suspects: Mapping[str, Any] | None) -> int:
     """The length of the best list of a run without suspects; 0 where the run has suspects, or no probabilities."""
     return int(((suspects or {}).get("best") or {}).get("count", 0))
-
-
-def guaranteed_count(suspects: Mapping[str, Any] | None, asked: float) -> int:
-    """The length of the longest list whose precision is at least ``asked`` by the lower end of its interval.
-
-    An audited precision decides about the suspects as they are; otherwise the estimates at every threshold do.
-    """
-    if suspects is None:
-        raise UsageError(
-            "this run was trained without probes, so no precision can be guaranteed: leave out --guarantee."
-        )
-    precision = suspects["precision"]
-    if precision.get("basis") == "audited":
-        return int(suspects["count"]) if precision["low"] >= asked else 0
-    curve = suspects["curve"]
-    enough = (n for n, low in zip(curve["count"], curve["precision_low"], strict=True) if n and low >= asked)
-    return next(enough, 0)
 
 
 def is_known(figure: Mapping[str, Any] | None) -> bool:

@@ -3,6 +3,9 @@
 A table or an ``.npz`` file is recognised by its sha256, and its rows then by their ids or numbers; the images of a
 folder by their paths, which may be relative to the folder in which ``fit`` ran. In the copy a table keeps its columns
 and an ``.npz`` file its arrays; a folder of images becomes a table of path, label and id.
+
+Thumbnails of selected examples are in the run folder, so that report and review do not need the data:
+``pictures.parquet`` has the columns ``id`` and ``picture`` (the bytes of a PNG or a JPEG).
 """
 
 from __future__ import annotations
@@ -10,11 +13,11 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,11 +29,16 @@ from soseleto.data.reading import Reading, escaped, existing
 from soseleto.data.storage import is_large
 from soseleto.data.tables import columns_of
 from soseleto.errors import DataError, UsageError, need
-from soseleto.run_folder.files import aside, sha256
-from soseleto.run_folder.folder import SOURCE, RunFolder, require_writable
+from soseleto.run_folder.files import aside, parquet_columns, readable, sha256, verified
+from soseleto.run_folder.folder import PICTURES, SOURCE, RunFolder, require_writable
 from soseleto.run_folder.ranking import feature_columns, shown_rows
 
+if TYPE_CHECKING:
+    from soseleto.data import ExampleSet
+
 OPTIONS = ("label_column", "path_column", "id_column", "truth_column", "encoding")
+LARGEST = 96  # longer side of a thumbnail, in pixels
+LOSSLESS = 64  # images up to this side are stored as PNG
 _need = partial(need, to="writing a corrected source")
 
 
@@ -271,3 +279,87 @@ def _corrected_npz(
                 kept = array[keep] if array.shape[:1] == keep.shape else array
                 np.lib.format.write_array(member, kept, allow_pickle=False)
     return content.getvalue(), int(keep.sum())
+
+
+# Thumbnails
+
+
+def save_thumbnails(folder: RunFolder, source: ExampleSet, also: Sequence[int] = ()) -> None:
+    """Write thumbnails of the best, the worst, the suspects and the rows ``also``; nothing for other inputs."""
+    import torch
+
+    if not _is_images(source.take(torch.tensor([0]))[0]):
+        return
+    ranking = folder.ranking()
+    names = ranking["id"][shown_rows(ranking, also)].tolist()
+    place = {source.id_of(at): at for at in range(len(source))}
+    pictures = [_encode(pixels) for pixels in _pixels(source, [place[name] for name in names])]
+    folder.write_parquet(PICTURES, {"id": names, "picture": pictures}, compression="none")
+
+
+def load_thumbnails(folder: RunFolder) -> dict[str, bytes]:
+    """Thumbnails by id; empty where the run has none."""
+    path = verified(folder.path / PICTURES)
+    if path is None:
+        return {}
+    with readable(path):
+        columns = parquet_columns(path)
+        ids, pictures = columns["id"].tolist(), columns["picture"].tolist()
+        return dict(zip(ids, pictures, strict=True))
+
+
+def media_type(picture: bytes) -> str:
+    """From the first bytes."""
+    return "image/png" if picture.startswith(b"\x89PNG") else "image/jpeg"
+
+
+def image_from_file(path: str, largest: int) -> bytes | None:
+    """An image file decoded and encoded again, so that only image data is served; None where it cannot be read.
+
+    It is opened as for training: only in formats that need no other program, and after a check of its size.
+    """
+    from soseleto.data.images import open_image
+
+    try:
+        return _shrink(open_image(existing(path)).convert("RGB"), largest)
+    except Exception:  # Pillow raises many kinds
+        return None
+
+
+def _is_images(inputs: Any) -> bool:
+    """Whether inputs (N, C, H, W) can be shown as images."""
+    import torch
+
+    if not isinstance(inputs, torch.Tensor) or inputs.ndim != 4:
+        return False
+    return inputs.shape[1] in (1, 3, 4) and min(inputs.shape[2:]) > 1
+
+
+def _shrink(image: Any, largest: int = LARGEST) -> bytes:
+    """A Pillow image as PNG if it is small, else as a JPEG of at most ``largest`` pixels per side."""
+    stream = io.BytesIO()
+    if max(image.size) <= LOSSLESS:
+        image.save(stream, "PNG", optimize=True)
+    else:
+        image = image.convert("RGB")
+        image.thumbnail((largest, largest))
+        image.save(stream, "JPEG", quality=85)
+    return stream.getvalue()
+
+
+def _pixels(source: ExampleSet, places: list[int]) -> Iterator[np.ndarray]:
+    """Images (C, H, W) one by one, read in batches."""
+    import torch
+
+    for piece in torch.tensor(places).split(64):
+        yield from source.take(piece)[0].detach().cpu().numpy()
+
+
+def _encode(array: np.ndarray) -> bytes:
+    """One image (C, H, W); values other than uint8 are scaled from [min, max] to [0, 255]."""
+    image = need("PIL.Image", to="writing thumbnails")
+    if array.dtype != np.uint8:
+        low, high = float(array.min()), float(array.max())
+        array = np.rint((array - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
+    array = np.ascontiguousarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0))
+    return _shrink(image.fromarray(array))

@@ -5,9 +5,9 @@ probability separates them, with more checks where labels are more doubtful (Ney
 the audit began are a stratum of their own whose wrong labels are counted.
 
 Each figure (precision, recall, share of wrong labels) has an interval that contains the truth with a probability of at
-least 95 %, whenever one stops. Without a wanted width, the number of checks is fixed beforehand: of the 5 % of error, 4
-are spent on the exact interval after all checks and 1 on intervals that hold at any time. With a wanted width all 5 are
-spent on the latter. See finite_population.py.
+least 95 %, whenever one stops. A number W of wrong labels in a stratum is rejected by its prior-posterior ratio
+(Waudby-Smith and Ramdas 2020): at the true W the ratio is a supermartingale that starts at 1, so it ever reaches 1/α
+with probability at most α (Ville). So is a product over independently sampled strata: logarithms add.
 
 NumPy in double precision; all functions are pure.
 """
@@ -15,28 +15,21 @@ NumPy in double precision; all functions are pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from soseleto.suspects.estimate import Estimate
-from soseleto.suspects.finite_population import (
-    Array,
-    Evidence,
-    against_any,
-    against_fewer,
-    against_more,
-    fisher_bound,
-    total,
-)
+from soseleto.suspects.calibration import Estimate
 
 CHECKS = 60  # of the suspects, and as many of the others
-ALPHA, ALPHA_AFTER_ALL = 0.05, 0.04
+BOUND = math.log(1 / 0.05)  # of the evidence against what an interval contains
 LONGEST = 1000  # checks of a stratum
 SMALLEST, FEWEST = 20, 10  # examples and checks of a stratum
 WORTH_IT = 0.75  # two strata if they make the standard error this much smaller: combining them costs a part of it
 FLOOR = 0.02  # no stratum is taken to have fewer wrong labels, however low its probabilities
+Array = np.ndarray
 
 
 # The sample
@@ -46,7 +39,7 @@ FLOOR = 0.02  # no stratum is taken to have fewer wrong labels, however low its 
 class Stratum:
     """A part of the suspects, or of the others, of which none was decided when the audit began.
 
-    size: the number of its examples; order: the rows to check, in random order; planned: how many, fixed beforehand
+    size: the number of its examples; order: the rows to check, in random order; planned: how many by default
     expected: the mean probability of a wrong label, which makes intervals narrower where it is right
     """
 
@@ -64,7 +57,7 @@ def draw(probability: Array | None, is_suspect: Array, decided: Array, *, checks
     """
     place = np.random.default_rng(seed).permutation(len(is_suspect))
     guess = np.where(is_suspect, 0.5, FLOOR) if probability is None else np.nan_to_num(probability, nan=0.5)
-    made: list[Stratum] = []
+    strata: list[Stratum] = []
     for suspects in (True, False):
         rows = np.flatnonzero((is_suspect == suspects) & ~decided)
         parts = [rows] if suspects or probability is None else split(rows, guess)
@@ -72,14 +65,14 @@ def draw(probability: Array | None, is_suspect: Array, decided: Array, *, checks
         planned = allocate([len(part) for part in parts], expected, checks)
         for part, number, mean in zip(parts, planned, expected, strict=False):
             order = part[np.argsort(place[part])][:LONGEST]
-            made.append(Stratum(suspects, len(part), order, number, mean))
-    return made
+            strata.append(Stratum(suspects, len(part), order, number, mean))
+    return strata
 
 
 def default_rows(probability: Array | None, is_suspect: Array) -> list[int]:
     """The rows that an audit with default options checks, and as many more: those worth a thumbnail."""
     strata = draw(probability, is_suspect, np.zeros(len(is_suspect), dtype=bool), checks=CHECKS, seed=0)
-    return [int(row) for one in strata for row in one.order[: 2 * one.planned]]
+    return [int(row) for stratum in strata for row in stratum.order[: 2 * stratum.planned]]
 
 
 def split(rows: Array, probability: Array) -> list[Array]:
@@ -115,12 +108,9 @@ def _deviation(mean: Array | float) -> Array:
 
 def schedule(strata: Sequence[Stratum], targets: Sequence[int]) -> Array:
     """The rows to check: the first ``targets`` of each stratum, interleaved in proportion to the planned numbers."""
-    rows = np.concatenate([one.order[:number] for one, number in zip(strata, targets, strict=True)])
-    when = [
-        (np.arange(min(number, len(one.order))) + 0.5) / max(one.planned, 1)
-        for one, number in zip(strata, targets, strict=True)
-    ]
-    return np.asarray(rows[np.argsort(np.concatenate(when), kind="stable")])
+    rows = [stratum.order[:number] for stratum, number in zip(strata, targets, strict=True)]
+    when = [(np.arange(len(part)) + 0.5) / max(stratum.planned, 1) for stratum, part in zip(strata, rows, strict=True)]
+    return np.asarray(np.concatenate(rows)[np.argsort(np.concatenate(when), kind="stable")])
 
 
 # The figures
@@ -136,15 +126,10 @@ class Checked:
 
     suspects: bool
     size: int
-    planned: int
     expected: float
     answers: tuple[bool, ...]
     wrong: int
     right: int
-
-    def evidence(self, of: Callable[..., Evidence], *more: float, first: int | None = None) -> Evidence:
-        answers = self.answers[:first]
-        return of(self.size, len(answers), sum(answers), *more).within(self.wrong, self.size - self.right)
 
     @property
     def guess(self) -> float:
@@ -164,12 +149,11 @@ class Decided:
 
 @dataclass(frozen=True)
 class Figures:
-    """What an audit shows; None without suspects. ``complete``: all checks planned beforehand were made."""
+    """What an audit shows; precision and recall are None without suspects."""
 
     precision: Estimate | None
     recall: Estimate | None
     wrong_share: Estimate
-    complete: bool
 
 
 @dataclass(frozen=True)
@@ -181,103 +165,119 @@ class Group:
 
     @property
     def size(self) -> int:
-        return sum(one.size for one in self.strata) + self.decided.examples
+        return sum(stratum.size for stratum in self.strata) + self.decided.examples
 
     @property
     def guess(self) -> float:
-        return sum(one.guess for one in self.strata) + self.decided.wrong + self.decided.undone / 2
+        return sum(stratum.guess for stratum in self.strata) + self.decided.wrong + self.decided.undone / 2
 
 
-def figures(
-    strata: Sequence[Checked], decided: tuple[Decided, Decided] = (Decided(), Decided()), *, fixed: bool
-) -> Figures:
-    """Precision, recall and share of wrong labels with their intervals.
-
-    decided: among the suspects and among the others; fixed: whether the number of checks was fixed beforehand
-    """
-    groups = [Group(tuple(s for s in strata if s.suspects == kind), decided[not kind]) for kind in (True, False)]
-    suspects, others = groups
-    size = suspects.size + others.size
-    guess = suspects.guess + others.guess
-    looks = [_any_time(ALPHA - ALPHA_AFTER_ALL if fixed else ALPHA)]
-    done = fixed and _is_complete(strata)
-    precise = [*looks, AFTER_ALL] if fixed and _is_complete(suspects.strata) else looks
-    looks = [*looks, AFTER_ALL] if done else looks
-    share = _narrowest([look.share(groups) for look in looks], guess / size)
-    if not suspects.size:
-        return Figures(None, None, share, done)
-    return Figures(
-        _narrowest([look.share([suspects]) for look in precise], suspects.guess / suspects.size),
-        _narrowest([look.recall(suspects, others) for look in looks], suspects.guess / guess if guess else 1.0),
-        share,
-        done,
+def figures(strata: Sequence[Checked], decided: tuple[Decided, Decided] = (Decided(), Decided())) -> Figures:
+    """Precision, recall and share of wrong labels with their intervals; decided: among the suspects, and the others."""
+    suspects, others = (
+        Group(tuple(stratum for stratum in strata if stratum.suspects == of_suspects), decided[not of_suspects])
+        for of_suspects in (True, False)
     )
+    share = _share([suspects, others])
+    if not suspects.size:
+        return Figures(None, None, share)
+    return Figures(_share([suspects]), _recall(suspects, others), share)
 
 
-def _is_complete(strata: Sequence[Checked]) -> bool:
-    return all(len(one.answers) >= one.planned for one in strata)
+def _share(groups: Sequence[Group]) -> Estimate:
+    """The share of wrong labels in the groups together."""
+    strata, size = [stratum for group in groups for stratum in group.strata], sum(group.size for group in groups)
+    wrong, undone = (sum(getattr(group.decided, name) for group in groups) for name in ("wrong", "undone"))
+    low, high = total(strata).below(BOUND)
+    return _estimate(sum(group.guess for group in groups) / size, (low + wrong) / size, (high + wrong + undone) / size)
 
 
-def _narrowest(intervals: Sequence[tuple[float, float]], value: float) -> Estimate:
-    """The intersection of intervals that hold together; the last one if they contradict each other."""
-    low, high = max(one[0] for one in intervals), min(one[1] for one in intervals)
-    if low > high:
-        low, high = intervals[-1]
+def _recall(suspects: Group, others: Group) -> Estimate:
+    """The share of the wrong labels that are suspects."""
+    found, missed = total(suspects.strata), total(others.strata)
+    left = BOUND - found.against  # for the others, if the suspects have so many wrong labels
+    hits = found.first + np.arange(len(left)) + suspects.decided.wrong
+    ends = []
+    for most, undone_hits, undone_lost in (
+        (missed.largest(left), 0, others.decided.undone),
+        (missed.smallest(left), suspects.decided.undone, 0),
+    ):
+        of_suspects, lost = hits + undone_hits, most + others.decided.wrong + undone_lost
+        possible = (most >= 0) & (of_suspects + lost > 0)
+        ends.append(of_suspects[possible] / (of_suspects + lost)[possible])
+    guess = suspects.guess + others.guess
+    return _estimate(suspects.guess / guess if guess else 1.0, ends[0].min(initial=1.0), ends[1].max(initial=0.0))
+
+
+def _estimate(value: float, low: float, high: float) -> Estimate:
+    low, high = (float(low), float(high)) if low <= high else (0.0, 1.0)  # no wrong label is possible: nothing to find
     return Estimate(min(max(value, low), high), low, high)
 
 
-@dataclass(frozen=True)
-class Look:
-    """Evidence against fewer and against more wrong labels in a stratum, and the bound for strata together."""
-
-    fewer: Callable[[Checked], Evidence]
-    more: Callable[[Checked], Evidence]
-    bound: Callable[[Sequence[Checked]], float]
-
-    def share(self, groups: Sequence[Group]) -> tuple[float, float]:
-        """Interval of the share of wrong labels in the groups together."""
-        strata, size = [one for group in groups for one in group.strata], sum(group.size for group in groups)
-        wrong = sum(group.decided.wrong for group in groups)
-        undone = sum(group.decided.undone for group in groups)
-        if not strata:
-            return wrong / size, (wrong + undone) / size
-        bound, least, most = self.bound(strata), sum(s.wrong for s in strata), sum(s.size - s.right for s in strata)
-        few, many = (total([against(one) for one in strata]).below(bound) for against in (self.fewer, self.more))
-        low, high = few[0] if few else least, many[1] if many else most
-        return (low + wrong) / size, (high + wrong + undone) / size
-
-    def recall(self, suspects: Group, others: Group) -> tuple[float, float]:
-        """Interval of the share of the wrong labels that are suspects."""
-        bound = self.bound([*suspects.strata, *others.strata])
-        ends = []
-        for of_suspects, of_others, extreme in ((self.fewer, self.more, min), (self.more, self.fewer, max)):
-            found, missed = _total(suspects, of_suspects), _total(others, of_others)
-            left = bound - found.against
-            most = missed.largest(left) if extreme is min else missed.smallest(left)
-            hits = found.first + np.arange(len(left)) + suspects.decided.wrong
-            hits = hits + suspects.decided.undone * (extreme is max)
-            lost = most + others.decided.wrong + others.decided.undone * (extreme is min)
-            possible = (most >= 0) & (hits + lost > 0)
-            rates = hits[possible] / (hits + lost)[possible]
-            ends.append(float(extreme(rates)) if len(rates) else float(extreme is max))
-        return ends[0], ends[1]
+# Evidence about the number of wrong labels
 
 
-def _total(group: Group, against: Callable[[Checked], Evidence]) -> Evidence:
-    if not group.strata:
-        return Evidence(0, np.zeros(1))
-    return total([against(one) for one in group.strata])
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Against W = first, first + 1, ... wrong labels; any other W is impossible. ``against`` is convex."""
+
+    first: int
+    against: Array
+
+    def below(self, bound: float) -> tuple[int, int]:
+        """The smallest and the largest W with evidence below ``bound``; of impossible answers, all W."""
+        inside = np.flatnonzero(self.against < bound)
+        inside = inside if len(inside) else np.arange(len(self.against))
+        return self.first + int(inside[0]), self.first + int(inside[-1])
+
+    def largest(self, bounds: Array) -> Array:
+        """The largest W with evidence below each bound, −1 where there is none."""
+        best = int(self.against.argmin())
+        count = np.searchsorted(np.maximum.accumulate(self.against[best:]), bounds, side="left")
+        return np.where(count > 0, self.first + best + count - 1, -1)
+
+    def smallest(self, bounds: Array) -> Array:
+        """The smallest W with evidence below each bound, −1 where there is none."""
+        best = int(self.against.argmin())
+        count = np.searchsorted(np.maximum.accumulate(self.against[best::-1]), bounds, side="left")
+        return np.where(count > 0, self.first + best - count + 1, -1)
 
 
-def _any_time(alpha: float) -> Look:
-    def against(stratum: Checked) -> Evidence:
-        return stratum.evidence(against_any, stratum.expected)
+def total(strata: Sequence[Checked]) -> Evidence:
+    """Evidence about the sum of the strata's W: the least sum of evidence over all ways to split it.
 
-    return Look(against, against, lambda strata: math.log(1 / alpha))
+    For convex functions this merges their increments in rising order.
+    """
+    parts = [evidence(stratum) for stratum in strata]
+    first = sum(part.first for part in parts)
+    start = sum(float(part.against[0]) for part in parts)
+    steps = np.sort(np.concatenate([np.zeros(0), *(np.diff(part.against) for part in parts)]))
+    return Evidence(first, start + np.append(0.0, np.cumsum(steps)))
 
 
-AFTER_ALL = Look(
-    lambda one: one.evidence(against_fewer, first=one.planned),
-    lambda one: one.evidence(against_more, first=one.planned),
-    lambda strata: fisher_bound(max(sum(one.planned < one.size for one in strata), 1), ALPHA_AFTER_ALL / 2),
-)
+def evidence(stratum: Checked) -> Evidence:
+    """log of the prior-posterior ratio of a beta-binomial prior with mean near ``expected``, for every W.
+
+    The coverage holds for every prior; a good guess makes the set narrower.
+    """
+    size, checked, wrong = stratum.size, len(stratum.answers), sum(stratum.answers)
+    a, b = 1 + round(4 * stratum.expected), 1 + round(4 * (1 - stratum.expected))
+    n = np.arange(stratum.wrong, size - stratum.right + 1)
+    prior = _beta_binomial(n, size, a, b)
+    return Evidence(stratum.wrong, prior - _beta_binomial(n - wrong, size - checked, a + wrong, b + checked - wrong))
+
+
+def _beta_binomial(n: Array, size: int, a: int, b: int) -> Array:
+    """log P(n of ``size``) for whole a and b."""
+    return _choose(n + a - 1, a - 1) + _choose(size - n + b - 1, b - 1) - _choose(size + a + b - 1, a + b - 1)
+
+
+def _choose(n: Array | int, k: int) -> Array:
+    """log of the binomial coefficient."""
+    table = _log_factorials(1 << int(np.max(n) + 1).bit_length())
+    return np.asarray(table[n] - table[k] - table[np.asarray(n) - k])
+
+
+@lru_cache(maxsize=4)
+def _log_factorials(n: int) -> Array:
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n)))])

@@ -125,17 +125,11 @@ def plant(
 
 
 def plant_again(source: ExampleSet, target: ExampleSet, kept: Mapping[str, Any]) -> Planted | None:
-    """With the probes that ``PlantedProbes.describe`` returned; None where they are damaged or not of this target."""
-    try:
-        places, labels = (torch.tensor(kept[name], dtype=torch.int64) for name in ("places", "labels"))
-        low, high = (float(end) for end in kept["share"])
-    except (KeyError, TypeError, ValueError, RuntimeError):
+    """With the probes that ``PlantedProbes.describe`` returned; None where they are not of this target."""
+    places, labels = (torch.tensor(kept[name], dtype=torch.int64) for name in ("places", "labels"))
+    if not len(places) or int(places.max()) >= len(target):
         return None
-    known = range(class_count_of_both(source, target))
-    if places.ndim != 1 or places.shape != labels.shape or not set(labels.tolist()) <= set(known):
-        return None
-    if not 0 < len(set(places.tolist()) & set(range(len(target)))) == len(places) < len(target):
-        return None
+    low, high = kept["share"]
     truth = target.labels.cpu()[places]
     return _moved(source, target, PlantedProbes(len(source), labels, truth, share=(low, high)), places)
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from soseleto.data import seed_for
 from soseleto.errors import UsageError, counted
 from soseleto.suspects import calibration
-from soseleto.suspects.estimate import EARLIER_LABELS, ESTIMATED_MISTAKES, RANDOM_MISTAKES, Estimate
-from soseleto.suspects.intervals import Rectifier
+from soseleto.suspects.calibration import EARLIER_LABELS, ESTIMATED_MISTAKES, RANDOM_MISTAKES, Estimate, Rectifier
 from soseleto.suspects.probes import PlantedProbes
 from soseleto.suspects.signals import Evidence
 
@@ -57,7 +56,7 @@ class Suspects:
 
     @property
     def basis(self) -> str:
-        """What the estimates rest on, in three words: see estimate.py."""
+        """What the estimates rest on, one of the constants in calibration.py."""
         return self.calibrated.basis
 
     @property

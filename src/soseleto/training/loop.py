@@ -22,9 +22,9 @@ from soseleto.methods.wrappers import Signals
 from soseleto.parallel.fsdp import gathered
 from soseleto.parallel.micro_batches import PER_PART, average_running_statistics, require_divisible, single_example
 from soseleto.parallel.reducer import Reducer, announcing_emulation, my_rows, owned
-from soseleto.run_folder import thumbnails
 from soseleto.run_folder.folder import SUSPECTS, RunFolder
 from soseleto.run_folder.ranking import is_suspect
+from soseleto.run_folder.source import save_thumbnails
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
 from soseleto.task.cuda_graph import CapturedStep, EagerStep
@@ -304,7 +304,7 @@ class Loop:
                 ranking = result.ranking()
                 folder.write_ranking(ranking)
                 sample = default_rows(ranking.get("mislabelled_probability"), is_suspect(ranking))
-                thumbnails.save(folder, result.source, also=sample)
+                save_thumbnails(folder, result.source, also=sample)
             if result.evidence is not None:
                 folder.write_json(SUSPECTS, result.suspects().to_dict())
             folder.write_model(parameters)

@@ -235,7 +235,7 @@ def _of_table(
         audited = default_rows(ranking.get("mislabelled_probability"), is_suspect(ranking))
         shown = torch.from_numpy(shown_rows(ranking, also=audited))
     rows = order[shown]
-    found = {} if against is None else {"against": against(rows)}
+    found = {} if against is None else {"column_attribution": against(rows)}
     values = list(table.values_of(source.inputs[rows]).values())[:MOST_TABLE_COLUMNS]
     found |= {f"x{at}": column for at, column in enumerate(values)}
     return {name: _spread(column, shown.numpy(), len(order)) for name, column in found.items()}

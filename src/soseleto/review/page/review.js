@@ -69,15 +69,15 @@
     at("typical-other").hidden = item.suggested === null;
     const number = (value) => (value === null || value === undefined || value === "" ? "–"
       : typeof value === "string" ? value : short.format(value));
-    const others = state.features.map((name, column) => column).filter((column) => !item.against.includes(column));
-    at("features").querySelector("tbody").replaceChildren(...[...item.against, ...others].map((column) => {
+    at("features").querySelector("tbody").replaceChildren(...state.features.map((name, column) => {
       const row = document.createElement("tr");
-      const against = item.against.includes(column) ? " (against the label)" : "";
-      row.append(cell("th", state.features[column] + against), cell("td", number(item.values[column]), "num here"));
+      row.append(cell("th", name), cell("td", number(item.values[column]), "num here"));
       row.append(cell("td", number(state.typical[item.label]?.[column]), "num"));
       if (item.suggested !== null) row.append(cell("td", number(state.typical[item.suggested]?.[column]), "num"));
       return row;
     }));
+    at("attribution").hidden = !item.attribution;
+    at("attribution").querySelector("b").textContent = item.attribution;
   };
 
   const showPicture = (item) => {
