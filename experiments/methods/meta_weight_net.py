@@ -32,6 +32,7 @@ from torch.optim import Adam
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Losses, make_engine, trainable
 from soseleto.engines.autograd import gradient
+from soseleto.engines.contract import SourceStep
 from soseleto.errors import UsageError
 from soseleto.methods.state import checked_losses, require_noisy, require_share, shared_gradient
 from soseleto.task.task import State, Task
@@ -89,8 +90,8 @@ class MetaWeightNet:
             state.meta_step(self.meta_gradient(state, before, alignment), self.meta_lr)
             return self.coefficients(state.weigh(losses)).detach()
 
-        found = task.sharing.source_pass(
-            state.engine, task.model, task.losses.source, source, direction, with_new_weights
+        found = state.engine.source_pass(
+            SourceStep(task.model, task.losses.source, source, direction, with_new_weights)
         )
         state.take(self._with_target(task, found.gradient, target))
         with torch.no_grad():

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, make_engine
-from soseleto.engines.contract import Passes
+from soseleto.engines.contract import Passes, Step
 from soseleto.errors import UsageError
 from soseleto.methods.state import require_share
 from soseleto.task.task import State, Task
@@ -55,14 +55,15 @@ class Reweight:
 
     def step(self, state: ReweightState, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         task = state.task
-        passes = task.sharing.passes(
-            state.engine,
-            task.model,
-            task.losses,
-            source,
-            target,
-            to_direction=lambda found: {name: g for name, g in found.items() if name in task.shared},
-            coefficients=normalized,
+        passes = state.engine.passes(
+            Step(
+                task.model,
+                task.losses,
+                source,
+                target,
+                to_direction=lambda gradient: {name: g for name, g in gradient.items() if name in task.shared},
+                coefficients=normalized,
+            )
         )
         task.guard("source", passes.source_losses, source.index)
         task.guard("target", passes.target_losses, target.index)

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batches import Batch
-from soseleto.engines import Engine, Losses, Passes, make_engine
+from soseleto.engines import Engine, Losses, Passes, contract, make_engine
 from soseleto.engines.unchanged import is_recording
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
@@ -160,13 +160,15 @@ class Soseleto:
             before = Step(task, source, target, optimizer=state.parameter_states)
             return sharing.passes(
                 state.engine,
-                task.model,
-                state.losses,
-                source,
-                target,
-                to_direction=lambda g: self.direction.update(g, state.pieces["direction"], before),  # ∂L_t/∂θ
-                coefficients=c,
-                wanted=None if all_of_target else task.target_head,
+                contract.Step(
+                    task.model,
+                    state.losses,
+                    source,
+                    target,
+                    to_direction=lambda g: self.direction.update(g, state.pieces["direction"], before),  # ∂L_t/∂θ
+                    coefficients=c,
+                    wanted=None if all_of_target else task.target_head,
+                ),
             )
         source_losses, source_gradient = sharing.gradient(task.model, state.losses.source, source, "source", c)
         target_losses, target_gradient = source_losses[:0], dict[str, Tensor]()

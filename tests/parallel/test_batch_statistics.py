@@ -19,6 +19,7 @@ from soseleto.data import TargetCycle
 from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
+from soseleto.engines.contract import Step
 from soseleto.errors import UsageError
 from soseleto.parallel.micro_batches import PER_PART, Sharing
 from soseleto.parallel.reducer import Reducer
@@ -37,15 +38,14 @@ def batch(n: int, seed: int) -> Batch:
     return Batch(torch.arange(n), *points(n, seed))
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["weights known", "weights from alignments"])
 @pytest.mark.parametrize("engine", ["auto", "double_backward"])
-def test_micro_batches_are_evaluated_one_by_one(engine: str, first: bool) -> None:
+def test_micro_batches_are_evaluated_one_by_one(engine: str) -> None:
     """Seven examples, three at a time: parts of 3, 2 and 2."""
     model, source, target = net(), batch(7, 0), batch(5, 1)
     oracle = copy.deepcopy(model)
     c = torch.linspace(0.1, 0.4, 7, dtype=torch.float64)
-    given: dict[str, Any] = {"to_direction": lambda g: g, "coefficients": (lambda q: c) if first else c}
-    found = Sharing(micro_batch_size=3, even=True).passes(make_engine(engine), model, LOSSES, source, target, **given)
+    step = Step(model, LOSSES, source, target, to_direction=lambda g: g, coefficients=c)
+    found = Sharing(micro_batch_size=3, even=True).passes(make_engine(engine), step)
     of_target = [gradient(LOSSES.target(oracle, part).sum() / 5, trainable(oracle)) for part in target.split([3, 2])]
     direction = {name: sum(g[name] for g in of_target) for name in of_target[0]}
     right, wanted = [], {name: torch.zeros_like(p) for name, p in trainable(oracle).items()}

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from soseleto.data.batches import Batch
 from soseleto.data.structure import change
 from soseleto.engines import Engine
-from soseleto.engines.contract import Coefficients, Direction, SourcePass, SourceStep
+from soseleto.engines.contract import SourcePass, SourceStep
 from soseleto.engines.layerwise.engine import TOLERANCE
 from soseleto.engines.proof import Dtypes, Schedule
 from soseleto.engines.shards import is_shard, reshard, sharded_modules, whole
@@ -57,25 +57,23 @@ class ShardedSharing(Sharing):
         model.zero_grad(set_to_none=True)
         return torch.cat(losses)[: len(batch)], of_parameters  # examples of zeros come last
 
-    def source_pass(
-        self,
-        engine: Engine,
-        model: nn.Module,
-        loss: LossOf,
-        source: Batch,
-        direction: Direction,
-        coefficients: Coefficients,
-    ) -> SourcePass:
-        step = SourceStep(model, loss, source, direction, coefficients)
-        schedule = self._proofs.setdefault(model, Schedule())
+    def source_pass(self, engine: Engine, step: SourceStep) -> SourcePass:
+        assert isinstance(step.coefficients, Tensor)
+        schedule = self._proofs.setdefault(step.model, Schedule())
         if schedule.count():  # on all ranks at the same step
             self._check(engine, step, seed=schedule.calls * self.reducer.ranks + self.reducer.rank)
             schedule.proved(())
-        return self._two_sweeps(engine, step)
+        alignment = self._alignment(engine, step)
+        losses, gradient = self.gradient(step.model, step.loss, step.batch, "source", step.coefficients)
+        return SourcePass(losses, alignment, gradient)
 
     def _alignment(self, engine: Engine, step: SourceStep) -> Tensor:
         with unchanged(step.model):  # the gradient's pass draws the same random numbers
-            return super()._alignment(engine, step)
+            parts = [
+                engine(step.model, step.loss, part, step.direction)[1][:count]
+                for part, count in self._parts(step.batch)
+            ]
+        return torch.cat(parts)  # one at least: see ``_parts``
 
     def _check(self, engine: Engine, step: SourceStep, *, seed: int) -> None:
         """For random c and g = Σ c_j ∂ℓ_j, the alignments with g itself must satisfy Σ c_j q_j = ‖g‖²."""

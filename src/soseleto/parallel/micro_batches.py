@@ -12,23 +12,19 @@ with different numbers of passes would wait for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from soseleto.data.batches import Batch
-from soseleto.engines import Engine, Losses, Passes, trainable
+from soseleto.engines import Engine, Passes, trainable
 from soseleto.engines.autograd import add_gradients, gradient
 from soseleto.engines.contract import (
-    Coefficients,
-    Direction,
     SourcePass,
     SourceStep,
     Step,
-    ToDirection,
     reductions_dtype,
 )
 from soseleto.engines.shards import reshard, sharded_modules
@@ -90,67 +86,30 @@ class Sharing:
             losses.append(found.detach())
         return _joined(losses, model), self.reducer.sum_gradients(total, parameters, side)
 
-    def passes(
-        self,
-        engine: Engine,
-        model: nn.Module,
-        losses: Losses,
-        source: Batch,
-        target: Batch,
-        *,
-        to_direction: ToDirection,
-        coefficients: Coefficients,
-        wanted: Collection[str] | None = None,
-    ) -> Passes:
+    def passes(self, engine: Engine, step: Step) -> Passes:
         """``engine.passes`` of the whole batch; losses and alignments are those of this rank's part."""
-        step = Step(model, losses, source, target, to_direction, coefficients, wanted)
         if self.nothing:
             return engine.passes(step)
-        target_losses, target_gradient = self.gradient(model, losses.target, target, "target")
-        direction, target_gradient = to_direction(target_gradient), step.to_return(target_gradient)
-        found = self.source_pass(engine, model, losses.source, source, direction, coefficients)
-        return Passes(found.losses, target_losses, found.alignment, found.gradient, target_gradient)
+        target_losses, target_gradient = self.gradient(step.model, step.losses.target, step.target, "target")
+        direction, target_gradient = step.to_direction(target_gradient), step.to_return(target_gradient)
+        source = self.source_pass(engine, step.source_step(direction))
+        return Passes(source.losses, target_losses, source.alignment, source.gradient, target_gradient)
 
-    def source_pass(
-        self,
-        engine: Engine,
-        model: nn.Module,
-        loss: LossOf,
-        source: Batch,
-        direction: Direction,
-        coefficients: Coefficients,
-    ) -> SourcePass:
-        """``engine.source_pass`` of the whole batch; losses and alignments are those of this rank's part."""
-        step = SourceStep(model, loss, source, direction, coefficients)
-        if self.nothing:
-            return engine.source_pass(step)
-        if callable(coefficients):
-            return self._two_sweeps(engine, step)
+    def source_pass(self, engine: Engine, step: SourceStep) -> SourcePass:
+        """``engine.source_pass`` of the whole batch, whose coefficients are known beforehand."""
+        assert isinstance(step.coefficients, Tensor)
         parts = [
             engine.source_pass(replace(step, batch=part, coefficients=c))
-            for part, c in self._weighted(source, coefficients)
+            for part, c in self._weighted(step.batch, step.coefficients)
         ]
         total: dict[str, Tensor] = {}
         for part in parts:
             add_gradients(total, part.gradient)
         return SourcePass(
-            _joined([part.losses for part in parts], model),
-            _joined([part.alignment for part in parts], model),
-            self.reducer.sum_gradients(total, trainable(model), "source"),
+            _joined([part.losses for part in parts], step.model),
+            _joined([part.alignment for part in parts], step.model),
+            self.reducer.sum_gradients(total, trainable(step.model), "source"),
         )
-
-    def _two_sweeps(self, engine: Engine, step: SourceStep) -> SourcePass:
-        """The alignments of all parts first, then the gradient, whose coefficients may depend on them."""
-        with running_statistics_restored(step.model):  # the second sweep updates them
-            alignment = self._alignment(engine, step)
-        c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
-        losses, total = self.gradient(step.model, step.loss, step.batch, "source", c)
-        return SourcePass(losses, alignment, total)
-
-    def _alignment(self, engine: Engine, step: SourceStep) -> Tensor:
-        parts = self._parts(step.batch)
-        found = [engine(step.model, step.loss, part, step.direction)[1][:count] for part, count in parts]
-        return _joined(found, step.model)
 
     def _parts(self, batch: Batch) -> Iterator[tuple[Batch, int]]:
         """The micro-batches, each with the number of its rows that are examples of the batch."""
@@ -233,16 +192,6 @@ def average_running_statistics(model: nn.Module, reducer: Reducer) -> None:
     for buffer, values in zip(buffers, mean.split([b.numel() for b in buffers]), strict=True):
         # a count of batches: some ranks may have had no examples in this step
         buffer.copy_((values if buffer.is_floating_point() else values.ceil()).view_as(buffer))
-
-
-@contextmanager
-def running_statistics_restored(model: nn.Module) -> Iterator[None]:
-    """The running statistics are unchanged by what happens inside: for a pass that is made twice."""
-    buffers = _running(model)
-    before = [b.clone() for b in buffers]
-    yield
-    for buffer, values in zip(buffers, before, strict=True):
-        buffer.data.copy_(values)
 
 
 def single_example(error: BaseException) -> UsageError | None:

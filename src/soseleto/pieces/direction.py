@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
+from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
 from soseleto.errors import UsageError
 from soseleto.pieces.piece import Direction, State, Step
@@ -105,7 +105,7 @@ class preconditioned(Direction):
         q = Qᵀ Λ P g             the decrease of the target loss by a step of this optimizer on each example
 
     of: the direction to precondition.
-    by: None takes that of torch's Adam, AdamW, NAdam, Adagrad, RMSprop or Adafactor. For another optimizer a function
+    by: None takes that of torch's Adam, AdamW or NAdam. For another optimizer a function
         ``by(parameter, state, group)`` of what it keeps about a parameter (``optimizer.state[parameter]``, never empty)
         and of the parameter's group in ``optimizer.param_groups``. It returns what the gradient is multiplied by, in
         the parameter's shape, without the learning rate.
@@ -161,47 +161,11 @@ def _of_adam(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, An
     return (squares / so_far).sqrt_().add_(group["eps"]).reciprocal_()
 
 
-def _of_adagrad(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
-    total: Tensor = state["sum"]
-    return total.sqrt().add_(group["eps"]).reciprocal_()
-
-
-def _of_rmsprop(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
-    squares: Tensor = state["square_avg"]
-    if group["centered"]:
-        squares = squares - state["grad_avg"].square()
-    return squares.sqrt().add_(group["eps"]).reciprocal_()
-
-
-def _of_adafactor(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
-    """max(ε₂, rms(θ))/√V, V factored into rows and columns; without the clip, which only a gradient decides."""
-    smallest, smallest_scale = group["eps"]
-    smallest = torch.finfo(parameter.dtype).eps if smallest is None else smallest
-    squares: Tensor
-    if "variance" in state:
-        squares = state["variance"]
-    else:
-        rows = state["row_var"]
-        squares = (rows @ state["col_var"]) / rows.mean(dim=-2, keepdim=True).clamp_(min=smallest)
-    scale = parameter.square().mean().sqrt_().clamp_(min=smallest_scale)
-    return squares.clamp(min=smallest * smallest).rsqrt_().mul_(scale)
-
-
-_PRECONDITIONERS: Mapping[type[Optimizer], Preconditioner] = {
-    Adam: _of_adam,
-    AdamW: _of_adam,
-    NAdam: _of_adam,
-    Adagrad: _of_adagrad,
-    RMSprop: _of_rmsprop,
-    Adafactor: _of_adafactor,
-}
-
-
 def _of_optimizer(optimizer: Optimizer) -> Preconditioner:
-    for optimizer_class, preconditioner in _PRECONDITIONERS.items():
-        if isinstance(optimizer, optimizer_class):
-            return preconditioner
+    if isinstance(optimizer, Adam | AdamW | NAdam):
+        return _of_adam
     if isinstance(optimizer, SGD):
         raise UsageError("preconditioned has no effect with SGD, which has no preconditioner: leave it out.")
-    name = type(optimizer).__name__
-    raise UsageError(f"preconditioned does not know {name}: write preconditioned(by=function), see its help.")
+    raise UsageError(
+        f"preconditioned does not know {type(optimizer).__name__}: write preconditioned(by=function), see its help."
+    )

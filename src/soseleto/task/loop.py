@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data.batches import Batch
-from soseleto.engines import Engine, Losses, Passes
-from soseleto.engines.contract import Coefficients, Direction, SourcePass, ToDirection, as_loss_vector
+from soseleto.engines import Engine, Passes
+from soseleto.engines.contract import Step, as_loss_vector
 from soseleto.errors import UsageError
 from soseleto.parallel.micro_batches import LossOf, Sharing
 
@@ -115,81 +115,41 @@ class Unscaled:
     def gradient(
         self, model: nn.Module, loss: LossOf, batch: Any, side: str, coefficients: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        losses, found = self.inner.gradient(model, loss, batch, side, coefficients)
-        return self._down(losses), self._all_down(found)
+        losses, gradients = self.inner.gradient(model, loss, batch, side, coefficients)
+        return self._down(losses), self._all_down(gradients)
 
     def losses(self, model: nn.Module, loss: LossOf, batch: Any) -> Tensor:
         return self._down(self.inner.losses(model, loss, batch))
 
-    def passes(
-        self,
-        engine: Engine,
-        model: nn.Module,
-        losses: Losses,
-        source: Any,
-        target: Any,
-        *,
-        to_direction: ToDirection,
-        coefficients: Coefficients,
-        wanted: Collection[str] | None = None,
-    ) -> Passes:
-        found = self.inner.passes(
-            engine,
-            model,
-            losses,
-            source,
-            target,
-            to_direction=lambda raw: to_direction(_zero_unless_finite(self._all_down(raw))),
-            coefficients=self._coefficients(coefficients),
-            wanted=wanted,
-        )
+    def passes(self, engine: Engine, step: Step) -> Passes:
+        def to_direction(raw: dict[str, Tensor]) -> dict[str, Tensor]:
+            return step.to_direction(_zero_unless_finite(self._all_down(raw)))
+
+        passes = self.inner.passes(engine, replace(step, to_direction=to_direction))
+        q = self._down(passes.alignment)
         return Passes(
-            source_losses=self._down(found.source_losses),
-            target_losses=self._down(found.target_losses),
-            alignment=self._alignment(found.alignment),
-            source_gradient=self._all_down(found.source_gradient),
-            target_gradient=self._all_down(found.target_gradient),
+            source_losses=self._down(passes.source_losses),
+            target_losses=self._down(passes.target_losses),
+            alignment=torch.where(q.isfinite(), q, torch.zeros_like(q)),
+            source_gradient=self._all_down(passes.source_gradient),
+            target_gradient=self._all_down(passes.target_gradient),
         )
-
-    def source_pass(
-        self,
-        engine: Engine,
-        model: nn.Module,
-        loss: LossOf,
-        source: Any,
-        direction: Direction,
-        coefficients: Coefficients,
-    ) -> SourcePass:
-        found = self.inner.source_pass(engine, model, loss, source, direction, self._coefficients(coefficients))
-        return replace(
-            found,
-            losses=self._down(found.losses),
-            alignment=self._alignment(found.alignment),
-            gradient=self._all_down(found.gradient),
-        )
-
-    def _coefficients(self, coefficients: Coefficients) -> Coefficients:
-        return (lambda q: coefficients(self._alignment(q))) if callable(coefficients) else coefficients
 
     def _down(self, values: Tensor) -> Tensor:
         return values if self.factor is None else values / self.factor.to(values.dtype)
 
-    def _all_down(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        return found if self.factor is None else {name: self._down(g) for name, g in found.items()}
-
-    def _alignment(self, q: Tensor) -> Tensor:
-        q = self._down(q)
-        return torch.where(q.isfinite(), q, torch.zeros_like(q))
+    def _all_down(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        return gradients if self.factor is None else {name: self._down(g) for name, g in gradients.items()}
 
 
-def _zero_unless_finite(found: dict[str, Tensor]) -> dict[str, Tensor]:
+def _zero_unless_finite(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """In few kernels, since it is called for every layer."""
-    values = [g for g in found.values() if g.numel()]
+    values = [g for g in gradients.values() if g.numel()]
     if not values:
-        return found
+        return gradients
     keep = _largest(values) < torch.inf
-    zeros = {dtype: keep.new_zeros((), dtype=dtype) for dtype in {g.dtype for g in found.values()}}
-    return {name: torch.where(keep, g, zeros[g.dtype]) for name, g in found.items()}
+    zeros = {dtype: keep.new_zeros((), dtype=dtype) for dtype in {g.dtype for g in gradients.values()}}
+    return {name: torch.where(keep, g, zeros[g.dtype]) for name, g in gradients.items()}
 
 
 def _largest(values: list[Tensor]) -> Tensor:

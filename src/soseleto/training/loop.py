@@ -21,7 +21,7 @@ from soseleto.errors import TrainingError, UsageError, counted
 from soseleto.methods.wrappers import Signals
 from soseleto.parallel.fsdp import gathered
 from soseleto.parallel.micro_batches import PER_PART, average_running_statistics, require_divisible, single_example
-from soseleto.parallel.reducer import Reducer, announcing_emulation, my_rows, owned
+from soseleto.parallel.reducer import Reducer, my_rows, owned
 from soseleto.run_folder.folder import SUSPECTS, RunFolder
 from soseleto.run_folder.ranking import is_suspect
 from soseleto.run_folder.source import save_thumbnails
@@ -98,8 +98,7 @@ class Loop:
         eager = EagerStep(self.method, state)
         step = CapturedStep(eager, state, self.records.message) if self.capture else eager
         epochs_done, start = divmod(done, self.task.steps // self.settings.epochs)
-        emulation = announcing_emulation(self.options.compute.dtype, self.task.device, self.records.message)
-        with keeper.handling_signals(), closing(self.records), emulation:
+        with keeper.handling_signals(), closing(self.records):
             for epoch in range(epochs_done + 1, self.settings.epochs + 1):
                 try:
                     self._epoch(state, step, epoch, start, keeper)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from soseleto.data.batches import Batch
+from soseleto.engines.contract import Step
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import OutOfMemory, counted
@@ -88,10 +89,12 @@ def _passes(sharing: Sharing, task: Task, state: Any, source: Batch, target: Bat
         return
     sharing.passes(
         engine,
-        task.model,
-        task.losses,
-        source,
-        target,
-        to_direction=lambda found: {name: g for name, g in found.items() if name in task.shared},
-        coefficients=torch.ones(len(source), device=task.device),
+        Step(
+            task.model,
+            task.losses,
+            source,
+            target,
+            to_direction=lambda gradient: {name: g for name, g in gradient.items() if name in task.shared},
+            coefficients=torch.ones(len(source), device=task.device),
+        ),
     )
