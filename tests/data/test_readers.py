@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from soseleto.data import Preprocess, ProblemsError, Reading, as_examples, read_pair
+from soseleto.data import LazyDataset, Preprocess, ProblemsError, Reading, as_example_set, as_examples, read_pair
 from soseleto.data.labels import class_order
 from soseleto.errors import DataError, UsageError
 
@@ -284,17 +284,11 @@ def test_the_check_leaves_the_random_state_and_accepts_what_is_constant():
     assert before[1:] == after[1:]
 
 
-def test_random_images_of_hugging_face_are_refused():
-    draw = np.random.default_rng(0)
-
+def test_hugging_face_data_with_a_transform_is_read_in_every_epoch():
     class Transformed(HuggingFace):
-        def __getitem__(self, key):
-            found = super().__getitem__(key)
-            if not isinstance(key, str):
-                found["image"] = Image.fromarray(draw.integers(0, 256, (8, 8), dtype=np.uint8))
-            return found
+        def __getitem__(self, at):
+            return {"x": torch.rand(3), "label": at % 2}
 
-    columns = {"image": [None] * 4, "label": [0, 1, 0, 1]}
-    data = Transformed(columns, {"image": HuggingImage(), "label": ClassLabel(["no", "yes"])})
-    with pytest.raises(UsageError, match="changes from read to read"):
-        as_examples(data, name="source")
+    data = Transformed({"x": [None] * 4, "label": [0, 1, 0, 1]}, {})
+    data.format = {"type": "custom"}
+    assert isinstance(as_example_set(data, name="source"), LazyDataset)

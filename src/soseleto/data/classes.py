@@ -13,8 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from soseleto.data.labels import Names, class_order
-from soseleto.data.readers.raw import Raw
-from soseleto.data.reading import Problem, some
+from soseleto.data.reading import Problem, Raw, some
 from soseleto.errors import DataError, counted
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from soseleto.data import cells
 from soseleto.data.columns import LEFT_OUT, Category, Date, Kind, Number, Text, kind_of
 from soseleto.data.preparation import Seen, TablePreparation
-from soseleto.data.readers.raw import Raw
-from soseleto.data.reading import Problem, Reading, some
+from soseleto.data.reading import Problem, Raw, Reading, some
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean
 

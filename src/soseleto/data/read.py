@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from soseleto.data import image_folder, structure, tables
+from soseleto.data import images as image_files
+from soseleto.data import structure, tables
 from soseleto.data.arrays import inputs_of, labels_of, read_npz, stack_dataset
 from soseleto.data.checks import CHECKED, check_examples, labels_in_source, labels_in_target
 from soseleto.data.classes import number_labels
@@ -22,9 +23,7 @@ from soseleto.data.examples import Examples
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
 from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory, refuse_iterable
 from soseleto.data.prepare import Preparation, prepare, prepared
-from soseleto.data.readers import huggingface
-from soseleto.data.readers.raw import Raw
-from soseleto.data.reading import Problem, ProblemsError, Reading, escaped, some
+from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, escaped, some
 from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
@@ -148,7 +147,7 @@ def _is_dataset(data: Any) -> bool:
     """Whether this is a map-style Dataset of items, and none of the other accepted forms."""
     if isinstance(data, Examples | str | os.PathLike | Tensor | dict) or _is_pair(data):
         return False
-    if huggingface.is_huggingface(data) or tables.is_frame(data):
+    if tables.is_huggingface(data) or tables.is_frame(data):
         return False
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
@@ -166,8 +165,8 @@ def _raw(data: Any, name: str, reading: Reading) -> Raw:
         return _from_path(Path(data).expanduser(), name, reading)
     if _is_pair(data):
         return _from_pair(data[0], data[1], name)
-    if huggingface.is_huggingface(data):
-        return huggingface.from_huggingface(data, name=name, reading=reading)
+    if tables.is_huggingface(data):
+        return tables.from_huggingface(data, name=name, reading=reading)
     if tables.is_frame(data):
         what = f"the {name} frame"
         return tables.from_table(tables.frame_table(data), name=name, reading=reading, folder=None, what=what)
@@ -193,7 +192,7 @@ def _from_path(path: Path, name: str, reading: Reading) -> Raw:
         for option in ("path_column", "id_column", "truth_column", "root"):
             if getattr(reading, option) is not None:
                 raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")
-        return image_folder.read_folder(path, name=name, reading=reading)
+        return image_files.read_folder(path, name=name, reading=reading)
     if _suffix(path, name) == ".npz":
         return read_npz(path, name=name, encoding=reading.encoding)
     table = tables.load(path, reading)
@@ -207,8 +206,8 @@ def _without_labels(path: Path, name: str, reading: Reading, known: Sequence[str
     images: whether the path may be that of an image
     """
     if path.is_dir():
-        return image_folder.read_any_folder(path, name=name, reading=reading)
-    if images and path.suffix.lower() in image_folder.SUFFIXES and path.is_file():
+        return image_files.read_any_folder(path, name=name, reading=reading)
+    if images and path.suffix.lower() in image_files.SUFFIXES and path.is_file():
         return Raw(name, torch.zeros(1, dtype=torch.int64), files=(str(path),))
     if _suffix(path, name) == ".npz":
         return read_npz(path, name=name, labelled=False)

@@ -1,4 +1,4 @@
-"""What all readers share: their options, the problems that they find, and file names that are not UTF-8."""
+"""What all readers share: options, what was read, the problems found, and file names that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from soseleto.data.columns import LEFT_OUT
+from soseleto.data.labels import Names
+from soseleto.data.structure import Inputs
 from soseleto.data.text import Tokenizer
 from soseleto.errors import DataError, UsageError, counted, did_you_mean
 
@@ -140,6 +144,33 @@ class ProblemsError(DataError):
         super().__init__(
             f"the data have {count}: fix them, or leave these examples out with skip_bad=True (--skip-bad).{lines}"
         )
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One data set before its labels are numbered; exactly one of ``inputs``, ``table``, ``files`` and ``images`` is
+    set.
+    """
+
+    name: str  # "source", "target", "test" or "unlabelled set", for error messages
+    labels: Names | Tensor  # class names, class indices or regression targets
+    inputs: Inputs | None = None
+    table: Any = None  # a pyarrow table of features, not yet prepared
+    files: tuple[str, ...] | None = None
+    images: Sequence[Any] | None = None  # Pillow images, opened on access
+    ids: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None  # if the order of the classes is fixed
+    truth: Names | Tensor | None = None
+    paths: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None  # names of the inputs that a table was prepared to
+    texts: bool = False  # the inputs are tokens
+    problems: tuple[Problem, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels.names if isinstance(self.labels, Names) else self.labels)
+
+    def id_of(self, row: int) -> str:
+        return str(row) if self.ids is None else self.ids[row]
 
 
 def some(items: Sequence[str]) -> str:

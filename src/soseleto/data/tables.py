@@ -21,10 +21,9 @@ import numpy as np
 import torch
 
 from soseleto.data import cells, storage
-from soseleto.data.image_folder import outside
+from soseleto.data.images import outside
 from soseleto.data.labels import labels_from, labels_of_words, names_of, text_of
-from soseleto.data.readers.raw import Raw
-from soseleto.data.reading import Problem, Reading, escaped, existing, some
+from soseleto.data.reading import Problem, Raw, Reading, escaped, existing, some
 from soseleto.data.storage import check_size, is_large, passing_file
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, first_line, need
 
@@ -201,6 +200,50 @@ def stacked(first: Any, second: Any) -> Any:
     return np.concatenate([np.asarray(first), np.asarray(second)])
 
 
+# Hugging Face data sets, recognised by their attributes, so that the library need not be imported
+
+
+def is_huggingface(data: Any) -> bool:
+    """One with a transform of its own, which may be random, is read item by item as any other Dataset."""
+    if not all(hasattr(data, name) for name in ("column_names", "features", "__getitem__")):
+        return False
+    return dict(getattr(data, "format", {})).get("type") != "custom"
+
+
+def from_huggingface(data: Any, *, name: str, reading: Reading) -> Raw:
+    """An Image column or features, and a label column; a ClassLabel keeps its class order."""
+    if isinstance(data.column_names, dict):
+        raise UsageError(f"the {name} is a Hugging Face DatasetDict: choose a split, as in data[{next(iter(data))!r}].")
+    data = data.with_format(None) if hasattr(data, "with_format") else data
+    kinds = {column: type(feature).__name__ for column, feature in data.features.items()}
+    image = reading.path_column or next((column for column, kind in kinds.items() if kind == "Image"), None)
+    if image is not None and kinds.get(image) != "Image":
+        raise DataError(f"column {image!r} of the {name} is not an Image feature: cast it with cast_column first.")
+    label = reading.label_column or next((column for column, kind in kinds.items() if kind == "ClassLabel"), None)
+    columns = {column: list(data[column]) for column in kinds if column != image}
+    classes = None
+    if label is not None and kinds.get(label) == "ClassLabel":
+        classes = tuple(data.features[label].names)
+        columns[label] = [None if index is None or index < 0 else classes[index] for index in columns[label]]
+    reading = replace(reading, label_column=label, path_column=None)
+    images = None if image is None else _Column(data, image)
+    raw = from_table(column_table(columns), name=name, reading=reading, folder=None, what=f"the {name}", images=images)
+    return replace(raw, classes=classes)
+
+
+class _Column(Sequence[Any]):
+    """One column, each of whose values is decoded by the data set on access."""
+
+    def __init__(self, data: Any, column: str) -> None:
+        self._data, self._column = data, column
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._data[at][self._column]
+
+
 # Columns
 
 
@@ -281,8 +324,19 @@ def index_problem(name: str, columns: Sequence[str]) -> tuple[Problem, ...]:
 # Data sets
 
 
-def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, what: str) -> Raw:
-    """A pyarrow table as a data set; relative paths start from ``folder``."""
+def from_table(
+    table: Any,
+    *,
+    name: str,
+    reading: Reading,
+    folder: Path | None,
+    what: str,
+    images: Sequence[Any] | None = None,
+) -> Raw:
+    """A pyarrow table as a data set; relative paths start from ``folder``.
+
+    images: one for every row, in place of features
+    """
     _check(table, name, what)
     if name != "source" and reading.truth_column not in table.column_names:
         reading = replace(reading, truth_column=None)  # only the source needs correct labels beside its own
@@ -295,6 +349,8 @@ def from_table(table: Any, *, name: str, reading: Reading, folder: Path | None, 
         truth=None if truth is None else names_of(table[truth].to_pylist(), encoding=encoding),
         files=(),
     )
+    if images is not None:
+        return replace(raw, images=images, files=None)
     if columns.path is not None:
         return _with_images(raw, table[columns.path].to_pylist(), reading, folder)
     used = (columns.label, identity, truth, reading.before_column)

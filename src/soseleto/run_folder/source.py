@@ -23,7 +23,7 @@ import numpy as np
 
 from soseleto.data import tables
 from soseleto.data.arrays import load_arrays
-from soseleto.data.image_folder import outside
+from soseleto.data.images import outside
 from soseleto.data.labels import names_of, text_of
 from soseleto.data.reading import Reading, escaped, existing
 from soseleto.data.storage import is_large
