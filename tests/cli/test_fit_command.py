@@ -55,8 +55,8 @@ def test_no_suspects_are_told_without_a_precision(tmp_path: Path) -> None:
     best = {"count": 40, "precision": precision}
     folder.write_json(SUSPECTS, {"count": 0, "precision": {}, "recall": {}, "best": best})
     assert summary._suspects(folder) == (
-        "no suspects: no label is mislabelled with a probability above 72 % by estimate; the best list has 40 examples "
-        f"with precision 60 % (50 to 70; assumes random mistakes) (soseleto rank {folder.path} --suspects)"
+        "no suspects: no label is wrong with more than 72 % probability; the 40 most suspicious are listed, precision "
+        f"60 % (50 to 70; assumes random mistakes) (soseleto rank {folder.path} --suspects)"
     )
 
 
@@ -77,7 +77,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert min(row["accuracy"] for row in rows.values()) > 75
     assert re.search(r"SOSELETO +\d+\.\d %", said)
     estimate = r"(unknown|\d+ % \(\d+ to \d+; assumes estimated mistakes\))"
-    assert re.search(rf"\d+ suspects with precision {estimate} and recall {estimate}", said)
+    assert re.search(rf"\d+ suspects: precision {estimate}, recall {estimate}", said)
     assert said.endswith(f"report: {out / 'report.html'}\n")
     assert not (out / "parts").exists()
     assert err.count("engine") == 1  # four SOSELETO trainings, one sentence

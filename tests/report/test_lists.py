@@ -87,11 +87,11 @@ def test_without_suspects_the_best_list_is_shown(run: RunFolder, capsys: pytest.
     assert len(best) == 12
     assert all(row["suggested_label"] for row in best)
     assert err == (
-        "no suspects at a precision of 95 %: the 12 most probable, with an expected precision of "
+        "no suspects: no label is wrong with more than 99 % probability; the 12 most suspicious are listed, precision "
         f"62 % (50 to 74; {BASIS})\n"
     )
     text = text_of(render(run.path))
-    assert f"The best list has 12 examples, with an expected precision of 62 % (50 to 74; {BASIS})." in text
+    assert f"; the 12 most suspicious are listed, precision 62 % (50 to 74; {BASIS})." in text
     assert text.count("No list reaches the requested precision. These are the examples most likely") == 1
     assert "95 % (0 to 100" not in text
 
@@ -112,7 +112,7 @@ def test_the_report_names_the_basis_and_audited_figures(run: RunFolder) -> None:
         f"Estimated noise rate 20.0 % of the source examples are mislabelled (95 % interval 10.0 % to 30.0 %; {BASIS})"
         in text
     )
-    assert "with a precision of 70 % (60 to 80; audited)" in text
+    assert "19 suspects: precision 70 % (60 to 80; audited), recall" in text
     assert "to measure precision and recall" not in text
     assert describe_list(run.path) == "19 suspects: precision 70 % (60 to 80; audited), recall 70 % (60 to 80; audited)"
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from soseleto.cli import comparison
 from soseleto.errors import counted
 from soseleto.report.sentences import verdict
 from soseleto.run_folder.folder import FINAL as FINAL_FILE
 from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.ranking import LOW_WEIGHT, about_unknown, in_words, is_suspect
+from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_suspect
 
 
 def summary(folder: RunFolder) -> list[str]:
@@ -39,13 +37,5 @@ def _suspects(folder: RunFolder) -> str:
             f"({command}; soseleto audit {folder.path} measures it)"
         )
     if not found["count"]:
-        highest = f"{100 * float(np.nanmax(folder.ranking()['mislabelled_probability'])):.0f} %"
-        best = found.get("best") or {}
-        return (
-            f"no suspects: no label is mislabelled with a probability above {highest} by estimate; the best list has "
-            f"{counted(best.get('count', 0), 'example')} with precision {in_words(best.get('precision'))} ({command})"
-        )
-    return (
-        f"{counted(found['count'], 'suspect')} with precision {in_words(found['precision'])} and recall "
-        f"{in_words(found['recall'])} ({command}; soseleto audit {folder.path} measures them)"
-    )
+        return f"{about_suspects(folder.ranking(), found)} ({command})"
+    return f"{about_suspects(folder.ranking(), found)} ({command}; soseleto audit {folder.path} measures them)"

@@ -26,11 +26,10 @@ from soseleto.run_folder.files import readable
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.ranking import (
     Ranking,
+    about_suspects,
     about_unknown,
     best_count,
-    expected,
     feature_columns,
-    in_words,
     is_suspect,
     most_suspicious_first,
     worst_rows,
@@ -87,13 +86,9 @@ def listed_rows(run: RunFolder, ranking: Ranking) -> np.ndarray:
 def describe_list(run_path: str | os.PathLike[str]) -> str:
     """What ``rank --suspects`` lists: how many, with which precision, and on what basis; what is unknown."""
     run = RunFolder.open(run_path)
-    ranking, suspects = run.ranking(), run.suspects() or {}
-    count, asked = len(listed_rows(run, ranking)), run.config().get("suspect_precision") or 0.95
-    about = f"{count:,} suspects: precision {in_words(suspects.get('precision'))}, "
-    about += f"recall {in_words(suspects.get('recall'))}"
-    if not is_suspect(ranking).any():
-        best = expected((suspects.get("best") or {}).get("precision"))
-        about = f"no suspects at a precision of {100 * asked:.0f} %: the {count:,} most probable, {best}"
+    ranking = run.ranking()
+    listed_rows(run, ranking)  # refuses transfer mode
+    about = about_suspects(ranking, run.suspects())
     unknown = about_unknown(ranking)
     return f"{about}. {unknown}" if unknown else about
 

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from soseleto.run_folder.ranking import best_count, by_class, most_suspicious_fi
 from soseleto.run_folder.source import media_type
 
 PAGE = Path(__file__).parent / "page"
-EXAMPLES_SHOWN, STRONGEST, MOST_LABELS = 20, 24, 60
+EXAMPLES_SHOWN, STRONGEST = 20, 24
 FILTERS = (sentences.count, sentences.share, sentences.percent, sentences.number)
 TABLE_THRESHOLDS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 
@@ -57,7 +56,7 @@ def render(run_path: str | os.PathLike[str]) -> str:
             evaluated_on=sentences.evaluated_on(run) if sentences.compared(run) else "",
             panels=charts.figure_1(run),
             curves=_curves(run),
-            settings=_flat(run.config),
+            settings=json.dumps(run.config, indent=2, ensure_ascii=False),
             start=PAPER_THRESHOLD,
             **(_ranking_sections(run) if run.ranking and len(run.ranking["weight"]) else {}),
         )
@@ -97,15 +96,12 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     """The sections made from the ranking: suspects, histograms, thresholds, labels, examples."""
     assert run.ranking is not None
     galleries, more_classes = _galleries(run)
-    labels, more_labels = _labels(run)
     suspects = suspect_rows(run.ranking)
     strongest = suspects if len(suspects) else most_suspicious_first(run.ranking)[: best_count(run.suspects)]
     return {
         "histograms": _histograms(run),
         "truth": _truth(run),
         "thresholds": _thresholds(run.ranking["weight"], run.wrong),
-        "labels": labels if len(labels) > 1 else [],
-        "more_labels": more_labels,
         "strongest": _examples(run, strongest[:STRONGEST]),
         "suspects": sentences.suspect_figures(run),
         "suspects_count": len(suspects),
@@ -114,12 +110,6 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "classes": galleries,
         "more_classes": more_classes,
         "features": run.features,
-        "show_paths": _paths_differ_from_ids(run.ranking),
-        "forms": {
-            name: sentences.decimals(run.ranking[name])
-            for name in ("score", *run.features)
-            if run.ranking[name].dtype.kind == "f"
-        },
     }
 
 
@@ -226,48 +216,14 @@ def _thresholds(weight: np.ndarray, wrong: np.ndarray | None) -> list[dict[str, 
     return rows
 
 
-def _labels(run: RunFiles) -> tuple[list[dict[str, Any]], int]:
-    """The most frequent labels, lowest mean weight first, and the number of labels left out."""
-    assert run.ranking is not None
-    labels, weight = run.ranking["label"], run.ranking["weight"]
-    if labels.dtype.kind == "f":  # regression targets are not classes
-        return [], 0
-    names, index, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
-    rows = []
-    for which in np.argsort(-counts, kind="stable")[:MOST_LABELS]:
-        own = weight[index == which]
-        kept = float((own >= np.float32(PAPER_THRESHOLD)).mean())
-        rows.append({"label": names[which], "count": len(own), "mean": float(own.mean()), "kept": kept})
-    return sorted(rows, key=lambda row: float(row["mean"])), len(names) - len(rows)
-
-
 # Examples: thumbnails where the run has them, table rows otherwise
 
 
-@dataclass(frozen=True)
-class Example:
-    """One row of the ranking with its rank, and its thumbnail as a data URL where there is one."""
-
-    row: dict[str, Any]
-    picture: str
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """The best and the most suspicious examples of one class, or of all where labels are not classes."""
-
-    label: str
-    count: int
-    suspects: int
-    best: list[Example]
-    worst: list[Example]
-
-
-def _galleries(run: RunFiles) -> tuple[list[Gallery], int]:
-    """A gallery for each of the largest classes, and the number of classes left out."""
+def _galleries(run: RunFiles) -> tuple[list[dict[str, Any]], int]:
+    """The best and the most suspicious examples of each of the largest classes, and the number of classes left out."""
     assert run.ranking is not None
     galleries = [
-        Gallery(rows.label, rows.count, rows.suspects, _examples(run, rows.best), _examples(run, rows.worst))
+        {**vars(rows), "best": _examples(run, rows.best), "worst": _examples(run, rows.worst)}
         for rows in by_class(run.ranking)
     ]
     if galleries:
@@ -275,38 +231,19 @@ def _galleries(run: RunFiles) -> tuple[list[Gallery], int]:
     order = most_suspicious_first(run.ranking)
     shown = min(EXAMPLES_SHOWN, -(-len(order) // 2))
     best, worst = _examples(run, np.arange(shown)), _examples(run, order[:shown])
-    return [Gallery("", len(order), len(suspect_rows(run.ranking)), best, worst)], 0
+    suspects = len(suspect_rows(run.ranking))
+    return [{"label": "", "count": len(order), "suspects": suspects, "best": best, "worst": worst}], 0
 
 
-def _examples(run: RunFiles, rows: np.ndarray) -> list[Example]:
+def _examples(run: RunFiles, rows: np.ndarray) -> list[dict[str, Any]]:
     """The given rows of the ranking as plain values."""
     assert run.ranking is not None
     columns = {name: values[rows].tolist() for name, values in run.ranking.items()}
     columns["suggested"] = [None] * len(rows) if run.suggested is None else run.suggested[rows].tolist()
     columns["rank"] = (rows + 1).tolist()
-    examples = []
-    for values in zip(*columns.values(), strict=True):
-        row = dict(zip(columns, values, strict=True))
-        examples.append(Example(row, _data_url(run.pictures.get(row["id"]))))
-    return examples
+    columns["picture"] = [_data_url(run.pictures.get(name)) for name in columns["id"]]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def _data_url(picture: bytes | None) -> str:
     return f"data:{media_type(picture)};base64,{base64.b64encode(picture).decode()}" if picture else ""
-
-
-def _paths_differ_from_ids(ranking: dict[str, np.ndarray]) -> bool:
-    """Whether paths are worth showing: ids are often the end of the path."""
-    if "path" not in ranking:
-        return False
-    return any(not str(path).endswith(str(name)) for path, name in zip(ranking["path"], ranking["id"], strict=True))
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            rows += _flat(value, f"{prefix}{key}.")
-        elif key != "format":
-            rows.append((prefix + key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
-    return rows

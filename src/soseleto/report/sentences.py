@@ -14,9 +14,9 @@ import numpy as np
 from soseleto.errors import counted
 from soseleto.run_folder.folder import RANKING, RunFolder
 from soseleto.run_folder.ranking import (
+    about_suspects,
     about_unknown,
     best_count,
-    expected,
     feature_columns,
     in_words,
     is_known,
@@ -157,14 +157,6 @@ def number(value: object) -> str:
     return f"{value:.2e}"
 
 
-def decimals(values: np.ndarray) -> str:
-    """A format with fixed decimals for a column of numbers, three significant digits for the largest."""
-    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0))
-    if not 1e-6 <= largest < 1e6:
-        return "%.2e" if largest else "%.0f"
-    return f"%.{max(0, 2 - math.floor(math.log10(largest)))}f"
-
-
 def duration(seconds: float) -> str:
     """``8 s``, ``3 min 20 s`` or ``2 h 5 min``."""
     if seconds < 60:
@@ -216,10 +208,10 @@ def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     part = f"{share(suspects / total)} of the source"
     if run.is_transfer:
         return [(f"Weight below {PAPER_THRESHOLD}", count(suspects), part)]
-    rows = [("Suspects", count(suspects), f"{part}{_rule(run) if suspects else _highest(run)}")]
+    rows = [("Suspects", count(suspects), f"{part}{_rule(run) if suspects else ''}")]
     best = run.suspects.get("best")
     if not suspects and best:
-        rows.append(("Best list", count(best["count"]), expected(best.get("precision"))))
+        rows.append(("Best list", count(best["count"]), f"precision {in_words(best.get('precision'))}"))
     shown = list(ESTIMATES) if suspects else ["wrong_share"]  # precision and recall are undefined without suspects
     return rows + [_estimate(run, name) for name in shown if run.suspects.get(name)]
 
@@ -230,14 +222,6 @@ def _rule(run: RunFiles) -> str:
         return f": weight below {PAPER_THRESHOLD}"
     threshold = run.suspects.get("threshold")
     return f": probability of being mislabelled at least {number(threshold)}" if _is_number(threshold) else ""
-
-
-def _highest(run: RunFiles) -> str:
-    """Why there are no suspects, where the run has probabilities."""
-    probability = run.column("mislabelled_probability")
-    if probability is None:
-        return ""
-    return f": the highest probability of being mislabelled is {number(float(np.nanmax(probability)))}"
 
 
 def _estimate(run: RunFiles, name: str) -> tuple[str, str, str]:
@@ -255,7 +239,7 @@ def _estimate(run: RunFiles, name: str) -> tuple[str, str, str]:
 
 def sentences(run: RunFiles) -> list[str]:
     """The summary in full sentences; those the run has no data for are left out."""
-    parts = (_training, _comparison, _weights, _suspects, _unknown, _truth, _losses)
+    parts = (_training, _comparison, _suspects, _unknown, _truth)
     return [sentence for sentence in (part(run) for part in parts) if sentence]
 
 
@@ -347,34 +331,11 @@ def _interval(low: float, high: float) -> str:
     return f"95 % interval {low:+.1f} to {high:+.1f}"
 
 
-def _weights(run: RunFiles) -> str:
-    last = run.last
-    effective, total = last.get("effective_source"), run.start.get("n_source")
-    if not _is_number(effective) or not total:
-        return ""
-    text = f"The effective sample size is {count(effective)} of {count(total)} source examples"
-    if _is_number(last.get("share_at_zero")) and _is_number(last.get("share_at_one")):
-        text += f"; {share(last['share_at_zero'])} of the weights are 0 and {share(last['share_at_one'])} are 1"
-    return text + "."
-
-
 def _suspects(run: RunFiles) -> str:
     if run.ranking is None or "is_label_issue" not in run.ranking:
         return ""
-    suspects, precision = len(suspect_rows(run.ranking)), run.suspects.get("precision")
-    if suspects:
-        labels = f"{counted(suspects, 'label is', 'labels are')} suspected to be wrong"
-        if not precision:
-            return f"{labels}."
-        if not is_known(precision):
-            return f"{labels}; their precision is unknown."
-        return f"{labels}, with a precision of {in_words(precision)}."
-    best, asked = run.suspects.get("best"), run.config.get("suspect_precision")
-    at = f" at a precision of {share(asked)}" if best and _is_number(asked) else ""
-    text = f"No label is suspected to be wrong{at}{_highest(run)}."
-    if best:
-        text += f" The best list has {counted(best['count'], 'example')}, {expected(best.get('precision'))}."
-    return text
+    about = about_suspects(run.ranking, run.suspects)
+    return f"{about[0].upper()}{about[1:]}."
 
 
 def _unknown(run: RunFiles) -> str:
@@ -391,10 +352,3 @@ def _truth(run: RunFiles) -> str:
         f"weight below {PAPER_THRESHOLD}, and {count((~low & ~wrong).sum())} of {count((~wrong).sum())} correctly "
         f"labelled examples a weight of at least {PAPER_THRESHOLD}."
     )
-
-
-def _losses(run: RunFiles) -> str:
-    source, target = run.last.get("source_loss"), run.last.get("target_loss")
-    if not _is_number(source) or not _is_number(target):
-        return ""
-    return f"The final source loss is {number(source)}, the final target loss {number(target)}."

@@ -166,11 +166,6 @@ def is_known(figure: Mapping[str, Any] | None) -> bool:
     return figure is not None and figure.get("value") is not None
 
 
-def expected(precision: Mapping[str, Any] | None) -> str:
-    """What is known about the precision of a list, to be written after it."""
-    return f"with an expected precision of {in_words(precision)}" if is_known(precision) else "of unknown precision"
-
-
 def in_words(figure: Mapping[str, Any] | None) -> str:
     """``95 % (90 to 98; audited)``, or ``unknown``."""
     if not is_known(figure):
@@ -179,6 +174,21 @@ def in_words(figure: Mapping[str, Any] | None) -> str:
     value, low, high = (f"{100 * figure[name]:.0f}" for name in ("value", "low", "high"))
     basis = figure.get("basis")
     return f"{value} % ({low} to {high}{f'; {basis}' if basis else ''})"
+
+
+def about_suspects(ranking: Ranking, suspects: Mapping[str, Any] | None) -> str:
+    """How many suspects there are, with which precision and recall, and on what basis; or the best list there is."""
+    suspects = suspects or {}
+    count, probability = int(is_suspect(ranking).sum()), ranking.get("mislabelled_probability")
+    if count:
+        precision, recall = (in_words(suspects.get(name)) for name in ("precision", "recall"))
+        return f"{counted(count, 'suspect')}: precision {precision}, recall {recall}"
+    if probability is None:
+        return "no suspects"
+    text = f"no suspects: no label is wrong with more than {100 * float(np.nanmax(probability)):.0f} % probability"
+    if best := suspects.get("best"):
+        text += f"; the {best['count']:,} most suspicious are listed, precision {in_words(best.get('precision'))}"
+    return text
 
 
 # As an object for users
