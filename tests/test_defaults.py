@@ -23,7 +23,7 @@ from soseleto.pieces import beyond_noise, chain, label_doubt, normalized, runnin
 from soseleto.run_folder.folder import RunFolder
 from soseleto.schedules import cosine, linear, warmup_cosine
 from soseleto.task.optimizers import adamw, sgd
-from soseleto.training import labels as labels_module
+from soseleto.training import data as labels_module
 from tiny_pictures import Stop
 
 FEW = chain(LAST_LAYER, *SIZED, beyond_noise(2.0))

@@ -245,7 +245,7 @@ def resolve(
         inputs: see ``kind_of_inputs``.
         n_source, n_target: numbers of examples, without and after planting probes; None leaves the batches to a loop.
         classes: the task is noisy mode with cross-entropy of class labels that the training can see.
-        ends_in_linear: the model's outputs are those of a linear layer (``training.labels.ends_in_linear``).
+        ends_in_linear: the model's outputs are those of a linear layer (``training.data.ends_in_linear``).
         wrong_share: lower end of the estimated share of wrong source labels; None if it was not estimated.
     What was chosen, None for the default:
         method, epochs, batch_size, target_batch_size, lr, optimizer, augment: as in ``fit``.

@@ -20,7 +20,7 @@ from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import TextClassifier
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import PRETRAINED, RunFolder
-from soseleto.training.labels import Labels
+from soseleto.training.data import Labels
 from soseleto.training.resume import Keeper
 from tiny_text_model import make_folder, write_reviews
 

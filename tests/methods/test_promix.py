@@ -223,7 +223,6 @@ def test_wrong_labels_are_found_and_both_networks_answer() -> None:
     )  # fmt: skip
     assert isinstance(result.model, NetworksWithHeads)
     assert result.model.first is model
-    assert result.history[-1]["test_accuracy"] > 95
-    assert result.evaluate(test)["accuracy"] == result.history[-1]["test_accuracy"]
+    assert result.evaluate(test)["accuracy"] > 95
     assert float(result.weights[flip].mean()) + 0.4 < float(result.weights[~flip].mean())
     assert 0.4 < result.history[-1]["clean_share"] < 0.8

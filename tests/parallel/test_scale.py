@@ -200,18 +200,12 @@ class Greedy(nn.Linear):
         return super().forward(x)
 
 
-def test_out_of_memory_names_a_size_that_fits(tmp_path: Path) -> None:
+def test_out_of_memory_names_a_smaller_size(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 8), Greedy(8, 3)).double()
-    said = r"memory on cpu for 8 examples at a time: add compute=Compute\(micro_batch_size=2\) \("
-    with pytest.raises(OutOfMemory, match=said):
+    sentence = r"memory on cpu for 8 examples at a time: add compute=Compute\(micro_batch_size=4\) or less"
+    with pytest.raises(OutOfMemory, match=sentence):
         train(None, model=model, epochs=1, out=tmp_path / "run")
     train(None, model=model, epochs=1, out=tmp_path / "run", compute={"micro_batch_size": 2})
-    Greedy.room = 0
-    try:
-        with pytest.raises(OutOfMemory, match="not even one example at a time fits"):
-            train(None, model=model, epochs=1)
-    finally:
-        Greedy.room = 3
 
 
 @pytest.mark.parametrize(
@@ -248,7 +242,7 @@ def test_every_epoch_reaches_the_loggers() -> None:
     kept = Kept()
     train(None, epochs=2, progress=kept)
     assert [step for step, _ in kept.seen] == [8, 16]
-    assert {"source_loss", "target_loss", "mean_weight", "test_accuracy"} <= kept.seen[0][1].keys()
+    assert {"source_loss", "target_loss", "mean_weight"} <= kept.seen[0][1].keys()
     assert all(type(number) is float for _, numbers in kept.seen for number in numbers.values())
     assert kept.closed == 1
 

@@ -13,7 +13,7 @@ from soseleto.data import TablePreparation
 from soseleto.report import write_report
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import RunFolder
-from soseleto.training.column_attribution import columns_against_label, contributions
+from soseleto.training.result import columns_against_label, contributions
 
 
 def test_contributions_of_a_linear_model_are_those_by_hand():

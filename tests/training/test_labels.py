@@ -11,7 +11,7 @@ import soseleto
 from soseleto.data import Examples, LazyDataset
 from soseleto.data.feeding import make_prepare
 from soseleto.errors import UsageError
-from soseleto.training.labels import estimate_mistakes
+from soseleto.training.data import estimate_mistakes
 
 
 def test_a_class_without_target_examples_is_not_a_mistake() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import soseleto
 from soseleto.errors import SoseletoError, UsageError
 from soseleto.run_folder.folder import RunFolder
-from soseleto.training.rehearsal import rehearse
+from soseleto.training.fit import rehearse
 
 X = torch.randn(80, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 Y = (X.mean((1, 2, 3)) > 0).long()
@@ -89,7 +89,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "one row": (lambda: Returns(lambda o: o[:1], only_evaluation=True), r"returns shape \(1, 2\) for 6 examples"),
     "extra state": (lambda: Extra(nn.Flatten(), nn.Linear(36, 2)), "the model's state '_extra_state' is not a tensor"),
-    "sparse": (with_sparse_buffer, r"ranking and saving fails with this model, tried on 6 examples .*(sparse|Sparse)"),
+    "sparse": (with_sparse_buffer, r"saving fails with this model, tried before the training .*(sparse|Sparse)"),
 }
 
 
@@ -119,19 +119,6 @@ def test_a_missing_package_is_named_before_the_first_step(
     with pytest.raises(SoseletoError, match=r"which is not installed: type pip install"):
         fit(flat(), out=tmp_path / "run", progress=steps)
     assert not steps.events
-
-
-def test_a_report_that_cannot_be_made_is_found_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import soseleto.report as report
-
-    def broken(path: Path) -> None:
-        raise ImportError("no template engine")
-
-    monkeypatch.setattr(report, "write_report", broken)
-    with pytest.raises(UsageError, match=r"the report fails .*ImportError: no template engine"):
-        fit(flat(), out=tmp_path / "run")
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path: Path) -> None:

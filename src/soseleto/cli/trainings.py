@@ -33,9 +33,8 @@ from soseleto.run_folder.folder import PARTS, RunFolder
 from soseleto.suspects.probes import AUTO_MOST, AUTO_SHARE, Share
 from soseleto.task.losses import cross_entropy
 from soseleto.task.task import Method
-from soseleto.training.data import found_before
+from soseleto.training.data import Labels, found_before
 from soseleto.training.fit import fit
-from soseleto.training.labels import Labels
 from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes
 from soseleto.training.progress import LiveLine
 from soseleto.training.result import Result

@@ -1,21 +1,24 @@
-"""``fit``, the entry point: resolves the arguments, sets the training up and runs the loop."""
+"""``fit``, the entry point: resolves the arguments, sets the training up, rehearses its end and runs the loop."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from soseleto.data import Reading
+from soseleto.data import Reading, structure
 from soseleto.defaults import DefaultMethod, kind_of_inputs, resolve
-from soseleto.errors import UsageError
+from soseleto.engines.shards import sharded_modules
+from soseleto.errors import SoseletoError, UsageError, first_line, need
 from soseleto.methods.wrappers import CountingGuard, Recording, Signals, Skipping
+from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.reducer import Reducer, Single, choose_device
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.source import digest, remember
@@ -24,9 +27,8 @@ from soseleto.task import optimizers
 from soseleto.task.losses import Loss, cross_entropy
 from soseleto.task.settings import to_data
 from soseleto.task.task import MakeOptimizer, MakeSchedule, Method, make_guard
-from soseleto.training.data import BatchSizes, Data
+from soseleto.training.data import BatchSizes, Data, Labels, is_out_of_memory, seeded, with_probes
 from soseleto.training.history import Records
-from soseleto.training.labels import Labels, with_probes
 from soseleto.training.loop import Loop
 from soseleto.training.options import (
     Balanced,
@@ -40,7 +42,6 @@ from soseleto.training.options import (
     as_probes,
     as_watchers,
 )
-from soseleto.training.rehearsal import rehearse
 from soseleto.training.result import Result
 from soseleto.training.resume import require_same_settings, unfinished
 from soseleto.training.setup import (
@@ -49,12 +50,12 @@ from soseleto.training.setup import (
     Setup,
     check_settings,
     make_sharing,
-    seeded,
     with_missing,
     with_views,
 )
 
 logger = logging.getLogger("soseleto")
+FEW = 6  # examples of a rehearsal
 
 
 def fit(
@@ -256,3 +257,56 @@ def _folder(out: str | Path | None, resume: bool, team: Reducer) -> RunFolder | 
         return None
     folder = team.first(lambda: RunFolder.create(out, resume=resume))
     return folder if team.rank == 0 else None
+
+
+def rehearse(loop: Loop) -> None:
+    """Raise, before the first step, what would fail at the end: prediction in evaluation mode, and saving the model.
+
+    A training without a folder and probes does nothing with the model after its last step. The forward passes of a
+    sharded model need all ranks, so it is not rehearsed.
+    """
+    model, device = loop.task.model, loop.task.device
+    if not (loop.keeps or loop.data.probes is not None) or sharded_modules(model):
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        _check_outputs(loop)
+    if loop.keeps:
+        for package in ("PIL.Image", "pyarrow.parquet"):
+            need(package, to="a run folder")
+        with tempfile.TemporaryDirectory(prefix="soseleto-") as place, _tried("saving"):
+            folder = RunFolder.create(place)
+            folder.write_model(model.state_dict())
+            if folder.model_state().keys() != model.state_dict().keys():
+                raise ValueError("some of its parameters are lost")
+
+
+def _check_outputs(loop: Loop) -> None:
+    model, target = loop.task.model, loop.data.target
+    inputs, labels = target.take(torch.arange(min(FEW, len(target))))
+    inputs = structure.to_device(inputs, loop.task.device)
+    with _tried("prediction in evaluation mode"), evaluation_mode(model), torch.no_grad():
+        outputs = structure.scores_of(structure.call(model, loop.setup.network.prepare(inputs)))
+    if not isinstance(outputs, Tensor):
+        raise UsageError(
+            f"the model returns a {type(outputs).__name__}, and prediction needs a tensor with one row per example: "
+            "return that tensor from forward, such as outputs.logits or the first of a tuple."
+        )
+    if outputs.shape[:1] != labels.shape[:1]:
+        raise UsageError(
+            f"the model returns shape {tuple(outputs.shape)} for {len(labels)} examples in evaluation mode: return one "
+            "row per example."
+        )
+
+
+@contextmanager
+def _tried(what: str) -> Iterator[None]:
+    """Turn any error inside into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, SoseletoError) or is_out_of_memory(error):
+            raise
+        raise UsageError(
+            f"{what} fails with this model, tried before the training ({type(error).__name__}: {first_line(error)}): "
+            "mend the model."
+        ) from error

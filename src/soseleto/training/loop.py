@@ -17,7 +17,7 @@ from soseleto.data.batches import Batch
 from soseleto.data.examples import truth_known
 from soseleto.defaults import Settings
 from soseleto.engines.shards import reshard, sharded_modules
-from soseleto.errors import TrainingError, UsageError, counted
+from soseleto.errors import OutOfMemory, TrainingError, UsageError, counted
 from soseleto.methods.wrappers import Signals
 from soseleto.parallel.fsdp import gathered
 from soseleto.parallel.micro_batches import PER_PART, average_running_statistics, require_divisible, single_example
@@ -29,9 +29,8 @@ from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
 from soseleto.task.cuda_graph import CapturedStep, EagerStep
 from soseleto.task.task import Method, MethodState, NonFiniteLoss, Task, after_step, check_guard
-from soseleto.training.data import Data
+from soseleto.training.data import Data, is_out_of_memory
 from soseleto.training.history import Records, group_record, weight_record
-from soseleto.training.out_of_memory import is_out_of_memory, too_large
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint, require_same_settings
 from soseleto.training.setup import Options, Setup
@@ -52,7 +51,7 @@ class Loop:
     capture: bool
     records: Records
     keeps: bool  # there is a run folder, perhaps on another rank
-    rehearse: Callable[[Loop, Any, dict[str, Any]], None]  # called before the first step, see rehearsal.py
+    rehearse: Callable[[Loop], None]  # called before the first step, see fit.py
 
     def run(self, config: dict[str, Any]) -> Result:
         facts = self._facts()
@@ -60,7 +59,7 @@ class Loop:
         config = {**config, **facts}
         state = self.method.init(self.task)
         require_same_settings(self.team, _optimizer_settings(state.optimizer))
-        self.team.first(lambda: self.rehearse(self, state, config))
+        self.team.first(lambda: self.rehearse(self))
         keeper = Keeper(
             self.records,
             self.task,
@@ -127,7 +126,7 @@ class Loop:
                 raise
             self.task.model.zero_grad(set_to_none=True)
             whole = self.data.probes is not None or not getattr(self.settings.method, "shares_work", False)
-            raise too_large(self.task, state, source, target, whole=whole) from error
+            raise _too_large(self.task, source, target, whole=whole) from error
 
     @property
     def settings(self) -> Settings:
@@ -311,6 +310,18 @@ class Loop:
         self.records.end({"seconds": round(self.records.seconds, 3)}, write)
         if self.records.folder is not None:
             self.records.folder.drop_checkpoints()
+
+
+def _too_large(task: Task, source: Batch, target: Batch, *, whole: bool) -> OutOfMemory:
+    """The error for a step that did not fit; whole: the training takes no micro-batches."""
+    size = task.sharing.micro_batch_size or max(len(source), len(target))
+    half = max(size // 2, 1)
+    if whole:
+        name = "batch_size" if len(source) >= len(target) else "target_batch_size"
+        fix = f"write {name}={half} (--{name.replace('_', '-')} {half}) or less, in a new run folder"
+    else:
+        fix = f"add compute=Compute(micro_batch_size={half}) or less, and run the same again to resume"
+    return OutOfMemory(f"there is not enough memory on {task.device} for {counted(size, 'example')} at a time: {fix}.")
 
 
 def _optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from soseleto.data import Examples, ExampleSet, TablePreparation
 from soseleto.data.examples import truth_known
@@ -19,13 +19,12 @@ from soseleto.data.prepare import Preparation
 from soseleto.data.storage import is_large
 from soseleto.defaults import Settings
 from soseleto.errors import UsageError, counted
-from soseleto.models.trunk_and_heads import TrunkAndHeads
+from soseleto.models.trunk_and_heads import TrunkAndHeads, evaluation_mode
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.folder import REPORT, RunFolder, require_writable
 from soseleto.run_folder.ranking import Ranking, Table, is_suspect, shown_rows
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import Evidence
-from soseleto.training.column_attribution import columns_against_label, contributions
 from soseleto.weights import Weights
 
 if TYPE_CHECKING:
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
 
 Against = Callable[[Tensor], np.ndarray]  # places of source examples -> the columns against their labels
 
+MOST_NAMED = 3  # columns named
+LEAST_NAMED = 0.2  # of the strongest column's contribution
+ATTRIBUTION_BATCH = 1000
 MOST_FEATURE_COLUMNS = 16
 MOST_TABLE_COLUMNS = 64  # of a table with a preparation, whose report scrolls
 
@@ -264,3 +266,66 @@ def _labels(source: ExampleSet, labels: Tensor) -> np.ndarray:
         return values if values.ndim == 1 else np.array([str(v.tolist()) for v in values], dtype=object)
     unnamed = range(len(source.classes), int(labels.max()) + 1)  # outputs that a loss of the user's may have
     return np.array([*source.classes, *map(str, unnamed), ""], dtype=object)[labels.numpy()]  # -1 is the last, blank
+
+
+# Column attribution: the columns of a table that speak most against an example's label
+
+
+def contributions(
+    model: nn.Module,
+    prepare: Callable[[Tensor], Tensor],
+    table: TablePreparation,
+    inputs: Tensor,
+    labels: Tensor,
+    places: Tensor,
+) -> Tensor:
+    """c of the examples at these places, for every column, (places, columns).
+
+        c_k = Σ over the numbers j that column k is encoded by of (x_j − m_j) · ∂(z_y − z_o)/∂x_j
+
+    where m is the mean of the examples with the same label y, z are the network's outputs, and o is the most probable
+    other class. A negative c_k is how far column k moves the network from the label, compared with a typical example of
+    it.
+    """
+    device = next(model.parameters()).device
+    origins = torch.tensor(table.origins(), device=device)
+    means = _class_means(prepare, inputs, labels, device)
+    pieces = []
+    with evaluation_mode(model):
+        for some in places.split(ATTRIBUTION_BATCH):
+            rows, own = inputs[some], labels[some].to(device)
+            encoded = prepare(rows.to(device)).detach().requires_grad_()
+            outputs = model(encoded)
+            given = outputs.gather(1, own[:, None])[:, 0]
+            other = outputs.scatter(1, own[:, None], -torch.inf).amax(1)
+            (gradient,) = torch.autograd.grad((given - other).sum(), encoded)
+            each = (gradient * (encoded.detach() - means[own])).float()
+            by_column = torch.zeros(len(rows), len(table.columns), device=device)
+            pieces.append(by_column.index_add_(1, origins, each).cpu())
+    return torch.cat(pieces)
+
+
+def _class_means(prepare: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor, device: torch.device) -> Tensor:
+    total: Tensor | None = None
+    classes = int(labels.max()) + 1
+    for rows, own in zip(inputs.split(ATTRIBUTION_BATCH), labels.split(ATTRIBUTION_BATCH), strict=True):
+        encoded = prepare(rows.to(device))
+        if total is None:
+            total = encoded.new_zeros(classes, encoded.shape[1])
+        total.index_add_(0, own.to(device), encoded)
+    assert total is not None
+    return total / torch.bincount(labels, minlength=classes).clamp(min=1).to(device)[:, None]
+
+
+def columns_against_label(contributed: Tensor, table: TablePreparation) -> np.ndarray:
+    """(N,) the names of the columns that speak most against the label, strongest first; empty where none does."""
+    strongest = (-contributed).topk(min(MOST_NAMED, contributed.shape[1]), dim=1)
+    enough = (strongest.values > 0) & (strongest.values >= LEAST_NAMED * strongest.values[:, :1])
+    used = table.used
+    return np.array(
+        [
+            ", ".join(used[at] for at, is_strong in zip(places, strong, strict=True) if is_strong)
+            for places, strong in zip(strongest.indices.tolist(), enough.tolist(), strict=True)
+        ],
+        dtype=object,
+    )

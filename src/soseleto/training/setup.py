@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +18,6 @@ from soseleto.data import (
     TablePreparation,
     TokenViews,
     Views,
-    seed_for,
     structure,
 )
 from soseleto.data.batches import Batch
@@ -37,9 +34,16 @@ from soseleto.prediction.predictor import TaskKind
 from soseleto.task.losses import Loss, NoisyLosses, Precision, TransferLosses, cross_entropy
 from soseleto.task.settings import to_data
 from soseleto.task.task import Guard, Method, Task
-from soseleto.training.data import BatchSizes, Data, are_class_indices, class_count, class_shares, classes_of
+from soseleto.training.data import (
+    BatchSizes,
+    Data,
+    are_class_indices,
+    class_count,
+    class_shares,
+    classes_of,
+    is_out_of_memory,
+)
 from soseleto.training.options import Checkpoints, Compute, Heads, Inputs, Probes
-from soseleto.training.out_of_memory import is_out_of_memory
 
 TaskLosses = NoisyLosses | TransferLosses
 # Views of an example: the inputs that they are made of, as ``kind_of_inputs`` calls them and in words.
@@ -215,15 +219,6 @@ class Setup:
 
 def _trainable(model: nn.Module, prefix: str) -> frozenset[str]:
     return frozenset(name for name, p in model.named_parameters() if p.requires_grad and name.startswith(prefix))
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, the global random state follows from the seed; afterwards it is as it was."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed_for(seed, "training"))
-        yield
 
 
 # Whether model, losses and data fit together
