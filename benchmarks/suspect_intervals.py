@@ -20,7 +20,8 @@ import torch
 
 import soseleto
 from common import arguments, show, write
-from experiments.cifar10_noise.experiment import configuration, make_method, make_model, prepare_data
+from experiments.table1 import configuration, method_of, model_of
+from experiments.table1 import data as data_of
 from soseleto.data import Augment, Examples, symmetric
 from soseleto.models.architectures import mlp
 from soseleto.suspects.probes import AUTO_SHARE, PlantedProbes, how_many_wrong
@@ -38,9 +39,9 @@ Array = np.ndarray
 def trained(noise: float | str, epochs: int, device: str) -> tuple[Evidence, Array]:
     """The evidence of one training on images of half the size, and which source labels are wrong."""
     config = configuration("soseleto_probes", noise=noise, size=16)
-    data = prepare_data(config)
+    data = data_of(config)
     result = soseleto.fit(
-        make_model(config), data.source, data.target, method=make_method(config, data), mode="noisy", epochs=epochs,
+        model_of(config), data.source, data.target, method=method_of(config, data), mode="noisy", epochs=epochs,
         batch_size=256, optimizer=partial(sgd, lr=config.lr, weight_decay=config.weight_decay),
         inputs=soseleto.Inputs(augment=Augment(crop=2, flip=True)),
         probes=soseleto.Probes(labels_before=data.before), device=device,

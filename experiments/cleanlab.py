@@ -11,15 +11,46 @@ package's own. Each is a trust: the higher, the more probably the label is right
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from soseleto.data import Examples, generator
+from experiments import measures
+from experiments.results import Row
+from soseleto.data import Examples, generator, seed_for
 from soseleto.errors import UsageError
+from soseleto.training.result import Result
 
 Array = np.ndarray
+
+
+class Train(Protocol):
+    """Train on a part of the source, for this many epochs and from this seed; both are the run's own by default."""
+
+    def __call__(self, source: Examples, **changes: int) -> Result: ...
+
+
+def probabilities(train: Train, source: Examples, *, epochs: int, folds: int, seed: int, name: str) -> Tensor:
+    """Out-of-sample probabilities from ``folds`` trainings, which together take as many steps as one of the source."""
+
+    def predict(training: Examples, inputs: Tensor, fold: int) -> Tensor:
+        of_fold = {"epochs": fold_epochs(epochs, folds), "seed": seed_for(seed, f"{name}/fold", fold)}
+        return train(training, **of_fold).outputs(inputs).softmax(1)
+
+    return out_of_sample(source, folds, seed, predict)
+
+
+def cleaned(train: Train, source: Examples, truth: Tensor, by_fold: Tensor) -> tuple[Result, Row]:
+    """A training on the examples without issues, and how good rankings and issues are."""
+    labels = source.labels
+    listed = flagged(by_fold, labels)
+    row = {
+        "issues": measures.issues(listed, labels, truth),
+        **measures.detection(labels, truth, trusts(by_fold, labels)),
+    }
+    return train(source.subset(~listed)), row
 
 
 def fold_epochs(epochs: int, folds: int) -> int:

@@ -68,7 +68,7 @@ def load(path: str | Path) -> Results:
         for row in found.rows:
             key(row)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a results file ({error}): give one that `soseleto reproduce` wrote.") from error
+        raise DataError(f"{path} is not a results file ({error}): give another file.") from error
     return found
 
 
@@ -80,23 +80,6 @@ def save(path: str | Path, results: Results) -> Path:
     head = json.dumps({name: value for name, value in asdict(results).items() if name != "rows"}, indent=1)
     write_text(path, f'{head.removesuffix("}").rstrip()},\n "rows": [\n  {rows}\n ]\n}}\n')
     return path
-
-
-def merge_files(paths: Sequence[str | Path], out: str | Path) -> Results:
-    """Merge files of one experiment into one; they must be from the same kind of machine and the same versions."""
-    found = [load(path) for path in paths]
-    for other in found[1:]:
-        for name in ("name", "device", "versions"):
-            if getattr(other, name) != getattr(found[0], name):
-                raise DataError(
-                    f"the files differ in {name} ({getattr(found[0], name)!r} and {getattr(other, name)!r}): "
-                    "merge only runs of one experiment and one kind of machine."
-                )
-    whole = replace(found[-1], rows=())
-    for one in found:
-        whole = whole.merged(one.rows)
-    save(out, whole)
-    return whole
 
 
 @dataclass(frozen=True)
@@ -119,8 +102,16 @@ class Spread:
         return str(replace(self, sd=self.sd / self.n**0.5))
 
 
-def spreads(rows: Sequence[Row], value: Callable[[Row], float | None]) -> dict[tuple[str, str], Spread]:
-    """By (method, setting as JSON). Runs without the value are left out; runs of different configurations raise."""
+def with_count(usual: int) -> Callable[[Spread], str]:
+    """Shows a cell; one with another number of runs than the usual states it in brackets."""
+    return lambda cell: str(cell) if cell.n == usual else f"{cell} ({cell.n})"
+
+
+def spreads(rows: Sequence[Row]) -> dict[tuple[str, str], Spread]:
+    """By (method, setting as JSON), of the entry "value", or else the accuracy.
+
+    Runs without it are left out; runs of different configurations raise.
+    """
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["method"], json.dumps(row["setting"], sort_keys=True)), []).append(row)
@@ -128,13 +119,24 @@ def spreads(rows: Sequence[Row], value: Callable[[Row], float | None]) -> dict[t
         configs = {json.dumps({**(row.get("config") or {}), "seed": None}, sort_keys=True) for row in group}
         if len(configs) > 1:
             raise DataError(f"{method} at {setting} was run with {len(configs)} configurations: keep the rows of one.")
-    found = {place: [v for row in group if (v := value(row)) is not None] for place, group in groups.items()}
-    return {place: Spread.of(values) for place, values in found.items() if values}
+    values = {
+        place: [value for row in group if (value := row.get("value", row.get("accuracy"))) is not None]
+        for place, group in groups.items()
+    }
+    return {place: Spread.of(numbers) for place, numbers in values.items() if numbers}
+
+
+def signal_rows(rows: Sequence[Row]) -> list[Row]:
+    """A row for each signal of a run, named after it in place of the method; its value is 100·AUROC."""
+    return [
+        {**row, "method": signal, "value": 100.0 * numbers["auroc"]}
+        for row in rows
+        for signal, numbers in row.get("detection", {}).items()
+    ]
 
 
 def table(
     rows: Sequence[Row],
-    value: Callable[[Row], float | None],
     *,
     methods: Mapping[str, str],
     settings: Mapping[str, Mapping[str, Any]],
@@ -145,14 +147,14 @@ def table(
 
     Methods and settings without a run are left out; ``more`` are lines put on top, such as the paper's numbers.
     """
-    found = spreads(rows, value)
-    columns = {t: json.dumps(s, sort_keys=True) for t, s in settings.items()}
-    columns = {t: s for t, s in columns.items() if any((m, s) in found for m in methods)}
+    cells = spreads(rows)
+    columns = {title: json.dumps(setting, sort_keys=True) for title, setting in settings.items()}
+    columns = {title: column for title, column in columns.items() if any((m, column) in cells for m in methods)}
     lines = [["", *columns], ["---", *["---:"] * len(columns)], *more]
     for method, title in methods.items():
-        cells = [show(found[method, s]) if (method, s) in found else "" for s in columns.values()]
-        if any(cells):
-            lines.append([title, *cells])
+        numbers = [show(cells[method, column]) if (method, column) in cells else "" for column in columns.values()]
+        if any(numbers):
+            lines.append([title, *numbers])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -166,8 +168,8 @@ def put_between(text: str, mark: str, new: str) -> str:
 
 
 def fill_page(text: str, results: str | Path, tables: Mapping[str, Callable[[Sequence[Row]], str]]) -> str:
-    """A page of the docs with its tables, by their marks, regenerated from a results file; without one they say so."""
-    rows = load(results).rows if Path(results).exists() else None
+    """A page of the docs with its tables, by their marks, regenerated from a results file."""
+    rows = load(results).rows
     for mark, make in tables.items():
-        text = put_between(text, mark, "Not run yet." if rows is None else make(rows))
+        text = put_between(text, mark, make(rows))
     return text

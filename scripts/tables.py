@@ -11,22 +11,18 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-from experiments.cifar10_deep import tables as cifar10_deep
-from experiments.cifar10_noise import tables as cifar10
-from experiments.noisy_text import tables as noisy_text
-from experiments.pretrained_images import tables as pretrained_images
-from experiments.results import put_between
-from experiments.svhn_mnist import tables as svhn_mnist
+from experiments import cifar10_deep, noisy_text, pretrained_images, table1, table2
+from experiments.results import fill_page, put_between
 from pages import choices, data, experiments, readme, speed, suspects
 from pages.common import ROOT, load
 from soseleto.cli.commands import app
 
 EXPERIMENTS = {
-    "cifar10-noise": ("results/table1.md", cifar10.page),
-    "svhn-mnist": ("results/table2.md", svhn_mnist.page),
-    "noisy-text": ("results/noisy-text.md", noisy_text.page),
-    "cifar10-deep": ("results/cifar10-deep.md", cifar10_deep.page),
-    "pretrained-images": ("results/pretrained-images.md", pretrained_images.page),
+    "table1.md": table1,
+    "table2.md": table2,
+    "noisy-text.md": noisy_text,
+    "cifar10-deep.md": cifar10_deep,
+    "pretrained-images.md": pretrained_images,
 }
 
 
@@ -63,12 +59,12 @@ def pages() -> dict[Path, str]:
             filled("docs/how-to/resume.md", {"campaigns": data.safety()}),
         ]
     )
-    for name, (page, tables) in EXPERIMENTS.items():
-        path = ROOT / "docs" / page
-        found[path] = tables(path.read_text("utf-8"), ROOT / "results" / f"{name}.json")
-    table1 = ROOT / "docs" / "results" / "table1.md"
-    of_deep = cifar10.deep_table(load("cifar10-noise-resnet18.json")["rows"])
-    found[table1] = put_between(found[table1], "deep", of_deep)
+    for page, module in EXPERIMENTS.items():
+        path = ROOT / "docs" / "results" / page
+        found[path] = fill_page(path.read_text("utf-8"), ROOT / "results" / f"{module.NAME}.json", module.TABLES)
+    of_deep = ROOT / "docs" / "results" / "table1.md"
+    rows = load("cifar10-noise-resnet18.json")["rows"]
+    found[of_deep] = put_between(found[of_deep], "deep", table1.deep_table(rows))
     reference = ROOT / "docs" / "reference" / "command-line.md"
     return {**found, reference: commands(reference.read_text("utf-8"))}
 

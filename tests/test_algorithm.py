@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from experiments.detection import auroc
+from experiments.measures import auroc
 from soseleto.algorithm import Soseleto, SoseletoState
 from soseleto.data.batches import Batch
 from soseleto.engines import alignment, trainable

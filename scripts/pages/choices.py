@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from experiments.cifar10_deep import tables as cifar10_deep
+from experiments import cifar10_deep
 from experiments.results import Spread
 from pages.common import ROOT, benchmark, load, table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments import results as experiments
+from experiments.results import table
 from pages.common import load, spread
 
 
@@ -38,4 +38,4 @@ def adult() -> str:
     rows = load("tables.json")["rows"]
     noises = dict.fromkeys(row["setting"]["noise"] for row in rows)
     settings = {f"{100 * noise:.0f} % flipped": {"noise": noise, "n_target": 300} for noise in sorted(noises)}
-    return experiments.table(rows, lambda row: row.get("accuracy"), methods=lines, settings=settings)
+    return table(rows, methods=lines, settings=settings)

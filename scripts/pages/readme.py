@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments import results as experiments
-from experiments.cifar10_deep import tables as cifar10_deep
-from experiments.cifar10_noise import tables as cifar10
-from experiments.results import Spread
+from experiments import cifar10_deep, table1
+from experiments.results import Spread, table
 from pages.common import load
 from pages.speed import BATCH_NORM, STEPS
 from soseleto.errors import counted
@@ -24,12 +22,12 @@ def summary() -> str:
         "soseleto_usual": "**SOSELETO, what `fit` uses**",
         "oracle": "oracle: all labels corrected",
     }
-    rows = cifar10.at_every_noise(load("cifar10-noise.json")["rows"])
+    rows = table1.at_every_noise(load("cifar10-noise.json")["rows"])
     columns = {"40 % flipped": 0.4}
     for title, noise in (("CIFAR-10N worst", "worse_label"), ("CIFAR-10N aggregate", "aggre_label")):
         columns[f"{title}, {wrong_share(rows, noise):.0f} % wrong"] = noise
     settings = {title: {"noise": noise} for title, noise in columns.items()}
-    return experiments.table(rows, lambda row: row.get("accuracy"), methods=lines, settings=settings)
+    return table(rows, methods=lines, settings=settings)
 
 
 def deep() -> str:

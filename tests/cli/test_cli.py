@@ -20,7 +20,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from experiments import synthetic
+from soseleto.cli import demo as synthetic
 from soseleto.cli.main import main
 from soseleto.data import Reading
 from soseleto.run_folder.folder import COMPARISON, RunFolder

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -80,7 +79,7 @@ def read_hausa(folder: Path) -> News:
     )
 
 
-READERS: Mapping[str, Callable[[Path], News]] = MappingProxyType({"ag_news": read_ag_news, "hausa": read_hausa})
+READERS: Mapping[str, Callable[[Path], News]] = {"ag_news": read_ag_news, "hausa": read_hausa}
 
 
 def _rows(path: Path, delimiter: str, column: str) -> list[dict[str, str]]:
@@ -98,17 +97,10 @@ def _indices(labels: Sequence[str], classes: Sequence[str]) -> Tensor:
     return torch.tensor([classes.index(label) for label in labels])
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Indices of the training texts; no two sides overlap."""
-
-    trusted: Tensor
-    heldout: Tensor
-    source: Tensor
-
-
-def split(truth: Tensor, *, n_trusted: int, n_heldout: int, n_source: int | None, seed: int) -> Split:
-    """Drawn by the seed: trusted and held-out texts among the checked ones, and the others as the source.
+def split(
+    truth: Tensor, *, n_trusted: int, n_heldout: int, n_source: int | None, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices drawn by the seed: trusted and held-out texts among the checked ones, and the others as the source.
 
     The first 100 of 500 trusted texts are the 100 trusted texts of the same seed.
     """
@@ -120,4 +112,4 @@ def split(truth: Tensor, *, n_trusted: int, n_heldout: int, n_source: int | None
     trusted, heldout = checked[:n_trusted], checked[n_trusted : n_trusted + n_heldout]
     free = torch.ones(len(truth), dtype=torch.bool)
     free[torch.cat([trusted, heldout])] = False
-    return Split(trusted, heldout, order[free[order]][:n_source])
+    return trusted, heldout, order[free[order]][:n_source]

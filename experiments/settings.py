@@ -1,11 +1,16 @@
-"""SOSELETO from flat names and values, as the rows of ``results/`` keep them."""
+"""Methods by their name and flat settings, as the rows of ``results/`` keep them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from experiments.controls import FrozenStrong, ShuffledStrong, ShuffledWeights
+from experiments.methods import METHODS, DivideMix, FixMatch, ProMix, StrongPair
 from soseleto.algorithm import Soseleto
 from soseleto.defaults import LAST_LAYER
+from soseleto.methods import Strong
 from soseleto.pieces import (
     Piece,
     beyond_noise,
@@ -21,10 +26,22 @@ from soseleto.pieces import (
     scale_by_rms,
     target_share,
 )
+from soseleto.task.task import Method
+
+BY_PIECES = {method.name: method for method in (Soseleto, ShuffledWeights)}
+BY_FIELDS = (Strong, FrozenStrong, ShuffledStrong, StrongPair, FixMatch, DivideMix, ProMix)
+NAMED: Mapping[str, Any] = {**METHODS, **{method.name: method for method in BY_FIELDS}}
+
+
+def make_method(base: str, settings: Mapping[str, Any]) -> Method:
+    """The method of that name; ``settings`` are what differs from its defaults."""
+    if base in BY_PIECES:
+        return soseleto(BY_PIECES[base], **settings)
+    return replace(NAMED[base](), **settings)
 
 
 def soseleto(method: type[Soseleto] = Soseleto, **settings: Any) -> Soseleto:
-    """The method with these settings; each name stands for a piece, and one that is left out has its default.
+    """SOSELETO with these settings; each name stands for a piece, and one that is left out has its default.
 
     Example:
         >>> soseleto(target_share=0.3, per_error=True).gradients
@@ -52,5 +69,4 @@ def soseleto(method: type[Soseleto] = Soseleto, **settings: Any) -> Soseleto:
 
 
 def _last_layer(wanted: bool) -> Piece | None:
-    """The score of the usual method."""
     return LAST_LAYER if wanted else None

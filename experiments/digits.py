@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
-from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.data import load
+from experiments.experiment import Root, Sides
 from soseleto.data import Examples, generator
 from soseleto.errors import UsageError
 
@@ -20,21 +19,17 @@ SIDE = 28
 FIRST_TARGET_DIGIT = 5
 TARGET_CLASSES = ("5", "6", "7", "8", "9")
 NAME = "svhn-mnist"
-Root = str | Path | None
 
 
-@dataclass(frozen=True)
-class Digits:
-    """The data of one run. ``useless`` marks the source examples that are known to be of no use.
+@dataclass(frozen=True, kw_only=True)
+class Digits(Sides):
+    """The data of one run.
 
+    useless: marks the source examples that are known to be of no use
     unlabelled: MNIST training digits 5-9 that are neither target nor held out; their labels serve evaluation only
     """
 
-    source: Examples
-    target: Examples
     unlabelled: Examples
-    heldout: Examples | None
-    test: Examples
     useless: Tensor | None = None
 
 
@@ -42,8 +37,6 @@ def prepare(
     source: str, n_target: int, *, seed: int, n_source: int | None, n_heldout: int, n_test: int | None, root: Root
 ) -> Digits:
     """Draw by the seed the target, held-out and useless images; the same for every method."""
-    if source not in SOURCES:
-        raise UsageError(f"source must be one of {', '.join(SOURCES)}, got {source!r}.")
     if n_target % len(TARGET_CLASSES):
         raise UsageError(f"n_target must be a multiple of {len(TARGET_CLASSES)}, got {n_target}: say 20 or 25.")
     train = mnist("train", root)
@@ -51,9 +44,9 @@ def prepare(
     others = torch.ones(len(train), dtype=torch.bool).index_fill(0, chosen, False).nonzero().flatten()
     others = others[torch.randperm(len(others), generator=generator(seed, f"{NAME}/heldout"))]
     test = mnist("test", root)
-    made, useless = SOURCES[source](seed, n_source, root)
+    images, useless = SOURCES[source](seed, n_source, root)
     return Digits(
-        source=made,
+        source=images,
         target=train.subset(chosen),
         unlabelled=train.subset(others[n_heldout:]),
         heldout=train.subset(others[:n_heldout]) if n_heldout else None,
@@ -150,6 +143,9 @@ def _low(root: Root) -> Examples:
     return replace(low, classes=("0", "1", "2", "3", "4"))
 
 
-SOURCES: Mapping[str, Callable[[int, int | None, Root], tuple[Examples, Tensor | None]]] = MappingProxyType(
-    {"0-4": low_digits, "0-9": all_digits, "shuffled": shuffled, "grey-cifar": with_grey_cifar}
-)
+SOURCES: Mapping[str, Callable[[int, int | None, Root], tuple[Examples, Tensor | None]]] = {
+    "0-4": low_digits,
+    "0-9": all_digits,
+    "shuffled": shuffled,
+    "grey-cifar": with_grey_cifar,
+}

@@ -1,0 +1,198 @@
+"""What a table is made of: its lines, the configuration of one run, and what all trainings have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from experiments.measures import UNKNOWN
+from experiments.results import Row
+from soseleto.data import Examples, seed_for
+from soseleto.errors import UsageError, did_you_mean
+from soseleto.parallel.reducer import choose_device
+from soseleto.schedules import SCHEDULES
+from soseleto.task.task import MakeOptimizer, Method
+from soseleto.training.result import Result
+
+# By name: the title, and what differs from the common configuration.
+Lines = Mapping[str, tuple[str, Mapping[str, Any]]]
+Cell = tuple[str, Mapping[str, Any]]  # a line's name, and the fields of its column
+Root = str | Path | None
+MERGED = ("settings", "rounds")  # fields whose changes are merged into those of the line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The configuration of one run, complete; every experiment adds its own fields.
+
+    method: the row's name; base, settings: which method that is, and what differs from its defaults
+    select: evaluate on n_heldout examples that are put aside, not on the test set, for choosing settings
+    n_source, n_test: maximum number of examples
+    """
+
+    COLUMN: ClassVar[tuple[str, ...]]  # fields that tell the column of the table
+    NEWER: ClassVar[tuple[str, ...]] = ()  # fields that rows have only where they are used, since older rows lack them
+
+    method: str
+    base: str
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    select: bool = False
+    n_heldout: int = 0
+    n_source: int | None = None
+    n_test: int | None = None
+    epochs: int
+    batch_size: int
+    target_batch_size: int
+    lr: float
+    weight_decay: float = 0.0
+    schedule: str
+
+    def __post_init__(self) -> None:
+        if self.select and not self.n_heldout:
+            raise UsageError("select evaluates on held-out examples, but n_heldout is 0: say n_heldout=1000.")
+        if self.schedule not in SCHEDULES:
+            raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
+
+    def column(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.COLUMN}
+
+    def heading(self) -> Row:
+        """The entries of a row that are known before the run; of a model's folder, its name."""
+        config = {k: v for k, v in dataclasses.asdict(self).items() if v or k not in self.NEWER}
+        if "model" in config:
+            config["model"] = Path(config["model"]).name
+        return {"method": self.method, "setting": self.column(), "seed": self.seed, "config": config}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table of the paper or of the docs.
+
+    name: of the results file; lines: of the table; seeds: how many runs a cell has
+    configuration: makes the ``Run`` of a line from its name, ``seed=``, ``small=`` and changed fields
+    cells: those of one seed; with seed 0 those of the whole table
+    data: draws the data of a run, from (run, root, device); the same for every line
+    measure: trains on the data and measures, from (run, data, root, device)
+    """
+
+    name: str
+    lines: Lines
+    seeds: int
+    configuration: Callable[..., Any]
+    cells: Callable[[int], list[Cell]]
+    data: Callable[[Any, Root, str], Any]
+    measure: Callable[[Any, Any, Root, str], Row]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """The data of one run.
+
+    truth: (n,) the source's right labels, ``UNKNOWN`` where nobody checked, for measuring alone
+    heldout: examples that are put aside; test: those that are evaluated otherwise
+    before: the labels that the target had before it was checked; probes get these, so that their mistakes are like the
+        source's
+    """
+
+    source: Examples
+    target: Examples
+    test: Examples
+    heldout: Examples | None = None
+    truth: Tensor | None = None
+    before: Tensor | None = None
+
+
+def line(title: str, base: str, settings: Mapping[str, Any] | None = None, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """A line of a table: its title, its method with what differs from that one's defaults, and other fields."""
+    return title, {"base": base, **({"settings": settings} if settings else {}), **fields}
+
+
+def fields_of(lines: Lines, line: str, common: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's fields: those of the line, overridden by ``common`` and then by ``changes``.
+
+    Changed settings are merged into the line's own, and then the method's name states them:
+
+    >>> fields_of({"a": ("A", {"settings": {"x": 1}})}, "a", {"lr": 0.1}, {"settings": {"y": 2}})
+    {'settings': {'x': 1, 'y': 2}, 'lr': 0.1, 'method': 'a[y=2]'}
+    """
+    if line not in lines:
+        raise UsageError(f"unknown method {line!r}{did_you_mean(line, lines)}: choose from {', '.join(lines)}.")
+    own = lines[line][1]
+    fields = {**own, **common, **changes, "method": line}
+    for name in MERGED:
+        if changes.get(name):
+            fields[name] = {**own.get(name, {}), **changes[name]}
+            fields["method"] += "[" + ",".join(f"{key}={value}" for key, value in changes[name].items()) + "]"
+    return fields
+
+
+def check_noise(noise: Any, known: Sequence[Any]) -> None:
+    if noise not in known and not (isinstance(noise, float) and 0.0 < noise < 1.0):
+        names = " or ".join(name for name in known if isinstance(name, str))
+        raise UsageError(f"noise must be a share between 0 and 1, {names}, got {noise!r}.")
+
+
+def train(
+    run: Run,
+    model: nn.Module,
+    source: Examples,
+    target: Examples,
+    *,
+    method: Method,
+    optimizer: MakeOptimizer,
+    device: str,
+    **arguments: Any,
+) -> Result:
+    """``fit`` with the run's budget, rates and schedule; ``arguments`` are further ones of ``fit``."""
+    from soseleto.training.fit import fit
+
+    batches = {"batch_size": min(run.batch_size, len(source)),  # cleanlab may keep few
+               "target_batch_size": min(run.target_batch_size, len(target))}  # fmt: skip
+    given = {**batches, "epochs": run.epochs, "optimizer": rates(run, optimizer), "method": method}
+    return fit(model, source, target, **{**given, "seed": run.seed, "device": device, **arguments})
+
+
+def rates(run: Run, optimizer: MakeOptimizer) -> tuple[MakeOptimizer, Any]:
+    """The optimizer with the run's rates, and the run's schedule."""
+    return partial(optimizer, lr=run.lr, weight_decay=run.weight_decay), SCHEDULES[run.schedule]
+
+
+def accuracies(run: Run, result: Result, data: Any) -> Row:
+    """Percent on held-out examples, if there are any, and on the test set, unless settings are being chosen."""
+    found = {} if data.heldout is None else {"heldout_accuracy": result.evaluate(data.heldout)["accuracy"]}
+    return found if run.select else {**found, "accuracy": result.evaluate(data.test)["accuracy"]}
+
+
+@contextmanager
+def drawn(seed: int, purpose: str) -> Iterator[None]:
+    """Initial values of a model are drawn by the seed; the global random state is not changed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(seed, purpose))
+        yield
+
+
+def for_images(model: nn.Module, device: str) -> nn.Module:
+    """Channels last on a GPU: faster, same result."""
+    on_gpu = choose_device(device).type == "cuda"
+    return model.to(memory_format=torch.channels_last) if on_gpu else model  # type: ignore[call-overload]
+
+
+def autocast(precision: str | None, device: str) -> torch.dtype | None:
+    """The dtype by its name; None and "float32" are full precision, and "auto" is bfloat16 on a GPU."""
+    if precision == "auto":
+        return torch.bfloat16 if choose_device(device).type == "cuda" else None
+    return None if precision in (None, "float32") else getattr(torch, precision)
+
+
+def truth_of(source: Examples) -> Tensor:
+    """The right labels, ``UNKNOWN`` where there are none."""
+    return torch.full_like(source.labels, UNKNOWN) if source.truth is None else source.truth

@@ -1,1 +1,0 @@
-"""CIFAR-10N with a network that was trained on ImageNet: EfficientNet-lite0, fine-tuned on larger images."""
