@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 import soseleto
+from boosting import JUDGES, FinalData, boosting, fit_final, gradient_boosting
 from experiments import results
 from experiments.data import data_root
 from soseleto.data import Examples, TablePreparation
 from soseleto.data.tables import load
 from soseleto.models import table_network
-from soseleto.prediction.final import JUDGES, FinalData, boosting, fit_final, gradient_boosting
 from soseleto.training.fit import fit
 
 CHOOSING = 14_561  # rows that were used to choose, and are not reported

@@ -5,10 +5,10 @@ Run it after a results file or a command's help has changed: python scripts/tabl
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
-import typer
 from typer.testing import CliRunner
 
 from experiments import cifar10_deep, noisy_text, pretrained_images, table1, table2
@@ -26,12 +26,17 @@ EXPERIMENTS = {
 }
 
 
+COMMANDS = ("fit", "rank", "predict", "review", "audit")  # whose help is on the page of the command line
+
+
 def commands(text: str) -> str:
-    """The page of the command line, with the help of every command."""
+    """The page of the command line, with the help of the commands that have many options."""
     width = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
-    for name in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+    for name in COMMANDS:
         shown = CliRunner().invoke(app, [name, "--help"], prog_name="soseleto", env=width).output
-        text = put_between(text, name, f"```text\n{shown.strip()}\n```")
+        # without the boxes of the terminal
+        lines = [re.sub("[╭╮╰╯│─]", "", line).rstrip() for line in shown.splitlines() if "--help" not in line]
+        text = put_between(text, name, "```text\n" + "\n".join(line for line in lines if line) + "\n```")
     return text
 
 

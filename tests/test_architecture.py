@@ -62,6 +62,10 @@ UNITS = {
     "run_folder": unit("the files that a run writes", "data"),
     "prediction": unit("a trained model applied to new inputs", "run_folder models task parallel data"),
     "training": unit("`fit` and its loop", TRAINING, in_functions="report"),
+    "comparison": unit(
+        "`fit` beside its baselines on held-out examples",
+        "defaults training prediction run_folder suspects methods parallel task models data",
+    ),
     "estimator": unit(
         "`fit` as a scikit-learn estimator", "defaults training suspects algorithm prediction models data"
     ),

@@ -71,6 +71,12 @@ def write_data(folder: Path) -> None:
         (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
 
 
+def often(data: Path) -> list[object]:
+    """A checkpoint after every step."""
+    (data / "often.toml").write_text("[checkpoints]\nseconds = 0\n")
+    return ["--config", data / "often.toml"]
+
+
 def fit_words(data: Path, out: Path, *more: object) -> list[str]:
     words = ["fit", "--source", data / "source.csv", "--target", data / "target.csv", "--out", out, "--epochs", 2]
     words += ["--skip-bad", "--folds", 2, "--batch-size", 16, "--device", "cpu", *more]

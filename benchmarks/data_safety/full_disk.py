@@ -17,7 +17,7 @@ import pyarrow.parquet
 import safetensors.torch
 
 from data_safety.compare import differences
-from data_safety.example import Said, command, fit_words, write_data
+from data_safety.example import Said, command, fit_words, often, write_data
 from soseleto.run_folder.folder import RunFolder
 
 SENTENCE = re.compile(r"soseleto: [^\n]*[Nn]o space left on device[^\n]*\.\n?")
@@ -90,7 +90,7 @@ class Disk:
 
 
 def fit(folder: Path, out: Path, disk: Disk) -> Said:
-    words = fit_words(folder, out, "--no-baselines", "--checkpoint-every", 0, "--epochs", 1)
+    words = fit_words(folder, out, "--no-baselines", *often(folder), "--epochs", 1)
     with disk.in_use():
         return command(*words)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data_safety.compare import differences
-from data_safety.example import command, fit_words, write_data
+from data_safety.example import command, fit_words, often, write_data
 
 PHASES = (
     "fold", "writing a run", "prediction", "baseline", "checkpoint", "suspects", "comparison", "report", "reading",
@@ -70,7 +70,7 @@ def _start(folder: Path, out: Path, seen: mmap.mmap) -> int:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _mark_phases(seen)
-        said = command(*fit_words(folder, out, "--checkpoint-every", 0, "--epochs", 1))
+        said = command(*fit_words(folder, out, *often(folder), "--epochs", 1))
         code = said.code
         if code not in (0, 2, 128 + signal.SIGINT):
             os.write(2, said.err[-2000:].encode())
@@ -91,7 +91,8 @@ def _end(process: int) -> int:
 
 
 def _mark_phases(seen: mmap.mmap) -> None:
-    from soseleto.cli import fit, job
+    from soseleto.cli import fit
+    from soseleto.comparison.compare import Comparing
     from soseleto.run_folder import checkpoint
     from soseleto.training import loop, resume
     from soseleto.training.loop import Loop
@@ -111,8 +112,8 @@ def _mark_phases(seen: mmap.mmap) -> None:
     mark(checkpoint, "_write", "checkpoint")
     mark(loop, "gather", "suspects")
     mark(Loop, "_close", "writing a run")
-    mark(job.Job, "_judge", "prediction")
-    mark(job.Job, "_conclude", "comparison")
+    mark(Comparing, "_judge", "prediction")
+    mark(Comparing, "_conclude", "comparison")
     mark(fit, "write_report", "report")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from soseleto import data, defaults, errors, methods, models, pieces, schedules
     from soseleto.algorithm import Soseleto
+    from soseleto.comparison.compare import Comparison, compare
     from soseleto.data import Augment, Examples
     from soseleto.engines import alignment, check_gradients
     from soseleto.errors import SoseletoError, UsageError
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 # Names are imported when first used, so that `soseleto --help` does not wait for PyTorch.
 _MODULES = {
     "algorithm": ("Soseleto",),
+    "comparison.compare": ("Comparison", "compare"),
     "data": ("Augment", "Examples"),
     "engines": ("alignment", "check_gradients"),
     "errors": ("SoseletoError", "UsageError"),
@@ -54,6 +56,7 @@ __all__ = [
     "Augment",
     "Balanced",
     "Checkpoints",
+    "Comparison",
     "Compute",
     "Examples",
     "Heads",
@@ -70,6 +73,7 @@ __all__ = [
     "Weights",
     "alignment",
     "check_gradients",
+    "compare",
     "cross_entropy",
     "data",
     "defaults",

@@ -22,9 +22,8 @@ from soseleto.data.columns import TEXT_LENGTH
 from soseleto.data.prepare import prepared
 from soseleto.data.storage import check_size
 from soseleto.data.tables import frame_table, is_frame, stacked
-from soseleto.errors import UsageError
+from soseleto.errors import UsageError, did_you_mean
 from soseleto.models.by_name import default_name, make_model
-from soseleto.prediction.final import weighted
 from soseleto.prediction.predictor import Predictor
 from soseleto.suspects.suspects import Calibrated, Suspects
 from soseleto.training.fit import fit
@@ -178,8 +177,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             return None
         if self.mode == "transfer":
             raise UsageError("final_estimator needs source and target of the same classes: write mode='noisy'.")
-        how: Any = self.final_weights
-        weights = weighted(torch.from_numpy(self.source_weights_), how).numpy()
+        weights = _sample_weights(self.source_weights_, self.final_weights)
         X, labels = _array(X), y
         if trusted is not None:
             X = stacked(X, _array(trusted[0]))
@@ -290,6 +288,15 @@ class _Inputs:
         if self.preparation is not None:
             return "linear" if self.preparation.is_text else "table"
         return "linear" if self.sparse else default_name(shape)
+
+
+def _sample_weights(weights: np.ndarray, how: str) -> np.ndarray:
+    """ "mean" gives every row the mean of all weights, so that the target counts more the more of the source is
+    doubtful; a model trained with each row's own weight repeats the network's mistakes (``results/tables.json``)."""
+    if how not in ("mean", "each"):
+        hint = did_you_mean(how, ("mean", "each"))
+        raise UsageError(f"unknown final_weights {how!r}{hint}: choose 'mean' or 'each'.")
+    return weights if how == "each" else np.full_like(weights, weights.mean())
 
 
 def _with_codes(estimator: Any, table: TablePreparation) -> Any:

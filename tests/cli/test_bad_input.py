@@ -174,14 +174,15 @@ def test_the_options_that_the_messages_name(desk: Path, capsys: pytest.CaptureFi
     (desk / "source.csv").write_bytes(text.replace("cat", "Bébé").replace("dog", "dog ").encode("latin-1"))
     (desk / "target.csv").write_bytes((desk / "target.csv").read_text().replace("cat", "bébé").encode("latin-1"))
     assert "--encoding latin-1" in refused(desk, "source.csv", "target.csv", capsys)
-    run = fit(desk, "source.csv", "target.csv", "--encoding", "latin-1", "--merge-labels")
+    (desk / "fit.toml").write_text("[reading]\nencoding = 'latin-1'\nmerge_labels = true\n")
+    run = fit(desk, "source.csv", "target.csv", "--config", f"{desk}/fit.toml")
     assert run.config()["classes"] == ["bébé", "dog"]
 
 
 def test_classes_that_look_alike_stop_only_if_the_sets_differ(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (desk / "target.csv").read_text()
     (desk / "target.csv").write_text(text.replace("cat", "Cat"))
-    assert "--merge-labels" in refused(desk, "source.csv", "target.csv", capsys)
+    assert "merge_labels = true" in refused(desk, "source.csv", "target.csv", capsys)
     (desk / "target.csv").write_text(text)
     add("5,6,7,9,Cat")(desk)
     assert len(fit(desk, "source.csv", "target.csv").config()["classes"]) == 3

@@ -393,7 +393,7 @@ def test_fit_on_tables_end_to_end(soseleto: Soseleto, tmp_path: Path) -> None:
     out = tmp_path / "run"
     said = soseleto(
         "fit", "--source", source, "--target", target, "--test", test, "--out", out,
-        "--epochs", 2, "--batch-size", 16, "--lr", 0.1, "--engine", "loop", "--seed", 7,
+        "--epochs", 2, "--batch-size", 16, "--lr", 0.1, "--seed", 7,
     )  # fmt: skip
     assert said.code == 0, said.err
     assert "60 source and 20 target examples, noisy mode, 2 epochs" in said.out

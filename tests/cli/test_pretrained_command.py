@@ -14,6 +14,7 @@ import torch
 import soseleto
 from real_models import import_timm
 from soseleto.errors import Interrupted
+from soseleto.prediction.export import export_onnx
 from typing_in import Type
 
 LONG = os.environ.get("SOSELETO_LONG_PRETRAINED") == "1"  # ONNX too, which takes the exporter's half a minute
@@ -38,7 +39,8 @@ def config(run: Path) -> dict[str, Any]:
 def test_a_network_of_timm(type_: Type, data: list[object], tmp_path: Path) -> None:
     import_timm()
     run = tmp_path / "run"
-    options = ["--model", "timm:test_resnet", "--weights", "none", "--train", "last:2", "--batch-norm", "fixed"]
+    (tmp_path / "fit.toml").write_text("[pretrained]\nweights = 'none'\nbatch_norm = 'fixed'\n")
+    options = ["--model", "timm:test_resnet", "--train", "last:2", "--config", tmp_path / "fit.toml"]
     code, said, err = type_("fit", *data, "--out", run, *options, "--image-size", 32)
     assert code == 0, err
     assert "report:" in said
@@ -58,7 +60,7 @@ def test_a_network_of_timm(type_: Type, data: list[object], tmp_path: Path) -> N
     assert type_("rank", run, "--best", 3)[0] == 0
     if LONG:
         pytest.importorskip("onnxruntime")
-        assert loaded.export_onnx(tmp_path / "model.onnx").is_file()
+        assert export_onnx(loaded, tmp_path / "model.onnx").is_file()
 
 
 def test_a_network_of_hugging_face_in_transfer_mode_is_resumed(
@@ -73,11 +75,12 @@ def test_a_network_of_hugging_face_in_transfer_mode_is_resumed(
     command = ["fit", *data, "--mode", "transfer", "--model", f"hf:{tmp_path / 'vit'}", "--lora", 2]
     code, _, err = type_(*command, "--out", tmp_path / "whole")
     assert code == 0, err
+    (tmp_path / "fit.toml").write_text("[checkpoints]\nseconds = 0\n")
     stop_after(monkeypatch, 2)
-    code, _, err = type_(*command, "--out", tmp_path / "run", "--checkpoint-every", 0)
+    code, _, err = type_(*command, "--out", tmp_path / "run", "--config", tmp_path / "fit.toml")
     assert code != 0, err
     monkeypatch.undo()
-    code, _, err = type_(*command, "--out", tmp_path / "run", "--checkpoint-every", 0)
+    code, _, err = type_(*command, "--out", tmp_path / "run", "--config", tmp_path / "fit.toml")
     assert code == 0, err
     for file in (tmp_path / "vit").iterdir():
         file.unlink()
@@ -103,8 +106,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--lora", 2], "--lora has no effect on the model 'quick': add --model timm:NAME"),
-        (["--model", "quick", "--batch-norm", "fixed"], "--batch-norm has no effect"),
+        (["--lora", 2], "are for pretrained networks that read images, and quick is not a pretrained one"),
         (["--model", "hf:/not/there"], "there is no folder /not/there"),
         (["--model", "hf:/not/there", "--train", "last:x"], "write --train last:2"),
     ],

@@ -2,25 +2,18 @@
 
 import json
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import soseleto
 from soseleto.cli.commands import app
-from soseleto.cli.job import Job
 from soseleto.data import TablePreparation
-from soseleto.errors import DataError
-from soseleto.prediction import final
 from soseleto.prediction.export import _describe
-from soseleto.prediction.final import FinalData, boosting, by_recipe
 from soseleto.run_folder.folder import RunFolder
 
 SHORT = ("--epochs", "2", "--device", "cpu", "--no-baselines", "--folds", "0")
@@ -114,65 +107,11 @@ def test_onnx_takes_stored_rows_and_describes_them(desk: Path) -> None:
     assert np.allclose(got, soseleto.load(desk / "run").predict_proba(stored).numpy(), atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def boosted(desk: Path) -> Iterator[tuple[Path, str]]:
-    """A run with a final model of one member, and what was printed."""
+def test_the_comparison_of_tables_has_gradient_boosting(desk: Path) -> None:
     sets = [part for name in ("source", "target", "test") for part in (f"--{name}", desk / f"{name}.csv")]
-    options = ("--epochs", "1", "--device", "cpu", "--probes", "0", "--final", "boosting", "--drop-column", "note")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(final, "MEMBERS", 1)
-        yield desk / "boosted", command("fit", *sets, "--out", desk / "boosted", *options)
-
-
-def test_the_comparison_of_tables_has_gradient_boosting(boosted: tuple[Path, str]) -> None:
-    run, printed = boosted
-    methods = {row["method"]: row for row in RunFolder(run).comparison()["rows"]}
-    assert {"soseleto", "ordinary", "mixed", "target_only", "gradient_boosting", "final"} == set(methods)
+    options = ("--epochs", "1", "--device", "cpu", "--probes", "0", "--drop-column", "note")
+    command("fit", *sets, "--out", desk / "compared", *options)
+    methods = {row["method"]: row for row in RunFolder(desk / "compared").comparison()["rows"]}
+    assert set(methods) == {"soseleto", "ordinary", "mixed", "target_only", "gradient_boosting"}
     assert methods["gradient_boosting"]["examples"] == 50
-    assert "predictions are made by the final model" in printed
-
-
-def test_the_final_model_is_fitted_again_from_the_run(boosted: tuple[Path, str], desk: Path) -> None:
-    run, _ = boosted
-    loaded, frame = soseleto.load(run), rows(50, 2)
-    tensors, recipe = RunFolder(run).final()
-    ranking = RunFolder(run).ranking()
-    mean, (source, target) = ranking["weight"].mean(), tensors["weights"].split([120, 40])
-    assert (target == 1.0).all()
-    assert 0.0 < float(source.min()) <= float(source.max()) <= mean + 1e-5
-    given = FinalData(tensors["inputs"], tensors["labels"], torch.tensor([mean] * 120 + [1.0] * 40).float())
-    judges = boosting(recipe["codes"], recipe["seed"], final.JUDGES)
-    torch.testing.assert_close(tensors["weights"], given.doubted(judges, 120, recipe["seed"]).weights)
-    by_hand = boosting(recipe["codes"], recipe["seed"])
-    by_hand.fit(tensors["inputs"].numpy(), tensors["labels"].numpy(), sample_weight=tensors["weights"].numpy())
-    stored = loaded.preparation.read(pa.Table.from_pandas(frame))
-    assert np.allclose(loaded.predict_proba(stored), by_hand.predict_proba(stored.numpy()), atol=1e-6)
-    accuracy = next(row for row in RunFolder(run).comparison()["rows"] if row["method"] == "final")["accuracy"]
-    assert loaded.evaluate(desk / "test.csv")["accuracy"] == pytest.approx(accuracy)
-    with pytest.raises(soseleto.UsageError, match="not a network"):
-        loaded.export_onnx(desk / "final.onnx")
-
-
-def test_a_final_model_is_rescued_when_the_folder_is_deleted(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights of the folds, whose folders are gone, were kept in memory."""
-    monkeypatch.setattr(final, "MEMBERS", 1)
-    sets = ("--source", desk / "source.csv", "--target", desk / "target.csv", "--drop-column", "note")
-    options = ("--epochs", 1, "--device", "cpu", "--probes", 0, "--final", "boosting", "--folds", 2, "--no-baselines")
-    best = Job._best
-
-    def deleted(job: Job) -> str:
-        shutil.rmtree(desk / "lost")
-        return best(job)
-
-    monkeypatch.setattr(Job, "_best", deleted)
-    command("fit", *sets, "--out", desk / "lost", "--rescue", desk / "rescued", *options)
-    rescued = RunFolder(desk / "rescued")
-    assert {row["method"]: row["examples"] for row in rescued.comparison()["rows"]}["final"] == 40
-    weights, mean = rescued.final()[0]["weights"], rescued.ranking()["weight"].mean()
-    assert (weights[120:] == 1.0).all()
-    assert 0.5 * mean < float(weights[:120].mean()) <= mean + 1e-5
-
-
-def test_an_unknown_recipe_is_refused() -> None:
-    with pytest.raises(DataError, match=r"the final model 'os\.system' of the run is unknown"):
-        by_recipe({"name": "os.system", "codes": [], "seed": 0})
+    assert methods["gradient_boosting"]["accuracy"] > 60

@@ -12,15 +12,12 @@ import torch
 from typer.testing import CliRunner
 
 import soseleto
-from soseleto.cli import texts
-from soseleto.cli.job import Job
 from soseleto.cli.main import app
-from soseleto.data import Reading, TokenViews
+from soseleto.data import TokenViews
 from soseleto.errors import DataError, UsageError
 from soseleto.models.pretrained_text import TextClassifier
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import PRETRAINED, RunFolder
-from soseleto.training.data import Labels
 from soseleto.training.resume import Keeper
 from tiny_text_model import make_folder, write_reviews
 
@@ -54,7 +51,9 @@ def refusal(*words: object) -> str:
 def fit_words(desk: Path, out: str, *more: object, model: bool = True) -> list[object]:
     sets = [part for name in ("source", "target") for part in (f"--{name}", desk / f"{name}.csv")]
     given = ["--model", f"hf:{desk / 'tiny'}"] if model else []
-    words = ["--text-column", "review", "--drop-column", "stars", "--truth-column", "truth", *given]
+    config = desk / f"{out}.toml"
+    config.write_text("[reading]\ntruth_column = 'truth'\n" + "[pretrained]\nmax_tokens = 24\n" * model)
+    words = ["--text-column", "review", "--drop-column", "stars", "--config", config, *given]
     return ["fit", *sets, *words, "--out", desk / out, *SHORT, *more]
 
 
@@ -66,7 +65,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_folder(folder / "tiny")
     write_reviews(folder / "source.csv", 80, seed=0, wrong=0.2)
     write_reviews(folder / "target.csv", 40, seed=1)
-    (folder / "printed.txt").write_text(command(*fit_words(folder, "run", "--max-tokens", "24")))
+    (folder / "printed.txt").write_text(command(*fit_words(folder, "run")))
     return folder
 
 
@@ -80,51 +79,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_plan_says_what_is_read(desk: Path) -> None:
     printed = (desk / "printed.txt").read_text()
     assert "  stars   left out        0  the model reads the text alone" in printed
-    assert "column 'review' is read up to 24 tokens a text; 24 of 80 source texts reach that" in printed
+    assert "column 'review' is read up to 24 tokens a text; 24 of 80 source texts are cut" in printed
     assert f"model hf:{desk / 'tiny'} with " in printed
 
 
-def test_the_default_number_of_epochs_is_in_the_plan(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(job: Job, progress: object) -> None:
-        raise UsageError("planned")
-
-    def plan(*more: object, model: bool = True) -> str:
-        words = [word for word in fit_words(desk, "none", model=model) if word not in SHORT[:2]]
-        return CliRunner().invoke(app, [str(word) for word in (*words, *more)]).output
-
-    monkeypatch.setattr(Job, "run", stop)
-    said = "a pretrained model is trained for 3 epochs by default (--epochs N)"
-    printed = plan()
-    assert said in printed
-    assert "noisy mode, 3 epochs in batches of" in printed
-    assert said not in plan("--epochs", "5")
-    assert "noisy mode, 30 epochs in batches of" in plan(model=False)
-
-
-def test_the_plan_says_what_moves_the_weights(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(job: Job, progress: object) -> None:
-        raise UsageError("planned")
-
-    def plan(*more: object) -> str:
-        words = [str(word) for word in (*fit_words(desk, "none", model=False), *more)]
-        return CliRunner().invoke(app, [*words, "--model", f"hf:{desk / 'three'}"]).output
-
-    make_folder(desk / "three", layers=3)
-    monkeypatch.setattr(Job, "run", stop)
-    monkeypatch.setattr(Labels, "wrong_share", 0.3)
-    many = "many source labels look wrong"
-    assert f"{many}: alignments of the last blocks, weight step 2" in plan()
-    assert f"{many}: alignments of all layers, weight step 2" in plan("--alignments", "all")
-    assert f"{many}: last-layer alignments, weight step 2" in plan("--alignments", "last")
-    better = "--recipe strong was more accurate on news with many wrong labels"
-    assert better in " ".join(plan().split())
-    monkeypatch.setattr(Labels, "wrong_share", 0.0)
-    assert better not in " ".join(plan().split())
-
-
 def test_the_strong_recipe_drops_tokens(desk: Path) -> None:
-    printed = command(*fit_words(desk, "strong", "--max-tokens", "24", "--recipe", "strong"))
-    assert "a teacher judges every label, and 10 % of the tokens are dropped in learning" in printed
+    printed = command(*fit_words(desk, "strong", "--method", "strong"))
+    assert "a teacher judges every label" in printed
     config = RunFolder.open(desk / "strong").config()
     chosen = {"name": "Strong", "mixup": 0.0, "by_class": 1.0, "target_share": 0.5}
     assert {name: config["settings"][name] for name in chosen} == chosen
@@ -168,7 +129,7 @@ def test_ranking_review_and_report_have_the_texts(desk: Path) -> None:
     lines = command("rank", desk / "run", "--worst", "5", "--format", "json")
     rows = json.loads(lines)
     assert {row["x0"] for row in rows} <= texts
-    items = Queue(RunFolder(desk / "run")).to_json()
+    items = Queue.of(RunFolder(desk / "run")).to_json()
     assert items["features"] == ["review"]
     assert {item["values"][0] for item in items["items"]} <= texts
     page = (desk / "run" / "report.html").read_text()
@@ -176,8 +137,8 @@ def test_ranking_review_and_report_have_the_texts(desk: Path) -> None:
 
 
 def test_texts_without_labels_are_refused(desk: Path) -> None:
-    said = refusal(*fit_words(desk, "unlabelled", "--recipe", "strong", "--unlabelled", desk / "source.csv"))
-    assert said.startswith("--unlabelled is for images and tables, and the model hf:")
+    said = refusal(*fit_words(desk, "unlabelled", "--method", "strong", "--unlabelled", desk / "source.csv"))
+    assert said.startswith("--unlabelled is for images and tables, and hf:")
     assert said.endswith(" reads texts: leave it out.")
 
 
@@ -189,7 +150,7 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(desk: Path, monkeypa
             self._received = signal.SIGTERM
         after(self, step)
 
-    words = fit_words(desk, "resumed", "--max-tokens", "24")
+    words = fit_words(desk, "resumed")
     with monkeypatch.context() as patched:
         patched.setattr(Keeper, "after", stopped)
         result = CliRunner().invoke(app, [str(word) for word in words])
@@ -295,17 +256,6 @@ def test_fiftyone_is_for_images(desk: Path) -> None:
     assert "FiftyOne shows images" in refusal("rank", desk / "run", "--format", "fiftyone")
 
 
-def test_a_table_of_images_is_read_by_an_image_network(desk: Path, tmp_path: Path) -> None:
-    reading, table, name = Reading(), desk / "source.csv", f"hf:{desk / 'tiny'}"
-    assert texts.with_tokenizer(reading, table, name, None).tokenizer is not None
-    by_path = Reading(path_column="file")
-    assert texts.with_tokenizer(by_path, table, name, None) is by_path
-    (tmp_path / "config.json").write_text('{"model_type": "vit", "num_channels": 3}')
-    assert texts.with_tokenizer(reading, table, f"hf:{tmp_path}", None) is reading
-    with pytest.raises(UsageError, match="--max-tokens has no effect"):
-        texts.with_tokenizer(by_path, table, name, 16)
-
-
 def test_options_of_image_networks_are_refused_for_texts(desk: Path) -> None:
-    found = refusal(*fit_words(desk, "lora", "--lora", 4))
-    assert found == f"--lora is for networks that read images, and hf:{desk / 'tiny'} reads texts: leave it out."
+    said = refusal(*fit_words(desk, "lora", "--lora", 4))
+    assert f"are for pretrained networks that read images, and hf:{desk / 'tiny'} reads texts" in said

@@ -38,7 +38,7 @@ def test_look_alikes_within_the_source_are_named_and_do_not_stop(tmp_path, pair)
     (problem,) = [one for one in read.problems if one.kind == "look-alike classes"]
     assert not problem.stops
     assert all(ascii(name) in problem.text for name in pair)
-    assert "--merge-labels" in problem.text
+    assert "merge_labels" in problem.text
     merged = read_pair(source, target, mode="noisy", reading=Reading(merge_labels=True))
     assert set(merged.source.classes) == {plain(pair[0]), "dog"}
     assert merged.source.labels[0] == merged.source.labels[1] == merged.target.labels[0]

@@ -19,6 +19,32 @@ from soseleto.errors import DataError
 from soseleto.run_folder.source import image_from_file
 
 
+class Hostile:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def test_an_archive_whose_names_are_no_text_is_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.zeros((2, 3)), y=np.zeros(2))
+    content = bytearray(path.read_bytes())
+    content[6:8] = b"\xff\xff"  # flags of the first member: its name is UTF-8, ...
+    content[30:31] = b"\xb0"  # ... which this is not
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"cannot be read"):
+        as_examples(path, name="source")
+
+
+def test_object_arrays_in_npz_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.array([Hostile(tmp_path / "m")], dtype=object), y=np.array([1]))
+    with pytest.raises(DataError, match="not objects"):
+        as_examples(tmp_path / "a.npz", name="source")
+    assert not (tmp_path / "m").exists()
+
+
 def test_manifests_cannot_read_outside_their_root(tmp_path, image_folder):
     image_folder("images", {"a": [1, 2]})
     image_folder("secret", {"a": [3]})

@@ -147,7 +147,7 @@ def test_weights_of_a_file(tmp_path: Path) -> None:
         ("timm:test_resnt", {}, "timm has no model 'test_resnt' .did you mean"),
         ("timm:test_resnet", {"weights": "missing.safetensors"}, "there is no file missing.safetensors"),
         ("hf:/not/there", {}, "there is no folder '/not/there'"),
-        ("hf:x", {"weights": "a.safetensors"}, "--weights is for timm"),
+        ("hf:x", {"weights": "a.safetensors"}, "weights are for timm"),
     ],
 )
 def test_mistakes_are_one_sentence(name: str, options: Any, words: str) -> None:

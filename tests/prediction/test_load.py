@@ -24,6 +24,7 @@ from soseleto.data.read import read_inputs
 from soseleto.errors import DataError, UsageError
 from soseleto.models import architectures
 from soseleto.prediction import export
+from soseleto.prediction.export import export_onnx
 from soseleto.run_folder.folder import CALIBRATION, RunFolder
 
 CLASSES = ("cat", "dog", "owl")
@@ -151,7 +152,7 @@ def test_onnx_of_a_model_that_reads_times(tmp_path: Path) -> None:
         out=tmp_path / "run",
     )
     loaded = soseleto.load(tmp_path / "run", model=nn.Linear(2, 2), device="cpu")
-    file = loaded.export_onnx(tmp_path / "model.onnx")
+    file = export_onnx(loaded, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
     (answer,) = session.run(None, {"inputs": x})  # float64
     assert np.abs(answer - loaded.predict_proba(x).numpy()).max() < 1e-5
@@ -160,7 +161,7 @@ def test_onnx_of_a_model_that_reads_times(tmp_path: Path) -> None:
 
 def test_onnx_takes_raw_inputs_and_returns_calibrated_probabilities(trained: soseleto.Result, tmp_path: Path) -> None:
     loaded = replace(soseleto.load(out_of(trained), device="cpu"), temperature=0.1)
-    file = loaded.export_onnx(tmp_path / "new" / "model.onnx")
+    file = export_onnx(loaded, tmp_path / "new" / "model.onnx")
     x, _ = images(5, seed=3)
     session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
     (answer,) = session.run(None, {"inputs": x.numpy()})
@@ -175,7 +176,7 @@ def test_onnx_of_a_model_of_float_images_takes_floats(tmp_path: Path) -> None:
     soseleto.fit(model, (x, y), (x[:20], y[:20]), epochs=1, device="cpu", out=tmp_path / "run")
     loaded = soseleto.load(tmp_path / "run", model=model, device="cpu")
     assert loaded.config["input_dtype"] == "float32"
-    session = onnxruntime.InferenceSession(loaded.export_onnx(tmp_path / "model.onnx").read_bytes())
+    session = onnxruntime.InferenceSession(export_onnx(loaded, tmp_path / "model.onnx").read_bytes())
     (answer,) = session.run(None, {"inputs": x.numpy()})
     assert np.abs(answer - loaded.predict_proba(x).numpy()).max() < 1e-5
 
@@ -187,7 +188,7 @@ def test_onnx_is_written_and_leaves_predictions_alone_in_a_new_process(
     loaded = soseleto.load(out_of(trained), device="cpu")
     expected = loaded.predict_proba(x)
     preprocess._constants.cache_clear()  # as in a process that has predicted nothing yet
-    loaded.export_onnx(tmp_path / "model.onnx")
+    export_onnx(loaded, tmp_path / "model.onnx")
     assert torch.equal(soseleto.load(out_of(trained), device="cpu").predict_proba(x), expected)
 
 
@@ -205,7 +206,7 @@ def test_an_exported_model_that_answers_differently_is_not_written(
     monkeypatch.setattr(export, "_describe", lambda *arguments: None)
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     with pytest.raises(DataError, match=r"model\.onnx was not written: onnxruntime differs from PyTorch by 0\."):
-        soseleto.load(out_of(trained), device="cpu").export_onnx(tmp_path / "model.onnx")
+        export_onnx(soseleto.load(out_of(trained), device="cpu"), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 

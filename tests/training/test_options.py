@@ -51,9 +51,6 @@ def default(function: Any, name: str) -> Any:
 
 def test_defaults_of_options_are_the_same_everywhere() -> None:
     assert len(inspect.signature(soseleto.fit).parameters) == 20
-    assert default(commands.fit, "suspect_precision") == Probes().precision
-    assert default(commands.fit, "checkpoint_every") == Checkpoints().seconds
-    assert default(commands.fit, "non_finite") == Compute().non_finite
     assert default(commands.fit, "seed") == default(soseleto.fit, "seed")
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from soseleto.cli.output import check_output, file_of, note_unfinished, show_link, show_report, write
-from soseleto.errors import Interrupted, UsageError, counted
-
-SUSPECT_PRECISION, CHECKPOINT_SECONDS = 0.95, 60.0  # as in soseleto.Probes and soseleto.Checkpoints
-BY_MODEL = "[default: by model and data; printed at start]"
+from soseleto.errors import Interrupted, UsageError, counted, did_you_mean
 
 app = typer.Typer(
     name="soseleto",
-    rich_markup_mode=None,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
@@ -70,235 +70,169 @@ def demo(
     show_report(page, open_)
 
 
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """The file's options become defaults of the command; its tables are kept for it."""
+    if path is not None:
+        from soseleto.cli.options import read_config
+
+        context.default_map, context.obj = read_config(
+            path, [parameter.name or "" for parameter in context.command.params]
+        )
+    return path
+
+
+DATA, TRAINING, COMPARISON, SUSPECTS, RUN = "Data", "Training", "Comparison", "Suspects", "Run"
+
+
 @app.command(short_help="Train on your own data.")
 def fit(
-    source: Annotated[Path, typer.Option(help="The large, doubtful set.", show_default=False)],
-    target: Annotated[Path, typer.Option(help="The small, trusted set.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
-    test: Annotated[Path | None, typer.Option(help="A set to measure the accuracy on.")] = None,
-    unlabelled: Annotated[
-        Path | None,
-        typer.Option(help="Further inputs without labels, to learn from with --recipe strong, noisy."),
+    context: typer.Context,
+    source: Annotated[Path, typer.Option(help="The large, doubtful data set.", rich_help_panel=DATA)],
+    target: Annotated[Path, typer.Option(help="The small, trusted data set.", rich_help_panel=DATA)],
+    out: Annotated[Path, typer.Option(help="The run folder to write.", rich_help_panel=RUN)],
+    test: Annotated[
+        Path | None, typer.Option(help="Data to measure the accuracy on, in place of folds.", rich_help_panel=DATA)
     ] = None,
-    mode: Annotated[str, typer.Option(metavar="noisy|transfer", help="Same classes, or different ones.")] = "noisy",
-    recipe: Annotated[
+    unlabelled: Annotated[
+        Path | None, typer.Option(help="Further inputs without labels, for --method strong.", rich_help_panel=DATA)
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of a table with the labels.", rich_help_panel=DATA)
+    ] = None,
+    text_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Column of texts; repeatable.", rich_help_panel=DATA)
+    ] = None,
+    drop_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Column to ignore; repeatable.", rich_help_panel=DATA)
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Resize images to this many pixels a side.", rich_help_panel=DATA)
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave unusable examples out.", rich_help_panel=DATA)
+    ] = False,
+    mode: Annotated[
+        str,
+        typer.Option(
+            metavar="noisy|transfer", help="Whether both sides have the same classes.", rich_help_panel=TRAINING
+        ),
+    ] = "noisy",
+    method: Annotated[
         str,
         typer.Option(
             metavar="plain|strong",
-            help="SOSELETO; or, made for images and a GPU: a teacher judges labels, inputs are strongly augmented.",
+            help="strong: a teacher judges labels; for many wrong labels, large networks and a GPU.",
+            rich_help_panel=TRAINING,
         ),
     ] = "plain",
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE.py:FUNCTION|timm:NAME|hf:FOLDER_OR_ID",
-            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, preact-resnet18, yours, or a "
-            "pretrained one. [default: by the inputs]",
+            metavar="NAME",
+            help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, preact-resnet18, FILE.py:FUNCTION, "
+            "timm:NAME or hf:FOLDER_OR_ID. [default: by the inputs]",
+            rich_help_panel=TRAINING,
         ),
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(metavar="FILE.safetensors|none", help="Of a timm model, instead of its own.")
     ] = None,
     train: Annotated[
         str | None,
-        typer.Option(metavar="all|head|last:N", help="Parts of a pretrained image model to train. [default: all]"),
-    ] = None,
-    lora: Annotated[
-        int | None, typer.Option(metavar="RANK", help="Train LoRA adapters of a pretrained model and its head.")
-    ] = None,
-    batch_norm: Annotated[
-        str | None,
-        typer.Option(metavar="train|fixed", help="Statistics of a pretrained model's BatchNorm. [default: train]"),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help=f"Passes over the source. {BY_MODEL}")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Source examples per step. [default: 16 to 256, by the size of the source]")
-    ] = None,
-    target_batch_size: Annotated[
-        int | None, typer.Option(help="Target examples per step. [default: 32; 64 if strong and noisy, but for texts]")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help=f"Learning rate, falls to 0. {BY_MODEL}")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help=f"Weight decay of the model. {BY_MODEL}")] = None,
-    weight_step: Annotated[float | None, typer.Option(help=f"How far a weight moves per visit. {BY_MODEL}")] = None,
-    target_share: Annotated[
-        float | None, typer.Option(metavar="SHARE", help=f"Share of the target's gradient. {BY_MODEL}")
-    ] = None,
-    augment: Annotated[
-        str | None,
         typer.Option(
-            metavar="none|crop|crop+flip|bend",
-            help="Random changes of images. [default: crop, with flip for colour images of named classes]",
+            metavar="all|head|last:N", help="Parts of a pretrained image model to train.", rich_help_panel=TRAINING
         ),
     ] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(metavar="RANK", help="Train LoRA adapters of a pretrained image model.", rich_help_panel=TRAINING),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Passes over the source. [default: by model; printed at start]", rich_help_panel=TRAINING),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Source examples per step. [default: by size; printed at start]", rich_help_panel=TRAINING),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate at the start. [default: by model and method]", rich_help_panel=TRAINING),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Same seed, same result, to the last bit on a CPU.", rich_help_panel=TRAINING)
+    ] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=TRAINING)] = "auto",
     folds: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Of the target, to measure accuracy on. [default: 3; 0 with --test]"),
+        typer.Option(
+            metavar="N",
+            help="Number of cross-validation folds of the target. [default: 3; 0 with --test]",
+            rich_help_panel=COMPARISON,
+        ),
     ] = None,
     baselines: Annotated[
         bool,
         typer.Option(
             "--baselines/--no-baselines",
             help="Also train without weights, on both sets mixed, and on the target alone.",
+            rich_help_panel=COMPARISON,
         ),
     ] = True,
     keep: Annotated[
-        str, typer.Option(metavar="best|soseleto", help="The model to keep: the best on held-out examples, or ours.")
-    ] = "best",
-    final: Annotated[
-        str | None,
+        str,
         typer.Option(
-            metavar="boosting", help="Of a table: predict with boosted trees, trained on the weighted source."
+            metavar="best|soseleto",
+            help="The model to keep: the best on held-out examples, or SOSELETO's.",
+            rich_help_panel=COMPARISON,
         ),
-    ] = None,
+    ] = "best",
     probes: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Of the target, planted to calibrate suspects. [default: 0.3, if enough]"),
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the target planted in the source to calibrate the suspects. [default: 0.3, if enough]",
+            rich_help_panel=SUSPECTS,
+        ),
     ] = None,
     suspect_precision: Annotated[
-        float, typer.Option(metavar="SHARE", help="Of real errors among the suspects.")
-    ] = SUSPECT_PRECISION,
-    guarantee: Annotated[
-        bool, typer.Option("--guarantee", help="Suspects must have that precision by the lower end of its interval.")
-    ] = False,
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Required share of real label errors among suspects. [default: 0.95]",
+            rich_help_panel=SUSPECTS,
+        ),
+    ] = None,
     labels_before: Annotated[
         str | None,
         typer.Option(
             metavar="COLUMN|FILE",
-            help="The target's labels before they were checked: a column of its table, or a table of its own.",
+            help="The target's labels before they were checked: a column of its table, or a table.",
+            rich_help_panel=SUSPECTS,
         ),
     ] = None,
-    doubt_labels: Annotated[
-        bool | None,
+    config: Annotated[
+        Path | None,
         typer.Option(
-            "--doubt-labels/--no-doubt-labels",
-            help="Weigh a label also by the model's own prediction. [default: not in transfer]",
+            metavar="FILE.toml",
+            help="These and all other settings, by their names in Python; the line wins.",
+            rich_help_panel=RUN,
+            is_eager=True,
+            callback=_read_config,
         ),
     ] = None,
-    alignments: Annotated[
-        str | None,
-        typer.Option(
-            metavar="last|all",
-            help="Of the last layer, or of all. [default: last; all in transfer or if many labels are wrong]",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="bfloat16|float16|float32", help="Of the model under autocast. [default: float32]"),
-    ] = None,
-    precision: Annotated[str | None, typer.Option(hidden=True)] = None,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="Computes the alignments.")] = "auto",
-    checkpoint_every: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Between two checkpoints.")
-    ] = CHECKPOINT_SECONDS,
-    micro_batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Examples per forward pass, to save memory; same result.")
-    ] = None,
-    non_finite: Annotated[str, typer.Option(metavar="stop|skip", help="For a loss that is NaN or infinite.")] = "stop",
-    seed: Seed = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
-    image_size: Annotated[int | None, typer.Option(help="Resize images to this many pixels a side.")] = None,
-    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the labels.")] = None,
-    path_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the image files.")] = None,
-    id_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the examples' ids.")] = None,
-    truth_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the true labels.")] = None,
-    numeric_column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Of a table: numbers. [default: inferred; repeatable]")
-    ] = None,
-    categorical_column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Of a table: one of a few values. [repeatable]")
-    ] = None,
-    text_column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Of a table: text. [repeatable; one for a pretrained model]"),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Of a text for a pretrained model; the rest is cut. [default: 256]")
-    ] = None,
-    drop_column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Of a table: not a feature. [repeatable]")
-    ] = None,
-    encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a text file, such as latin-1. [default: UTF-8]")
-    ] = None,
-    merge_labels: Annotated[
-        bool, typer.Option("--merge-labels", help="Make one class of Cat, 'cat ' and cat.")
-    ] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unusable examples out.")] = False,
 ) -> None:
     """Train on your own data; write a model, a ranking and a report.
 
     A data set is a folder of images with one subfolder per class, a table
     (.csv, .tsv, .parquet, .jsonl) of features or of image paths, or an .npz
-    file with x and y. Columns of a table may hold numbers, words, dates and
-    missing values; their kinds are printed first. FUNCTION(classes=..., shape=...) of your own file returns
+    file with x and y. FUNCTION(classes=..., shape=...) of your own file returns
     the model (in transfer mode its trunk). The accuracy is measured on target
     examples held out of the training, and compared with ordinary training and
     with the target alone. The same command resumes an interrupted run.
     """
     import soseleto.cli.fit as command
-    from soseleto.cli.fit_options import FitOptions
-    from soseleto.data import Reading
+    from soseleto.cli.options import FitOptions
 
-    if precision is not None:
-        raise UsageError(
-            "there is no option --precision: write --suspect-precision 0.95 for the precision of the suspects, or "
-            "--dtype bfloat16 for the number format of the model."
-        )
-    options = FitOptions(
-        source=source,
-        target=target,
-        out=out,
-        test=test,
-        unlabelled=unlabelled,
-        mode=mode,
-        recipe=recipe,
-        model=model,
-        weights=weights,
-        train=train,
-        lora=lora,
-        batch_norm=batch_norm,
-        epochs=epochs,
-        batch_size=batch_size,
-        target_batch_size=target_batch_size,
-        lr=lr,
-        weight_decay=weight_decay,
-        weight_step=weight_step,
-        target_share=target_share,
-        engine=engine,
-        augment=augment,
-        probes=probes,
-        suspect_precision=suspect_precision,
-        guarantee=guarantee,
-        labels_before=labels_before,
-        doubt_labels=doubt_labels,
-        alignments=alignments,
-        dtype=dtype,
-        folds=folds,
-        baselines=baselines,
-        keep=keep,
-        final=final,
-        checkpoint_every=checkpoint_every,
-        micro_batch_size=micro_batch_size,
-        non_finite=non_finite,
-        seed=seed,
-        device=device,
-        skip_bad=skip_bad,
-        max_tokens=max_tokens,
-        reading=Reading(
-            image_size=image_size,
-            label_column=label_column,
-            path_column=path_column,
-            id_column=id_column,
-            truth_column=truth_column,
-            numeric_columns=tuple(numeric_column or ()),
-            categorical_columns=tuple(categorical_column or ()),
-            text_columns=tuple(text_column or ()),
-            drop_columns=tuple(drop_column or ()),
-            encoding=encoding,
-            merge_labels=merge_labels,
-        ),
-    )
-    command.fit(options, typer.echo)
+    line = {name: value for name, value in context.params.items() if name != "config"}
+    command.fit(FitOptions(**line, config=context.obj or {}), typer.echo)
 
 
 @app.command()
@@ -321,7 +255,7 @@ def report(
 def rank(
     run: RunArgument,
     format: Annotated[
-        str, typer.Option(metavar="csv|parquet|json|label-studio|argilla|fiftyone", help="Of the output.")
+        str, typer.Option(metavar="csv|parquet|json|label-studio|argilla|fiftyone", help="Format of the output.")
     ] = "csv",
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
@@ -355,12 +289,14 @@ def rank(
 def predict(
     run: RunArgument,
     files: Annotated[list[Path], typer.Argument(metavar="FILES", help="Images, folders, tables, .npz files.")],
-    format: Annotated[str, typer.Option(metavar="csv|json", help="Of the output.")] = "csv",
+    format: Annotated[str, typer.Option(metavar="csv|json", help="Format of the output.")] = "csv",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.")] = None,
     model: Annotated[
         str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")
     ] = None,
-    encoding: Annotated[str | None, typer.Option(metavar="NAME", help="Of text tables. [default: utf-8]")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Encoding of text tables. [default: utf-8]")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
     force: Force = False,
 ) -> None:
@@ -369,11 +305,9 @@ def predict(
     Tables need the feature columns of the training, in any order and format,
     or a column of image paths; other columns, such as labels, are ignored.
     """
-    import soseleto.cli.predict as command
-
     check_output(run, out, force, reads=[*files, *file_of(model)])
     note_unfinished(run)
-    write(command.predict(run, files, model=model, format=format, device=device, encoding=encoding).encode(), out)
+    write(_predicted(run, files, model=model, format=format, device=device, encoding=encoding).encode(), out)
 
 
 @app.command(short_help="Write a run's model for use elsewhere.")
@@ -382,9 +316,7 @@ def export(
     onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="The ONNX file to write.")] = None,
     pretrained: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Of a text model: the folder to write, for AutoModel, and classifier.safetensors."
-        ),
+        typer.Option(metavar="FOLDER", help="The folder to write of a text model, for AutoModel."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Makes the model, if it is your own.")
@@ -398,7 +330,7 @@ def export(
     pip install 'soseleto[onnx]'. A text model takes input_ids and
     attention_mask there.
     """
-    from soseleto.prediction.export import export_folder
+    from soseleto.prediction.export import export_folder, export_onnx
     from soseleto.prediction.load import load
 
     if onnx is None and pretrained is None:
@@ -411,7 +343,7 @@ def export(
     if pretrained is not None:
         typer.echo(f"wrote {export_folder(loaded, pretrained)}", err=True)
     if onnx is not None:
-        typer.echo(f"wrote {loaded.export_onnx(onnx, force=force)}", err=True)
+        typer.echo(f"wrote {export_onnx(loaded, onnx, force=force)}", err=True)
 
 
 @app.command(short_help="Review a run's suspects by hand.")
@@ -422,10 +354,10 @@ def review(
         typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet; .npz of an .npz), and exit."),
     ] = None,
     suspects: Annotated[
-        str, typer.Option(metavar="keep|drop|relabel", help="What --export does with suspects that are not decided.")
+        str, typer.Option(metavar="keep|drop|relabel", help="What --export does with suspects without a decision.")
     ] = "keep",
     force: Force = False,
-    port: Annotated[int, typer.Option(help="Of the page; 0 for any free one.")] = 0,
+    port: Annotated[int, typer.Option(help="Port of the page; 0 for any free one.")] = 0,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
 ) -> None:
     """Review a run's suspects in the browser: keep, drop, relabel, undo.
@@ -462,13 +394,15 @@ def audit(
     run: RunArgument,
     checks: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Of suspects, and as many others. [default: 60; no limit with --width]"),
+        typer.Option(
+            metavar="N", help="Number of suspects to check, and of other examples. [default: 60; no limit with --width]"
+        ),
     ] = None,
     width: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Check until the intervals are this narrow, such as 0.1.")
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Print the figures so far, and exit.")] = False,
-    port: Annotated[int, typer.Option(help="Of the page; 0 for any free one.")] = 0,
+    port: Annotated[int, typer.Option(help="Port of the page; 0 for any free one.")] = 0,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = False,
 ) -> None:
     """Check a random sample of suspects and of other examples in the browser.
@@ -478,14 +412,18 @@ def audit(
     whenever you stop, and the same command continues an audit. Report, rank and
     suspects.json then have these figures instead of the estimates.
     """
-    import soseleto.cli.audit as command
+    from soseleto.review.server import serve
 
     if summary:
         if (checks, width) != (None, None):
             raise UsageError("--summary prints an audit as it is: leave --checks and --width out.")
-        command.print_summary(run, typer.echo)
+        _print_audit(run)
         return
-    command.audit(run, checks, width, typer.echo, lambda link: show_link(link, open_, "audit"), port=port)
+    try:
+        serve(run, lambda link: show_link(link, open_, "audit"), port=port, audit=True, checks=checks, width=width)
+    except KeyboardInterrupt:  # how an audit ends
+        typer.echo("")
+        _print_audit(run)
 
 
 @app.command("check-gradients", short_help="Compare the engines on a model.")
@@ -516,3 +454,118 @@ def check_gradients(
     import soseleto.cli.check_gradients as command
 
     command.check_gradients(command.CheckOptions(model, batch, tuple(engine or ()), source, shape, device))
+
+
+# What several commands do
+
+
+def check_output(run: Path, out: Path | None, force: bool, reads: Sequence[Path] = ()) -> None:
+    """Raise, before any work, where the output must not be written to ``out``."""
+    from soseleto.run_folder.folder import RunFolder, require_writable
+
+    if out is not None:
+        require_writable(out, run=RunFolder.open(run), force=force, reads=reads)
+    elif force:
+        raise UsageError("--force has no effect without an output file: leave it out.")
+
+
+def note_unfinished(run: Path) -> None:
+    """Say on standard error that a run's ``fit`` was stopped before its comparison."""
+    from soseleto.run_folder.folder import COMPARISON, PARTS
+
+    if (run / PARTS).is_dir() and not (run / COMPARISON).exists():
+        typer.echo(
+            f"the fit of {run} has not ended, so probabilities are not calibrated and the model to keep is not chosen: "
+            "the same fit command continues it.",
+            err=True,
+        )
+
+
+def file_of(model: str | None) -> list[Path]:
+    """The file in ``FILE.py:FUNCTION``; none for a model by name."""
+    file = (model or "").rpartition(":")[0]
+    return [Path(file)] if file else []
+
+
+def write(content: bytes, out: Path | None) -> None:
+    """To standard output, or atomically to a file."""
+    from soseleto.run_folder.files import aside
+
+    if out is None:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with aside(out) as part:
+        part.write_bytes(content)
+    typer.echo(f"wrote {out}", err=True)
+
+
+def show_report(page: Path, show: bool) -> None:
+    typer.echo(f"report: {page}")
+    if show:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+
+
+def show_link(link: str, show: bool, command: str = "review") -> None:
+    typer.echo(f"{command}: {link}")
+    typer.echo("the link works once; Ctrl-C stops, and every decision is kept")
+    if show:
+        import webbrowser
+
+        webbrowser.open(link)
+
+
+def _predicted(
+    run: Path, files: list[Path], *, model: str | None, format: str, device: str, encoding: str | None
+) -> str:
+    """Path, label and probability of every input, as CSV or JSON."""
+    from soseleto.data import Reading
+    from soseleto.data.read import read_inputs
+    from soseleto.data.tables import SUFFIXES
+    from soseleto.prediction.load import load
+
+    if format not in ("csv", "json"):
+        raise UsageError(f"unknown format {format!r}{did_you_mean(format, ('csv', 'json'))}: choose csv or json.")
+    loaded = load(run, model, device=device)
+    if loaded.shape is None or loaded.task != "classification":
+        raise UsageError(f"{run} is not a classifier that `soseleto fit` trained: use soseleto.load in Python.")
+    lists_images = loaded.preparation is None and any(file.suffix.lower() in SUFFIXES for file in files)
+    inputs = read_inputs(
+        files,
+        shape=loaded.shape,
+        reading=Reading(
+            encoding=encoding, path_column=loaded.run.source().get("path_column") if lists_images else None
+        ),
+        preparation=loaded.preparation,
+    )
+    probabilities, best = loaded.predict_proba(inputs.values).max(1)
+    rows = [
+        {"path": name, "label": loaded.class_name(index), "probability": round(probability, 4)}
+        for name, index, probability in zip(inputs.names, best.tolist(), probabilities.tolist(), strict=True)
+    ]
+    if format == "json":
+        return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=["path", "label", "probability"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _print_audit(run: Path) -> None:
+    """Print the figures of the decisions so far."""
+    from soseleto.review.audit import Audit, require_auditable
+    from soseleto.review.queue import read_decisions
+    from soseleto.run_folder.folder import RunFolder
+
+    folder = RunFolder.open(run)
+    require_auditable(folder)
+    audit = Audit.load(folder)
+    if audit is None:
+        folder.ranking()  # which an unfinished run does not have
+        raise UsageError(f"{run} has not been audited yet: type `soseleto audit {run}`.")
+    for line in audit.progress(read_decisions(folder)).summary():
+        typer.echo(line)

@@ -112,11 +112,11 @@ def _median(values: Tensor) -> float:
     return statistics.median(values.tolist()) if len(values) else 0.0
 
 
-def describe(found: dict[str, float]) -> list[str]:
+def describe(shares: dict[str, float]) -> list[str]:
     """The summary as lines of text."""
     return [
-        f"clean points with a weight of {THRESHOLD} or more   {found['clean_above']:7.1%}",
-        f"flipped points with a weight below {THRESHOLD}      {found['flipped_below']:7.1%}",
-        f"distance of the missed from the separator  {found['missed_distance']:7.3f}",
-        f"test accuracy                              {found['accuracy']:6.1f}%",
+        f"clean points with a weight of {THRESHOLD} or more   {shares['clean_above']:7.1%}",
+        f"flipped points with a weight below {THRESHOLD}      {shares['flipped_below']:7.1%}",
+        f"distance of the missed from the separator  {shares['missed_distance']:7.3f}",
+        f"test accuracy                              {shares['accuracy']:6.1f}%",
     ]

@@ -1,84 +1,321 @@
-"""``soseleto fit``: read, train, compare with the rivals, write the report, and print a summary.
+"""``soseleto fit``: read, train beside the baselines, write the report, and print a summary.
 
-RUN is the folder of the main training; the trainings of the comparison are in RUN/parts until all of them have ended.
-The same command continues an interrupted one: trainings that have ended are not repeated.
+RUN is the folder of the main training; the others are in RUN/parts until all of them have ended. The same command
+continues an interrupted one: trainings that have ended are not repeated.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from soseleto.cli.fit_options import FitOptions, check_values, reading_of
-from soseleto.cli.job import Job
-from soseleto.cli.summary import summary
-from soseleto.data import Pair, read_pair
-from soseleto.errors import UsageError
-from soseleto.parallel.reducer import Reducer, first_reads, ranks
+from torch import nn
+
+from soseleto.cli.options import FitOptions, open_text
+from soseleto.comparison import accuracy
+from soseleto.comparison.compare import compare, default_probes, folds_of, plan
+from soseleto.data import Augment, Pair, Preprocess, TablePreparation, Views, read_pair
+from soseleto.data.text import TextPreparation
+from soseleto.data.views import AnyViews
+from soseleto.defaults import EPOCHS, kind_of_inputs, resolve
+from soseleto.errors import UsageError, counted
+from soseleto.models.by_name import default_name, make_model
+from soseleto.models.pretrained_images import pretrained_images
+from soseleto.parallel.reducer import Reducer, choose_device, first_reads, ranks
 from soseleto.report import write_report
-from soseleto.run_folder.folder import PARTS, REPORT, RunFolder
-from soseleto.run_folder.source import digest
+from soseleto.report.sentences import verdict
+from soseleto.run_folder.folder import PARTS, PRETRAINED, PROBLEMS, REPORT, RunFolder
+from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_suspect
+from soseleto.run_folder.source import digest, remember
 from soseleto.task.settings import to_data
+from soseleto.training.options import Inputs
 from soseleto.training.progress import LiveLine
 from soseleto.training.resume import require_same_settings
+
+DEEP = "preact-resnet18"  # for --method strong, whose teacher needs BatchNorm
 
 
 def fit(options: FitOptions, echo: Callable[[str], None]) -> None:
     """Run the command on every rank; only the first prints and writes."""
+    options.check()
     with ranks(options.device) as reducer:
         _fit(options, echo if reducer.rank == 0 else lambda text: None, reducer)
 
 
 def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> None:
-    require_same_settings(reducer, _settings(options))
-    check_values(options)
-    out = options.out
-    reducer.first(RunFolder(out).require_place)
-    if not reducer.first(lambda: _only_report_missing(RunFolder(out))):
-        _train_all(options, echo, reducer)
+    paths = ("source", "target", "test", "unlabelled", "out")  # the same data may lie elsewhere on another machine
+    require_same_settings(reducer, {name: value for name, value in to_data(options).items() if name not in paths})
+    folder = RunFolder(options.out)
+    reducer.first(folder.require_place)
+    compared = reducer.first(lambda: folder.is_run() and folder.comparison() is not None)
+    if compared and reducer.first(lambda: folder.has(REPORT) and not (folder.path / PARTS).exists()):
+        raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
+    pair, sha256 = first_reads(reducer, lambda: _read(options, reducer))
+    if not compared:
+        _train(options, _Training(options, pair, reducer), echo)
     if reducer.rank != 0:
         return
-    page, folder = write_report(out), RunFolder.open(out)
-    shutil.rmtree(out / PARTS, ignore_errors=True)
+    _describe_data(folder, options, pair, sha256)
+    page = write_report(options.out)
+    shutil.rmtree(options.out / PARTS, ignore_errors=True)
     folder.tidy()
     for line in [*summary(folder), f"report: {page}"]:
         echo(line)
 
 
-def _settings(options: FitOptions) -> dict[str, Any]:
-    """The options, which must be the same on every rank; the same data may have another path on another machine."""
-    settings: dict[str, Any] = to_data(options)
-    paths = ("source", "target", "test", "unlabelled", "out")
-    return {name: value for name, value in settings.items() if name not in paths}
+def _read(options: FitOptions, reducer: Reducer) -> tuple[Pair, str | None]:
+    """The data, and the sha256 of the source's file."""
+    sets = options.source, options.target, options.test
+    choices: dict[str, Any] = {"unlabelled": options.unlabelled, "reading": options.reading()}
+    pair = read_pair(*sets, mode=options.mode, skip_bad=options.skip_bad, **choices)
+    return pair, digest(options.source) if reducer.rank == 0 else None
 
 
-def _only_report_missing(folder: RunFolder) -> bool:
-    """Whether a command was interrupted after its comparison; UsageError where nothing is left to do."""
-    if folder.comparison() is None:
-        return False
-    if folder.has(REPORT) and not (folder.path / PARTS).exists():
-        raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
-    return True
-
-
-def _train_all(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> None:
-    def read() -> tuple[Pair, str | None]:
-        sets = options.source, options.target, options.test
-        pair = read_pair(
-            *sets,
-            mode=options.mode,
-            unlabelled=options.unlabelled,
-            reading=reading_of(options),
-            skip_bad=options.skip_bad,
-        )
-        return pair, digest(options.source) if reducer.rank == 0 else None
-
-    pair, source_sha256 = first_reads(reducer, read)
-    for problem in pair.problems:
-        echo(str(problem))
-    job = Job.of(options, pair, reducer, source_sha256)
-    for line in job.plan():
+def _train(options: FitOptions, training: _Training, echo: Callable[[str], None]) -> None:
+    pair = training.pair
+    for line in [*map(str, pair.problems), *training.plan()]:
         echo(line)
     with LiveLine() as progress:
-        job.run(progress)
+        compare(
+            training.make,
+            pair.source,
+            pair.target,
+            options.mode,  # type: ignore[arg-type]  # check has seen it
+            test=pair.test,
+            folds=training.folds,
+            baselines=options.baselines,
+            keep=options.keep,  # type: ignore[arg-type]  # compare checks it
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            target_batch_size=options.config.get("target_batch_size"),
+            lr=options.lr,
+            optimizer=options.optimizer(),
+            method=options.method_of(pair),
+            inputs=Inputs(augment=training.augment, standardize=training.standardize),
+            probes=training.probes,
+            compute=training.compute,
+            checkpoints=options.checkpoints(training.notes),
+            seed=options.seed,
+            device=options.device,
+            out=options.out,
+            progress=progress,
+        )
+
+
+def _describe_data(folder: RunFolder, options: FitOptions, pair: Pair, sha256: str | None) -> None:
+    """Write where the source is, what was wrong with the data, and what a pretrained text model is built from."""
+    table = pair.preparation
+    features, texts = (pair.columns, ()) if table is None else (table.shown, table.texts)
+    remember(folder, options.source, options.reading(), features, sha256, texts, pair.checked)
+    if isinstance(table, TextPreparation) and options.model is not None:
+        folder.write_json(PRETRAINED, open_text(options.model).to_dict(), indent=None)
+    if pair.problems:
+        dropped = set(pair.dropped)
+        folder.write_json(
+            PROBLEMS, [{**problem.to_dict(), "left_out": problem in dropped} for problem in pair.problems]
+        )
+
+
+@dataclass(frozen=True)
+class _Training:
+    """What the options and the data come to."""
+
+    options: FitOptions
+    pair: Pair
+    reducer: Reducer
+
+    def __post_init__(self) -> None:
+        if self.pair.target.labels.is_floating_point():
+            raise UsageError("the labels are real numbers: train a regression with soseleto.fit(..., loss=...).")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input, as the model gets it."""
+        table = self.pair.preparation
+        return (table.width,) if isinstance(table, TablePreparation) else tuple(self.pair.source.inputs.shape[1:])
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether a teacher judges labels."""
+        return self.options.method == "strong" and self.options.mode == "noisy"
+
+    @property
+    def model(self) -> str:
+        """As given; else by the inputs."""
+        table = self.pair.preparation
+        if self.options.model is not None:
+            return self.options.model
+        if self.is_strong and len(self.shape) == 3:
+            return DEEP
+        if not isinstance(table, TablePreparation):
+            return default_name(self.shape)
+        return "linear" if table.is_text else "table"
+
+    @cached_property
+    def classes(self) -> int:
+        target = self.pair.target
+        return len(target.classes or ()) or int(target.labels.max()) + 1
+
+    def make(self) -> nn.Module:
+        """A new model with its initial parameters."""
+        return self._made()[0]
+
+    def _made(self) -> tuple[nn.Module, dict[str, Any] | None]:
+        """A new model, and the description of a pretrained one."""
+        options = self.options
+        sizes: Any = {"classes": self.classes, "shape": self.shape, "seed": options.seed}
+        pretrained = options.pretrained(self.model, self.pair)
+        if pretrained is not None:
+            return pretrained_images(self.model, options.mode, options=pretrained, **sizes)
+        return make_model(self.model, options.mode, **sizes), None
+
+    @cached_property
+    def notes(self) -> dict[str, Any]:
+        """Entries of ``config.json``, from which ``load`` builds the model again."""
+        _, described = self._made()
+        columns = self.pair.columns
+        return {
+            "model": self.model,
+            **({} if described is None else {"pretrained": described}),
+            "n_classes": self.classes,
+            "columns": None if columns is None else list(columns),
+            **({} if self.options.unlabelled is None else {"unlabelled": str(self.options.unlabelled)}),
+        }
+
+    @property
+    def standardize(self) -> Any:
+        """By the source's statistics; a pretrained network normalises images itself and gets values from 0 to 1."""
+        if "pretrained" not in self.notes:
+            return self.pair.preparation or True
+        channels = self.pair.source.inputs.shape[1]
+        return Preprocess((0.0,) * channels, (1.0,) * channels)
+
+    @cached_property
+    def augment(self) -> Augment | AnyViews | None:
+        return self.options.augment(self.pair)
+
+    @cached_property
+    def compute(self) -> Any:
+        """The strong method runs images, whose networks are large, in bfloat16 on a GPU."""
+        device = self.reducer.device or choose_device(self.options.device)
+        large = device.type == "cuda" and self.is_strong and isinstance(self.augment, Views)
+        return self.options.compute_with(self.reducer if self.reducer.ranks > 1 else None, large=large)
+
+    @cached_property
+    def probes(self) -> Any:
+        return self.options.probes_of(self.pair, default_probes(self.options.mode, self.compute, self.pair))
+
+    @property
+    def folds(self) -> int:
+        return folds_of(self.options.folds, self.pair, baselines=self.options.baselines)
+
+    # The plan
+
+    def plan(self) -> list[str]:
+        """What will be done, as lines to print."""
+        options, pair = self.options, self.pair
+        model, images = self.make(), pair.source.inputs.ndim == 4
+        size = sum(p.numel() for p in model.parameters())
+        known: dict[str, Any] = {"mode": options.mode, "inputs": kind_of_inputs(pair.source)}
+        known |= {"n_source": len(pair.source), "epochs": options.epochs, "batch_size": options.batch_size}
+        method: Any = options.method_of(pair) if options.method == "strong" else None
+        settings = resolve(model, method=method, **known)
+        epochs = counted(settings.epochs, "epoch")
+        lines = [
+            *([] if pair.preparation is None else pair.preparation.describe()),
+            f"{len(pair.source):,} source and {counted(len(pair.target), 'target example')}, {options.mode} mode, "
+            f"{epochs} in batches of {settings.batch_size}",
+            f"model {self.model} with {counted(size, 'parameter')}; writing to {options.out}",
+        ]
+        if pair.unlabelled is not None:
+            lines.append(
+                f"{counted(len(pair.unlabelled), 'unlabelled example')}, labelled by the teacher in every step"
+            )
+        if options.model is None and self.model == DEEP and choose_device(options.device).type == "cpu":
+            lines.append("without a GPU this network is slow: --model quick is a smaller one")
+        if options.epochs is None and settings.epochs != EPOCHS:
+            lines.append(f"{epochs} are the default for this model and method (--epochs N)")
+        lines += self._about_texts()
+        if options.method == "strong":
+            teacher = "judges every label" if self.is_strong else "gives answers to learn beside the labels"
+            lines.append(f"method strong: a teacher {teacher}, inputs are augmented strongly")
+        elif images and options.mode == "noisy":
+            lines.append("method plain; --method strong takes longer, and is for many wrong labels and a large network")
+        if isinstance(self.augment, Augment):
+            mirrored = " and mirrored" if self.augment.flip else ""
+            lines.append(f"images are augmented: shifted by up to {self.augment.crop} pixels{mirrored}")
+        return [*lines, *self._about_suspects(), *self._about_comparison()]
+
+    def _about_texts(self) -> list[str]:
+        table = self.pair.preparation
+        if isinstance(table, TextPreparation):
+            cut = int(table.cut(self.pair.source.inputs).sum())
+            longer = f"; {cut:,} of {len(self.pair.source):,} source texts are cut" if cut else ""
+            return [f"column {table.column!r} is read up to {table.tokenizer.longest} tokens a text{longer}"]
+        if table is None or not table.texts or self.options.model is not None:
+            return []
+        return [
+            "texts are read as hashed words and pairs of words, which is fast; a pretrained model also knows their "
+            "meaning: --model hf:FOLDER_OR_ID"
+        ]
+
+    def _about_suspects(self) -> list[str]:
+        if self.options.mode != "noisy":
+            return []
+        if not self.probes.share:
+            return ["suspects are found by their weights alone, and their precision is not known"]
+        if self.probes.labels_before is not None:
+            return []
+        return [
+            "the source's mistakes are estimated; if you know the target's labels from before they were checked, give "
+            "them with --labels-before COLUMN or FILE"
+        ]
+
+    def _about_comparison(self) -> list[str]:
+        options, pair = self.options, self.pair
+        apart = bool(self.probes.share) and options.baselines and (pair.test is not None or self.folds > 0)
+        parts = plan(pair, options.mode, folds=self.folds, baselines=options.baselines, apart=apart, seed=options.seed)
+        if not parts:
+            return []
+        where = (
+            f"{self.folds} held-out folds of the target"
+            if pair.test is None
+            else counted(len(pair.test), "test example")
+        )
+        names = [accuracy.TITLES[name] for name in dict.fromkeys(part.method for part in parts) if name != "soseleto"]
+        beside = f" beside {', '.join(names[:-1])}{' and ' * (len(names) > 1)}{names[-1]}" if names else ""
+        more = counted(len(parts), "more training")
+        return [f"accuracy is measured on {where}{beside}: {more} (--folds 0 and --no-baselines leave them out)"]
+
+
+def summary(folder: RunFolder) -> list[str]:
+    """The closing lines, from the run folder."""
+    last = [record for record in folder.metrics() if record.get("event") == "epoch"][-1]
+    comparison = folder.comparison() or {}
+    return [
+        *accuracy.table(comparison),
+        *filter(None, [verdict(comparison)]),
+        f"effective source size {last['effective_source']:,.0f} of {folder.config()['n_source']:,} (as many examples "
+        "of weight 1 count as much)",
+        _suspects(folder),
+        *filter(None, [about_unknown(folder.ranking())]),
+    ]
+
+
+def _suspects(folder: RunFolder) -> str:
+    """Their number, their estimated precision, and the command that lists them."""
+    command, suspects = f"soseleto rank {folder.path} --suspects", folder.suspects()
+    if suspects is None:
+        count = int(is_suspect(folder.ranking()).sum())
+        if folder.config().get("mode") == "transfer":
+            low = counted(count, "source example has", "source examples have")
+            return f"{low} a weight below {LOW_WEIGHT:g} (soseleto rank {folder.path} --worst 20)"
+        return (
+            f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT:g}, with an unknown precision "
+            f"({command}; soseleto audit {folder.path} measures it)"
+        )
+    measured = "" if not suspects["count"] else f"; soseleto audit {folder.path} measures them"
+    return f"{about_suspects(folder.ranking(), suspects)} ({command}{measured})"

@@ -21,38 +21,41 @@ BY_SIGNAL = 128  # plus the signal's number
 
 def main(arguments: list[str] | None = None) -> None:
     """The console entry point: every error is one sentence on standard error, and an exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
-    given = [word for word in given if word != "--debug"]
-    if given == ["--version"]:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    if words == ["--version"]:
         from soseleto import __version__
 
         typer.echo(f"soseleto {__version__}")
         sys.exit(DONE)
-    sys.exit(_run(given or ["--help"], debug))
+    sys.exit(_run(words or ["--help"], debug))
 
 
-class _Warnings(logging.Handler):
-    """Prints each warning about a run folder once."""
+class _Messages(logging.Handler):
+    """Prints once what ``fit`` has chosen by default; the other messages of a training are printed by its live line."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self.printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if (text := record.getMessage()) not in self.printed:
+        if record.module == "fit" and (text := record.getMessage()) not in self.printed:
             self.printed.add(text)
-            typer.echo(f"soseleto: {text}.", err=True)
+            typer.echo(text, err=True)
 
 
 def _run(arguments: list[str], debug: bool) -> int:
     """The exit code."""
-    logger, warnings = logging.getLogger("soseleto.run_folder"), _Warnings()
-    logger.addHandler(warnings)
+    logger, messages = logging.getLogger("soseleto"), _Messages()
+    level = logger.level
+    logger.addHandler(messages)
+    logger.setLevel(logging.INFO)
     try:
         return _code(arguments, debug)
     finally:
-        logger.removeHandler(warnings)
+        logger.removeHandler(messages)
+        logger.setLevel(level)
 
 
 def _code(arguments: list[str], debug: bool) -> int:

@@ -130,7 +130,7 @@ def _look_alikes(raws: Sequence[Raw]) -> list[Problem]:
     between = f", and the {differing[0]} has spellings that the {first} lacks" if differing else ""
     text = (
         f"the classes {shown} look alike but are different classes{between}: type reading=Reading(merge_labels=True), "
-        "or --merge-labels, to make them one."
+        "or merge_labels = true in [reading] of --config, to make them one."
     )
     where = differing[0] if differing else first
     return [Problem(where, "look-alike classes", text, stops=bool(differing))]

@@ -66,7 +66,7 @@ def _fit(raws: Sequence[Raw], reading: Reading) -> TablePreparation:
         reasons = some([f"{seen.name} ({seen.why})" for seen in preparation.seen])
         raise DataError(
             f"the {source.name} table has no column that can be used as a feature: {reasons}; name one with "
-            "--text-column, --categorical-column or --numeric-column to use it anyway."
+            "--text-column, or in categorical_columns or numeric_columns of [reading], to use it anyway."
         )
     return preparation
 
@@ -146,7 +146,7 @@ def _left_out(source: Raw, preparation: TablePreparation, reading: Reading) -> l
     left = [seen for seen in preparation.seen if seen.kind == LEFT_OUT and seen.name not in reading.drop_columns]
     if left:
         reasons = "; ".join(f"{seen.name!r}, since {seen.why}" for seen in left)
-        kinds = "--numeric-column, --categorical-column or --text-column NAME uses one anyway"
+        kinds = "--text-column, or numeric_columns or categorical_columns of [reading], uses one anyway"
         text = f"not used as features: {reasons} ({kinds})."
         problems.append(Problem("source", "left out", text, stops=False))
     return problems

@@ -157,8 +157,8 @@ def _of_timm(name: str, weights: str | None, size: int | None) -> Source:
         network: nn.Module = timm.create_model(known, pretrained=weights is None, **fixed)
     except Exception as error:  # of the network, of the hub, or of the name's tag
         raise UsageError(
-            f"{name} could not be loaded ({first_line(error)}): give --weights FILE.safetensors where there is no "
-            "network, or --weights none for random ones."
+            f"{name} could not be loaded ({first_line(error)}): without a network give weights = "
+            "'FILE.safetensors' in [pretrained], or 'none' for random ones."
         ) from error
     if weights is not None and weights != RANDOM:
         _load_weights(network, weights)
@@ -168,7 +168,7 @@ def _of_timm(name: str, weights: str | None, size: int | None) -> Source:
 def _load_weights(network: nn.Module, file: str) -> None:
     """Load the weights of a file; the head may be of other classes."""
     if not Path(file).is_file():
-        raise UsageError(f"there is no file {file}: give --weights a .safetensors file, or none for random weights.")
+        raise UsageError(f"there is no file {file}: give weights a .safetensors file, or none for random ones.")
     try:
         state = need("safetensors.torch", to="reading weights").load_file(file)
     except Exception as error:
@@ -187,7 +187,7 @@ def _load_weights(network: nn.Module, file: str) -> None:
 def _of_hf(name: str, weights: str | None, size: int | None) -> Source:
     """``hf:FOLDER_OR_ID`` with its weights."""
     if weights is not None:
-        raise UsageError("--weights is for timm: models, and a Hugging Face folder has its own: leave it out.")
+        raise UsageError("weights are for timm: models, and a Hugging Face folder has its own: leave it out.")
     with opening(name) as (transformers, place):
         network = transformers.AutoModelForImageClassification.from_pretrained(place)
         processing: dict[str, Any] = {}

@@ -68,8 +68,6 @@ def export_onnx(loaded: LoadedRun, path: str | os.PathLike[str], *, force: bool 
     require_writable(Path(path), run=loaded.run, force=force)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         need(package, to="writing ONNX")
-    if loaded.final is not None:
-        raise UsageError(f"{loaded.run.path} has a final scikit-learn model, not a network: train it without --final.")
     if isinstance(loaded.config.get("input_shape"), dict):
         raise UsageError(f"{loaded.run.path} has inputs of several tensors, and ONNX is written for one tensor only.")
     if loaded.shape is None:

@@ -7,10 +7,9 @@ again: a run folder may come from an untrusted place, and loading it never runs 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 
 from soseleto.data.feeding import Prepare, standardization_from
 from soseleto.data.preparation import TablePreparation
-from soseleto.data.structure import Inputs
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, first_line
 from soseleto.models.by_name import is_file, make_model
@@ -26,7 +24,6 @@ from soseleto.models.pretrained_images import is_pretrained, rebuilt
 from soseleto.models.pretrained_text import PretrainedText
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.reducer import choose_device
-from soseleto.prediction.final import Final, FinalData, by_recipe, fit_final
 from soseleto.prediction.predictor import Predictor
 from soseleto.run_folder.files import json_of, readable
 from soseleto.run_folder.folder import CONFIG, PRETRAINED, RunFolder
@@ -42,13 +39,6 @@ class LoadedRun(Predictor):
 
     run: RunFolder
     config: dict[str, Any] = field(default_factory=dict)
-    final: Final | None = None  # a scikit-learn model, which predicts in the network's place
-
-    def _forward(self, model: nn.Module, pieces: Iterable[Inputs]) -> Iterator[Any]:
-        """The final model's log-probabilities where the run has one, else what the network returns."""
-        if self.final is None or model is not self.model:
-            return super()._forward(model, pieces)
-        return map(self.final.outputs, pieces)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -61,15 +51,6 @@ class LoadedRun(Predictor):
         """The feature columns of the training tables, in order."""
         columns = self.config.get("columns")
         return None if columns is None else tuple(columns)
-
-    def export_onnx(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write the model with its preprocessing as ONNX, with a dynamic batch size. Needs ``soseleto[onnx]``.
-
-        force: replace an existing file, but never the data or a file of the run
-        """
-        from soseleto.prediction.export import export_onnx
-
-        return export_onnx(self, path, force=force)
 
     def class_name(self, index: int) -> str:
         names = self.classes or ()
@@ -92,18 +73,35 @@ def load(
         loss: the training loss, if it was a custom one; only ``evaluate`` needs it.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     """
-    folder = RunFolder.open(run)
+    return load_run(RunFolder.open(run), model, loss=loss, device=device)
+
+
+def load_run(
+    folder: RunFolder,
+    model: nn.Module | str | None,
+    *,
+    loss: Loss | None = None,
+    device: str | torch.device = "auto",
+    text: TextPreparation | None = None,
+) -> LoadedRun:
+    """As ``load``; ``text`` is the preparation of texts where the folder has no tokenizer, as while it trains."""
     with readable(folder.path):
-        return _load(folder, model, loss, choose_device(device))
+        return _load(folder, model, loss, choose_device(device), text)
 
 
-def _load(folder: RunFolder, model: nn.Module | str | None, loss: Loss | None, where: torch.device) -> LoadedRun:
+def _load(
+    folder: RunFolder,
+    model: nn.Module | str | None,
+    loss: Loss | None,
+    where: torch.device,
+    text: TextPreparation | None,
+) -> LoadedRun:
     config = folder.config()
     state = folder.model_state()
-    prepare = _prepare(config, folder)
+    prepare = _prepare(config, folder, text)
     whole = _with_heads(_module(model, config, state, folder, prepare), state)
     _fill(whole, state, folder)
-    classes, final = config.get("classes"), _final(folder)
+    classes = config.get("classes")
     return LoadedRun(
         model=whole.to(where).eval(),
         prepare=prepare,
@@ -111,19 +109,10 @@ def _load(folder: RunFolder, model: nn.Module | str | None, loss: Loss | None, w
         loss=loss or _loss(config, folder),
         task="classification" if config["task"] == "classification" else "regression",
         classes=None if classes is None else tuple(classes),
-        temperature=folder.temperature() if final is None else 1.0,
+        temperature=folder.temperature(),
         run=folder,
         config=config,
-        final=final,
     )
-
-
-def _final(folder: RunFolder) -> Final | None:
-    stored = folder.final()
-    if stored is None:
-        return None
-    tensors, recipe = stored
-    return fit_final(by_recipe(recipe), FinalData(tensors["inputs"], tensors["labels"], tensors["weights"]))
 
 
 def _module(
@@ -209,8 +198,10 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], folder: RunFolder) -> 
         ) from error
 
 
-def _prepare(config: Mapping[str, Any], folder: RunFolder) -> Prepare:
+def _prepare(config: Mapping[str, Any], folder: RunFolder, text: TextPreparation | None) -> Prepare:
     dtype, fields = _DTYPES[config["prepare"]["dtype"]], config["prepare"]["standardize"]
+    if text is not None:
+        return Prepare(text, dtype)
     if fields is not None and "text" in fields:
         tokenizer = PretrainedText.from_dict(json_of(folder.existing(PRETRAINED))).tokenizer
         return Prepare(TextPreparation.from_dict(fields, tokenizer), dtype)

@@ -280,7 +280,7 @@ def evaluated_on(run: RunFiles) -> str:
 
 def _method(name: str) -> str:
     titles = {"soseleto": "SOSELETO", "ordinary": "ordinary training", "mixed": "mixed training"}
-    return {**titles, "final": "SOSELETO, then boosting"}.get(name, name.replace("_", " "))
+    return titles.get(name, name.replace("_", " "))
 
 
 def _comparison(run: RunFiles) -> str:
@@ -295,15 +295,15 @@ def _comparison(run: RunFiles) -> str:
 def verdict(comparison: Mapping[str, Any]) -> str:
     """Which model is kept and how the best rival compares with SOSELETO; empty without rivals.
 
-    Boosted models are compared but never kept, see ``winner`` in ``cli/comparison.py``.
+    Boosted models are compared but never kept, see ``winner`` in ``comparison/accuracy.py``.
     """
     rivals = {row["method"]: row for row in comparison.get("rows") or [] if "minus_soseleto" in row}
-    networks = [row for method, row in rivals.items() if method not in ("gradient_boosting", "final")]
+    networks = [row for method, row in rivals.items() if method != "gradient_boosting"]
     boosted = rivals.get("gradient_boosting")
     parts = [_kept(networks, comparison.get("kept", "soseleto"))] if networks else []
     if boosted is not None and boosted["minus_soseleto"]["low"] > 0:
-        advice = "" if "final" in rivals else " and is not kept: --final boosting keeps a boosted model"
-        parts.append(f"Gradient boosting is {_better(boosted)}{advice}.")
+        advice = "and is not kept: train it on the source that soseleto review --export corrects"
+        parts.append(f"Gradient boosting is {_better(boosted)} {advice}.")
     return " ".join(parts)
 
 

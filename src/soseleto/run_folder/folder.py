@@ -47,7 +47,6 @@ FORMAT = "soseleto run 1"
 CONFIG, METRICS, RANKING = "config.json", "metrics.jsonl", "ranking.parquet"
 MODEL = "model.safetensors"
 KEPT = "kept.safetensors"  # the model of another training, in place of model.safetensors
-FINAL = "final.safetensors"  # what a final scikit-learn model is trained on, and its recipe
 PRETRAINED = "pretrained.json"  # architecture and tokenizer of a pretrained text model
 SOURCE = "source.json"  # where the source was read from, see source.py
 PROBLEMS = "problems.json"  # problems found in the data, and the examples left out because of them
@@ -57,7 +56,7 @@ SUSPECTS = "suspects.json"  # estimates from the probes; after an audit the audi
 AUDIT, REVIEW = "audit.json", "review.jsonl"
 PICTURES, REPORT = "pictures.parquet", "report.html"
 FILES = (
-    *(CONFIG, METRICS, RANKING, MODEL, KEPT, FINAL, PRETRAINED, SOURCE, PROBLEMS, COMPARISON, CALIBRATION, SUSPECTS),
+    *(CONFIG, METRICS, RANKING, MODEL, KEPT, PRETRAINED, SOURCE, PROBLEMS, COMPARISON, CALIBRATION, SUSPECTS),
     *(AUDIT, REVIEW, PICTURES, REPORT),
 )
 PARTS = "parts"  # a folder of runs: baselines, and the folds of the target
@@ -276,10 +275,6 @@ class RunFolder:
         tensors, tied = _untied(state_dict)
         self._write_tensors(MODEL, tensors, {_TIED: tied})
 
-    def write_final(self, tensors: Mapping[str, Tensor], recipe: Mapping[str, Any]) -> None:
-        """The training data and the recipe of a final scikit-learn model, which ``load`` fits again."""
-        self._write_tensors(FINAL, tensors, recipe)
-
     def _write_tensors(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
         save = need("safetensors.torch", to="saving a model").save_file
         with replacing(self.path / name) as part:
@@ -292,10 +287,6 @@ class RunFolder:
         tensors, metadata = tensors_of(path)
         with readable(path):
             return tensors, dict(json.loads(metadata[_NOTES]))
-
-    def final(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What ``write_final`` wrote; None without a final model."""
-        return self._tensors(FINAL) if self.has(FINAL) else None
 
     def model_bytes(self) -> bytes:
         """The content of ``model.safetensors``."""

@@ -1,16 +1,15 @@
-"""Tables keep their rows and their labels: quotes, encodings, numbers that are names, and the index of pandas."""
+"""Text files keep their rows and their labels: quotes, encodings, and numbers that are names."""
 
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from soseleto.data import Reading, as_examples, read_pair, tables
+from soseleto.data import Reading, as_examples, tables
 from soseleto.data.labels import names_of
 from soseleto.errors import DataError, UsageError
 
@@ -50,7 +49,7 @@ def test_quoted_line_breaks_are_read(tmp_path):
 text = st.text(alphabet=st.sampled_from('ab7.,;\t" \r\né'), max_size=12)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(
         st.tuples(text.filter(bool), st.sampled_from(["x", "y", "007"])), min_size=1, unique_by=lambda r: r[0]
@@ -161,17 +160,33 @@ def test_an_unknown_encoding_is_refused():
             Reading(encoding=unknown)
 
 
+def test_a_table_loaded_as_text_still_has_features(tmp_path):
+    """What is written from it, with all columns as text, is read with the same numbers."""
+    content = "id,a,b,label\np,1,0.1,x\nq,,1e300,y\nr,07,nan,x\n"
+    wanted = read(tmp_path / "t.csv", content)
+    pa.parquet.write_table(tables.load(tmp_path / "t.csv"), tmp_path / "t.parquet")
+    made = as_examples(tmp_path / "t.parquet", name="source")
+    assert np.array_equal(made.inputs.numpy(), wanted.inputs.numpy(), equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
         ("null", "is not an object"),
+        ("[1, 2]", "is not an object"),
+        ("nulltrue", "is not valid JSON"),
         ('{"a": 1, "label": "x"', "is not valid JSON"),
+        ('{"a": 1} {"a": 2}', "is not valid JSON"),
         ('{"a": ' * 5000, "is not valid JSON"),
     ],
 )
 def test_json_lines_that_are_not_objects_are_named(tmp_path, line, fault):
+    """Arrow's reader ends the interpreter on ``null`` and on what begins with it."""
     (tmp_path / "t.jsonl").write_text('{"a": 1, "label": "x"}\n\n' + line)
     with pytest.raises(DataError, match=rf"line 3 of .*t\.jsonl {fault}"):
+        as_examples(tmp_path / "t.jsonl", name="source")
+    (tmp_path / "t.jsonl").write_text(line)
+    with pytest.raises(DataError, match=rf"line 1 of .*t\.jsonl {fault}"):
         as_examples(tmp_path / "t.jsonl", name="source")
 
 
@@ -187,40 +202,3 @@ def test_another_separator_is_named(tmp_path: Path, name: str, content: str, sai
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=said):
         as_examples(tmp_path / name, name="source")
-
-
-def indexed(path: Path) -> Path:
-    """A frame without two of its rows, saved with its index."""
-    frame = pd.DataFrame({"a": np.arange(8) * 0.5, "b": np.arange(8)[::-1] * 0.1, "label": ["x", "y"] * 4})
-    frame = frame.drop([1, 2])
-    if path.suffix == ".csv":
-        frame.to_csv(path)
-        if path.stem == "twice":
-            pd.read_csv(path).to_csv(path)  # "Unnamed: 0" beside a new index
-    else:
-        frame.rename_axis("row" if path.stem == "named" else None).to_parquet(path)
-    return path
-
-
-@pytest.mark.parametrize("name", ["s.csv", "twice.csv", "s.parquet", "named.parquet"])
-def test_a_pandas_index_is_no_feature_and_that_is_said(name: str, tmp_path: Path) -> None:
-    pair = read_pair(indexed(tmp_path / name), indexed(tmp_path / name), mode="noisy")
-    assert pair.columns == ("a", "b")
-    said = [str(problem) for problem in pair.problems if problem.kind == "index"]
-    assert [line.partition(":")[0] for line in said] == ["source", "target"]
-    assert "the pandas index" in said[0]
-    assert "is not used as a feature" in said[0]
-
-
-def test_an_index_that_is_named_as_the_ids_is_used(tmp_path: Path) -> None:
-    reading = Reading(id_column="__index_level_0__")
-    read = as_examples(indexed(tmp_path / "s.parquet"), name="source", reading=reading)
-    assert read.ids == ("0", "3", "4", "5", "6", "7")
-    assert read.inputs.shape == (6, 2)
-
-
-def test_damaged_pandas_metadata_is_ignored(tmp_path: Path) -> None:
-    for metadata in (b"[]", b"{", b'{"index_columns": 3}', b'{"index_columns": [{"kind": "range"}]}'):
-        whole = pa.table({"a": [1.0, 2.0], "label": ["x", "y"]}).replace_schema_metadata({b"pandas": metadata})
-        pa.parquet.write_table(whole, tmp_path / "s.parquet")
-        assert as_examples(tmp_path / "s.parquet", name="source").inputs.tolist() == [[1.0], [2.0]]

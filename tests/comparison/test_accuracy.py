@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from soseleto.cli import comparison
-from soseleto.data import Examples
+from soseleto.comparison import accuracy as comparison
+from soseleto.comparison.compare import fold_places, plan
+from soseleto.data import Examples, Pair
 from soseleto.errors import DataError
 from soseleto.prediction.predictor import fit_temperature
 
@@ -21,17 +22,17 @@ def target(n: int = 20, classes: int = 4) -> Examples:
 def test_folds_hold_every_example_once_and_every_class_evenly() -> None:
     labels = torch.tensor([0] * 9 + [1] * 6 + [2] * 2)
     for seed in range(5):
-        folds = comparison.fold_places(labels, 3, seed=seed)
+        folds = fold_places(labels, 3, seed=seed)
         assert torch.equal(torch.cat(folds).sort().values, torch.arange(17))
         for c in range(3):
             counts = [int((labels[fold] == c).sum()) for fold in folds]
             assert max(counts) - min(counts) <= 1
-    again = comparison.fold_places(labels, 3, seed=2)
+    again = fold_places(labels, 3, seed=2)
     assert any(not torch.equal(a, b) for a, b in zip(folds, again, strict=True))
 
 
 def test_no_part_is_judged_on_what_it_trained_with() -> None:
-    parts = comparison.plan(target(), None, folds=3, rivals=comparison.RIVALS, seed=0)
+    parts = plan(Pair(target(), target(), None), "noisy", folds=3, baselines=True, apart=True, seed=0)
     assert [part.name for part in parts] == [
         "fold-1/soseleto", "fold-2/soseleto", "fold-3/soseleto", "ordinary",
         "fold-1/mixed", "fold-2/mixed", "fold-3/mixed",
@@ -46,12 +47,12 @@ def test_no_part_is_judged_on_what_it_trained_with() -> None:
         assert sorted(judged, key=int) == [str(i) for i in range(20)]
 
 
-def test_with_a_test_set_rivals_need_no_folds() -> None:
-    test = target(8)
-    parts = comparison.plan(target(), test, folds=0, rivals=comparison.RIVALS, seed=0)
-    names = ["ordinary", "mixed", "target_only"]
-    assert [(part.name, part.judged is test) for part in parts] == [(name, True) for name in names]
-    assert comparison.plan(target(), None, folds=0, rivals=comparison.RIVALS, seed=0) == []
+def test_with_a_test_set_baselines_need_no_folds() -> None:
+    pair = Pair(target(), target(), target(8))
+    parts = plan(pair, "noisy", folds=0, baselines=True, apart=True, seed=0)
+    assert [part.name for part in parts] == ["soseleto", "ordinary", "mixed", "target_only"]
+    assert all(part.judged is pair.test for part in parts)
+    assert plan(Pair(target(), target(), None), "noisy", folds=0, baselines=True, apart=False, seed=0) == []
 
 
 def test_rows_pool_the_folds() -> None:
@@ -59,12 +60,12 @@ def test_rows_pool_the_folds() -> None:
     judged = [
         comparison.Judged("soseleto", right, torch.tensor([0, 1, 1]), torch.tensor([0, 1, 3])),
         comparison.Judged("soseleto", wrong, torch.tensor([0]), torch.tensor([2])),
-        comparison.Judged("ordinary", wrong, torch.tensor([0]), torch.tensor([2])),
+        comparison.Judged("ordinary", torch.eye(2)[[1] * 4], torch.zeros(4, dtype=torch.int64), torch.arange(4)),
     ]
     ours, theirs = comparison.rows(judged)
     assert (ours["accuracy"], ours["examples"], theirs["accuracy"]) == (75.0, 4, 0.0)
     assert ours["low"] < 75 < ours["high"]
-    lines = comparison.describe({"judged_on": "target", "folds": 2, "rows": [ours, theirs]})
+    lines = comparison.table({"judged_on": "target", "folds": 2, "rows": [ours, theirs]})
     assert "75.0 %" in lines[1]
     assert "(2 folds)" in lines[0]
 
@@ -100,24 +101,21 @@ def test_the_interval_of_a_difference_holds_the_truth() -> None:
     assert held >= 0.93 * 400
 
 
-def test_a_rival_is_kept_only_if_it_is_better_beyond_chance() -> None:
-    def difference(value: float, error: float) -> comparison.Difference:
-        return comparison.Difference(value, value - 2 * error, value + 2 * error, error)
+def test_a_baseline_is_kept_only_if_it_is_better_beyond_chance() -> None:
+    places = list(range(60))
 
-    assert comparison.winner({}) == "soseleto"
-    assert comparison.winner({"ordinary": difference(1.0, 1.2), "mixed": difference(-3.0, 1.0)}) == "soseleto"
-    assert comparison.winner({"ordinary": difference(1.5, 1.2), "mixed": difference(2.0, 1.0)}) == "mixed"
+    def right(method: str, count: int) -> comparison.Judged:
+        return judged(method, [1] * count + [0] * (60 - count), places)
 
-
-def test_where_the_source_does_harm_the_target_alone_need_only_be_better() -> None:
-    def difference(value: float, error: float = 3.0) -> comparison.Difference:
-        return comparison.Difference(value, value - 2 * error, value + 2 * error, error)
-
-    found = {"target_only": difference(1.0), "mixed": difference(2.0)}
-    assert comparison.winner(found) == "soseleto"
-    assert comparison.winner(found, source_harms=True) == "target_only"  # the same does not go for mixed training
-    assert comparison.winner({"target_only": difference(-0.5)}, source_harms=True) == "soseleto"
-    assert comparison.winner({"mixed": difference(2.0)}, source_harms=True) == "soseleto"
+    ours = right("soseleto", 40)
+    assert comparison.winner([ours]) == "soseleto"
+    assert comparison.winner([ours, right("ordinary", 41), right("mixed", 20)]) == "soseleto"
+    assert comparison.winner([ours, right("ordinary", 46), right("mixed", 50)]) == "mixed"
+    assert comparison.winner([ours, right("gradient_boosting", 60)]) == "soseleto"  # shown and not kept
+    # where the source does harm, the target alone need only be better
+    assert comparison.winner([ours, right("target_only", 41), right("mixed", 39)]) == "soseleto"
+    assert comparison.winner([ours, right("target_only", 41), right("mixed", 20)]) == "target_only"
+    assert comparison.winner([ours, right("target_only", 40), right("mixed", 20)]) == "soseleto"
 
 
 def test_the_source_does_harm_where_it_is_better_left_out() -> None:
@@ -156,23 +154,3 @@ def test_what_cannot_be_calibrated_is_said() -> None:
         fit_temperature(torch.zeros(3), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(DataError, match="NaN"):
         fit_temperature(torch.full((2, 2), float("nan")), torch.tensor([0, 1]))
-
-
-def test_the_plan_names_only_options_that_leave_something_out() -> None:
-    labels = torch.arange(12) % 2
-    target = Examples(torch.randn(12, 2), labels)
-    folded = comparison.plan(target, None, folds=3, rivals=(), seed=0)
-    assert comparison.describe_plan(folded, None, 3).endswith("3 more trainings (--folds 0 leaves them out)")
-    judged = comparison.plan(target, target, folds=0, rivals=("ordinary",), seed=0)
-    said = comparison.describe_plan(judged, target, 0)
-    assert said == (
-        "accuracy is measured on 12 test examples beside ordinary training: 1 more training (--no-baselines leaves it "
-        "out)"
-    )
-    said = comparison.describe_plan(judged, target, 0, epochs_of_others=30)
-    assert "beside ordinary training, for 30 epochs: 1 more training" in said
-    several = comparison.plan(target, target, folds=0, rivals=("ordinary", "mixed"), seed=0)
-    said = comparison.describe_plan(several, target, 0, epochs_of_others=30)
-    assert "beside ordinary training and mixed training, each for 30 epochs: 2 more" in said
-    both = comparison.plan(target, None, folds=2, rivals=("target_only",), seed=0)
-    assert comparison.describe_plan(both, None, 2).endswith("(--folds 0 and --no-baselines leave them out)")

@@ -1,14 +1,8 @@
-"""A scikit-learn model trained after the selection: on the source, weighted by what was learned, and the target.
-
-    fit_final(HistGradientBoostingClassifier(), FinalData.of(source, target, weights))
-
-A run folder keeps no fitted scikit-learn model, since loading one would run code from the folder. It keeps the training
-data and the recipe (``boosting`` and its seed), and ``load`` fits the model again.
-"""
+"""Boosted models for the table of ``tables.py``, trained on source and target together with sample weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,11 +12,9 @@ from torch import Tensor
 
 from soseleto.data import Examples
 from soseleto.data.preprocess import single_precision
-from soseleto.errors import DataError, UsageError, did_you_mean, need
+from soseleto.errors import UsageError, need
 
 Weighting = Literal["mean", "each"]
-WEIGHTINGS = ("mean", "each")
-FINALS = ("boosting",)
 MEMBERS, JUDGES = 5, 2
 _SMALLEST = 1e-7  # probability, before its logarithm
 FOLDS = 5
@@ -53,7 +45,9 @@ class FinalData:
                 f"a final model takes rows of numbers, got inputs of shape {tuple(source.inputs.shape[1:])}: leave it "
                 "out."
             )
-        own = torch.ones(len(source)) if weights is None else weighted(weights, how)
+        own = torch.ones(len(source)) if weights is None else weights.cpu().float()
+        if how == "mean":
+            own = own.mean().expand(len(own))
         return cls(
             single_precision(torch.cat([source.inputs, target.inputs]).cpu()),
             torch.cat([source.labels, target.labels]).cpu(),
@@ -73,14 +67,6 @@ class FinalData:
         return {"inputs": self.inputs, "labels": self.labels, "weights": self.weights}
 
 
-def weighted(weights: Tensor, how: Weighting) -> Tensor:
-    """Sample weights of the source from its learned weights."""
-    if how not in WEIGHTINGS:
-        raise UsageError(f"unknown weights {how!r}{did_you_mean(how, WEIGHTINGS)}: choose 'mean' or 'each'.")
-    weights = weights.cpu().float()
-    return weights if how == "each" else weights.mean().expand(len(weights)).clone()
-
-
 def gradient_boosting(codes: Sequence[int] = (), seed: int = 0) -> Any:
     """scikit-learn's gradient boosting as it is, which is what tables are usually trained with.
 
@@ -95,7 +81,7 @@ def boosting(codes: Sequence[int] = (), seed: int = 0, members: int | None = Non
 
     Wrong labels make single boosted models differ a lot; their mean loses that variance.
     """
-    ensemble = need("sklearn.ensemble", to="--final boosting")
+    ensemble = need("sklearn.ensemble", to="gradient boosting")
     members_by_name = [
         (
             str(number),
@@ -112,14 +98,6 @@ def boosting(codes: Sequence[int] = (), seed: int = 0, members: int | None = Non
         for number in range(members or MEMBERS)
     ]
     return ensemble.VotingClassifier(members_by_name, voting="soft")
-
-
-def by_recipe(recipe: Mapping[str, Any]) -> Any:
-    """The unfitted model of a run's recipe."""
-    name, codes, seed = recipe.get("name"), recipe.get("codes"), recipe.get("seed")
-    if name not in FINALS or not isinstance(codes, list) or not isinstance(seed, int):
-        raise DataError(f"the final model {name!r} of the run is unknown: it is from another version.")
-    return boosting([int(code) for code in codes], seed)
 
 
 def fit_final(estimator: Any, data: FinalData) -> Final:

@@ -1,0 +1,265 @@
+"""The options of ``soseleto fit`` and its ``--config FILE.toml``, as the objects that ``soseleto.compare`` takes.
+
+A file has the options of the command by their names with underscores, ``epochs = 20``, and tables with the names that
+Python uses: ``[reading]`` has the fields of ``soseleto.Reading``, ``[probes]`` those of ``soseleto.Probes``. An option
+on the line takes the place of the one in the file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from soseleto.data import (
+    Augment,
+    Pair,
+    Reading,
+    Views,
+    check_mode,
+    column_of,
+    read_labels_before,
+)
+from soseleto.data.tables import SUFFIXES
+from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
+from soseleto.data.views import AnyViews
+from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, views_for
+from soseleto.errors import UsageError, did_you_mean
+from soseleto.methods.strong import Strong, StrongTransfer
+from soseleto.models.pretrained_images import PretrainedOptions
+from soseleto.models.pretrained_text import is_for_images, is_pretrained, open_text_model
+from soseleto.parallel.reducer import Reducer
+from soseleto.task.task import MakeOptimizer, Method
+from soseleto.training.data import found_before
+from soseleto.training.options import Checkpoints, Compute, Probes
+
+METHODS = ("plain", "strong")
+SHORTEST = 8  # tokens, two of which are often not words
+# Options that are a field of a table: option -> (table, field)
+IN_TABLES = {
+    "method": ("method", "name"),
+    "probes": ("probes", "share"),
+    "suspect_precision": ("probes", "precision"),
+    "labels_before": ("probes", "labels_before"),
+    "label_column": ("reading", "label_column"),
+    "text_column": ("reading", "text_columns"),
+    "drop_column": ("reading", "drop_columns"),
+    "image_size": ("reading", "image_size"),
+    "train": ("pretrained", "train"),
+    "lora": ("pretrained", "lora"),
+}
+TABLES = ("method", "optimizer", "augment", "reading", "probes", "compute", "checkpoints", "pretrained")
+open_text = lru_cache(maxsize=2)(open_text_model)
+T = TypeVar("T")
+
+
+def read_config(path: Path, options: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options in a file, by their names in the command, and what else it has: tables, and ``target_batch_size``."""
+    try:
+        config = tomllib.loads(path.expanduser().read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no file {path}: give --config a TOML file.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML ({error}): correct it.") from error
+    known = [name for name in options if name not in IN_TABLES] + [*TABLES, "target_batch_size"]
+    for name in config:
+        if name not in known:
+            raise UsageError(f"{path} has an unknown key {name!r}{did_you_mean(name, known)}.")
+    if isinstance(config.get("method"), str):
+        config["method"] = {"name": config["method"]}
+    for name in TABLES:
+        if not isinstance(config.get(name, {}), Mapping) and not (name == "augment" and config[name] is False):
+            raise UsageError(f"{name} must be a table in {path}: write [{name}] and its keys below.")
+    on_line = {name: value for name, value in config.items() if name in options and name not in TABLES}
+    for option, (table, key) in IN_TABLES.items():
+        if key in config.get(table, {}):
+            on_line[option] = config[table][key]
+    return on_line, {name: value for name, value in config.items() if name not in on_line or name in TABLES}
+
+
+def of_table(cls: type[T], table: Mapping[str, Any], name: str, **more: Any) -> T:
+    """An object of the fields in a table; ``more`` are those of the command's options, without those that are None."""
+    known = [one.name for one in fields(cls)]  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            raise UsageError(f"[{name}] has no key {key!r}{did_you_mean(key, known)}.")
+    values = {**table, **{key: value for key, value in more.items() if value is not None}}
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise UsageError(f"[{name}] cannot be used ({error}): correct it.") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """The options of ``soseleto fit``; None stands for the default."""
+
+    source: Path
+    target: Path
+    out: Path
+    test: Path | None = None
+    unlabelled: Path | None = None
+    mode: str = "noisy"
+    method: str = "plain"
+    model: str | None = None
+    train: str | None = None
+    lora: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    folds: int | None = None
+    baselines: bool = True
+    keep: str = "best"
+    probes: float | None = None
+    suspect_precision: float | None = None
+    labels_before: str | None = None
+    label_column: str | None = None
+    text_column: list[str] | None = None
+    drop_column: list[str] | None = None
+    image_size: int | None = None
+    skip_bad: bool = False
+    seed: int = 0
+    device: str = "auto"
+    config: Mapping[str, Any] = field(default_factory=dict)  # what is in the file alone
+
+    def table(self, name: str, cls: type[T]) -> T:
+        """The object of a table of the file, with the options of the line."""
+        table = self.config.get(name, {})
+        options = {key: getattr(self, option) for option, (of, key) in IN_TABLES.items() if of == name}
+        if name == "method":
+            table = {key: value for key, value in table.items() if key != "name"}
+            options.pop("name")
+        return of_table(cls, table, name, **options)
+
+    def check(self) -> None:
+        """Raise for what no data could make right, before any are read."""
+        check_mode(self.mode)
+        if self.method not in METHODS:
+            hint = did_you_mean(self.method, METHODS)
+            raise UsageError(f"unknown method {self.method!r}{hint}: write --method plain or strong.")
+        sizes = {"epochs": self.epochs, "batch_size": self.batch_size, "folds": self.folds}
+        for name, size in sizes.items():
+            least = 0 if name == "folds" else 1
+            if size is not None and size < least:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, got {size}.")
+        if self.unlabelled is not None and (self.method != "strong" or self.mode == "transfer"):
+            raise UsageError("--unlabelled has an effect with --method strong in noisy mode only: leave it out.")
+        if self.labels_before is not None and self.mode == "transfer":
+            raise UsageError("--labels-before has no effect in transfer mode, which has no suspects: leave it out.")
+        for name, cls in (("probes", Probes), ("compute", None), ("checkpoints", Checkpoints), ("reading", Reading)):
+            self.compute_with(None) if cls is None else self.table(name, cls)
+        self.optimizer()
+
+    # What ``compare`` takes
+
+    def reading(self) -> Reading:
+        """With the tokenizer of a pretrained text model, and the column of earlier labels, which is not a feature."""
+        reading = self.table("reading", Reading)
+        reads_texts = is_pretrained(self.model or "") and self.source.suffix.lower() in SUFFIXES
+        longest = self.config.get("pretrained", {}).get("max_tokens")
+        if (
+            reads_texts
+            and reading.path_column is None
+            and (reading.text_columns or not is_for_images(self.model or ""))
+        ):
+            if self.unlabelled is not None:
+                raise UsageError(f"--unlabelled is for images and tables, and {self.model} reads texts: leave it out.")
+            text = open_text(self.model or "")
+            if longest is not None and not SHORTEST <= longest <= text.longest:
+                raise UsageError(
+                    f"max_tokens must be from {SHORTEST} to {text.longest} with this model, got {longest}."
+                )
+            tokenizer = Tokenizer(text.tokenizer, longest or min(LONGEST, text.longest), text.pad)
+            reading = replace(reading, tokenizer=tokenizer)
+        elif longest is not None:
+            raise UsageError("max_tokens has no effect without a pretrained text model: add --model hf:FOLDER_OR_ID.")
+        if self.labels_before is None:
+            return reading
+        return replace(reading, before_column=column_of(self.labels_before, self.target.expanduser(), reading))
+
+    def labels_before_of(self, pair: Pair) -> Tensor | None:
+        """As given, else the labels of target examples that also lie in the source."""
+        if self.labels_before is None:
+            return found_before(pair.labels_before, pair.target)
+        return read_labels_before(self.labels_before, pair.target, self.target.expanduser(), self.reading())
+
+    def probes_of(self, pair: Pair, default: Probes) -> Probes:
+        share = default.share if self.probes is None else self.probes
+        before = self.labels_before_of(pair) if share or self.labels_before is not None else None
+        probes = {**self.config.get("probes", {}), "share": share, "labels_before": before}
+        return of_table(Probes, probes, "probes", precision=self.suspect_precision)
+
+    def compute_with(self, reducer: Reducer | None, *, large: bool = False) -> Compute:
+        """large: a network for which bfloat16 pays on a GPU."""
+        table = {"dtype": "bfloat16" if large else None, **self.config.get("compute", {})}
+        names = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": None, None: None}
+        if table["dtype"] not in names:
+            raise UsageError(f"unknown dtype {table['dtype']!r}: write bfloat16, float16 or float32.")
+        return of_table(Compute, {**table, "dtype": names[table["dtype"]], "reducer": reducer}, "compute")
+
+    def checkpoints(self, notes: Mapping[str, Any]) -> Checkpoints:
+        return replace(self.table("checkpoints", Checkpoints), notes=notes)
+
+    def optimizer(self) -> MakeOptimizer | None:
+        """``[optimizer]`` has the name of a class of torch.optim and its arguments."""
+        table = dict(self.config.get("optimizer", {}))
+        if not table:
+            return None
+        name = str(table.pop("name", "SGD"))
+        known = [each for each in dir(torch.optim) if each[0].isupper() and each != "Optimizer"]
+        if name not in known:
+            raise UsageError(f"[optimizer] has an unknown name {name!r}{did_you_mean(name, known)}.")
+        return partial(getattr(torch.optim, name), **table)
+
+    def method_of(self, pair: Pair) -> Method | DefaultMethod:
+        changes = self.config.get("method", {}).keys() - {"name"}
+        if self.method == "plain":
+            return self.table("method", DefaultMethod)
+        if self.mode == "transfer":
+            return StrongTransfer(selection=self.table("method", DefaultMethod).for_losses("transfer"))
+        table = {key: self.config["method"][key] for key in changes}
+        if pair.unlabelled is not None:
+            batch = min(Strong.unlabelled_batch, len(pair.unlabelled))
+            table = {**table, "unlabelled": pair.unlabelled, "unlabelled_batch": batch}
+        return of_table(Strong, table, "method")
+
+    def augment(self, pair: Pair) -> Augment | AnyViews | None:
+        """As the file says; by default small shifts of images, and mirrored ones where they are natural."""
+        asked, strong = self.config.get("augment"), self.method == "strong"
+        shape = tuple(pair.source.inputs.shape[1:])
+        names = pair.source.classes, pair.target.classes
+        usual = augment_for(shape, None if None in names else tuple(name for side in names for name in side or ()))
+        if strong:
+            views = views_for(kind_of_inputs(pair.source), self.mode)
+            if isinstance(views, Views) and usual is not None:
+                views = replace(views, flip=usual.flip)
+            if asked is False:
+                raise UsageError("augment = false has no effect with --method strong: leave it out.")
+            return views if asked is None else of_table(type(views), asked, "augment")
+        if asked is False:
+            return None
+        if asked is not None and len(shape) != 3:
+            raise UsageError(f"[augment] is for images, and these inputs have shape {shape}: leave it out.")
+        return usual if asked is None else of_table(Augment, asked, "augment")
+
+    def pretrained(self, model: str, pair: Pair) -> PretrainedOptions | None:
+        """Of a pretrained network for images; None for another model, where these options have no effect."""
+        table = {key: value for key, value in self.config.get("pretrained", {}).items() if key != "max_tokens"}
+        asked = of_table(PretrainedOptions, table, "pretrained", train=self.train, lora=self.lora)
+        if is_pretrained(model) and not isinstance(pair.preparation, TextPreparation):
+            size = self.table("reading", Reading).image_size
+            return replace(asked, size=size if isinstance(size, int) else None)
+        if asked != PretrainedOptions():
+            wrong = "reads texts" if is_pretrained(model) else "is not a pretrained one"
+            raise UsageError(
+                f"--train, --lora and [pretrained] are for pretrained networks that read images, and {model} {wrong}: "
+                "leave them out."
+            )
+        return None

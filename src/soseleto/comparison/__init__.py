@@ -1,0 +1,1 @@
+"""``soseleto.compare``: a training beside its baselines."""

@@ -1,0 +1,141 @@
+"""Accuracies on held-out examples, their differences, and which model is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SOSELETO, BOOSTING = "soseleto", "gradient_boosting"
+TITLES = {
+    SOSELETO: "SOSELETO",
+    BOOSTING: "gradient boosting",
+    "ordinary": "ordinary training",
+    "mixed": "mixed training",
+    "target_only": "target only",
+}
+EVIDENCE = 1.0  # standard errors by which a baseline must be better to be kept
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a model trained by ``method`` says about examples that it was not trained on, and their labels."""
+
+    method: str
+    outputs: Tensor  # (M, classes)
+    labels: Tensor
+    places: Tensor  # (M,) of the examples in their set
+
+    @property
+    def right(self) -> Tensor:
+        """(M,) bool."""
+        return self.outputs.argmax(1) == self.labels
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Accuracy of one method minus that of another on the same examples, in points, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    error: float  # one standard error
+
+    @classmethod
+    def of(cls, first: Tensor, second: Tensor) -> Difference:
+        """The interval of Bonett and Price (2012), for n pairs of which n₁ and n₂ are right in one method only:
+
+            p = (n₁ + 1)/(n + 2),  r = (n₂ + 1)/(n + 2),  p − r ± 1.96·√((p + r − (p − r)²)/(n + 2))
+
+        >>> Difference.of(torch.tensor([True] * 8), torch.tensor([True] * 7 + [False])).value
+        12.5
+        """
+        n, only_first, only_second = len(first), int((first & ~second).sum()), int((second & ~first).sum())
+        p, r = (only_first + 1) / (n + 2), (only_second + 1) / (n + 2)
+        error = math.sqrt((p + r - (p - r) ** 2) / (n + 2))
+        value, half = (only_first - only_second) / n, 1.96 * error
+        low, high = min(value, p - r - half), max(value, p - r + half)
+        return cls(100 * value, 100 * max(-1.0, low), 100 * min(1.0, high), 100 * error)
+
+
+def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+    """Accuracy in percent of every method with its 95 % interval; of a baseline also its difference from SOSELETO."""
+    minus_soseleto = differences(judged)
+    table = []
+    for method in dict.fromkeys(one.method for one in judged):
+        right = _by_place(judged, method)
+        low, high = wilson(int(right.sum()), len(right))
+        row = {"method": method, "accuracy": 100 * float(right.double().mean()), "low": 100 * low, "high": 100 * high}
+        row["examples"] = len(right)
+        if difference := minus_soseleto.get(method):
+            row["minus_soseleto"] = {"value": difference.value, "low": difference.low, "high": difference.high}
+        table.append(row)
+    return table
+
+
+def differences(judged: Sequence[Judged]) -> dict[str, Difference]:
+    """Every baseline's accuracy minus SOSELETO's, by its name; empty without SOSELETO."""
+    right = {method: _by_place(judged, method) for method in dict.fromkeys(one.method for one in judged)}
+    ours = right.pop(SOSELETO, None)
+    return {} if ours is None else {method: Difference.of(theirs, ours) for method, theirs in right.items()}
+
+
+def _by_place(judged: Sequence[Judged], method: str) -> Tensor:
+    """Whether the method is right about each example, in the set's order."""
+    mine = [one for one in judged if one.method == method]
+    return torch.cat([one.right for one in mine])[torch.cat([one.places for one in mine]).argsort()]
+
+
+def source_harms(judged: Sequence[Judged]) -> bool:
+    """Whether the target alone is better than with the source mixed in, beyond the 95 % interval."""
+    if not {"mixed", "target_only"} <= {one.method for one in judged}:
+        return False
+    return Difference.of(_by_place(judged, "target_only"), _by_place(judged, "mixed")).low > 0.0
+
+
+def winner(judged: Sequence[Judged]) -> str:
+    """The baseline with the largest difference, if that exceeds EVIDENCE standard errors; else SOSELETO.
+
+    Where the source does harm, little speaks for SOSELETO beforehand, and the target alone needs no standard error.
+    Gradient boosting is shown beside the networks and is not kept.
+    """
+    networks = {method: found for method, found in differences(judged).items() if method != BOOSTING}
+    needed = {method: EVIDENCE * difference.error for method, difference in networks.items()}
+    if source_harms(judged):
+        needed["target_only"] = 0.0
+    better = {method: one.value for method, one in networks.items() if one.value > needed[method]}
+    return max(better, key=lambda method: better[method]) if better else SOSELETO
+
+
+def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share.
+
+    >>> [round(end, 3) for end in wilson(90, 100)]
+    [0.826, 0.945]
+    """
+    share, spread = right / count, z * z / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / count + spread / (4 * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def table(comparison: Mapping[str, Any]) -> list[str]:
+    """A comparison as lines to print."""
+    shown = comparison.get("rows") or []
+    if not shown:
+        return []
+    where = f"target examples, each held out of its own training ({comparison['folds']} folds)"
+    if comparison["judged_on"] == "test":
+        where = "test examples"
+    width = max(len(TITLES[row["method"]]) for row in shown)
+    return [
+        f"accuracy on {shown[0]['examples']:,} {where}, with its 95 % interval:",
+        *(
+            f"  {TITLES[row['method']]:<{width}}  {row['accuracy']:5.1f} %  ({row['low']:.1f} to {row['high']:.1f})"
+            for row in shown
+        ),
+    ]

@@ -1,0 +1,195 @@
+"""``soseleto.compare``: what is trained, resumed, evaluated and kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import soseleto
+from soseleto import Compute, Heads, Probes, UsageError
+from soseleto.comparison import compare as module
+from soseleto.errors import TrainingError
+from soseleto.run_folder.folder import RunFolder
+
+
+def points(n: int, seed: int, flipped: float = 0.0) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(n, 2, generator=draw)
+    labels = (inputs[:, 0] > 0).long()
+    return inputs, torch.where(torch.rand(n, generator=draw) < flipped, 1 - labels, labels)
+
+
+def net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def compare(**changes: Any) -> soseleto.Comparison:
+    arguments: dict[str, Any] = {
+        "model": net(), "source": points(120, 0, 0.3), "target": points(60, 1), "epochs": 1, "lr": 0.1, "folds": 2,
+        "batch_size": 60, "device": "cpu",
+    }  # fmt: skip
+    return soseleto.compare(**{**arguments, **changes})
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders of the trainings that are begun."""
+    places: list[str] = []
+    true_fit = module.fit
+
+    def fit(*arguments: Any, **more: Any) -> Any:
+        places.append(str(more["out"]))
+        return true_fit(*arguments, **more)
+
+    monkeypatch.setattr(module, "fit", fit)
+    return places
+
+
+def test_it_compares_on_folds_and_leaves_the_model_as_it_is(trained: list[str]) -> None:
+    model = net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    compared = compare(model=model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [row["method"] for row in compared.rows] == ["soseleto", "ordinary", "mixed", "target_only"]
+    assert {row["examples"] for row in compared.rows} == {60}
+    assert all(row["low"] <= row["accuracy"] <= row["high"] for row in compared.rows)
+    assert set(compared.rows[1]["minus_soseleto"]) == {"value", "low", "high"}
+    assert isinstance(compared.result, soseleto.Result)
+    assert compared.result.weights.shape == (120,)
+    assert compared.result.config["probes"] > 0  # by default
+    assert compared.kept.temperature != 1.0
+    assert compared.kept.predict(points(5, 2)[0]).shape == (5,)
+    assert "accuracy on 60 target examples, each held out of its own training (2 folds)" in repr(compared)
+    whole = int(compared.method != "ordinary")  # the one that is kept is trained on the whole target
+    assert len(trained) == 1 + 2 + 1 + 2 + 2 + whole
+
+
+def test_the_same_with_a_folder_and_a_function_that_makes_the_model(tmp_path: Path) -> None:
+    memory, disk = compare(model=net), compare(model=net, out=tmp_path / "run")
+    assert memory.rows == disk.rows
+    inputs, _ = points(20, 3)
+    assert torch.equal(memory.kept.predict_proba(inputs), disk.kept.predict_proba(inputs))
+    loaded = soseleto.load(tmp_path / "run", model=net(), device="cpu")
+    assert torch.equal(loaded.predict_proba(inputs), disk.kept.predict_proba(inputs))
+    comparison = RunFolder.open(tmp_path / "run").comparison() or {}
+    assert (comparison["rows"], comparison["kept"]) == (disk.rows, disk.method)
+    assert not (tmp_path / "run" / "parts").exists()
+    with pytest.raises(UsageError, match="holds a run already"):
+        compare(model=net, out=tmp_path / "run")
+
+
+def test_trainings_that_have_ended_are_not_repeated(
+    tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, fit = tmp_path / "run", module.fit
+
+    def dies_in_the_fourth(*arguments: Any, **more: Any) -> Any:
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        return fit(*arguments, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "fit", dies_in_the_fourth)
+        with pytest.raises(KeyboardInterrupt):
+            compare(out=out, keep="soseleto")
+    assert trained == [str(out), f"{out}/parts/fold-1/soseleto", f"{out}/parts/fold-2/soseleto"]
+    for changes, message in (
+        ({"epochs": 3}, "epochs was 1 and is 3"),
+        ({"lr": 0.2}, "lr was 0.1 and is 0.2"),
+        ({"folds": 3}, "folds was 2 and is 3"),
+        ({"probes": Probes(precision=0.8)}, "probes.precision was 0.95 and is 0.8"),
+        ({"compute": Compute(dtype=torch.bfloat16)}, "dtype"),
+        ({"target": points(60, 2)}, "the data changed"),
+        ({"model": nn.Linear(2, 2)}, "the model changed"),
+    ):
+        with pytest.raises(UsageError, match=f"holds a training with other settings, since .*{message}"):
+            compare(**{"out": out, "keep": "soseleto", **changes})
+    del trained[:]
+    resumed = compare(out=out, keep="soseleto")
+    assert trained[0] == f"{out}/parts/ordinary"
+    assert len(trained) == 1 + 2 + 2 + 1
+    assert not isinstance(resumed.result, soseleto.Result)  # its training ended in the first process
+    whole = compare(keep="soseleto")
+    assert resumed.rows == whole.rows
+    assert resumed.kept.temperature == whole.kept.temperature
+
+
+def test_a_test_set_takes_the_place_of_folds(trained: list[str]) -> None:
+    compared = compare(test=points(50, 4), folds=None, probes=0)
+    assert (compared.judged_on, compared.folds) == ("test", 0)
+    assert {row["examples"] for row in compared.rows} == {50}
+    assert len(trained) == 4  # without probes the main training is the one that is compared
+    assert compared.kept.temperature == 1.0  # no held-out target examples to calibrate with
+
+
+def test_without_baselines_there_is_one_training(trained: list[str]) -> None:
+    compared = compare(folds=None, baselines=False)
+    assert (len(trained), compared.rows, compared.method) == (1, [], "soseleto")
+    assert compared.kept.temperature == compared.result.temperature
+
+
+def test_a_baseline_that_is_better_is_kept(tmp_path: Path) -> None:
+    """The source's labels are noise, and the target is large enough."""
+    inputs, _ = points(200, 5)
+    source = inputs, torch.randint(2, (200,), generator=torch.Generator().manual_seed(0))
+    compared = compare(source=source, epochs=1, lr=0.5, target_batch_size=4, batch_size=20, out=tmp_path / "run")
+    assert compared.method == "target_only"
+    state = RunFolder.open(tmp_path / "run").model_state()
+    assert all(torch.equal(value, state[name]) for name, value in compared.kept.model.state_dict().items())
+
+
+def test_transfer_mode_has_the_target_alone_and_heads_of_ones_own(tmp_path: Path) -> None:
+    trunk, heads = nn.Sequential(nn.Linear(2, 8), nn.ReLU()), Heads(source=nn.Linear(8, 2), target=nn.Linear(8, 2))
+    before = heads.target.weight.clone()
+    compared = compare(model=trunk, mode="transfer", heads=heads, out=tmp_path / "run")
+    assert [row["method"] for row in compared.rows] == ["soseleto", "target_only"]
+    assert torch.equal(heads.target.weight, before)
+
+
+def test_a_baseline_that_diverges_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit, said = module.fit, []
+
+    def diverges(*arguments: Any, **more: Any) -> Any:
+        if more["method"] is not None and more["method"].name == "mixed":
+            raise TrainingError("the loss is NaN.")
+        return fit(*arguments, **more)
+
+    monkeypatch.setattr(module, "fit", diverges)
+    compared = compare(progress=lambda event, record: said.append(record.get("text")))
+    assert "mixed" not in [row["method"] for row in compared.rows]
+    assert "mixed training, fold 1 is left out of the comparison: the loss is NaN." in said
+
+
+def test_files_are_read_as_by_fit(tmp_path: Path) -> None:
+    for name, (inputs, labels) in {"source": points(120, 0, 0.3), "target": points(60, 1)}.items():
+        rows = [
+            f"{x:.4f},{y:.4f},{'ab'[label]}" for (x, y), label in zip(inputs.tolist(), labels.tolist(), strict=True)
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y,label", *rows]) + "\n")
+    out = tmp_path / "run"
+    compared = compare(source=tmp_path / "source.csv", target=tmp_path / "target.csv", out=out)
+    assert compared.kept.classes == ("a", "b")
+    assert json.loads((out / "source.json").read_text())["path"] == str(tmp_path / "source.csv")
+    assert json.loads((out / "config.json").read_text())["columns"] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keep": "mixed"}, "keep must be 'best' or 'soseleto', got 'mixed'"),
+        ({"folds": 1}, "folds must be 0 or at least 2, got 1"),
+        ({"folds": 31}, "folds is 31, but the target has only 60 examples"),
+        ({"model": "mlp"}, "model must be a module, or a function that makes one, got str"),
+        ({"target": (torch.randn(20, 2), torch.randn(20))}, "the labels are real numbers"),
+    ],
+)
+def test_mistakes_are_one_sentence(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compare(**changes)
