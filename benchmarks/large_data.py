@@ -86,7 +86,6 @@ def small_items(count: int, work: Path) -> list[dict[str, Any]]:
         plain()
     with peak_memory() as with_ours:
         ours(9)
-    lazy.close()
     return [
         row(f"{count:,} items of 3 kB: a plain DataLoader, {workers} workers", bare, "s"),
         row("items: an epoch of ours", mine, "s"),

@@ -97,16 +97,14 @@ class LazyDataset:
             raise DataError("the data set is empty: give it at least one example.")
         if workers is not None and workers < 0:
             raise UsageError(f"workers must be 0 or more, got {workers}.")
-        for name, values in {"labels": labels, "ids": ids}.items():
-            if values is not None and len(values) != len(dataset):
-                raise DataError(f"there are {len(dataset)} items but {len(values)} {name}: give one for each item.")
+        if any(values is not None and len(values) != len(dataset) for values in (labels, ids)):
+            raise DataError(f"labels and ids must have one entry for each of the {len(dataset)} items.")
         self.dataset, self.collate_fn, self.workers = dataset, collate_fn, workers
         self.ids = None if ids is None else tuple(ids)
         self.classes = None if classes is None else tuple(classes)
         self.name, self.device = "given", torch.device("cpu")
         self._labels = None if labels is None else torch.as_tensor(labels)
         self._known = torch.full((len(dataset),), labels is not None)
-        self._loader: _Loader | None = None
 
     def __repr__(self) -> str:
         return f"LazyDataset({type(self.dataset).__name__} of {len(self)}, workers={self.workers})"
@@ -136,12 +134,8 @@ class LazyDataset:
 
     def _with(self, **fields: Any) -> Self:
         other = copy.copy(self)
-        vars(other).update(fields, _loader=None)
+        vars(other).update({"_known": self._known.clone(), **fields})
         return other
-
-    def close(self) -> None:
-        """End the worker processes; reading again starts new ones."""
-        self._loader = None
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """A few examples, read in this process."""
@@ -153,19 +147,37 @@ class LazyDataset:
         """Inputs and labels of each batch of indices, read ahead; random items follow (seed, purpose, index)."""
         indices, to_read = tee(batches)
         requests = (_Request(batch.tolist(), seed, purpose) for batch in to_read)
+        all_known = bool(self._known.all())
         for index, (inputs, labels) in zip(indices, self._read_ahead(requests), strict=True):
-            if not bool(self._known.all()):
+            if not all_known:
                 self._keep_labels(index.cpu(), labels)
             yield structure.to_device((inputs, labels), self.device)
 
     def _read_ahead(self, requests: Iterator[_Request]) -> Iterator[tuple[Inputs, Tensor]]:
         if self.workers is None:
             self.workers = self._worker_count()
-        if not self.workers:
-            return self._read_here(requests)
-        if self._loader is None or self._loader.busy:
-            self._loader = _Loader(self._reader, self.workers, pin=self.device.type == "cuda")
-        return self._loader.read(requests)
+        return self._read_by_workers(requests) if self.workers else self._read_here(requests)
+
+    def _read_by_workers(self, requests: Iterator[_Request]) -> Iterator[tuple[Inputs, Tensor]]:
+        loader: DataLoader[Any] = DataLoader(
+            self._reader,
+            sampler=requests,
+            batch_size=None,
+            num_workers=self.workers or 0,
+            collate_fn=_unchanged,
+            pin_memory=self.device.type == "cuda",
+            worker_init_fn=partial(_begin_worker, threading.current_thread() is threading.main_thread()),
+            generator=torch.Generator(),  # the global one belongs to the training
+        )
+        try:
+            yield from map(_checked, loader)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise DataError(
+                "a process that reads the data was killed, perhaps because memory ran out: use fewer, as in "
+                "soseleto.data.LazyDataset(dataset, workers=2)."
+            ) from error
 
     def _read_here(self, requests: Iterable[_Request]) -> Iterator[tuple[Inputs, Tensor]]:
         for request in requests:
@@ -186,9 +198,8 @@ class LazyDataset:
         return 0 if seconds < _SHORT else min(MOST_WORKERS, os.cpu_count() or 1)
 
     def _keep_labels(self, index: Tensor, labels: Tensor) -> None:
-        if self._labels is None:
-            several = labels.ndim > 1  # such as tokens, whose number may vary
-            self._labels = torch.zeros(len(self), *([0] if several else []), dtype=labels.dtype)
+        if self._labels is None:  # of several per example, such as tokens, whose number may vary, none is kept
+            self._labels = torch.zeros((len(self), 0) if labels.ndim > 1 else len(self), dtype=labels.dtype)
         self._known[index] = True
         if self._labels.ndim == 1:
             self._labels[index] = labels
@@ -257,11 +268,10 @@ def fits_memory(dataset: Any, *, name: str) -> bool:
     except ChangingItems:
         return False
     with own_random_state():
-        items = [dataset[int(at)] for at in _spaced(len(dataset), 12)]
-    arrays = [[np.asarray(leaf) for leaf in pytree.tree_leaves(item)] for item in items]
-    size = max(sum(array.nbytes for array in item) for item in arrays)
-    one_shape = len({tuple(array.shape for array in item) for item in arrays}) == 1
-    return one_shape and size * len(dataset) <= MOST_IN_MEMORY
+        items = [pytree.tree_leaves(dataset[int(at)]) for at in _spaced(len(dataset), 12)]
+    shapes = {tuple(np.shape(leaf) for leaf in item) for item in items}
+    size = max(sum(np.asarray(leaf).nbytes for leaf in item) for item in items)
+    return len(shapes) == 1 and size * len(dataset) <= MOST_IN_MEMORY
 
 
 def _spaced(n: int, most: int) -> Tensor:
@@ -324,8 +334,6 @@ class _Reader(Dataset[Any]):
             inputs, label = parted(item, name=self._name)
             inputs = pytree.tree_map(_tensor, structure.plain(inputs))
             return inputs, label if isinstance(label, str) else torch.as_tensor(label)
-        except DataError as error:
-            raise DataError(f"item {at} of the {self._name} data set: {error}") from error
         except Exception as error:
             raise DataError(
                 f"item {at} of the {self._name} data set cannot be read ({type(error).__name__}: {first_line(error)}): "
@@ -362,49 +370,6 @@ class _Relabelled(Dataset[Any]):
             inputs = structure.change(lambda tensor: tensor[at], self._examples.inputs)
         label = self._labels[at] if self._as_tensors else int(self._labels[at])
         return (inputs, label) if self._label_key is None else {**inputs, self._label_key: label}
-
-
-class _Loader:
-    """Worker processes that live from epoch to epoch: a DataLoader whose requests are set before each pass."""
-
-    def __init__(self, reader: _Reader, count: int, *, pin: bool) -> None:
-        self._requests = _Requests()
-        self.busy = False
-        self._loader: DataLoader[Any] = DataLoader(
-            reader,
-            sampler=self._requests,
-            batch_size=None,
-            num_workers=count,
-            collate_fn=_unchanged,
-            pin_memory=pin,
-            persistent_workers=True,
-            worker_init_fn=partial(_begin_worker, threading.current_thread() is threading.main_thread()),
-            generator=torch.Generator(),  # the global one belongs to the training
-        )
-
-    def read(self, requests: Iterator[_Request]) -> Iterator[tuple[Inputs, Tensor]]:
-        self._requests.next = requests
-        self.busy = True
-        try:
-            yield from map(_checked, self._loader)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise DataError(
-                "a process that reads the data was killed, perhaps because memory ran out: use fewer, as in "
-                "soseleto.data.LazyDataset(dataset, workers=2)."
-            ) from error
-        finally:
-            self.busy = False
-
-
-class _Requests:
-    """The sampler of a DataLoader: the requests of one pass."""
-
-    next: Iterator[_Request] = iter(())
-
-    def __iter__(self) -> Iterator[_Request]:
-        return self.next
 
 
 def _checked(batch: Any) -> Any:
