@@ -59,7 +59,6 @@ def pages() -> dict[Path, str]:
             filled("docs/explanation/strong.md", {"step": speed.strong_steps()}),
             filled("docs/explanation/alignments.md", {"never worse": choices.never_worse()}),
             filled("experiments/choices.md", choices.parts()),
-            filled("docs/how-to/scale.md", {"measured": speed.scale()}),
             filled("docs/how-to/suspects.md", suspects.parts()),
             filled("docs/how-to/resume.md", {"campaigns": data.safety()}),
         ]

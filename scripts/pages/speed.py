@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pages.common import load, of_files, table
+from pages.common import load, of_files
 
 STEPS = ("step-gpu.json", "step-cpu.json")
 BATCH_NORM = "step-batch-norm-gpu.json"
@@ -131,28 +131,6 @@ def strong_steps() -> str:
         return [row["line"], ", ".join(how), f"{row['ms a step']:.1f}", f"{row['times']:.2f}x"]
 
     return of_files(["step", "with", "ms", "ordinary steps"], line, "strong_step-gpu.json")
-
-
-def scale() -> str:
-    """The table of docs/how-to/scale.md: our step over an ordinary one, and the costs that grow with the source."""
-    steps, sizes = load("step-gpu.json"), load("scaling-gpu.json")
-    lines = [
-        [
-            f"a step of {row['model']} in {row['precision']}, B={row['B']}, T={row['T']}",
-            f"{row['times']:.2f} ordinary steps",
-        ]
-        for row in steps["rows"]
-        if row["model"] in ("ResNet-18 GroupNorm", "transformer")
-    ]
-    lines += [
-        [
-            f"weights and scores of a batch of 256, of {row['size']:,} examples in {row['MB']:,.0f} MB",
-            f"{row['update µs']:.1f} µs a step, and {row['summary ms']:.1f} ms an epoch for their summary",
-        ]
-        for row in sizes["rows"]
-        if row["against"] == "source examples" and row["size"] >= 1_000_000
-    ]
-    return table(["measured", steps["device"]], lines)
 
 
 def of_engines() -> dict[str, str]:
