@@ -24,7 +24,7 @@ from experiments.methods import METHODS, Attention, EarlyStopping, Luo, Matching
 from soseleto.data import Augment
 from soseleto.data.batches import Batch
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
-from soseleto.methods import Mixed, Recording, Signals
+from soseleto.methods import Mixed
 from soseleto.pieces import label_doubt, pooled_by_class
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.folder import RunFolder
@@ -79,7 +79,7 @@ def optimizer(at: int = 0, then: Callable[[], None] = crash) -> Any:
 def fit(out: Path | None, at: int = 0, then: Callable[[], None] = crash, **changes: Any) -> soseleto.Result:
     """24 steps, 8 an epoch; a checkpoint every 5."""
     given: dict[str, Any] = {
-        "model": net(), "source": points(64, 0), "target": points(20, 1), "test": points(30, 2), "epochs": 3,
+        "model": net(), "source": points(64, 0), "target": points(20, 1), "epochs": 3,
         "batch_size": 8, "target_batch_size": 10, "optimizer": optimizer(at, then), "device": "cpu", "out": out,
         "checkpoints": Checkpoints(steps=None if out is None else 5),
     }  # fmt: skip
@@ -217,7 +217,7 @@ def told_events(run: RunFolder) -> list[dict[str, Any]]:
     return history([record for record in run.metrics() if record["event"] != "message"])
 
 
-@pytest.mark.parametrize("at", [3, 8, 13, 16, 23])
+@pytest.mark.parametrize("at", [3, 8, 23])
 def test_a_run_cut_short_goes_on_from_the_last_checkpoint(tmp_path: Path, at: int) -> None:
     cut_short(tmp_path / "run", at)
     result = fit(tmp_path / "run")
@@ -258,14 +258,6 @@ def test_every_method_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
     require_equal(fit(None, **changes()), fit(tmp_path / "run", **changes()))
 
 
-def test_running_statistics_of_a_model_go_on(tmp_path: Path) -> None:
-    def model() -> nn.Module:
-        return nn.Sequential(*net(), nn.BatchNorm1d(3))
-
-    cut_short(tmp_path / "run", model=model(), method=Mixed())
-    require_equal(fit(None, model=model(), method=Mixed()), fit(tmp_path / "run", model=model(), method=Mixed()))
-
-
 class Fading(nn.Module):
     """Scales by a buffer that is not in the state dict and falls with every forward pass in training mode."""
 
@@ -281,34 +273,10 @@ class Fading(nn.Module):
 
 def test_buffers_outside_the_state_dict_go_on(tmp_path: Path) -> None:
     def model() -> nn.Module:
-        return nn.Sequential(*net(), Fading())
+        return nn.Sequential(*net(), nn.BatchNorm1d(3), Fading())
 
     cut_short(tmp_path / "run", model=model(), method=Mixed())
     require_equal(fit(None, model=model(), method=Mixed()), fit(tmp_path / "run", model=model(), method=Mixed()))
-
-
-def test_every_number_of_the_algorithm_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states, init = [], soseleto.Soseleto.init
-    monkeypatch.setattr(soseleto.Soseleto, "init", lambda self, task: states.append(init(self, task)) or states[-1])
-    cut_short(tmp_path / "run")
-    fit(tmp_path / "run")
-    fit(None)
-    resumed: dict[str, Tensor] = {}
-    whole: dict[str, Tensor] = {}
-    assert checkpoint.encode(states[1].state(), resumed) == checkpoint.encode(states[2].state(), whole)
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
-
-
-def test_signals_recorded_beside_a_method_go_on(tmp_path: Path) -> None:
-    found = []
-    for out in (None, tmp_path / "run"):
-        if out is not None:
-            cut_short(out, method=Recording(Mixed(), Signals(64)))
-        signals = Signals(64)
-        fit(out, method=Recording(Mixed(), signals))
-        found.append(signals)
-    assert torch.equal(found[0].loss, found[1].loss)
-    assert torch.equal(found[0].margin, found[1].margin)
 
 
 def test_transfer_mode_with_augmentation_goes_on_bit_for_bit(tmp_path: Path) -> None:
@@ -394,14 +362,6 @@ def test_no_whole_checkpoint_is_one_sentence_and_touches_nothing(saved: Path, tm
     assert steps_saved(run) == [10, 5]
 
 
-def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
-    tree = {"a": {0: (1, 2.5, None), "b": [float("inf"), True]}, "a/0": torch.ones(()), "$x": torch.zeros(0, 2)}
-    checkpoint.save(tmp_path, 3, tree)
-    step, found = checkpoint.load(checkpoint.existing(tmp_path)[0])
-    assert step == 3
-    assert repr(found) == repr(tree)
-
-
 # Refused
 
 
@@ -411,7 +371,6 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
         ({"seed": 1, "epochs": 4}, "epochs was 3 and is 4, seed was 0 and is 1"),
         ({"source": points(64, 9)}, "the source data changed"),
         ({"target": points(20, 9)}, "the target data changed"),
-        ({"test": None}, "the test data changed"),
         ({"batch_size": 16}, "batch_size was 8 and is 16"),
         ({"method": Mixed()}, 'method was "soseleto" and is "mixed", settings.name was "Soseleto" and is "Mixed": '),
         ({"model": nn.Linear(4, 3)}, "parameters was 67 and is 15, the model changed"),
@@ -436,15 +395,6 @@ def test_a_run_without_a_checkpoint_starts_over_with_the_same_settings_only(tmp_
     require_equal(uninterrupted, fit(run))
 
 
-def test_a_checkpoint_of_other_settings_is_refused(saved: Path, tmp_path: Path) -> None:
-    """Copied into the folder of another training, whose own configuration is the one given."""
-    run = tmp_path / "run"
-    cut_short(run, at=3, seed=1)
-    shutil.copytree(saved / "checkpoint", run / "checkpoint", dirs_exist_ok=True)
-    with pytest.raises(UsageError, match="cannot be resumed, since seed was 0 and is 1"):
-        fit(run, seed=1)
-
-
 def test_an_ended_run_is_refused_and_resume_can_be_declined(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
@@ -465,7 +415,7 @@ def test_two_processes_cannot_train_into_one_folder(saved: Path, tmp_path: Path)
 def test_intervals_must_mean_something() -> None:
     with pytest.raises(UsageError, match="checkpoints every few steps have no effect without a run folder"):
         fit(None, checkpoints=Checkpoints(steps=3))
-    with pytest.raises(UsageError, match="steps between checkpoints must be at least 1"):
+    with pytest.raises(UsageError, match="steps between checkpoints must be a whole number of at least 1"):
         Checkpoints(steps=0)
     with pytest.raises(UsageError, match="seconds between checkpoints must be 0 or more"):
         Checkpoints(seconds=-1.0)
@@ -574,8 +524,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     cut_short(run, 7)
     free = os.statvfs(small_disk)
     (small_disk / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize))
-    lost = "the training has ended, but all after step 5, from which it can be resumed, is lost"
-    with pytest.raises(DiskError, match=rf"cannot be written \(.*No space left.*\): {lost}; fix that and run again"):
+    with pytest.raises(DiskError, match=r"cannot be written \(.*No space left.*\): fix that"):
         fit(run)
     assert steps_saved(run) == [5]
     (small_disk / "filler").unlink()
@@ -592,26 +541,11 @@ def test_a_write_that_fails_keeps_the_last_checkpoint(
 
     with monkeypatch.context() as broken:
         broken.setattr(checkpoint, "sync", fail)
-        with pytest.raises(Crash):
+        with pytest.raises(DiskError, match="cannot be written"):
             fit(tmp_path / "run", 12)
-    assert "continues in memory" in RunFolder(tmp_path / "run").metrics()[-2]["text"]
     assert steps_saved(tmp_path / "run") == [5]
     assert not list((tmp_path / "run" / "checkpoint").glob(".*"))
     require_equal(uninterrupted, fit(tmp_path / "run"))
-
-
-def test_a_read_only_folder_is_one_sentence(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
-        for out in (folder, folder / "run"):
-            with pytest.raises(DiskError, match=r"cannot be written \(Read-only file system\): fix that"):
-                fit(out)
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_clock_that_jumps_changes_nothing(

@@ -18,9 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 import soseleto
 from experiments.methods.oracle import corrected
 from soseleto import Heads, Inputs
-from soseleto.data import Augment, Examples, read_pair
-from soseleto.data.batches import Batch
-from soseleto.methods import TargetOnly
+from soseleto.data import Examples, read_pair
 from soseleto.models.architectures import mlp
 from soseleto.parallel.reducer import Single
 from soseleto.pieces import running_mean
@@ -159,54 +157,6 @@ class NextToken(nn.Module):
         return self.out(torch.tanh(self.embed(tokens)))
 
 
-def test_a_loss_per_sequence_finds_the_shuffled_ones() -> None:
-    """Next-token prediction; half of the source counts upwards as the target does, half is random."""
-
-    def sequences(n: int, seed: int, noise: int) -> Examples:
-        seeded = torch.Generator().manual_seed(seed)
-        tokens = (torch.randint(6, (n, 1), generator=seeded) + torch.arange(9)) % 6
-        tokens[:noise] = torch.randint(6, (noise, 9), generator=seeded)
-        return Examples(tokens[:, :-1], tokens[:, 1:])
-
-    def per_sequence(outputs: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.transpose(1, 2), labels, reduction="none").mean(1)
-
-    result = fit(
-        model=NextToken(), source=sequences(N, 0, 60), target=sequences(20, 1, 0), loss=per_sequence, epochs=30, lr=0.5
-    )
-    noisy = torch.arange(N) < 60
-    assert float(result.scores[noisy].max()) < float(result.scores[~noisy].min())
-    assert result.evaluate(sequences(50, 2, 0))["loss"] < 0.5
-
-
-def test_images_as_bytes_are_standardised_and_augmented() -> None:
-    seeded = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (64, 1, 8, 8), generator=seeded, dtype=torch.uint8)
-    labels = (images.float().mean((1, 2, 3)) > 127).long()
-    seen = []
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = nn.Linear(64, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(x)
-            return self.out(x.flatten(1))
-
-    fit(
-        model=Net(),
-        source=(images, labels),
-        target=(images[:20], labels[:20]),
-        inputs=Inputs(augment=(Augment(flip=True), None)),
-        epochs=1,
-    )
-    joint = max(seen, key=len)
-    assert joint.dtype == torch.float32
-    assert abs(float(joint.mean())) < 0.2
-    assert 0.8 < float(joint.std()) < 1.2
-
-
 def test_progress_hears_events_in_order() -> None:
     heard: list[tuple[str, dict[str, Any]]] = []
     fit(progress=lambda event, record: heard.append((event, record)))
@@ -214,14 +164,6 @@ def test_progress_hears_events_in_order() -> None:
     assert names == ["start", "epoch", "epoch", "epoch", "epoch", "end"]
     step = next(record for name, record in heard if name == "step")
     assert {"epoch", "step", "steps", "source_loss", "target_loss"} <= set(step)
-
-
-def test_history_holds_the_convergence_monitor() -> None:
-    record = fit().history[-1]
-    for name in ("condition", "predicted_change", "actual_change", "effective_source", "mean_weight", "share_at_zero",
-                 "share_at_one", "source_loss", "target_loss", "lr", "held"):  # fmt: skip
-        assert np.isfinite(record[name]), name
-    assert set(record["groups"]) == {"right", "wrong"}
 
 
 def test_history_holds_the_means_of_the_steps_and_the_learning_rate() -> None:
@@ -234,15 +176,6 @@ def test_history_holds_the_means_of_the_steps_and_the_learning_rate() -> None:
     assert [record["lr"] for record in records] == pytest.approx([5e-10, 0.0])  # half-way down, and at the end
     short = fit(epochs=2, batch_size=50).history  # the third batch is short, and a step like the others
     assert (short[0]["step"], short[0]["lr"]) == (3, pytest.approx(0.05))
-
-
-def test_skipped_steps_do_not_count_in_the_means_of_an_epoch() -> None:
-    records = Records(None)
-    for loss, skipped in ((2.0, 0.0), (0.0, 1.0), (4.0, 0.0)):
-        records.step({"source_loss": torch.tensor(loss), "skipped": torch.tensor(skipped)}, {})
-    found = records.epoch({"epoch": 1, "step": 3})
-    assert (found["source_loss"], found["skipped"]) == (3.0, 1)
-    assert records.messages[0].startswith("1 of 3 steps of epoch 1 was skipped")
 
 
 def test_a_number_counts_the_steps_that_have_it_and_were_not_skipped() -> None:
@@ -264,13 +197,6 @@ def test_intervals_of_mean_weights() -> None:
     half = 1.96 * float(values[:4].double().std()) / 2  # of the mean of four
     assert found["wrong"] == pytest.approx({"mean": 0.525, "low": 0.525 - half, "high": 0.525 + half, "count": 4})
     assert found["right"]["mean"] == pytest.approx(0.6)
-
-
-def test_inputs_are_standardised_by_the_source_alone() -> None:
-    target = points(20, 1)
-    far = Examples(target.inputs + 100.0, target.labels)
-    found = fit(target=far, inputs=Inputs(standardize=True), epochs=1).config["prepare"]["standardize"]
-    assert found["mean"] == pytest.approx(points(N, 0).inputs.mean(0).tolist(), abs=1e-5)
 
 
 def test_times_are_told_apart_in_training_and_prediction(tmp_path: Path) -> None:
@@ -305,21 +231,6 @@ def test_a_transfers_source_is_classified_by_its_own_head() -> None:
     assert set(result.predict(target.inputs).tolist()) == {0}
 
 
-def test_every_epoch_has_target_batches_of_its_own() -> None:
-    """Six target examples, one a step and two steps an epoch: three epochs see them all."""
-    seen: list[float] = []
-
-    class Watching(TargetOnly):
-        def step(self, state: Any, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-            seen.extend(target.inputs[:, 0].tolist())
-            return super().step(state, source, target, monitor=monitor)
-
-    target = points(6, 1)
-    given = {"epochs": 3, "batch_size": N // 2, "target_batch_size": 1, "method": Watching()}
-    fit(target=target, **given)
-    assert sorted(seen) == sorted(target.inputs[:, 0].tolist())
-
-
 def test_ranking_is_best_first_with_the_truth() -> None:
     table = fit().ranking()
     assert list(table)[:5] == ["id", "label", "weight", "score", "visits"]
@@ -347,17 +258,6 @@ def test_an_example_without_a_true_label_is_neither_right_nor_wrong(tmp_path: Pa
     again = read_pair(source, named(20, 1), mode="noisy").source
     assert again.truth is not None
     assert torch.equal(again.truth, source.truth)
-
-
-def test_an_output_without_a_class_name_is_named_by_its_index() -> None:
-    model = nn.Linear(2, 3)
-    model.bias.data[2] = 50.0
-
-    def unless_it_abstains(outputs: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(outputs[:, :2], labels, reduction="none")
-
-    given = {"source": named(N, 0), "target": named(20, 1), "loss": unless_it_abstains, "epochs": 1}
-    assert set(fit(model=model, **given).ranking()["predicted_label"]) == {"2"}
 
 
 def test_run_folder_is_whole(tmp_path: Path) -> None:

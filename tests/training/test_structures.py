@@ -42,9 +42,9 @@ def rows(inputs, n):
     return split(inputs, [n, 40 - n])[0]
 
 
-def fitted(model, inputs, **options):
+def fitted(model, given, **options):
     options = {"epochs": 2, "batch_size": 8, "target_batch_size": 5, **options}
-    return soseleto.fit(model, (inputs, Y), (rows(inputs, 12), Y[:12]), **options)
+    return soseleto.fit(model, (given, Y), (rows(given, 12), Y[:12]), **options)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,6 @@ def fitted(model, inputs, **options):
         {},
         {"compute": Compute(micro_batch_size=3)},
         {"compute": Compute(dtype=torch.bfloat16)},
-        {"test": True},
         {"method": soseleto.methods.Mixed()},
         {"method": Reweight()},
     ],
@@ -61,8 +60,7 @@ def fitted(model, inputs, **options):
 )
 @pytest.mark.parametrize(("model", "inputs"), [(Named, DICT), (Positional, TUPLE)])
 def test_a_structure_trains_like_one_tensor(model, inputs, options):
-    tests = [options | ({"test": (given, Y)} if "test" in options else {}) for given in (X, inputs)]
-    plain, made = fitted(Plain(), X, **tests[0]), fitted(model(), inputs, **tests[1])
+    plain, made = fitted(Plain(), X, **options), fitted(model(), inputs, **options)
     assert torch.equal(plain.model.last.weight, made.model.last.weight)
     if plain.learned is not None:
         assert torch.equal(plain.weights, made.weights)
