@@ -174,7 +174,7 @@ def _require_same(options: Options, chosen: Mapping[str, Any], out: str | Path |
     optimizer = chosen["optimizer"]
     described = optimizers.describe(optimizer[0] if isinstance(optimizer, tuple) else optimizer)
     method = to_data(chosen["method"])
-    settings = {**options.describe_all(), **to_data(chosen), **described, "settings": method, "out": out is not None}
+    settings = {**to_data(chosen), **options.describe_all(), **described, "settings": method, "out": out is not None}
     require_same_settings(reducer or Single(), settings)
 
 

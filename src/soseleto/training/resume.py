@@ -42,7 +42,7 @@ _MAY_DIFFER = (
     *("format", "versions", "device_name", "ranks", "micro_batch_size"),
     *("input_dtype", "unlabelled", "wrong_share"),
 )
-_MOST_SHOWN = 60  # characters of a value
+_MOST_SHOWN = 100  # characters of two values
 
 
 class Keeper:
@@ -285,13 +285,15 @@ def require_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> 
         )
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """The entries among ``names`` that differ between two configurations, each as a clause of a sentence."""
-    found = (clause for name in names for clause in _difference(name, old.get(name), new.get(name)))
-    return list(dict.fromkeys(found))
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], names: Iterable[str], form: str = "{name} was {old} and is {new}"
+) -> list[str]:
+    """The entries among ``names`` that differ between two configurations, each as a clause of this form."""
+    clauses = (clause for name in names for clause in _difference(name, old.get(name), new.get(name), form))
+    return list(dict.fromkeys(clauses))
 
 
-def _difference(name: str, old: Any, new: Any) -> list[str]:
+def _difference(name: str, old: Any, new: Any, form: str) -> list[str]:
     if old == new:
         return []
     if name in _CHANGED:
@@ -299,29 +301,20 @@ def _difference(name: str, old: Any, new: Any) -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         if old.get("name") != new.get("name"):  # of different methods, whose other settings say nothing more
             old, new = {"name": old.get("name")}, {"name": new.get("name")}
-        return [clause for key in {**old, **new} for clause in _difference(f"{name}.{key}", old.get(key), new.get(key))]
-    was, now = json.dumps(old), json.dumps(new)
-    return [f"{name} was {was} and is {now}" if len(was) + len(now) < 100 else f"{name} changed"]
+        keys = {**old, **new}
+        return [part for key in keys for part in _difference(f"{name}.{key}", old.get(key), new.get(key), form)]
+    first, second = json.dumps(old), json.dumps(new)
+    if len(first) + len(second) >= _MOST_SHOWN:
+        return [f"{name} changed"]
+    return [form.format(name=name, old=first, new=second)]
 
 
 def require_same_settings(reducer: Reducer, settings: Mapping[str, Any]) -> None:
     """Raise on every rank, with all differences, where one was started with other settings than rank 0."""
     every = reducer.every(comparable(settings))
     for rank, own in enumerate(every):
-        if found := list(_between_ranks(every[0], own, rank)):
+        form = f"{{name}} is {{old}} on rank 0 and {{new}} on rank {rank}"
+        if changed := differences(every[0], own, {**every[0], **own}, form):
             raise UsageError(
-                f"the ranks were started with different settings, since {', '.join(found)}: give every rank the same."
+                f"the ranks were started with different settings, since {', '.join(changed)}: give every rank the same."
             )
-
-
-def _between_ranks(first: Any, own: Any, rank: int, at: str = "") -> Iterator[str]:
-    if isinstance(first, dict) and isinstance(own, dict):
-        for name in {**first, **own}:
-            yield from _between_ranks(first.get(name), own.get(name), rank, f"{at}.{name}" if at else name)
-    elif first != own:
-        yield f"{at} is {_shown(first)} on rank 0 and {_shown(own)} on rank {rank}"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
