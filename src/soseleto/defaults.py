@@ -82,6 +82,7 @@ STRONG_TEXT_LR = 6e-5  # twice the plain rate was better on held-out texts
 LARGEST_BATCH, SMALLEST_BATCH, STEPS = 256, 16, 48  # STEPS: per epoch to aim at, where the source is large enough
 PRETRAINED_BATCH = 64  # at most, for texts, whose few epochs must have enough steps
 TARGET_BATCH, STRONG_TARGET_BATCH = 32, 64
+CROP = 12  # an image is shifted by up to 1/12 of its side
 
 WEIGHT_STEP = 0.1  # Soseleto's own
 FEW_WAY = 0.9  # how far a weight moves over all epochs; 3 costs accuracy where few labels are wrong
@@ -478,6 +479,17 @@ def views_for(inputs: Inputs, mode: str = "noisy") -> AnyViews:
         )
     views = kinds[inputs]()
     return replace(views, count=1) if mode == "transfer" else views
+
+
+def augment_for(shape: tuple[int, ...], class_names: Sequence[str] | None = None) -> Augment | None:
+    """What the command line uses: small shifts of images (C, H, W), mirrored too where they are natural ones.
+
+    Natural images are in colour, of things that have names: a mirrored digit or letter is another sign.
+    """
+    if len(shape) != 3:
+        return None
+    signs = class_names is None or any(len(name) < 2 or not any(map(str.isalpha, name)) for name in class_names)
+    return Augment(crop=max(1, min(shape[1:]) // CROP), flip=shape[0] == 3 and not signs)
 
 
 def _augments(given: Any, method: Method, mode: str, inputs: Inputs) -> Augments:
