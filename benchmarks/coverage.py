@@ -243,10 +243,10 @@ def audited(found: Suspects, wrong: Array, seed: int) -> audit.Figures:
     """After all checks that an audit plans by default."""
     chosen = found.is_suspect.numpy()
     nothing = np.zeros(len(wrong), dtype=bool)
-    strata = audit.draw(found.probability.double().numpy(), chosen, nothing, checks=audit.CHECKS, seed=seed)
+    strata = audit.draw(found.probability.double().numpy(), chosen, nothing, seed=seed)
     checked = []
     for one in strata:
-        answers = tuple(bool(wrong[row]) for row in one.order[: one.planned])
+        answers = tuple(bool(wrong[row]) for row in one.order[: audit.CHECKS])
         counts = sum(answers), len(answers) - sum(answers)
         checked.append(audit.Checked(one.suspects, one.size, one.expected, answers, *counts))
     return audit.figures(checked)

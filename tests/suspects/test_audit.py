@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from soseleto.suspects.audit import Checked, Decided, Stratum, allocate, draw, evidence, figures, split, total
+from soseleto.suspects.audit import Checked, Decided, Stratum, draw, evidence, figures, schedule, total
 from soseleto.suspects.calibration import Estimate
 
 
@@ -88,10 +88,8 @@ def test_all_figures_hold_at_the_worst_moment_to_stop() -> None:
             "recall": wrong[is_suspect].sum() / wrong.sum(),
             "wrong_share": wrong.mean(),
         }
-        strata = draw(probability, is_suspect, np.zeros(400, bool), checks=30, seed=repeat)
-        seen = [
-            figures([answered(one, wrong, round(part * one.planned)) for one in strata]) for part in (0.25, 0.5, 1.0)
-        ]
+        strata = draw(probability, is_suspect, np.zeros(400, bool), seed=repeat)
+        seen = [figures([answered(one, wrong, round(part * 30)) for one in strata]) for part in (0.25, 0.5, 1.0)]
         for name, true in truth.items():
             bad[name] += any(not getattr(one, name).low <= true <= getattr(one, name).high for one in seen)
     assert max(bad.values()) / repeats <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)
@@ -143,26 +141,11 @@ def test_the_sample_is_random_without_replacement_and_repeatable() -> None:
     probability, is_suspect, _ = population(np.random.default_rng(0), 1.0)
     decided = np.zeros(400, bool)
     decided[:10] = True
-    strata = draw(probability, is_suspect, decided, checks=30, seed=3)
-    assert [one.suspects for one in strata] == [True, False, False]
-    assert sum(one.planned for one in strata[1:]) == strata[0].planned == 30
-    together = np.concatenate([one.order for one in strata])
-    assert sorted(together.tolist()) == list(range(10, 400))
-    again, other = (draw(probability, is_suspect, decided, checks=30, seed=seed) for seed in (3, 4))
-    assert all(np.array_equal(a.order, b.order) for a, b in zip(strata, again, strict=True))
-    assert not np.array_equal(strata[0].order, other[0].order)
-    firsts = [draw(None, is_suspect, decided, checks=5, seed=seed)[0].order[0] for seed in range(300)]
+    suspects, others = draw(probability, is_suspect, decided, seed=3)
+    assert sorted(np.concatenate([suspects.order, others.order]).tolist()) == list(range(10, 400))
+    rows = schedule([suspects, others], 30)
+    assert len(rows) == 60
+    assert is_suspect[rows].tolist() == [True, False] * 30
+    assert np.array_equal(draw(probability, is_suspect, decided, seed=3)[0].order, suspects.order)
+    firsts = [draw(None, is_suspect, decided, seed=seed)[0].order[0] for seed in range(300)]
     assert len(set(firsts)) > 45  # any of the 50 may come first
-
-
-def test_doubtful_examples_are_checked_more_often() -> None:
-    probability = np.where(np.arange(1000) < 150, 0.5, 0.01)
-    doubtful, clear = split(np.arange(1000), probability)
-    assert len(doubtful) == pytest.approx(150, abs=10)
-    assert probability[clear].max() == pytest.approx(0.01)
-    number, of_clear = allocate([len(doubtful), len(clear)], [0.5, 0.01], 60)
-    assert number + of_clear == 60
-    assert 2 * len(doubtful) / 1000 < number / 60 < 0.5
-    assert len(split(np.arange(1000), np.full(1000, 0.2))) == 1  # no reason for two
-    assert allocate([5, 900], [0.5, 0.01], 60) == [5, 55]
-    assert allocate([30], [0.5], 60) == [30]

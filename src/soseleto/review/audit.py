@@ -54,7 +54,7 @@ class Audit:
         if decided.all():
             raise UsageError(f"every example of {run.path} has been decided: there is nothing left to audit.")
         probability = ranking.get("mislabelled_probability")
-        strata = statistics.draw(probability, suspect, decided, checks=checks or CHECKS, seed=0)
+        strata = statistics.draw(probability, suspect, decided, seed=0)
         return cls(
             checks or (None if width else CHECKS),
             width,
@@ -84,14 +84,7 @@ class Audit:
 
     def ids(self) -> list[str]:
         """The examples to check, in order."""
-        if self.checks is None:
-            return statistics.schedule(self.strata, [LONGEST] * len(self.strata)).tolist()
-        targets: list[int] = []
-        for of_suspects in (True, False):
-            group = [stratum for stratum in self.strata if stratum.suspects == of_suspects]
-            sizes, expected = [stratum.size for stratum in group], [stratum.expected for stratum in group]
-            targets += statistics.allocate(sizes, expected, self.checks)
-        return statistics.schedule(self.strata, targets).tolist()
+        return [str(name) for name in statistics.schedule(self.strata, self.checks or LONGEST)]
 
     def _checked(self, stratum: Stratum, decisions: Decisions) -> Checked:
         known = [self._is_wrong(decisions.get(name)) for name in stratum.order]

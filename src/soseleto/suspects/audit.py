@@ -1,13 +1,12 @@
 """Error rates from a random sample that was checked by hand: no assumption about the mistakes is needed.
 
-Suspects and other examples are sampled separately, without replacement; the others in two strata where the calibrated
-probability separates them, with more checks where labels are more doubtful (Neyman). Examples that were decided before
-the audit began are a stratum of their own whose wrong labels are counted.
+Suspects and other examples are sampled separately, without replacement. Examples that were decided before the audit
+began are not sampled, and their wrong labels are counted.
 
 Each figure (precision, recall, share of wrong labels) has an interval that contains the truth with a probability of at
 least 95 %, whenever one stops. A number W of wrong labels in a stratum is rejected by its prior-posterior ratio
 (Waudby-Smith and Ramdas 2020): at the true W the ratio is a supermartingale that starts at 1, so it ever reaches 1/α
-with probability at most α (Ville). So is a product over independently sampled strata: logarithms add.
+with probability at most α (Ville). So is a product over suspects and others: logarithms add.
 
 NumPy in double precision; all functions are pure.
 """
@@ -26,9 +25,6 @@ from soseleto.suspects.calibration import Estimate
 CHECKS = 60  # of the suspects, and as many of the others
 BOUND = math.log(1 / 0.05)  # of the evidence against what an interval contains
 LONGEST = 1000  # checks of a stratum
-SMALLEST, FEWEST = 20, 10  # examples and checks of a stratum
-WORTH_IT = 0.75  # two strata if they make the standard error this much smaller: combining them costs a part of it
-FLOOR = 0.02  # no stratum is taken to have fewer wrong labels, however low its probabilities
 Array = np.ndarray
 
 
@@ -37,80 +33,44 @@ Array = np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Stratum:
-    """A part of the suspects, or of the others, of which none was decided when the audit began.
+    """The suspects, or the others, of which none was decided when the audit began.
 
-    size: the number of its examples; order: the rows to check, in random order; planned: how many by default
+    size: the number of its examples; order: the rows to check, in random order
     expected: the mean probability of a wrong label, which makes intervals narrower where it is right
     """
 
     suspects: bool
     size: int
     order: Array
-    planned: int
     expected: float
 
 
-def draw(probability: Array | None, is_suspect: Array, decided: Array, *, checks: int, seed: int) -> list[Stratum]:
-    """The strata of an audit of ``checks`` suspects and as many others; rows in ``decided`` are not sampled.
+def draw(probability: Array | None, is_suspect: Array, decided: Array, *, seed: int) -> list[Stratum]:
+    """The strata of an audit; rows in ``decided`` are not sampled.
 
     The order of a stratum is its part of one permutation of all rows, so that it hardly depends on ``decided``.
     """
-    place = np.random.default_rng(seed).permutation(len(is_suspect))
-    guess = np.where(is_suspect, 0.5, FLOOR) if probability is None else np.nan_to_num(probability, nan=0.5)
-    strata: list[Stratum] = []
+    order = np.random.default_rng(seed).permutation(len(is_suspect))
+    guess = np.where(is_suspect, 0.5, 0.02) if probability is None else np.nan_to_num(probability, nan=0.5)
+    strata = []
     for suspects in (True, False):
-        rows = np.flatnonzero((is_suspect == suspects) & ~decided)
-        parts = [rows] if suspects or probability is None else split(rows, guess)
-        expected = [float(guess[part].mean()) for part in parts if len(part)]
-        planned = allocate([len(part) for part in parts], expected, checks)
-        for part, number, mean in zip(parts, planned, expected, strict=False):
-            order = part[np.argsort(place[part])][:LONGEST]
-            strata.append(Stratum(suspects, len(part), order, number, mean))
+        rows = order[((is_suspect == suspects) & ~decided)[order]]
+        if len(rows):
+            strata.append(Stratum(suspects, len(rows), rows[:LONGEST], float(guess[rows].mean())))
     return strata
 
 
 def default_rows(probability: Array | None, is_suspect: Array) -> list[int]:
     """The rows that an audit with default options checks, and as many more: those worth a thumbnail."""
-    strata = draw(probability, is_suspect, np.zeros(len(is_suspect), dtype=bool), checks=CHECKS, seed=0)
-    return [int(row) for stratum in strata for row in stratum.order[: 2 * stratum.planned]]
+    strata = draw(probability, is_suspect, np.zeros(len(is_suspect), dtype=bool), seed=0)
+    return [int(row) for stratum in strata for row in stratum.order[: 2 * CHECKS]]
 
 
-def split(rows: Array, probability: Array) -> list[Array]:
-    """The rows in two strata by probability, or in one where two would gain little."""
-    rows = rows[np.argsort(-probability[rows], kind="stable")]
-    n = len(rows)
-    if n < 4 * SMALLEST:
-        return [rows] if n else []
-    sums = np.cumsum(probability[rows])
-    at = np.unique(np.linspace(SMALLEST, n - SMALLEST, 200).astype(int))
-    spread = at * _deviation(sums[at - 1] / at) + (n - at) * _deviation((sums[-1] - sums[at - 1]) / (n - at))
-    best = int(spread.argmin())
-    if spread[best] > WORTH_IT * n * _deviation(sums[-1] / n):
-        return [rows]
-    return [rows[: at[best]], rows[at[best] :]]
-
-
-def allocate(sizes: Sequence[int], expected: Sequence[float], checks: int) -> list[int]:
-    """Checks per stratum in proportion to size times standard deviation, at least FEWEST, at most all."""
-    if len(sizes) < 2:
-        return [min(checks, size) for size in sizes]
-    wanted = [size * float(_deviation(mean)) for size, mean in zip(sizes, expected, strict=True)]
-    fewest = min(FEWEST, checks // 2)
-    first = min(max(round(checks * wanted[0] / sum(wanted)), fewest), checks - fewest)
-    second = min(checks - min(first, sizes[0]), sizes[1])
-    return [min(checks - second, sizes[0]), second]
-
-
-def _deviation(mean: Array | float) -> Array:
-    shrunk = FLOOR + (1 - 2 * FLOOR) * np.asarray(mean)
-    return np.sqrt(shrunk * (1 - shrunk))
-
-
-def schedule(strata: Sequence[Stratum], targets: Sequence[int]) -> Array:
-    """The rows to check: the first ``targets`` of each stratum, interleaved in proportion to the planned numbers."""
-    rows = [stratum.order[:number] for stratum, number in zip(strata, targets, strict=True)]
-    when = [(np.arange(len(part)) + 0.5) / max(stratum.planned, 1) for stratum, part in zip(strata, rows, strict=True)]
-    return np.asarray(np.concatenate(rows)[np.argsort(np.concatenate(when), kind="stable")])
+def schedule(strata: Sequence[Stratum], checks: int) -> Array:
+    """What to check: the first ``checks`` of each stratum, in turn."""
+    parts = [stratum.order[:checks] for stratum in strata]
+    turns = np.concatenate([np.arange(len(part)) for part in parts])
+    return np.asarray(np.concatenate(parts)[np.argsort(turns, kind="stable")])
 
 
 # The figures
