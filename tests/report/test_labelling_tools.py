@@ -55,13 +55,6 @@ def test_label_studio_gets_images_below_its_document_root(tmp_path: Path) -> Non
     assert "score" not in prediction  # nothing is known of its probability
 
 
-@pytest.mark.parametrize("tool", ["label-studio", "argilla", "fiftyone"])
-def test_rows_of_numbers_are_for_no_tool(tmp_path: Path, tool: str) -> None:
-    run = make_run(tmp_path / "run")
-    with pytest.raises(UsageError, match=r"has neither: use --format csv|FiftyOne shows images"):
-        export_ranking(run.path, format=tool)
-
-
 @pytest.mark.parametrize(("source", "start"), [("images", "images/"), ("images/list.csv", ""), ("images", "../")])
 def test_image_paths_are_absolute_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, start: str

@@ -17,7 +17,7 @@ from browser import Browser, needs_browser
 from fabricated import add_probe_columns, fabricate, fabricate_images
 from soseleto.data import Examples
 from soseleto.report import render, write_report
-from soseleto.report.charts import Chart, nice_ticks
+from soseleto.report.charts import Chart
 from soseleto.report.sentences import share, verdict
 from soseleto.run_folder.folder import COMPARISON, SUSPECTS, RunFolder
 from soseleto.run_folder.source import load_thumbnails, media_type, save_thumbnails
@@ -52,12 +52,6 @@ def page(run: RunFolder) -> str:
 
 def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
-
-
-def test_write_report_writes_into_the_run_or_to_the_given_path(run: RunFolder, tmp_path: Path) -> None:
-    assert write_report(run.path) == run.path / "report.html"
-    elsewhere = write_report(run.path, tmp_path / "new" / "page.html")
-    assert elsewhere.read_text("utf-8") == (run.path / "report.html").read_text("utf-8")
 
 
 def test_the_summary_states_the_main_numbers(page: str, run: RunFolder) -> None:
@@ -280,14 +274,6 @@ def test_the_page_refers_to_nothing_outside_itself(page: str) -> None:
     assert policy is not None
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert "unsafe" not in policy
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (0, 30, [0, 10, 20, 30]), (-1.06, 1.06, [-1, -0.5, 0, 0.5, 1])],
-)
-def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) -> None:
-    assert nice_ticks(low, high) == pytest.approx(ticks)
 
 
 def test_a_line_breaks_where_a_value_is_missing() -> None:

@@ -174,22 +174,6 @@ def test_bad_options_are_one_sentence(run: RunFolder, capsys: pytest.CaptureFixt
         Audit.load(run)
 
 
-def test_transfer_mode_has_nothing_to_audit(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    run.write_config({"mode": "transfer"})
-    assert call("audit", run.path) == 2
-    assert "weights are about the target and not about wrong labels" in capsys.readouterr().err
-
-
-def test_the_summary_is_printed(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    check(run, 16)
-    assert call("audit", run.path, "--summary") == 0
-    first, precision, *_, last = capsys.readouterr().out.splitlines()
-    assert first == "checked 8 suspects and 8 other examples"
-    assert precision.startswith("precision of the suspects: 100.0 % (")
-    assert precision.endswith(", audited")
-    assert last.startswith("All checks are done.")
-
-
 @needs_browser
 def test_the_keyboard_answers_and_the_interval_narrows(run: RunFolder, browser: Browser) -> None:
     with serving(run, **SMALL) as server:

@@ -10,18 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import accessibility
 from browser import Browser, needs_browser
-from fabricated import add_probe_columns, fabricate, fabricate_images
+from fabricated import fabricate_images
 from reviewing import open_review, press, serving
 from soseleto.cli.main import main
 from soseleto.data import as_examples
 from soseleto.errors import UsageError
 from soseleto.review.queue import Decision, Decisions, export_source, read_decisions
-from soseleto.review.server import LARGEST_BODY, Review, Server
+from soseleto.review.server import LARGEST_BODY, Server
 from soseleto.run_folder.folder import RunFolder
 
 
@@ -57,18 +56,6 @@ def test_the_last_decision_counts_and_undo_reverts_one_by_one(run: RunFolder) ->
     assert read_decisions(run) == {}
 
 
-def test_a_file_cut_anywhere_keeps_every_complete_decision(run: RunFolder) -> None:
-    decide(run, Decision("ä", "drop"), Decision("b", "relabel", "class 2"), Decision("c", "keep"))
-    path = run.path / "review.jsonl"
-    whole = path.read_bytes()
-    for size in range(len(whole) + 1):
-        path.write_bytes(whole[:size])
-        kept = list("äbc")[: whole[:size].count(b"\n")]
-        assert list(read_decisions(run)) == kept
-        decide(run, Decision("d", "drop"))  # appended after the last complete line
-        assert list(read_decisions(run)) == [*kept, "d"]
-
-
 def test_a_second_review_at_the_same_time_is_refused(run: RunFolder) -> None:
     first = Decisions(run)
     with pytest.raises(UsageError, match="another review is writing to"):
@@ -77,7 +64,7 @@ def test_a_second_review_at_the_same_time_is_refused(run: RunFolder) -> None:
     Decisions(run).close()
 
 
-# The corrected manifest
+# The corrected source
 
 
 def test_the_manifest_of_images_is_what_fit_reads(run: RunFolder, tmp_path: Path) -> None:
@@ -281,13 +268,6 @@ def test_only_images_are_served_and_the_thumbnail_where_the_file_is_not_one(run:
         assert ask(server, "GET", "/picture/58")[0] == 200
 
 
-def test_nothing_to_review_is_one_sentence(tmp_path: Path) -> None:
-    run = fabricate(tmp_path / "run", n=20, epochs=1)
-    run.write_ranking(run.ranking() | {"weight": np.ones(20, dtype=np.float32)})
-    with pytest.raises(UsageError, match="has no suspects"):
-        Review(run.path)
-
-
 # In a real browser
 
 
@@ -316,22 +296,6 @@ def test_the_keyboard_keeps_drops_relabels_and_undoes(run: RunFolder, browser: B
 
 
 @needs_browser
-def test_another_label_is_chosen_by_typing_it(run: RunFolder, browser: Browser) -> None:
-    with serving(run) as server:
-        open_review(browser, server)
-        given = browser.text("#given")
-        other = next(name for name in server.review.queue.classes if name not in (given, browser.text("#suggested")))
-        browser.press("l")
-        assert browser.js("document.activeElement.id") == "label"
-        for letter in other + "d":  # letters select in the list: nothing is dropped
-            browser.press(letter)
-        assert browser.js("document.getElementById('label').value") == other
-        press(browser, "Enter")
-        assert browser.js("document.activeElement.id") == "actions"
-    assert [(one.action, one.label) for one in read_decisions(run).values()] == [("relabel", other)]
-
-
-@needs_browser
 def test_the_last_page_shows_the_export_command(run: RunFolder, browser: Browser) -> None:
     with serving(run) as server:
         open_review(browser, server)
@@ -341,22 +305,6 @@ def test_the_last_page_shows_the_export_command(run: RunFolder, browser: Browser
         assert accessibility.problems(browser) == []
         press(browser, "u")
         assert browser.text("#which") == "Suspect 12 of 12"
-
-
-@needs_browser
-def test_rows_of_a_table_are_shown_as_numbers(tmp_path: Path, browser: Browser) -> None:
-    run = add_probe_columns(fabricate(tmp_path / "run", n=50, features=4, epochs=3))
-    with serving(run) as server:
-        open_review(browser, server)
-        rows = browser.js(
-            "[...document.querySelectorAll('#features tbody tr')].map((row) => row.innerText.split('\\t'))"
-        )
-        first = server.review.queue.rows[0]
-        assert [row[0] for row in rows] == ["x0", "x1", "x2", "x3"]
-        shown = [float(row[1].replace("−", "-")) for row in rows]
-        assert shown == pytest.approx([run.ranking()[f"x{i}"][first] for i in range(4)], rel=1e-3)
-        assert browser.js("document.getElementById('picture').hidden")
-        assert accessibility.problems(browser) == []
 
 
 @needs_browser

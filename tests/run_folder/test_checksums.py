@@ -11,7 +11,7 @@ import torch
 
 import soseleto
 from fabricated import fabricate
-from soseleto.errors import DataError, DiskError
+from soseleto.errors import DataError
 from soseleto.models.by_name import by_name
 from soseleto.report import write_report
 from soseleto.review.queue import Decision, Decisions, read_decisions
@@ -52,18 +52,6 @@ def test_every_file_is_listed_and_later_writes_keep_the_list_current(run: RunFol
     checked = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=run.path, capture_output=True)
     assert checked.returncode == 0
     assert read_decisions(run) == {}
-
-
-def test_a_run_without_space_for_its_checksums_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = fabricate(tmp_path / "run", n=10, epochs=1)
-
-    def full(*_: object) -> None:
-        raise DiskError("no space")
-
-    monkeypatch.setattr(files, "_write_checksums", full)
-    run.end({"event": "end"})
-    assert run.has_ended()
-    assert len(run.ranking()["id"]) == 10
 
 
 @pytest.mark.parametrize("moment", ["before the rename", "after the rename"])
@@ -119,15 +107,6 @@ def test_a_decision_that_was_cut_off_is_ignored_and_one_that_was_lost_is_not(
     path.unlink()
     with pytest.raises(DataError, match=r"review.jsonl is missing: restore it from a copy, or delete its line"):
         read_decisions(run)
-
-
-def test_damage_to_config_or_list_is_damage_and_not_another_program(run: RunFolder) -> None:
-    (run.path / "config.json").write_text("{}")
-    with pytest.raises(DataError, match=r"config.json is damaged"):
-        RunFolder.open(run.path)
-    (run.path / "SHA256SUMS").write_text("nothing")
-    with pytest.raises(DataError, match="SHA256SUMS is damaged: restore it from a copy, or delete it"):
-        run.ranking()
 
 
 def test_the_model_of_a_rival_that_was_kept_is_verified(trained: RunFolder) -> None:

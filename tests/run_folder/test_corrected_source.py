@@ -16,7 +16,7 @@ from soseleto.data import Examples, Reading, as_examples
 from soseleto.errors import DataError, UsageError
 from soseleto.review.queue import Decision, Decisions, export_source
 from soseleto.run_folder.folder import RunFolder
-from soseleto.run_folder.source import digest, remember, write_corrected
+from soseleto.run_folder.source import digest, remember
 
 N, FEATURES = 30, 20  # more features than a ranking holds
 DROPPED = (3, 17)
@@ -131,17 +131,6 @@ def test_the_export_is_read_as_the_source_was(kind: str, tmp_path: Path) -> None
     assert contents(after) == expected
 
 
-@pytest.mark.parametrize("kind", [".csv", ".parquet", ".jsonl", ".npz"])
-def test_corrected_labels_are_read_as_the_same_classes(kind: str, tmp_path: Path) -> None:
-    source = MAKERS[kind](tmp_path)
-    run, before = trained_on(source, tmp_path / "run")
-    out = tmp_path / ("new.npz" if kind == ".npz" else "new.csv")
-    assert write_corrected(run, out, drop={"r3"}, relabel={"r4": "007", "r5": "new"}) == N - 1
-    expected = {name: row for name, row in contents(before).items() if name != "r3"}
-    expected |= {"r4": ("007", expected["r4"][1]), "r5": ("new", expected["r5"][1])}
-    assert contents(as_examples(out, name="source")) == expected
-
-
 def test_an_npz_keeps_its_other_arrays(tmp_path: Path) -> None:
     run, _ = trained_on(write(tmp_path / "s.npz", table()), tmp_path / "run")
     with pytest.raises(UsageError, match=r"write .*clean.npz instead"):
@@ -214,11 +203,3 @@ def test_values_that_csv_cannot_hold_need_parquet(tmp_path: Path) -> None:
         export_source(run.path, folder / "clean.csv", suspects="drop")
     export_source(run.path, folder / "clean.parquet", suspects="drop")
     assert pyarrow.parquet.read_table(folder / "clean.parquet")["boxes"].to_pylist() == [[1, 2]] * (N - 2)
-
-
-def test_pandas_categories_are_written_by_name(tmp_path: Path) -> None:
-    frame = pandas.DataFrame({"a": np.arange(N) * 1.5, "label": pandas.Categorical(["x", "y"] * (N // 2))})
-    frame.to_parquet(tmp_path / "s.parquet")
-    run, _ = trained_on(tmp_path / "s.parquet", tmp_path / "run")
-    export_source(run.path, tmp_path / "clean.csv", suspects="drop")
-    assert as_examples(tmp_path / "clean.csv", name="source").classes == ("x", "y")

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ from torch import nn
 from fabricated import fabricate
 from soseleto.errors import DataError, DiskError, UsageError
 from soseleto.review.queue import Decision, Decisions
-from soseleto.run_folder.files import append_line, lines_of, locked
+from soseleto.run_folder.files import append_line, lines_of
 from soseleto.run_folder.folder import SOURCE, RunFolder, require_writable
 
 
@@ -158,15 +156,6 @@ def test_a_failed_write_leaves_the_previous_file(run: RunFolder, monkeypatch: py
     assert [entry.name for entry in run.path.iterdir()] == ["config.json"]
 
 
-@pytest.mark.parametrize("folder", [False, True])
-def test_a_lock_excludes_others_until_it_is_released(tmp_path: Path, folder: bool) -> None:
-    path = tmp_path if folder else tmp_path / "log.jsonl"
-    with locked(path, "taken."), pytest.raises(UsageError, match=r"^taken\.$"), locked(path, "taken."):
-        pass
-    with locked(path, "taken."):
-        assert path.exists()
-
-
 def test_outputs_never_replace_inputs_or_files_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, source = fabricate(tmp_path / "run", n=10, epochs=1), tmp_path / "source.csv"
     source.write_text("x,label\n1,a\n")
@@ -194,17 +183,3 @@ def test_outputs_never_replace_inputs_or_files_of_a_run(tmp_path: Path, monkeypa
     }.items():
         with pytest.raises(UsageError, match=match):
             require_writable(out, run=run, force=True, reads=(tmp_path / "inputs.csv",))
-
-
-def test_the_module_imports_without_the_file_packages() -> None:
-    hidden = ["safetensors", "pyarrow", "matplotlib", "jinja2", "typer", "rich"]
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))\n"
-        "from soseleto.run_folder.folder import RunFolder; from soseleto.errors import DataError; import tempfile\n"
-        "run = RunFolder.create(tempfile.mkdtemp()); run.log({'event': 'start'})\n"
-        "try: run.write_ranking({'id': ['a']})\n"
-        "except DataError as error: print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
-    wanted = "writing a run needs pyarrow, which is not installed: type pip install 'soseleto'.\n"
-    assert done.stdout == wanted, done.stderr

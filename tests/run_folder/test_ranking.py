@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from soseleto.report.export import with_usual_names
-from soseleto.run_folder.ranking import by_class, is_suspect, most_suspicious_first, suggested_labels, suspect_rows
+from soseleto.run_folder.ranking import by_class, most_suspicious_first, suspect_rows
 
 
 def ranking(**columns: list) -> dict[str, np.ndarray]:
@@ -26,18 +26,6 @@ def test_the_most_probable_suspects_come_first() -> None:
     assert suspect_rows(WITH_PROBES).tolist() == [3, 4]
     unknown = {**WITH_PROBES, "mislabelled_probability": np.array([0.1, 0.7, 0.2, np.nan, 0.8])}
     assert most_suspicious_first(unknown).tolist() == [4, 3, 1, 2, 0]
-
-
-def test_without_probabilities_low_weights_from_the_bottom() -> None:
-    plain = ranking()
-    assert is_suspect(plain).tolist() == [False, False, False, True, True]
-    assert most_suspicious_first(plain).tolist() == [4, 3, 2, 1, 0]
-
-
-def test_the_given_label_is_never_suggested() -> None:
-    assert suggested_labels(WITH_PROBES).tolist() == [None, None, None, "a", None]
-    assert suggested_labels(ranking()) is None
-    assert suggested_labels(ranking(predicted_label=["b"] * 5)).tolist() == [None, None, None, None, "b"]
 
 
 def test_rows_of_each_class() -> None:

@@ -77,11 +77,6 @@ def test_an_interval_that_says_nothing_is_unknown() -> None:
     assert wide.to_dict("audited")["value"] == 0.6
 
 
-def test_a_suggestion_is_never_the_given_label() -> None:
-    found = calibrated(apart=3).for_precision(0.8)
-    assert set(found.suggested.tolist()) == {2}  # 0 is given, and 2 has more support than 1
-
-
 def test_estimated_mistakes_bound_the_share_and_widen_its_interval() -> None:
     plain, likely = calibrated(apart=4).wrong_share, calibrated(apart=4, interval=(0.2, 0.4)).wrong_share
     assert likely.value == pytest.approx(plain.value, abs=1e-3)  # inside the interval nothing changes

@@ -52,13 +52,6 @@ def test_the_share_and_the_classes_of_mistakes_are_found(pairs: tuple[mistakes.M
     assert found.labels[place, (truth + 1) % CLASSES].mean() > 0.85
 
 
-def test_without_mistakes_the_interval_begins_at_zero() -> None:
-    points, truth = blobs(1500, 0)
-    found, _ = estimated(truth, points)
-    assert found.share[0] == 0.0
-    assert found.share[1] < 0.12
-
-
 def test_mistakes_on_hard_examples_are_planted_on_hard_ones() -> None:
     points, truth = blobs(1500, 0)
     corners = 2.5 * np.array([[0, 0], [1, 0], [1, 1], [0, 1]])

@@ -72,29 +72,6 @@ def test_a_regression_ends_at_the_maximum_of_its_likelihood(factor: float, seed:
     assert abs(left.sum()) < 1e-5
 
 
-@pytest.mark.parametrize(("ridge", "apart", "towards"), [(1.0, 2.0, 0.0), (0.5, 20.0, -1.0), (3.0, 3.0, 0.5)])
-def test_two_penalties_against_the_slope_of_their_formula(ridge: float, apart: float, towards: float) -> None:
-    draw = np.random.default_rng(0)
-    positive = np.arange(40) % 4 == 0
-    x = draw.normal(np.where(positive, -1.0, 1.0)[:, None], 1.0, (40, 3)) * np.array([1.0, 2.0, 0.1])
-    found = calibration.log_ratio(x, positive, ridge, apart, towards=towards)
-    found[-1] += calibration.logit(positive.mean())
-
-    def value(beta: np.ndarray) -> float:
-        z, mean = calibration.with_one(x) @ beta, beta[:3].mean()
-        likelihood = (positive * z - np.log1p(np.exp(z))).sum()
-        return float(likelihood - ridge * 3 * (mean - towards) ** 2 / 2 - apart * ((beta[:3] - mean) ** 2).sum() / 2)
-
-    for direction in np.eye(4) * 1e-4:
-        assert value(found + direction) < value(found) > value(found - direction)
-
-
-def test_signals_without_any_variation_give_the_share() -> None:
-    evidence = evidence_of(np.zeros((60, 2)), 40, np.arange(20) % 2 == 0, (100, 20))
-    found = Calibrated.learn(evidence)
-    assert found.probability == pytest.approx(np.full(40, 0.2), abs=0.02)
-
-
 def test_the_rates_by_hand() -> None:
     """Two probes of each kind, one above the threshold, and the two half probes; no finite-sample variation."""
     source = np.array([0.9, 0.7, 0.2, 0.2])
@@ -159,13 +136,6 @@ def test_as_many_suspects_as_the_precision_allows(precision: float, count: int) 
     assert found.recall.value == pytest.approx(count * means.get(count, 0.0) / 3.56)
 
 
-def test_equal_probabilities_are_suspects_together_or_not_at_all() -> None:
-    """One at 1.0 and ten at 0.9: with any of the ten, all are at or above the threshold, and their mean is 0.91."""
-    one_and_ten = calibrated([1.0, *[0.9] * 10, 0.1])
-    assert len(one_and_ten.for_precision(0.95)) == 1
-    assert len(one_and_ten.for_precision(0.9)) == 11
-
-
 def twins(weights: Tensor) -> Evidence:
     """Forty source examples of label 0 and twenty of label 1 in one place, sixty of label 1 opposite, and ten probes of
     label 1 in the first place."""
@@ -193,12 +163,3 @@ def test_neither_probes_nor_examples_without_weight_vote() -> None:
     assert torch.equal(found.signals["neighbours"][120:], torch.zeros(10))
     assert torch.equal(found.signals["neighbours"][:40], torch.ones(40))
     assert torch.equal(found.signals["neighbours"][40:60], torch.zeros(20))
-
-
-def test_suggestions_rest_on_the_model_and_both_votes() -> None:
-    found = twins(torch.ones(130))
-    at = found.labels[:, None]
-    signals = found.signals["agreement"] + found.signals["neighbours"]
-    of_label = (found.probabilities.gather(1, at)[:, 0] + signals) / 3
-    assert torch.allclose(found.support.gather(1, at)[:, 0], of_label, atol=1e-6)
-    assert torch.allclose(found.support.sum(1), torch.ones(130), atol=1e-6)

@@ -200,25 +200,6 @@ def test_ranking_and_run_folder_hold_them(result: soseleto.Result) -> None:
     assert "precision" in str(found)
 
 
-def test_labels_before_match_real_mistakes(wrong: Tensor) -> None:
-    """Mistakes near the class border are ambiguous: random probes misestimate their number, real mistakes do not."""
-
-    def human(examples: Examples, seed: int) -> Tensor:
-        near = examples.inputs.abs().amin(1) < 0.35
-        other = examples.labels ^ torch.where(examples.inputs[:, 0].abs() < examples.inputs[:, 1].abs(), 1, 2)
-        coin = torch.rand(len(examples), generator=torch.Generator().manual_seed(seed)) < 0.4
-        return torch.where(near & coin, other, examples.labels)
-
-    source, target = quadrants(1500, 0), quadrants(800, 1)
-    doubtful = Examples(source.inputs, human(source, 2))
-    given = {"source": doubtful, "target": target}
-    share = float((doubtful.labels != source.labels).float().mean())
-    drawn = fit(**given, probes=0.4).suspects()
-    known = fit(**given, probes=soseleto.Probes(share=0.4, labels_before=human(target, 3))).suspects()
-    assert abs(known.wrong_share.value - share) < 0.03
-    assert abs(known.wrong_share.value - share) < abs(drawn.wrong_share.value - share)
-
-
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.8])
 def test_the_share_of_a_mixture_is_found(share: float) -> None:
     draw = np.random.default_rng(1)
@@ -292,15 +273,6 @@ def test_a_class_without_target_examples_has_no_suspects(lacking: soseleto.Resul
     assert len(found.best) <= int(judged.sum())
 
 
-def test_examples_that_look_like_a_class_without_target_examples_are_unknown(lacking: soseleto.Result) -> None:
-    evidence, found = lacking.evidence, lacking.suspects()
-    assert evidence is not None
-    alike = (evidence.support.argmax(1) == 3)[:1500]
-    labelled = lacking.source.labels == 3
-    assert bool((alike & ~labelled).any())
-    assert torch.equal(found.probability.isnan(), alike | labelled)
-
-
 def test_the_run_folder_says_what_is_unknown(lacking: soseleto.Result) -> None:
     assert lacking.out is not None
     folder, count = RunFolder.open(lacking.out), lacking.suspects().unknown
@@ -313,15 +285,6 @@ def test_the_run_folder_says_what_is_unknown(lacking: soseleto.Result) -> None:
     assert all(0 <= stratum.expected <= 1 for stratum in drawn)  # an audit checks unknown ones too
 
 
-def test_without_probes_a_class_without_target_examples_has_no_suspects_either() -> None:
-    target = quadrants(300, 1)
-    ranking = fit(target=target.subset(target.labels != 3), probes=None).ranking()
-    assert is_suspect(ranking).any()
-    assert (ranking["weight"][ranking["label"] == 3] < 0.1).any()
-    assert 3 not in ranking["label"][is_suspect(ranking)]
-    assert "is_unknown" not in fit(probes=None, epochs=1).ranking()
-
-
 @pytest.mark.parametrize("estimated", [True, False])
 def test_probes_get_no_label_of_a_class_without_target_examples(estimated: bool) -> None:
     target = quadrants(200, 1)
@@ -330,14 +293,3 @@ def test_probes_get_no_label_of_a_class_without_target_examples(estimated: bool)
     mistakes = Mistakes((0.1, 0.2), np.full(len(target), 0.3), even) if estimated else None
     probes = plant(quadrants(500, 0, 0.3), target, 0.5, seed=0, mistakes=mistakes).probes
     assert set(probes.labels[probes.wrong].tolist()) == {0, 2, 3}
-
-
-def test_earlier_labels_of_a_class_without_target_examples_are_not_counted() -> None:
-    target = quadrants(400, 1)
-    target = target.subset(target.labels != 3)
-    before = torch.where(torch.rand(len(target), generator=torch.Generator().manual_seed(0)) < 0.2, 3, target.labels)
-    flipped = torch.where(torch.arange(len(target)) % 5 == 0, (target.labels + 1) % 3, before)
-    probes = plant(quadrants(500, 0, 0.3), target, 0.3, seed=0, labels_before=flipped).probes
-    known = flipped != 3
-    assert probes.checked == (int(known.sum()), int((flipped != target.labels)[known].sum()))
-    assert 3 not in probes.labels.tolist()

@@ -203,37 +203,38 @@ def score_histogram(score: Array, wrong: Array | None, *, caption: str, rule: fl
     return histogram(clipped, wrong, title="Scores", x_label="score", caption=caption, bounds=(low, high), rule=rule)
 
 
-def curves(
-    run: RunFiles,
-    title: str,
-    y_label: str,
-    lines: tuple[tuple[str, str, str], ...],
-    *,
-    caption: str = "",
-    from_zero: bool = True,
-    level: float | None = None,
-) -> Figure | None:
-    """Metrics per epoch as lines; ``lines`` is (key, kind, text). None where the run has none of them.
+@dataclass(frozen=True)
+class Curve:
+    """Metrics per epoch as lines; ``lines`` is (key, kind, text), ``level`` a dashed horizontal line."""
 
-    ``level`` draws a dashed horizontal line.
-    """
-    series = {key: run.series(key) for key, _, _ in lines}
-    lines = tuple(line for line in lines if np.isfinite(series[line[0]]).any())
+    title: str
+    y_label: str
+    lines: tuple[tuple[str, str, str], ...]
+    caption: str = ""
+    from_zero: bool = True
+    level: float | None = None
+
+
+def curves(run: RunFiles, curve: Curve) -> Figure | None:
+    """None where the run has none of the metrics."""
+    series = {key: run.series(key) for key, _, _ in curve.lines}
+    lines = tuple(line for line in curve.lines if np.isfinite(series[line[0]]).any())
     if not lines:
         return None
-    epochs = run.series("epoch")
-    included = [0.0] * from_zero + ([] if level is None else [level])
+    epochs, level = run.series("epoch"), curve.level
+    included = [0.0] * curve.from_zero + ([] if level is None else [level])
     values = np.concatenate([included, *(series[key] for key, _, _ in lines)])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     margin = 0.05 * (high - low)
-    chart = _over_epochs(epochs, (low - margin * (low != 0), high + margin * (high != 0)), y_label)
+    chart = _over_epochs(epochs, (low - margin * (low != 0), high + margin * (high != 0)), curve.y_label)
     if level is not None:
         chart.level(level)
     for key, kind, _ in lines:
         chart.line(epochs, series[key], kind)
     changes = "; ".join(_from_to(text, series[key]) for key, _, text in lines)
     legend = tuple(("line", kind, text) for _, kind, text in lines) if len(lines) > 1 else ()
-    return Figure(title, chart.svg(f"{title} over {len(epochs)} epochs: {changes}."), caption, legend)
+    alt = f"{curve.title} over {len(epochs)} epochs: {changes}."
+    return Figure(curve.title, chart.svg(alt), curve.caption, legend)
 
 
 def groups(

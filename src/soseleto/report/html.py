@@ -28,6 +28,33 @@ EXAMPLES_SHOWN, STRONGEST = 20, 24
 FILTERS = (sentences.count, sentences.share, sentences.percent, sentences.number)
 TABLE_THRESHOLDS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 
+CURVES: tuple[charts.Curve, ...] = (
+    charts.Curve(
+        "Losses",
+        "loss",
+        (("source_loss", "first", "source"), ("target_loss", "second", "target"), ("test_loss", "third", "test")),
+        "The source loss is the unweighted mean, mislabelled examples included: it may rise while the model improves.",
+    ),
+    charts.Curve("Test accuracy", "accuracy (%)", (("test_accuracy", "third", "test accuracy"),), from_zero=False),
+    charts.Curve("Mean weight", "mean weight", (("mean_weight", "all", "mean weight"),)),
+    charts.Curve("Effective sample size", "examples", (("effective_source", "all", "effective sample size"),)),
+    charts.Curve(
+        "Change of the target loss per step",
+        "change",
+        (("predicted_change", "first", "first-order prediction"), ("actual_change", "second", "measured")),
+        "Where the lines diverge, the step is too long for the first-order approximation.",
+        level=0.0,
+    ),
+    charts.Curve(
+        "The paper’s sufficient condition",
+        "ratio",
+        (("condition", "all", "ratio"),),
+        "λ_α divided by the paper’s bound. At 1 or above, the target loss is guaranteed to fall to first order; the "
+        "condition is sufficient, not necessary.",
+        level=1.0,
+    ),
+)
+
 
 def write_report(run_path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
     """Write the report of a run to ``out`` (default: into the run folder) and return its path."""
@@ -161,46 +188,9 @@ def _truth(run: RunFiles) -> list[Figure]:
 
 def _curves(run: RunFiles) -> list[Figure]:
     """The metrics per epoch."""
-    losses = (("source_loss", "first", "source"), ("target_loss", "second", "target"), ("test_loss", "third", "test"))
-    changes = (("predicted_change", "first", "first-order prediction"), ("actual_change", "second", "measured"))
-    accuracy = (("test_accuracy", "third", "test accuracy"),)
-    mean, effective = (("mean_weight", "all", "mean weight"),), (("effective_source", "all", "effective sample size"),)
-    figures = [
-        charts.curves(
-            run,
-            "Losses",
-            "loss",
-            losses,
-            caption="The source loss is the unweighted mean, mislabelled examples included: it may rise while the "
-            "model improves.",
-        ),
-        charts.curves(run, "Test accuracy", "accuracy (%)", accuracy, from_zero=False),
-        charts.curves(run, "Mean weight", "mean weight", mean),
-        charts.curves(run, "Effective sample size", "examples", effective),
-        charts.groups(
-            run,
-            "Mean weight of the probes",
-            among="probe_groups",
-            caption="Probes are target examples added to the source; which of their labels are wrong is known. ",
-        ),
-        charts.curves(
-            run,
-            "Change of the target loss per step",
-            "change",
-            changes,
-            caption="Where the lines diverge, the step is too long for the first-order approximation.",
-            level=0.0,
-        ),
-        charts.curves(
-            run,
-            "The paper’s sufficient condition",
-            "ratio",
-            (("condition", "all", "ratio"),),
-            caption="λ_α divided by the paper’s bound. At 1 or above, the target loss is guaranteed to fall to first "
-            "order; the condition is sufficient, not necessary.",
-            level=1.0,
-        ),
-    ]
+    probes = "Probes are target examples added to the source; which of their labels are wrong is known. "
+    figures = [charts.curves(run, curve) for curve in CURVES]
+    figures.insert(4, charts.groups(run, "Mean weight of the probes", among="probe_groups", caption=probes))
     return [figure for figure in figures if figure]
 
 

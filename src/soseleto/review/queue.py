@@ -242,12 +242,7 @@ def export_source(
         raise UsageError(
             f"unknown choice {suspects!r}{did_you_mean(suspects, UNDECIDED)}: write keep, drop or relabel."
         )
-    run = RunFolder.open(run_path)
-    with readable(run.path):
-        return _export(run, Path(out), suspects, force=force)
-
-
-def _export(run: RunFolder, out: Path, suspects: str, *, force: bool) -> Exported:
+    run, out = RunFolder.open(run_path), Path(out)
     ranking, decisions = run.ranking(), read_decisions(run)  # an unfinished run has no ranking
     if not decisions and suspects == "keep":
         raise UsageError(

@@ -297,11 +297,6 @@ class RunFolder:
         with replacing(self.path / KEPT) as part:
             part.write_bytes(rival)
 
-    @property
-    def kept(self) -> str:
-        """The method whose model the run keeps."""
-        return str((self.comparison() or {}).get("kept", "soseleto"))
-
     def model_state(self) -> dict[str, Tensor]:
         """The state dict of the model that the run keeps, on the CPU."""
         comparison = self.comparison() or {}

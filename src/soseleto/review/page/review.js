@@ -24,17 +24,17 @@
   };
 
   const showCounts = () => {
-    const made = state.items.map(decided).filter(Boolean);
-    const of = (action) => whole.format(made.filter((one) => one.action === action).length);
+    const decisions = state.items.map(decided).filter(Boolean);
+    const of = (action) => whole.format(decisions.filter((one) => one.action === action).length);
     at("progress").max = state.items.length;
-    at("progress").value = made.length;
+    at("progress").value = decisions.length;
     if (state.audit) {
-      at("counts").textContent = `${whole.format(made.length)} of ${whole.format(state.items.length)}: ` +
-        `${of("keep")} right, ${whole.format(made.filter((one) => one.action !== "keep").length)} wrong`;
+      at("counts").textContent = `${whole.format(decisions.length)} of ${whole.format(state.items.length)}: ` +
+        `${of("keep")} right, ${whole.format(decisions.filter((one) => one.action !== "keep").length)} wrong`;
       return;
     }
     at("counts").textContent =
-      `${whole.format(made.length)} of ${whole.format(state.items.length)}: ` +
+      `${whole.format(decisions.length)} of ${whole.format(state.items.length)}: ` +
       `${of("keep")} kept, ${of("relabel")} relabelled, ${of("drop")} dropped`;
   };
 
@@ -43,22 +43,22 @@
     state.audit = audit;
     at("sentence").textContent = audit.sentence;
     at("figures").replaceChildren(...audit.figures.map((figure) => {
-      const made = document.createElement("div");
+      const element = document.createElement("div");
       const shown = document.createElement("dd");
       const value = cell("strong", figure.value === null ? "unknown" : percent(figure.value));
       const interval = `between ${percent(figure.low)} and ${percent(figure.high)}${figure.narrow ? ", narrow enough" : ""}`;
       shown.append(value, cell("span", interval));
-      made.append(cell("dt", figure.name), shown);
-      return made;
+      element.append(cell("dt", figure.name), shown);
+      return element;
     }));
   };
 
   const cell = (tag, text, kind) => {
-    const made = document.createElement(tag);
-    made.textContent = text;
-    if (kind) made.className = kind;
-    if (tag === "th") made.scope = "row";
-    return made;
+    const element = document.createElement(tag);
+    element.textContent = text;
+    if (kind) element.className = kind;
+    if (tag === "th") element.scope = "row";
+    return element;
   };
 
   const showFeatures = (item) => {
@@ -92,8 +92,8 @@
   };
 
   const strip = (label) => {
-    const made = document.createElement("div");
-    made.append(cell("h3", `Labelled ${label}`));
+    const element = document.createElement("div");
+    element.append(cell("h3", `Labelled ${label}`));
     const list = document.createElement("ul");
     for (const row of state.like[label] ?? []) {
       const one = document.createElement("li");
@@ -104,8 +104,8 @@
       one.append(picture);
       list.append(one);
     }
-    made.append(list);
-    return made;
+    element.append(list);
+    return element;
   };
 
   const showLikes = (item) => {
