@@ -15,7 +15,7 @@ from soseleto.data.batches import Batch
 from soseleto.engines import auto, make_engine, trainable
 from soseleto.engines.autograd import loop
 from soseleto.engines.contract import Step
-from soseleto.engines.verified import VerifiedEngine
+from soseleto.engines.proved import ProvedEngine
 from soseleto.errors import EngineError
 from soseleto.task.losses import NoisyLosses
 from zoo import BY_NAME, CLASSES, Mixing, cross_entropy
@@ -29,7 +29,7 @@ def direction_for(model: nn.Module) -> dict[str, Tensor]:
 def require_exact(model: nn.Module, batch: Any, loss: Any = cross_entropy) -> None:
     """``auto`` against ``loop``."""
     direction = direction_for(model)
-    _, right = soseleto.alignment(model, loss, batch, direction, engine="loop")
+    _, right = make_engine("loop")(model, loss, batch, direction)
     _, found = soseleto.alignment(model, loss, batch, direction)
     torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-12)
 
@@ -219,7 +219,7 @@ def test_alignments_that_are_wrong_for_one_example_are_not_proved() -> None:
 
     model, batch = BY_NAME["mlp"].build()
     with pytest.raises(EngineError, match="its alignments differ from one backward per example"):
-        VerifiedEngine("nearly", nearly)(model, cross_entropy, batch, direction_for(model))
+        ProvedEngine("nearly", nearly)(model, cross_entropy, batch, direction_for(model))
 
 
 def test_a_choice_made_on_one_example_is_checked_on_more() -> None:
@@ -229,3 +229,54 @@ def test_a_choice_made_on_one_example_is_checked_on_more() -> None:
     inputs, labels = torch.randn(5, 7, dtype=torch.float64), torch.randint(CLASSES, (5,))
     require_exact(model, (inputs[:1], labels[:1]))
     require_exact(model, (inputs, labels))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_taken"),
+    [(ValueError("odd"), True), (RuntimeError("odd"), True), (torch.OutOfMemoryError("out of memory"), False)],
+)
+def test_any_failure_but_a_lack_of_memory_is_left_to_the_next_engine(
+    error: Exception, is_taken: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails:
+        name = "layerwise"
+
+        def __call__(self, *arguments: Any) -> Any:
+            raise error
+
+    monkeypatch.setattr(auto, "make_engine", lambda name: Fails() if name == "layerwise" else make_engine(name))
+    model, batch = BY_NAME["mlp"].build()
+    engine = auto.AutoEngine()
+    if not is_taken:
+        with pytest.raises(torch.OutOfMemoryError):
+            engine(model, cross_entropy, batch, direction_for(model))
+        return
+    engine(model, cross_entropy, batch, direction_for(model))
+    assert engine.name == "forward"
+    assert f"the layerwise engine failed ({type(error).__name__}: odd)" in caplog.text
+
+
+def test_an_error_of_the_model_itself_is_raised_as_it_is() -> None:
+    def broken(model: nn.Module, batch: Any) -> Tensor:
+        raise KeyError("labels")
+
+    model, batch = BY_NAME["mlp"].build()
+    with pytest.raises(KeyError, match="labels"):
+        soseleto.alignment(model, broken, batch, direction_for(model))
+
+
+def test_an_engine_by_name_keeps_its_proofs() -> None:
+    model, batch = BY_NAME["mlp"].build()
+    passes: list[int] = []
+
+    def counting(model: nn.Module, batch: Any) -> Tensor:
+        passes.append(1)
+        return cross_entropy(model, batch)
+
+    counts = []
+    for _ in range(6):
+        passes.clear()
+        soseleto.alignment(model, counting, batch, direction_for(model), engine="forward")
+        counts.append(len(passes))
+    assert counts[0] > 1
+    assert counts[-2:] == [1, 1]

@@ -24,7 +24,7 @@ __all__ = [
     "trainable",
 ]
 
-_AUTO = AutoEngine()  # keeps its choices while the models exist
+_ENGINES: dict[str, AutoEngine] = {}  # by name; each keeps its choices and proofs while the models exist
 
 
 def alignment(
@@ -60,5 +60,8 @@ def alignment(
         >>> q.shape
         torch.Size([4])
     """
-    chosen = _AUTO if engine == "auto" else make_engine(engine)
-    return chosen(model, per_example_loss, batch, direction)
+    if not isinstance(engine, str):
+        return engine(model, per_example_loss, batch, direction)
+    if engine not in _ENGINES:
+        _ENGINES[engine] = AutoEngine() if engine == "auto" else AutoEngine((make_engine(engine).name,))
+    return _ENGINES[engine](model, per_example_loss, batch, direction)

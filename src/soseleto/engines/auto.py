@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from soseleto.engines.autograd import double_backward, loop
 from soseleto.engines.contract import Direction, Engine, Passes, PerExampleLoss, SourcePass, SourceStep, Step
 from soseleto.engines.forward import forward
 from soseleto.engines.layerwise.engine import LayerwiseEngine
-from soseleto.engines.proof import Schedule
-from soseleto.engines.unchanged import unchanged_on_error
-from soseleto.engines.verified import PerModel, VerifiedEngine
-from soseleto.errors import EngineError, UsageError, did_you_mean
+from soseleto.engines.proof import ProofDue, Schedule
+from soseleto.engines.proved import PerModel, ProvedEngine
+from soseleto.engines.unchanged import is_recording, unchanged_on_error
+from soseleto.errors import EngineError, UsageError, did_you_mean, first_line
 
 logger = logging.getLogger("soseleto")
 Found = TypeVar("Found")
@@ -26,9 +27,9 @@ _ADVICE = re.compile(r"[;:] use engine=.*$")  # at the end of an engine's error
 MAKERS: dict[str, Callable[[], Engine]] = {
     "auto": lambda: AutoEngine(),
     "layerwise": LayerwiseEngine,
-    "forward": lambda: VerifiedEngine("forward", forward),
-    "double_backward": lambda: VerifiedEngine("double_backward", double_backward),
-    "loop": lambda: VerifiedEngine("loop", loop, proofs=False),
+    "forward": lambda: ProvedEngine("forward", forward),
+    "double_backward": lambda: ProvedEngine("double_backward", double_backward),
+    "loop": lambda: ProvedEngine("loop", loop, proofs=False),
 }
 FASTEST_FIRST = ("layerwise", "forward", "double_backward", "loop")
 
@@ -45,13 +46,16 @@ def make_engine(engine: str | Engine) -> Engine:
 class AutoEngine:
     """Tries the engines from the fastest on, and keeps the first that is exact.
 
+    names: the engines to choose from, in this order; with one name it keeps that engine's proofs for each model.
+
     The choice is kept for the model and the loss (both referenced weakly) while the model's modules, their training
     flags and the trainable parameters stay the same. When one of these changes, the engines are tried again. An engine
     that fails a later proof is replaced by the next one from that step on. ``name`` is the engine used last,
     ``messages`` says which slower engines were taken and why.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = FASTEST_FIRST) -> None:
+        self._names = names
         self._choices: PerModel[_Choice] = PerModel()
         self._schedule: Schedule | None = None  # of the engine used last
         self.name = "auto"
@@ -76,10 +80,10 @@ class AutoEngine:
         return self._first_exact(step.model, step.loss, lambda engine: engine.source_pass(step))
 
     def _first_exact(self, model: nn.Module, loss: PerExampleLoss, run: Callable[[Engine], Found]) -> Found:
-        """``run`` by the engine for this model and loss, or by the first slower one that does not decline."""
+        """``run`` by the engine for this model and loss, or by the first slower one that does not fail."""
         choice = self._choices.get(model, loss)
         if choice is None:
-            choice = _Choice(make_engine(FASTEST_FIRST[0]))
+            choice = _Choice(make_engine(self._names[0]))
             self._choices.keep(model, loss, choice)
         choice.calls += 1
         reasons: list[str] = []
@@ -88,9 +92,14 @@ class AutoEngine:
             try:
                 with unchanged_on_error(model):  # a proof may fail at any step, when the model builds another graph
                     found = run(engine)
-            except EngineError as error:
-                reasons.append(str(error))
-                choice.engine = _slower(engine, reasons)
+            except Exception as error:
+                following = self._names[self._names.index(engine.name) + 1 :]
+                if _is_final(error, is_last=not following):
+                    raise
+                reasons.append(str(error) if isinstance(error, EngineError) else _unexpected(engine, error))
+                if not following:
+                    raise _none_left(reasons) from error
+                choice.engine = make_engine(following[0])
                 continue
             self.name, self._schedule = engine.name, getattr(engine, "schedule", None)
             if reasons or choice.calls == 1:
@@ -115,14 +124,20 @@ class _Choice:
     calls: int = 0
 
 
-def _slower(engine: Engine, reasons: list[str]) -> Engine:
-    """The next engine in order of speed."""
-    names = FASTEST_FIRST[FASTEST_FIRST.index(engine.name) + 1 :]
-    if not names:
-        raise EngineError(
-            reasons[0] if len(set(reasons)) == 1 else "no engine can treat this model; " + " ".join(reasons)
-        )
-    return make_engine(names[0])
+def _is_final(error: Exception, *, is_last: bool) -> bool:
+    """Whether another engine would not help: a mistake of the user's, no memory, or an error of the model itself."""
+    if isinstance(error, EngineError):
+        return False
+    no_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    return is_last or no_memory or isinstance(error, (UsageError, ProofDue)) or is_recording()
+
+
+def _unexpected(engine: Engine, error: Exception) -> str:
+    return f"the {engine.name} engine failed ({type(error).__name__}: {first_line(error)})"
+
+
+def _none_left(reasons: list[str]) -> EngineError:
+    return EngineError(reasons[0] if len(set(reasons)) == 1 else "no engine can treat this model; " + " ".join(reasons))
 
 
 class _Once:

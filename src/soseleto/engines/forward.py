@@ -14,7 +14,7 @@ detached, so that a tangent is freed after the last use of its activation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -49,7 +49,7 @@ def forward(
     """Losses with their ordinary graph, and alignments."""
     parameters = named_in(direction, model)
     tangents = {id(p): direction[name].to(p.dtype) for name, p in parameters.items()}
-    with sdpa_kernel(SDPBackend.MATH), differentiable_recurrence(model), _ForwardMode(tangents):
+    with differentiable_recurrence(model), _ForwardMode(tangents):
         losses = per_example_loss(model, batch)
     if not isinstance(losses, Dual):  # they depend on none of the named parameters
         losses = as_loss_vector(losses, differentiable=False)
@@ -86,6 +86,9 @@ def without_tangent(value: Tensor) -> Tensor:
     return value.primal if isinstance(value, Dual) else value
 
 
+_ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
+
 class _ForwardMode(TorchFunctionMode):
     """While it is open, the tangents of parameters are their directions, and results become ``Dual`` tensors."""
 
@@ -107,21 +110,33 @@ class _ForwardMode(TorchFunctionMode):
             return _replace(written, self._follow(plain, args, kwargs)[0])
         if kwargs.get("inplace") and args and isinstance(args[0], Dual):
             return _replace(args[0], self._follow(func, args, {**kwargs, "inplace": False})[0])
+        if func is F.scaled_dot_product_attention and not (kwargs.get("dropout_p", 0.0) or any(args[4:5])):
+            return self._attention(func, args, kwargs)
         out, tangent = self._follow(func, args, kwargs)
-        if written is None:
-            return out
-        return self._write(written, tangent)
+        return out if written is None else self._write(written, tangent)
+
+    def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result by the fused kernel, whose graph is small; it has no forward mode, so tangents are by another."""
+        out = func(*tree_map(without_tangent, args), **tree_map(without_tangent, kwargs))
+        with torch.no_grad():
+            return tree_map(_leave, out, self._run(func, args, kwargs)[1])
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Tensor | None]:
         """The function's result, a ``Dual`` where it has a tangent, and the tangent of its first argument after it."""
-        with forward_ad.dual_level(), _without_hooks():
+        out, tangent, first = self._run(func, args, kwargs)
+        return tree_map(_leave, out, tangent), first
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Tensor | None]:
+        """The function's result, its tangent, and that of its first argument."""
+        unfused = sdpa_kernel(SDPBackend.MATH) if func in _ATTENTION else nullcontext()
+        with forward_ad.dual_level(), _without_hooks(), unfused:
             args, kwargs = tree_map(self._enter, args), tree_map(self._enter, kwargs)
             out = func(*args, **kwargs)
             tangent = tree_map(_tangent, out)
             first = _tangent(args[0]) if args else None
         if func is F.embedding:
             tangent = _without_padding(args, kwargs, tangent)
-        return tree_map(_leave, out, tangent), first
+        return out, tangent, first
 
     def _enter(self, value: Any) -> Any:
         if isinstance(value, Dual):

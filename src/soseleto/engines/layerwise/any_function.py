@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import resolve_name
 
@@ -25,7 +26,7 @@ from soseleto.errors import EngineError, first_line
 PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm}
 LINEAR = {
     *PRODUCTS, Tensor.__rmatmul__, torch.einsum, Tensor.__getitem__, torch.index_select, Tensor.index_select,
-    torch.gather, Tensor.gather, torch.tensordot, torch.inner, torch.take, Tensor.take,
+    torch.gather, Tensor.gather, torch.tensordot, torch.inner, torch.take, Tensor.take, F.embedding_bag,
 }  # fmt: skip
 
 

@@ -9,13 +9,9 @@ import torch
 from torch import Tensor
 
 from soseleto.engines.contract import reductions_dtype
-from soseleto.engines.layerwise import kernels
 from soseleto.engines.layerwise.derived import Derived
-from soseleto.engines.layerwise.gram import gram_alignment, gram_pays
-from soseleto.engines.layerwise.layouts import Layout
-from soseleto.engines.layerwise.per_example import each_example, each_pays
-from soseleto.engines.layerwise.row_owners import Gathered
-from soseleto.engines.rules import LINEAR, Arguments, Rule
+from soseleto.engines.layerwise.rows import Layout, Sums
+from soseleto.engines.rules import ADD, EMBEDDING, LAYER_NORM, LINEAR, MULTIPLY, RMS_NORM, Arguments, Rule
 from soseleto.engines.shards import whole
 from soseleto.errors import EngineError
 
@@ -37,7 +33,6 @@ class Call:
     small: dict[str, Tensor] | None = None
     group: Group | None = None
     shape: tuple[int, ...] = ()  # of the output
-    gathered: Gathered | None = None  # how the rows of the input were gathered
     layout: Layout | None = None  # None: the first dimension is the batch
 
     @property
@@ -49,6 +44,27 @@ class Call:
     def is_reached(self) -> bool:
         """Whether the backward has reached this call."""
         return self.delta is not None or self.small is not None
+
+    def find_layout(self, examples: int, sums: Sums) -> None:
+        """Set the layout, once the number of losses is known."""
+        if self.rows != examples:
+            self.layout = sums.layout(self.shape, self._leading(), examples)
+
+    def _leading(self) -> int:
+        """The number of leading dimensions of the output over which the parameters are the same."""
+        shape, lead = self.shape, 1
+        if self.rule is LINEAR or self.rule is EMBEDDING:
+            lead = len(shape) - 1
+        elif self.rule is LAYER_NORM or self.rule is RMS_NORM:
+            lead = len(shape) - len(self.arguments["normalized_shape"])
+        elif self.rule is ADD or self.rule is MULTIPLY:
+            own = list(self.arguments["other"].shape)
+            while own and own[0] == 1:
+                own.pop(0)
+            lead = len(shape) - len(own)
+        if self.a is not None and self.a.shape[:lead] != shape[:lead]:
+            return 1
+        return max(lead, 1)
 
     def set_small(self, gradients: Iterable[Tensor]) -> None:
         """Per-example gradients of the small parameters, computed by the backward itself."""
@@ -83,56 +99,6 @@ class Call:
             # ⟨δ, f(a; G)⟩ = ⟨f(·; G)ᵀδ, a⟩: the same work with a smaller intermediate (δ of a vocabulary is large)
             return self._fold(row_dot(a, self.rule.adjoint(delta, along)), rows)
         return self._fold(row_dot(delta, self.rule.tangent(self.arguments, a, along)), rows)
-
-    def alignment_with(self, target: slice, rows: slice) -> Tensor | None:
-        """``alignment`` of the chosen rows with the target rows' gradient; None if the product with G is less work."""
-        if self.rule is not LINEAR or (self.layout is not None and not self.layout.in_order):
-            return None
-        (delta, a), (target_delta, target_a) = self.data(rows), self.data(target)
-        if not gram_pays(a, delta, len(target_a)):
-            return None
-        return self._fold(gram_alignment(delta, a, target_delta, target_a), rows)
-
-    def both(
-        self, direction: Mapping[str, Tensor], coefficients: Tensor | None, rows: slice
-    ) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """``alignment`` and ``gradient`` of the chosen rows if one product gives both for less work, else None."""
-        if self.large is None or self.large not in direction:
-            return None
-        delta, a = self.data(rows)
-        if not len(delta):
-            return None
-        along, each = whole(direction[self.large]).to(self.dtype), self._spread(coefficients, rows)
-        c = None if each is None else each.to(self.dtype)
-        if self.rule is LINEAR and each_pays(a, delta):
-            alignment, found = each_example(delta, a, along, delta.new_ones(len(delta)) if c is None else c)
-        elif fused := self._fused(delta, a, along, c):
-            alignment, found = fused
-        else:
-            return None
-        q = self._fold(alignment.to(reductions_dtype(self.dtype)), rows)
-        return q, {self.large: self._in_own_dtype(found)}
-
-    def _fused(self, delta: Tensor, a: Tensor, along: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Alignment and gradient where one kernel multiplies, sums and scales; None where it cannot be used."""
-        rule = self.rule
-        if not kernels.usable(delta):
-            return None
-        assert rule.tangent is not None
-        assert rule.gradient is not None
-        a_is_smaller = a.is_floating_point() and a.numel() < delta.numel()
-        by_adjoint = False
-        if a_is_smaller and rule.adjoint is not None:
-            by_adjoint, other, scaled = True, a, rule.adjoint(delta, along)
-        else:
-            other, scaled = delta, rule.tangent(self.arguments, a, along)
-        if not kernels.usable(scaled, other):
-            return row_dot(other, scaled), rule.gradient(self.arguments, a, delta, c)
-        if c is None or (a_is_smaller and not by_adjoint):
-            return kernels.dot_and_scale(scaled, other, None), rule.gradient(self.arguments, a, delta, c)
-        q = kernels.dot_and_scale(scaled, other, c)
-        a, delta = (scaled, delta) if by_adjoint else (a, scaled)
-        return q, rule.gradient(self.arguments, a, delta, None)
 
     def _in_own_dtype(self, gradient: Tensor) -> Tensor:
         assert self.rule.large is not None

@@ -38,12 +38,10 @@ from soseleto.engines.contract import (
     uncompiled,
 )
 from soseleto.engines.layerwise.call import OTHER_ENGINES, Call
-from soseleto.engines.layerwise.find_layout import Layouts, Unclear
 from soseleto.engines.layerwise.joining import Alone, joins
 from soseleto.engines.layerwise.small_parameters import SmallGradients
 from soseleto.engines.layerwise.sweep import ALL_ROWS, Parts, Sweep, alignments
 from soseleto.engines.layerwise.tape import Tape
-from soseleto.engines.layerwise.together import together
 from soseleto.engines.proof import (
     Equation,
     Inexact,
@@ -74,7 +72,6 @@ class LayerwiseEngine:
         self.schedule = Schedule()
         self.proofs = 0  # so far
         self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
-        self._layouts: WeakKeyDictionary[nn.Module, Layouts] = WeakKeyDictionary()
         self._without_copies: WeakSet[nn.Module] = WeakSet()  # models whose examples are not in the first dimension
         self._apart: WeakSet[nn.Module] = WeakSet()  # models whose source and target must not share a pass
 
@@ -153,25 +150,23 @@ class LayerwiseEngine:
         model = tape.model
         with torch.enable_grad(), uncompiled(model), tape:
             losses = as_loss_vector(run())
-        layouts = self._layouts.setdefault(model, Layouts())
-        unclear = layouts.find(tape, len(losses))
         tape.check_rows(len(losses))
         if not tape.sharded:  # no rank can hold a whole gradient; ``parallel.fsdp`` has its own proof
-            self._check(model, tape, losses, layouts, unclear)
+            self._check(model, tape, losses)
         return tape, losses
 
-    def _check(self, model: nn.Module, tape: Tape, losses: Tensor, layouts: Layouts, unclear: Unclear) -> None:
+    def _check(self, model: nn.Module, tape: Tape, losses: Tensor) -> None:
         """A proof, if one is due or the model has built another kind of graph than those proved."""
         kinds = self._kinds.setdefault(model, Kinds())
         is_due = self.schedule.count()
         flags = tuple(module.training for module in model.modules())
         several = len(losses) > 1  # a single example cannot show that examples depend on each other
-        kind, now = (tape.functions, flags, several), self.schedule.calls
-        if not is_due and not kinds.is_new(*kind, now=now) and not layouts.is_new(tape):
+        layouts = tuple(None if call.layout is None else call.layout.name for call in tape.calls)
+        kind, now = (tape.functions, flags, several, layouts), self.schedule.calls
+        if not is_due and not kinds.is_new(*kind, now=now):
             return
         self.schedule.begin()
         try:
-            layouts.settle(tape, losses, unclear, _tolerance(tape, losses))
             unproved = _prove(tape, trainable(model), losses, seed=now)
         except Inexact as error:
             raise EngineError(
@@ -182,7 +177,6 @@ class LayerwiseEngine:
             raise no_reentrant_checkpoint(error) or error from error
         self.proofs += 1
         again = kinds.add(*kind, now=now, unproved=unproved)
-        layouts.proved(tape, len(losses))
         self.schedule.proved(unproved, again)
 
 
@@ -206,7 +200,7 @@ def _prove(tape: Tape, parameters: dict[str, nn.Parameter], losses: Tensor, *, s
         return frozenset(parameters)
 
     def finish(calls: list[Call]) -> None:
-        for call in together(calls):
+        for call in calls:
             subtract(left, derived.pull(call.gradient(c, ALL_ROWS)))
             parts.add(call.alignment(derived.push(along, call.names.values()), ALL_ROWS))
             small.add(call)

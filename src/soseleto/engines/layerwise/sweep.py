@@ -16,7 +16,6 @@ from soseleto.engines.contract import (
 from soseleto.engines.layerwise.call import Call
 from soseleto.engines.layerwise.small_parameters import SmallGradients
 from soseleto.engines.layerwise.tape import Tape
-from soseleto.engines.layerwise.together import together
 
 ALL_ROWS = slice(None)
 
@@ -26,7 +25,7 @@ def alignments(tape: Tape, losses: Tensor, direction: Direction, *, retain_graph
     small, parts = SmallGradients(), Parts(losses)
 
     def finish(calls: list[Call]) -> None:
-        for call in together(calls):
+        for call in calls:
             parts.add(call.alignment(tape.derived.push(direction, call.names.values()), ALL_ROWS))
             small.add(call)
             call.close()
@@ -51,7 +50,6 @@ class Sweep:
         self.direction = direction  # None: computed from the target rows of the same pass
         self.to_return = to_return
         self.target_gradient: dict[str, Tensor] = {}
-        self._of_group: dict[str, Tensor] = {}  # the target gradient of the group that is being finished
         self.source_gradient: dict[str, Tensor] = {}
         self._small = SmallGradients()
         self._cast: dict[torch.dtype, Tensor] = {}
@@ -76,32 +74,20 @@ class Sweep:
     def finish(self, calls: list[Call]) -> None:
         group = calls[0].group
         small = SmallGradients() if group is not None and group.is_mixed else self._small
-        calls = together(calls)
         for call in calls:
             small.add(call)
         mine = small if small is not self._small else None
         direction = self._direction(calls, mine)
         for call in calls:
+            self._parts.add(call.alignment(direction, self._source))
             if isinstance(self.coefficients, Tensor):
-                self._now(call, direction, self._coefficients(self.coefficients, call), alone=len(calls) == 1)
-            else:
-                self._parts.add(self._alignment(call, direction, alone=len(calls) == 1))
-                if call.large is not None and call.delta is not None:
-                    self._late.append((call, call.delta))
+                self._add(call.gradient(self._coefficients(self.coefficients, call), self._source))
+            elif call.large is not None and call.delta is not None:
+                self._late.append((call, call.delta))
             call.close()
         if mine is not None:
             self._parts.add(mine.alignment(direction, self._source))
             self._late_small.append(mine)
-
-    def _now(self, call: Call, direction: Direction, coefficients: Tensor | None, *, alone: bool) -> None:
-        """Alignment and weighted gradient of a call, for coefficients that are known."""
-        both = call.both(direction, coefficients, self._source)
-        if both is None:
-            self._parts.add(self._alignment(call, direction, alone=alone))
-            self._add(call.gradient(coefficients, self._source))
-        else:
-            self._parts.add(both[0])
-            self._add(both[1])
 
     def _add(self, found: dict[str, Tensor]) -> None:
         add_gradients(self.source_gradient, self._derived.pull(found))
@@ -118,16 +104,9 @@ class Sweep:
             add_gradients(found, call.gradient(None, self._target))
         if small is not None:
             add_gradients(found, small.gradient(None, self._target))
-        self._of_group = found = self._derived.pull(found)
+        found = self._derived.pull(found)
         self.target_gradient.update(self.to_return(found))
         return self._derived.push(self.to_direction(found), keys) if found else {}
-
-    def _alignment(self, call: Call, direction: Direction, *, alone: bool) -> Tensor | None:
-        """The call's alignments; by Gram matrices if the direction is the call's own target gradient, unchanged."""
-        name, found = call.large, None
-        if alone and name is not None and name in direction and direction[name] is self._of_group.get(name):
-            found = call.alignment_with(self._target, self._source)
-        return call.alignment(direction, self._source) if found is None else found
 
     @torch.no_grad()
     def _close(self) -> None:

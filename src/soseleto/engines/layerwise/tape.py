@@ -38,17 +38,12 @@ from soseleto.engines.layerwise.copies import (
 )
 from soseleto.engines.layerwise.derived import Arguments as Found
 from soseleto.engines.layerwise.derived import Derived
-from soseleto.engines.layerwise.numbered_rows import NUMBERED, number_rows
-from soseleto.engines.layerwise.recurrent import CELLS, LAYERS, all_times, one_time
-from soseleto.engines.layerwise.row_owners import Gathered, RowOwners
+from soseleto.engines.layerwise.rows import Sums
 from soseleto.engines.layerwise.taps import Finish, Listener, Spread, Tap
 from soseleto.engines.recorded import described
 from soseleto.engines.rules import ADD, BATCH_NORM, MULTIPLY, RULES, Arguments, Rule
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import EngineError
-
-_RULES = RULES | NUMBERED
-
 
 _DETACHING = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__, Tensor.item, Tensor.tolist}  # type: ignore[attr-defined]
 _ATTRIBUTES = {getattr(Tensor, name).__get__ for name in ("device", "dtype", "shape", "ndim", "requires_grad")}
@@ -73,9 +68,9 @@ class Tape(TorchFunctionMode):
             Hashable
         ] = []  # all that the model called, whether under no_grad, and for which parameters
         self.dtypes: set[torch.dtype] = set()  # of all results that have a gradient
-        self.owners = RowOwners()
+        self.sums = Sums()
         self.has_copies = False
-        self._copies: dict[tuple[str, int, int, int], Tensor] = {}
+        self._copies: dict[tuple[str, int, int], Tensor] = {}
         self.leaves_graph = False  # whether the losses may depend on an example in a way that no gradient shows
         self._listener = Listener()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
@@ -95,17 +90,12 @@ class Tape(TorchFunctionMode):
         else:
             out = func(*args, **kwargs)
             if not found.trainable:
-                self.owners.follow(func, args, kwargs, out)
+                self.sums.follow(func, args, kwargs)
             if not found.data:
                 self._derive(func, args, found, out)
         if isinstance(out, Tensor) and out.requires_grad:
             self.dtypes.add(out.dtype)
         return out
-
-    @property
-    def in_backward(self) -> bool:
-        """Whether a backward that the tape has started is under way."""
-        return self._listener.finish is not None
 
     def _read_gathered(self, values: Iterable[Any]) -> None:
         """Learn the whole parameters that a sharded module has gathered since."""
@@ -124,12 +114,11 @@ class Tape(TorchFunctionMode):
 
     def _meet(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor]) -> Any:
         """A call that takes data, and parameters or tensors derived from them."""
-        rule = _RULES.get(func)
+        rule = RULES.get(func)
         if (rule is None or func in BROADCAST) and (instead := self._instead(func, args, kwargs, mine)):
             return instead()
         if rule is not None and rule.lowered:
-            given, args = args, _cast_data(args)
-            self.owners.keep(args[0] if args else None, self.owners.of(given[0] if given else None))
+            args = _cast_data(args)
         if rule is not None and rule.spread is not None and not _has_saved_tensor_hooks():
             return self._spread(rule, rule.bind(args, kwargs))
         out = func(*args, **kwargs)
@@ -146,19 +135,11 @@ class Tape(TorchFunctionMode):
             raise self._no_rule(self.derived.key(args[0]), why)
         if func is F.multi_head_attention_forward:
             return lambda: self._attention(args, kwargs, mine)
-        if func in LAYERS or func in CELLS:
-            return lambda: self._recurrent(func, args, kwargs)
         if (form := batch_form(func, args, kwargs)) and self._takes_copies(func, args, mine, *form):
             return lambda: self._with_copies(func, args, kwargs, mine, *form)
         if (linear := as_linear(func, args, kwargs, self.derived)) is not None:
             return lambda: self.__torch_function__(F.linear, (), linear)
         return None
-
-    def _recurrent(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with self:  # the linear layers inside are recorded
-            if func in CELLS:
-                return one_time(CELLS[func], *args, **kwargs)
-            return all_times(LAYERS[func], self.owners, *args)
 
     def _takes_copies(self, func: Any, args: tuple[Any, ...], mine: list[Tensor], rows: int, ndim: int) -> bool:
         if func in BROADCAST and not self.copies:
@@ -172,25 +153,22 @@ class Tape(TorchFunctionMode):
         """Call the function with a copy of its parameters for every example."""
         self.has_copies |= func in BROADCAST
         size = max(t.numel() for t in tensors((*args, *kwargs.values()))) // max(rows, 1)
-        gathered = self.owners.among((*args, *kwargs.values()), rows)
-        copies = {id(value): self._copy(value, rows, ndim, size, gathered) for value in mine}
+        copies = {id(value): self._copy(value, rows, ndim, size) for value in mine}
         args, kwargs = replaced((args, kwargs), lambda t: copies.get(id(t), t))
         if func is Tensor.__setitem__ and is_mask(args[1]):
             args = (*args[:2], args[2].expand(args[0].shape)[args[1]])
-        out = func(*args, **kwargs)
-        self.owners.keep(out, gathered)
-        return out
+        return func(*args, **kwargs)
 
-    def _copy(self, value: Tensor, rows: int, ndim: int, size: int, gathered: Gathered | None) -> Tensor:
+    def _copy(self, value: Tensor, rows: int, ndim: int, size: int) -> Tensor:
         """One copy for all functions that use the same parameter with the same number of dimensions."""
         value = value if (one := self.derived.one_row(value)) is None else one
         key = self.derived.key(value)
-        which = key, rows, ndim, id(gathered)
+        which = key, rows, ndim
         if which not in self._copies:
             own = value.ndim == ndim and len(value) == rows > 1
             rule = OWN_ROWS if own else SMALL_COPIES if value.numel() * SMALL <= size else LARGE_COPIES
             numbers = torch.arange(rows, device=value.device) if own else None
-            call = Call(rule, {"other": value}, {"other": key}, numbers, 0, rows, value.dtype, gathered=gathered)
+            call = Call(rule, {"other": value}, {"other": key}, numbers, 0, rows, value.dtype)
             self._copies[which] = self._tap(over_batch(value, rows, ndim), call)
         return self._copies[which]
 
@@ -199,11 +177,10 @@ class Tape(TorchFunctionMode):
         self.calls.append(call)
         self.functions.extend(call.names.values())
         tapped: Tensor = Tap.apply(out, self._anchor, call, self._listener)  # type: ignore[no-untyped-call]
-        self.owners.keep(tapped, call.gathered)
         return tapped
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor], out: Any) -> Any:
-        rule = _RULES.get(func)
+        rule = RULES.get(func)
         if not isinstance(out, Tensor) or any(out is value for value in args):
             raise self._no_rule(self.derived.key(mine[0]), f"no rule for {resolve_name(func) or func}")
         if rule is None:
@@ -216,11 +193,10 @@ class Tape(TorchFunctionMode):
             return self._record_any(func, args, kwargs, mine, out)
         if why:
             raise self._no_rule(self.derived.key(mine[0]), why)
-        gathered = self.owners.of_rows(arguments["input"], out)
-        data = number_rows(arguments, out) if func in NUMBERED else arguments.pop("input")
+        data = arguments.pop("input")
         a = None if rule is ADD else data.detach()
         version, rows = 0 if a is None else a._version, out.shape[0] if out.ndim else 0
-        return self._tap(out, Call(rule, arguments, names, a, version, rows, out.dtype, gathered=gathered))
+        return self._tap(out, Call(rule, arguments, names, a, version, rows, out.dtype))
 
     def _record_any(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor], out: Tensor
@@ -228,10 +204,9 @@ class Tape(TorchFunctionMode):
         """A function without a rule, or one that takes a parameter where none was expected."""
         rows = out.shape[0] if out.ndim else 0
         numbers, dtype = torch.arange(rows, device=out.device), out.dtype
-        gathered = self.owners.among((*args, *kwargs.values()), rows)
         for value in {id(value): value for value in mine}.values():
             rule, name = rule_for(func, args, kwargs, value), self.derived.key(value)
-            call = Call(rule, {"other": value}, {"other": name}, numbers, 0, rows, dtype, gathered=gathered)
+            call = Call(rule, {"other": value}, {"other": name}, numbers, 0, rows, dtype)
             out = self._tap(out, call)
         return out
 
@@ -247,13 +222,11 @@ class Tape(TorchFunctionMode):
         names = self._names(rule, arguments)
         self.functions.extend(names.values())
         call = Call(rule, arguments, names, None, 0, len(data), data.dtype)
-        call.shape, call.gathered = data.shape, self.owners.of(data)
+        call.shape = data.shape
         self.calls.append(call)
         copies = Spread.apply(self._anchor, call, self._listener, *(arguments[k] for k in names))  # type: ignore[no-untyped-call]
         frozen = {k: p.repeat(len(data)) for k in rule.small if (p := arguments.get(k)) is not None and k not in names}
-        out = rule.spread(arguments, data, frozen | dict(zip(names, copies, strict=True)))
-        self.owners.keep(out, call.gathered)
-        return out
+        return rule.spread(arguments, data, frozen | dict(zip(names, copies, strict=True)))
 
     def _attention(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor]) -> Any:
         if why := refuse_attention(args, kwargs):
@@ -271,8 +244,9 @@ class Tape(TorchFunctionMode):
         )
 
     def check_rows(self, rows: int) -> None:
-        """Raise unless the first dimension of every recorded output is the batch, or the layout is known."""
+        """Find the layout of calls whose first dimension is not the batch; raises where it is not known."""
         for call in self.calls:
+            call.find_layout(rows, self.sums)
             if call.rows != rows and call.layout is None:
                 raise self._no_rule(
                     next(iter(call.names.values())),

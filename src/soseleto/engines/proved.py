@@ -1,13 +1,11 @@
-"""Engines made of one or more functions that follow the whole model: ``forward``, ``double_backward``, ``loop``.
+"""An engine from a function that follows the whole model: ``forward``, ``double_backward`` or ``loop``.
 
-Each function (a way) returns the batch's losses, still attached to their graph, and the alignments. A way is used once
-it has been proved for the model at hand (``proof``), and again for every new kind of graph that the model builds; a way
-that fails a later proof is replaced by the next one.
+The function returns the batch's losses, still attached to their graph, and the alignments. It is used once it has been
+proved for the model at hand (``proof``), and proved again for every new kind of graph that the model builds.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from types import MethodType
@@ -32,44 +30,43 @@ from soseleto.engines.contract import (
     uncompiled,
 )
 from soseleto.engines.forward import CannotFollow
-from soseleto.engines.proof import Align, Inexact, Kinds, Schedule, prove
+from soseleto.engines.proof import Inexact, Kinds, Schedule, prove
 from soseleto.engines.recorded import Recorded
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.unchanged import Restore
 from soseleto.errors import EngineError, first_line
 
-logger = logging.getLogger("soseleto")
 Value = TypeVar("Value")
 
 
-class VerifiedEngine:
-    """An engine from ways in order of speed; with ``proofs=False`` its one way is trusted, as that of ``loop``."""
+class ProvedEngine:
+    """The engine of one function; with ``proofs=False`` it is trusted, as ``loop`` is."""
 
-    def __init__(self, name: str, *ways: Linearize, proofs: bool = True) -> None:
+    def __init__(self, name: str, linearize: Linearize, *, proofs: bool = True) -> None:
         self.name = name
         self.schedule = Schedule() if proofs else None
-        self._ways = ways
-        self._cases: PerModel[_Case] = PerModel()
+        self._function = linearize
+        self._proofs: PerModel[_Proofs] = PerModel()
 
     def __call__(
         self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor]:
         named_in(direction, model)
-        case = self._case(model, per_example_loss, batch, direction, with_gradient=False)
-        losses, alignment = self._linearize(model, per_example_loss, batch, direction, case)
+        proofs = self._proofs_of(model, per_example_loss, batch, direction, with_gradient=False)
+        losses, alignment = self._linearize(model, per_example_loss, batch, direction, proofs)
         return losses.detach(), alignment
 
     def passes(self, step: Step) -> Passes:
         # Proved before the target's pass, so that an engine that fails has not changed the method's direction yet.
-        case = self._case(step.model, step.losses.source, step.source, None)
-        return target_first(step, lambda source: self._source_pass(source, case))
+        proofs = self._proofs_of(step.model, step.losses.source, step.source, None)
+        return target_first(step, lambda source: self._source_pass(source, proofs))
 
     def source_pass(self, step: SourceStep) -> SourcePass:
         named_in(step.direction, step.model)
-        return self._source_pass(step, self._case(step.model, step.loss, step.batch, step.direction))
+        return self._source_pass(step, self._proofs_of(step.model, step.loss, step.batch, step.direction))
 
-    def _source_pass(self, step: SourceStep, case: _Case) -> SourcePass:
-        losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction, case)
+    def _source_pass(self, step: SourceStep, proofs: _Proofs) -> SourcePass:
+        losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction, proofs)
         c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
         return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c.to(losses.dtype)))
 
@@ -78,25 +75,20 @@ class VerifiedEngine:
         return 0 if self.schedule is None else self.schedule.calls
 
     def _linearize(
-        self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction, case: _Case
+        self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction, proofs: _Proofs
     ) -> tuple[Tensor, Tensor]:
-        """Losses and alignments by the proved way; a new kind of graph is proved first."""
-        is_checked = self.schedule is None
-        while True:
-            restore = None if is_checked else Restore(model)
-            try:
-                losses, alignment, calls = self._run(case.way, model, loss, batch, direction)
-            except CannotFollow as error:  # this batch takes another path through the model than the proved one
-                case.failed(first_line(error))
-            else:
-                if restore is None or not case.kinds.is_new(calls, len(losses) > 1, now=self._calls):
-                    return losses, alignment
-                is_checked = True
-            if restore is not None:
-                restore()
-            self._prove(case, model, loss, batch, direction)
+        """Losses and alignments; a new kind of graph is proved first."""
+        restore = None if self.schedule is None else Restore(model)
+        losses, alignment, calls = self._run(model, loss, batch, direction)
+        if restore is None or not proofs.kinds.is_new(calls, len(losses) > 1, now=self._calls):
+            return losses, alignment
+        del losses, alignment
+        restore()
+        self._prove(proofs, model, loss, batch, direction)
+        losses, alignment, _ = self._run(model, loss, batch, direction)
+        return losses, alignment
 
-    def _case(
+    def _proofs_of(
         self,
         model: nn.Module,
         loss: PerExampleLoss,
@@ -104,66 +96,51 @@ class VerifiedEngine:
         direction: Direction | None,
         *,
         with_gradient: bool = True,
-    ) -> _Case:
-        """The way for this model and loss, proved where a proof is due; without ``direction`` for all parameters."""
+    ) -> _Proofs:
+        """The proofs for a model and a loss, with a new one if it is due; for all parameters without ``direction``."""
         refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
         condition = (None if direction is None else tuple(direction), with_gradient)
-        case = self._cases.get(model, loss, condition)
+        proofs = self._proofs.get(model, loss, condition)
         is_due = self.schedule is not None and self.schedule.count()
-        is_new = case is None
-        if case is None:
-            case = _Case(self.name, list(self._ways), with_gradient)
-            self._cases.keep(model, loss, case, condition)
+        is_new = proofs is None
+        if proofs is None:
+            proofs = _Proofs(with_gradient)
+            self._proofs.keep(model, loss, proofs, condition)
         if self.schedule is not None and (is_due or is_new):
-            self._prove(case, model, loss, batch, trainable(model) if direction is None else direction)
-        return case
+            self._prove(proofs, model, loss, batch, trainable(model) if direction is None else direction)
+        return proofs
 
-    def _prove(self, case: _Case, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
-        """Drop ways until one is proved; raises where there is none."""
+    def _prove(self, proofs: _Proofs, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
         assert self.schedule is not None
         self.schedule.begin()
-        seed, first = self._calls, not case.is_proved
-        while True:
-            kinds: list[tuple[list[Hashable], bool]] = []
-            align = self._align(case.way, model, loss, batch, kinds)
-            try:
-                unproved = prove(
-                    align, model, loss, batch, names, seed=seed, first=first, with_gradient=case.with_gradient
-                )
-            except (RuntimeError, TypeError, AttributeError) as error:
-                if _ends_the_search(error, is_last=len(case.ways) == 1):
-                    raise
-                case.failed(first_line(error))
-                continue
-            case.is_proved = True
-            again = [case.kinds.add(*kind, now=self._calls, unproved=unproved) for kind in kinds[-1:]]
-            self.schedule.proved(unproved, *again)
-            return
-
-    def _align(
-        self,
-        way: Linearize,
-        model: nn.Module,
-        loss: PerExampleLoss,
-        batch: Any,
-        kinds: list[tuple[list[Hashable], bool]],
-    ) -> Align:
-        """A way as a function of the direction, for a proof; the kinds of its graphs are added to ``kinds``."""
+        kinds: list[tuple[list[Hashable], bool]] = []  # of the graphs that are built
 
         def align(along: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             try:
-                losses, alignment, seen = self._run(way, model, loss, batch, along)
-            except (EngineError, CannotFollow, torch.OutOfMemoryError):
+                losses, alignment, calls = self._run(model, loss, batch, along)
+            except (EngineError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, TypeError, AttributeError) as error:  # an ordinary pass has just succeeded
                 raise Inexact(first_line(error)) from error
-            kinds.append((seen, len(losses) > 1))
+            kinds.append((calls, len(losses) > 1))
             return losses, alignment
 
-        return align
+        seed, first = self._calls, not proofs.is_proved
+        try:
+            unproved = prove(
+                align, model, loss, batch, names, seed=seed, first=first, with_gradient=proofs.with_gradient
+            )
+        except Inexact as error:
+            raise EngineError(
+                f"the {self.name} engine is not exact for this model ({error}): use engine='loop', or engine='auto', "
+                "which picks the fastest exact one."
+            ) from error
+        proofs.is_proved = True
+        again = [proofs.kinds.add(*kind, now=self._calls, unproved=unproved) for kind in kinds[-1:]]
+        self.schedule.proved(unproved, *again)
 
     def _run(
-        self, way: Linearize, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
+        self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
     ) -> tuple[Tensor, Tensor, list[Hashable]]:
         """Losses, alignments, and what the model called."""
         recorded = Recorded()
@@ -174,13 +151,11 @@ class VerifiedEngine:
 
         try:
             with torch.enable_grad(), uncompiled(model):
-                return *way(model, recording, batch, direction), recorded.functions
-        except CannotFollow:
-            raise
+                return *self._function(model, recording, batch, direction), recorded.functions
         except RuntimeError as error:
             if reentrant := no_reentrant_checkpoint(error):
                 raise reentrant from error
-            if self.name != "loop" and _no_rule(error):
+            if self.name != "loop" and (isinstance(error, CannotFollow) or _no_rule(error)):
                 raise EngineError(
                     f"the {self.name} engine has no rule for an operator of this model ({first_line(error)}): "
                     f"use engine={'double_backward' if self.name == 'forward' else 'loop'!r}."
@@ -189,29 +164,12 @@ class VerifiedEngine:
 
 
 @dataclass
-class _Case:
-    """The ways that are left for a model and a loss."""
+class _Proofs:
+    """What was proved for a model and a loss."""
 
-    engine: str
-    ways: list[Linearize]
     with_gradient: bool
     is_proved: bool = False
     kinds: Kinds = field(default_factory=Kinds)
-
-    @property
-    def way(self) -> Linearize:
-        return self.ways[0]
-
-    def failed(self, why: str) -> None:
-        """Drop the way in use; raises if it was the last one."""
-        dropped, self.kinds = self.ways.pop(0), Kinds()
-        if not self.ways:
-            self.ways.append(dropped)
-            raise EngineError(
-                f"the {self.engine} engine is not exact for this model ({why}): use engine='loop', or engine='auto', "
-                "which picks the fastest exact one."
-            )
-        logger.info("the %s engine goes on by its slower way, because %s", self.engine, why)
 
 
 class PerModel(Generic[Value]):
@@ -270,13 +228,6 @@ def _weak(loss: PerExampleLoss) -> Callable[[], PerExampleLoss | None]:
 def _is_same(one: PerExampleLoss | None, other: PerExampleLoss) -> bool:
     """Identity; a bound method is a new object at every access, and equal for the same object and function."""
     return one is other or (isinstance(one, MethodType) and one == other)
-
-
-def _ends_the_search(error: BaseException, *, is_last: bool) -> bool:
-    """Whether an error in a proof is to be raised: a way that is not the last may fail in any manner of its own."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return is_last and not isinstance(error, Inexact | CannotFollow)
 
 
 def _no_rule(error: RuntimeError) -> bool:
