@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from soseleto.data.batches import Batch
 from soseleto.engines.proof import Schedule
 from soseleto.engines.unchanged import unchanged
-from soseleto.task.cuda_graph import WARM_UP, CapturedStep, EagerStep, as_if_recording
+from soseleto.task.cuda_graph import WARM_UP, CapturedStep, as_if_recording
 
 
 class Engine:
@@ -62,7 +63,7 @@ def test_steps_before_a_recording_run_as_if_it_had_begun(batch: Batch, monkeypat
     before, told = torch.cuda.is_current_stream_capturing, list[str]()
     for capturable in (True, False):
         optimizer = SimpleNamespace(param_groups=[{"capturable": capturable}])
-        step = Recording(EagerStep(method, None), SimpleNamespace(engine=Engine(), optimizer=optimizer), told.append)  # type: ignore[arg-type]
+        step = Recording(partial(method.step, None), SimpleNamespace(engine=Engine(), optimizer=optimizer), told.append)  # type: ignore[arg-type]
         step(batch, batch)
     assert seen == [True, False]
     assert told == ["steps run one kernel at a time, since a CUDA graph needs an optimizer made with capturable=True"]
@@ -85,7 +86,7 @@ def made(method: Any, engine: Engine | None, log: Any = pytest.fail, model: nn.M
     state = SimpleNamespace(
         engine=engine, task=SimpleNamespace(model=model), optimizer=SimpleNamespace(param_groups=[])
     )
-    step = Recording(EagerStep(method, None), state, log)  # type: ignore[arg-type]
+    step = Recording(partial(method.step, None), state, log)  # type: ignore[arg-type]
     step.recordings = []
     return step
 
@@ -93,7 +94,9 @@ def made(method: Any, engine: Engine | None, log: Any = pytest.fail, model: nn.M
 def run(engine: Engine, batch: Batch, steps: int) -> Recording:
     method = SimpleNamespace(step=lambda *args, **kwargs: engine() or {})
     step = Recording(
-        EagerStep(method, None), SimpleNamespace(engine=engine, optimizer=SimpleNamespace(param_groups=[])), pytest.fail
+        partial(method.step, None),
+        SimpleNamespace(engine=engine, optimizer=SimpleNamespace(param_groups=[])),
+        pytest.fail,
     )  # type: ignore[arg-type]
     step.recordings = []
     for _ in range(steps):
@@ -120,7 +123,9 @@ def test_batches_of_each_shape_have_their_own_recording(batch: Batch, monkeypatc
     eager: list[int] = []
     method = SimpleNamespace(step=lambda state, source, target, **kwargs: eager.append(source.inputs.shape[1]) or {})
     step = Recording(
-        EagerStep(method, None), SimpleNamespace(engine=None, optimizer=SimpleNamespace(param_groups=[])), pytest.fail
+        partial(method.step, None),
+        SimpleNamespace(engine=None, optimizer=SimpleNamespace(param_groups=[])),
+        pytest.fail,
     )  # type: ignore[arg-type]
     step.recordings = []
     for turn in range(18):

@@ -41,7 +41,7 @@ from soseleto.pieces import (
     without_own_error,
 )
 from soseleto.schedules import linear
-from soseleto.task.cuda_graph import CapturedStep, EagerStep
+from soseleto.task.cuda_graph import CapturedStep
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.optimizers import adamw, sgd
 from soseleto.task.task import DeferredGuard, Task, after_step
@@ -135,7 +135,7 @@ def test_captured_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
         method = Soseleto(**{"engine": "layerwise", **settings})
         state = method.init(following(method, quick_task(copy.deepcopy(start))))
         step: Any = (
-            CapturedStep(EagerStep(method, state), state, told.append)
+            CapturedStep(partial(method.step, state), state, told.append)
             if captured
             else lambda s, t, m=method, st=state: m.step(st, s, t)
         )
@@ -177,7 +177,7 @@ def apart(one: nn.Module, other: nn.Module, start: nn.Module) -> float:
 def test_a_step_never_waits_for_the_gpu(norm: Any, method: Soseleto) -> None:
     model = resnet18(width=8, norm=norm).to(CUDA).train()
     state = method.init(following(method, replace(quick_task(model), guard=DeferredGuard(CUDA))))
-    step = CapturedStep(EagerStep(method, state), state, lambda text: pytest.fail(text))
+    step = CapturedStep(partial(method.step, state), state, lambda text: pytest.fail(text))
     for m in range(6):  # the engine is chosen and proved, and proved again at steps 2, 4 and 8 where it is due
         step(random_batch(32, m), random_batch(8, 100 + m))
     batches = [(random_batch(32, m), random_batch(8, 100 + m)) for m in range(6)]
@@ -221,7 +221,7 @@ def test_steps_on_views_are_captured_and_never_wait(method: Any) -> None:
         )
         state = method.init(slow)  # at larger rates the order of a GPU's sums shows
         before = copy.deepcopy(state.answering)
-        step: Any = CapturedStep(EagerStep(method, state), state, lambda text: pytest.fail(text))
+        step: Any = CapturedStep(partial(method.step, state), state, lambda text: pytest.fail(text))
         for m in range(12):
             pair = two_views(32, m), two_views(8, 100 + m)
             if m == 8:
@@ -241,7 +241,7 @@ def test_steps_on_views_are_captured_and_never_wait(method: Any) -> None:
 def test_captured_steps_are_proved_at_intervals(method: Any) -> None:
     told: list[str] = []
     state = method.init(quick_task(quick().to(CUDA)))
-    step = CapturedStep(EagerStep(method, state), state, told.append)
+    step = CapturedStep(partial(method.step, state), state, told.append)
     for m in range(20):
         step(random_batch(32, m), random_batch(8, 100 + m))
     assert not told
@@ -271,7 +271,7 @@ def test_texts_of_several_lengths_are_captured(scores: Any) -> None:
     torch.manual_seed(0)
     method, told = Soseleto(scores=scores), []
     state = method.init(quick_task(Reading().to(CUDA)))
-    step = CapturedStep(EagerStep(method, state), state, told.append)
+    step = CapturedStep(partial(method.step, state), state, told.append)
     draw = torch.Generator().manual_seed(0)
 
     def batch(n: int) -> Batch:
@@ -320,7 +320,7 @@ def test_an_optimizer_that_cannot_be_captured_is_told_and_trains_on() -> None:
     task = quick_task(model)
     method = Soseleto()
     state = method.init(Task(**{**vars(task), "make_optimizer": lambda p: torch.optim.Adam(p, lr=1e-3)}))
-    step = CapturedStep(EagerStep(method, state), state, told.append)
+    step = CapturedStep(partial(method.step, state), state, told.append)
     before = [p.detach().clone() for p in model.parameters()]
     for m in range(6):
         step(random_batch(32, m), random_batch(8, m + 50))

@@ -33,7 +33,7 @@ from soseleto.engines.contract import Losses, reductions_dtype, uncompiled
 from soseleto.engines.forward import without_tangent
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import EngineError, UsageError
-from soseleto.pieces.piece import Alignment, Piece, State, Step
+from soseleto.pieces.piece import Alignment, Piece, State, Step, chain
 from soseleto.task.task import Task
 
 _SMALLEST_ERROR = 1e-4
@@ -68,15 +68,10 @@ class LastLayer:
 Sides = Mapping[str, LastLayer]  # "source" and "target"
 
 
-class Form:
-    """A change of coordinates of the last layer: no state, no change."""
+class Form(Piece):
+    """A change of coordinates: ``update`` gets and returns both sides of the layer; the first batch makes the state."""
 
-    def update(self, sides: Sides, state: State, step: Step) -> Sides:
-        """The layer in other coordinates; the state is made by the first batch and then changed in place."""
-        return sides
-
-    def refresh(self, state: State) -> None:
-        """Every ``REFRESH`` steps and outside of CUDA graphs: what is too slow for every step."""
+    slot: ClassVar[str] = "last_layer"
 
 
 @dataclass(frozen=True, init=False)
@@ -97,6 +92,7 @@ class last_layer(Piece):
     decay: float = 0.99
 
     slot: ClassVar[str] = "alignment"
+    reads_layer: ClassVar[bool] = True
 
     def __init__(self, *forms: Form, decay: float = 0.99) -> None:
         object.__setattr__(self, "forms", forms)
@@ -109,20 +105,14 @@ class last_layer(Piece):
     def __repr__(self) -> str:
         return f"last_layer({', '.join([*map(repr, self.forms), f'decay={self.decay}'])})"
 
-    @property
-    def reads_layer(self) -> bool:
-        return True
-
     def init(self, task: Task) -> State:
         if task.target_head:
             raise UsageError("last_layer needs one head for source and target, and mode='transfer' has two: drop it.")
         batches = torch.zeros((), dtype=torch.float64, device=task.device)
-        return {"forms": [{} for _ in self.forms], "mean": {}, "batches": batches}
+        return {"forms": chain(*self.forms).init(task), "mean": {}, "batches": batches}
 
     def update(self, value: Alignment, state: State, step: Step) -> Alignment:
-        sides = _both_sides(step, state)
-        for form, its in zip(self.forms, state["forms"], strict=True):
-            sides = form.update(sides, its, step)
+        sides = chain(*self.forms).update(_both_sides(step, state), state["forms"], step)
         self._average(sides["target"], state, step)
         source = sides["source"]
         q = (torch.matmul(source.inputs, state["mean"]["gradient"].T) * source.residuals).sum((1, 2))
@@ -138,8 +128,7 @@ class last_layer(Piece):
         state["batches"].add_(1)
 
     def refresh(self, state: State) -> None:
-        for form, its in zip(self.forms, state["forms"], strict=True):
-            form.refresh(its)
+        chain(*self.forms).refresh(state["forms"])
 
 
 def _both_sides(step: Step, state: State) -> Sides:

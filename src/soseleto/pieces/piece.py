@@ -114,10 +114,7 @@ class Piece:
     """
 
     slot: ClassVar[str] = ""
-
-    @property
-    def reads_layer(self) -> bool:
-        return False
+    reads_layer: ClassVar[bool] = False
 
     def init(self, task: Task) -> Any:
         """Check that the piece fits the task, and make its state."""
@@ -190,7 +187,7 @@ class chain(Piece):
         return self.pieces[-1].slot if self.pieces else ""
 
     @property
-    def reads_layer(self) -> bool:
+    def reads_layer(self) -> bool:  # type: ignore[override]
         return any(piece.reads_layer for piece in self.pieces)
 
     def init(self, task: Task) -> list[Any]:

@@ -31,20 +31,11 @@ from soseleto.data.batches import Batch
 from soseleto.data.structure import Inputs
 from soseleto.engines.proof import ProofDue, Schedule
 from soseleto.errors import first_line
-from soseleto.task.task import Method, MethodState
+from soseleto.task.task import MethodState
 
+TakeStep = Callable[..., dict[str, Tensor]]  # step(source, target, monitor=False) -> the step's numbers
 MOST = 32  # graphs
 WARM_UP = 3  # eager steps before recording, so that lazy allocation and kernel selection are not recorded
-
-
-class EagerStep:
-    """The method's step, run eagerly."""
-
-    def __init__(self, method: Method, state: MethodState) -> None:
-        self._method, self._state = method, state
-
-    def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
-        return self._method.step(self._state, source, target, monitor=monitor)
 
 
 @dataclass(frozen=True)
@@ -73,13 +64,13 @@ class CapturedStep:
     Every ``kind`` of step and every shape of its batches has its own recording; a state that counts steps is notified
     of replays by ``advance``. What is returned is overwritten by the next call.
 
-    step: a method's (``EagerStep``), or a part of one.
+    step: ``partial(method.step, state)``, or a part of a step.
     with_optimizer: whether the optimizer's step is part of it.
     """
 
     def __init__(
         self,
-        step: Callable[..., dict[str, Tensor]],
+        step: TakeStep,
         state: MethodState,
         log: Callable[[str], None],
         *,

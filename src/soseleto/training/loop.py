@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from soseleto.run_folder.ranking import is_suspect
 from soseleto.run_folder.source import save_thumbnails
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
-from soseleto.task.cuda_graph import CapturedStep, EagerStep
+from soseleto.task.cuda_graph import CapturedStep, TakeStep
 from soseleto.task.task import Method, MethodState, NonFiniteLoss, Task, after_step, check_guard
 from soseleto.training.data import Data, is_out_of_memory
 from soseleto.training.history import Records, group_record, weight_record
@@ -94,7 +94,7 @@ class Loop:
 
     def _epochs(self, state: Any, keeper: Keeper, done: int) -> None:
         """Everything after the first ``done`` steps."""
-        eager = EagerStep(self.method, state)
+        eager = partial(self.method.step, state)
         step = CapturedStep(eager, state, self.records.message) if self.capture else eager
         epochs_done, start = divmod(done, self.task.steps // self.settings.epochs)
         with keeper.handling_signals(), closing(self.records):
@@ -113,7 +113,7 @@ class Loop:
         return gathered(self.task.model.state_dict())
 
     def _within_memory(
-        self, step: EagerStep | CapturedStep, state: Any, source: Batch, target: Batch, *, monitor: bool
+        self, step: TakeStep, state: Any, source: Batch, target: Batch, *, monitor: bool
     ) -> dict[str, Tensor]:
         try:
             numbers = step(source, target, monitor=monitor)
@@ -140,7 +140,7 @@ class Loop:
     def team(self) -> Reducer:
         return self.task.sharing.reducer
 
-    def _epoch(self, state: Any, step: EagerStep | CapturedStep, epoch: int, start: int, keeper: Keeper) -> None:
+    def _epoch(self, state: Any, step: TakeStep, epoch: int, start: int, keeper: Keeper) -> None:
         """The epoch's steps after the first ``start``, which were taken before the run was resumed."""
         source, size, seed = self.data.source, self.setup.sizes.source, self.options.seed
         batches = source.batches(size, seed=seed, epoch=epoch, device=self._place(source))
