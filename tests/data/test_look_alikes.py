@@ -1,7 +1,6 @@
 """Class names that look alike, and file names that are not UTF-8."""
 
 import os
-import unicodedata
 
 import numpy as np
 import pyarrow as pa
@@ -65,16 +64,6 @@ def test_merging_keeps_a_fixed_order(tmp_path):
     fixed = type(fixed)(fixed.inputs, torch.tensor([0, 1]), classes=("Zebra", "ant"))
     pair = read_pair(fixed, (np.ones((2, 2)), ["ANT", "zebra "]), mode="noisy", reading=Reading(merge_labels=True))
     assert (pair.target.classes, pair.target.labels.tolist()) == (("zebra", "ant"), [1, 0])
-
-
-def test_normal_forms_of_folders(image_folder):
-    source = image_folder("source", {NFC: [1, 2], NFD: [3], "dog": [4]})
-    if len({entry.name for entry in source.iterdir()}) < 3:
-        pytest.skip("the file system normalises names")
-    made = as_examples(source, name="source")
-    assert len(made.classes) == 3
-    assert as_examples(source, name="source", reading=Reading(merge_labels=True)).classes == (NFC, "dog")
-    assert unicodedata.normalize("NFC", NFD) == NFC
 
 
 @pytest.fixture
