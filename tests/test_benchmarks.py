@@ -97,6 +97,7 @@ def test_a_package_that_is_not_there_is_named_and_left_out(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("unsettled")
+@pytest.mark.long
 def test_peers(tmp_path: Path) -> None:
     rows = run("peers", tmp_path / "peers.json")
     timed = [row for row in rows if "times ours" in row]
@@ -115,6 +116,7 @@ def test_peers_check_names_what_falls_short() -> None:
 
 
 @pytest.mark.usefixtures("unsettled")
+@pytest.mark.long
 def test_scaling(tmp_path: Path) -> None:
     rows = run("scaling", tmp_path / "scaling.json")
     assert len({row["against"] for row in rows}) == 4
@@ -130,6 +132,7 @@ def test_scaling_places_are_distinct_and_in_range() -> None:
     assert 0 <= int(index.min()) <= int(index.max()) < 1000
 
 
+@pytest.mark.long
 def test_end_to_end(tmp_path: Path) -> None:
     rows = run("end_to_end", tmp_path / "end_to_end.json", "--epochs", "1", "--limit", "40")
     assert len(rows) == 4
@@ -164,6 +167,7 @@ def test_language_peers_give_equal_answers() -> None:
 
 
 @pytest.mark.usefixtures("unsettled")
+@pytest.mark.long
 def test_language_peers(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     rows = run("peers", tmp_path / "peers.json", "--language-model")
@@ -172,6 +176,7 @@ def test_language_peers(tmp_path: Path) -> None:
     assert rows[0]["extra memory"] == 1.0
 
 
+@pytest.mark.long
 def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -222,6 +227,7 @@ def test_suspect_intervals(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("human", [True, False])
+@pytest.mark.long
 def test_suspect_intervals_part_the_source(human: bool) -> None:
     intervals = importlib.import_module("suspect_intervals")
     evidence, wrong = intervals.tiny()
@@ -266,6 +272,7 @@ def test_coverage_makes_each_kind_of_mistakes(coverage: Any) -> None:
     assert len(kinds) == len(list(coverage.cells(1))) == 52
 
 
+@pytest.mark.long
 def test_coverage_compares_each_basis_with_the_truth(tmp_path: Path, coverage: Any) -> None:
     draw = np.random.default_rng(0)
     truth = draw.integers(0, 4, 900)
@@ -309,6 +316,7 @@ def test_strong_step(tmp_path: Path) -> None:
     assert rows[1]["times"] == rows[1]["ms a step"] / rows[0]["ms a step"] > 0
 
 
+@pytest.mark.long
 def test_tables(tmp_path: Path) -> None:
     from experiments.data import data_root
 
@@ -342,6 +350,7 @@ def test_large_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(row["value"] == 0 for row in rows if row.get("at_most") == 0)
 
 
+@pytest.mark.long
 def test_never_worse_runs_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:
     monkeypatch.setitem(sys.modules, "coverage", coverage)  # not the package of that name
     never_worse = importlib.import_module("never_worse")

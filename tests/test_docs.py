@@ -118,7 +118,12 @@ def test_code_blocks_run(path: Path, desk: Path) -> None:
         pytest.skip(f"blocks {without_data} need the public data sets")
 
 
-@pytest.mark.parametrize("line", TYPED)
+SLOW = ("soseleto check-gradients", "soseleto demo", "soseleto export runs/photos --onnx")
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=[pytest.mark.long] * line.startswith(SLOW), id=line) for line in TYPED]
+)
 def test_typed_lines_run(line: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(shlex.split(line)[1:])

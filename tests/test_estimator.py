@@ -44,10 +44,16 @@ def quick(**settings: Any) -> SoseletoClassifier:
     return SoseletoClassifier(**{**chosen, **settings})
 
 
-@parametrize_with_checks(
-    [quick(), quick(method=Strong(), epochs=30)], expected_failed_checks=lambda estimator: EXPECTED_FAILURES
-)
+@parametrize_with_checks([quick()], expected_failed_checks=lambda estimator: EXPECTED_FAILURES)
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.long
+@parametrize_with_checks(
+    [quick(method=Strong(), epochs=30)], expected_failed_checks=lambda estimator: EXPECTED_FAILURES
+)
+def test_scikit_learns_own_checks_of_the_strong_recipe(estimator: Any, check: Any) -> None:
     check(estimator)
 
 

@@ -393,7 +393,7 @@ def test_means_of_examples_are_not_shared_by_ranks() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
-@pytest.mark.parametrize("mode", ["noisy", "transfer"])
+@pytest.mark.parametrize("mode", ["noisy", pytest.param("transfer", marks=pytest.mark.long)])
 def test_ranks_hold_the_same_weights_as_one_process(mode: str) -> None:
     from soseleto.parallel.reducer import Single
 
@@ -483,6 +483,7 @@ with soseleto.ranks("cpu") as reducer:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
+@pytest.mark.long
 def test_torchrun_runs_a_loop(tmp_path: Path) -> None:
     script = tmp_path / "loop.py"
     script.write_text(LAUNCHED)

@@ -494,6 +494,7 @@ def test_without_a_terminal_there_are_lines_now_and_then(
     assert "\x1b" not in file.getvalue()
 
 
+@pytest.mark.long
 def test_a_piped_training_prints_a_bounded_number_of_lines(tmp_path: Path) -> None:
     """In a process of its own, with both streams piped; a line every 25 % without a pause, to be quick."""
     source, target = (write_table(tmp_path / f"{n}.csv", n, n) for n in (200, 20))

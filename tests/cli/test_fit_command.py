@@ -82,6 +82,7 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert again == (2, "", f"soseleto: {out} holds a run already: give --out another folder, or delete that one.\n")
 
 
+@pytest.mark.long
 def test_what_has_ended_is_not_repeated(
     type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +194,7 @@ def test_an_unknown_model_to_keep_is_refused(type_: Type, data: list[object], tm
     assert (code, err) == (2, "soseleto: keep must be 'best' or 'soseleto', got 'mixed'.\n")
 
 
+@pytest.mark.long
 def test_folds_and_baselines_can_be_left_out(type_: Type, data: list[object], tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, said, _ = type_("fit", *data, "--out", out, "--epochs", 1, "--folds", 0, "--probes", 0)
@@ -211,6 +213,7 @@ def test_folds_and_baselines_can_be_left_out(type_: Type, data: list[object], tm
     assert (other.suspects() or {})["precision"]["value"] == pytest.approx(0.8, abs=0.05)
 
 
+@pytest.mark.long
 def test_a_scikit_learn_table_with_flipped_labels_through_a_csv(type_: Type, tmp_path: Path) -> None:
     frame = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=3)
     source, target, test = frame[:369].copy(), frame[369:429], frame[429:]
@@ -333,6 +336,7 @@ def test_regression_is_for_python(type_: Type, tmp_path: Path) -> None:
     assert (code, "the labels are real numbers" in err) == (2, True), err
 
 
+@pytest.mark.long
 def test_earlier_labels_doubt_and_a_guarantee(type_: Type, data: list[object], tmp_path: Path) -> None:
     target = tmp_path / "target.csv"
     header, *lines = write_table(target, 120, 2).read_text().splitlines()

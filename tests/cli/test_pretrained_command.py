@@ -63,6 +63,7 @@ def test_a_network_of_timm(type_: Type, data: list[object], tmp_path: Path) -> N
         assert export_onnx(loaded, tmp_path / "model.onnx").is_file()
 
 
+@pytest.mark.long
 def test_a_network_of_hugging_face_in_transfer_mode_is_resumed(
     type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,7 @@ def test_onnx_of_a_text_model(desk: Path, tmp_path: Path) -> None:
     assert torch.allclose(torch.from_numpy(answer), loaded.predict_proba(texts), atol=1e-5)
 
 
+@pytest.mark.long
 def test_transfer_mode_trains_the_encoder_under_two_heads(desk: Path, tmp_path: Path) -> None:
     command(*fit_words(desk, "transfer", "--mode", "transfer", "--epochs", "1"))
     loaded = soseleto.load(desk / "transfer", device="cpu")

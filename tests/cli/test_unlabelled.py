@@ -249,6 +249,7 @@ def in_a_shell(*given: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
+@pytest.mark.long
 def test_a_stopped_process_ends_with_the_same_bits(desk: Path) -> None:
     long = ["--epochs", 30]
     whole, resumed = [*words(desk, "whole"), *long], [*words(desk, "resumed"), *long]

@@ -219,6 +219,7 @@ def labels_by_id(manifest: Path, walk: Walk) -> dict[str, str]:
     return {name: names[label] for name, label in zip(source.ids or (), source.labels.tolist(), strict=True)}
 
 
+@pytest.mark.long
 def test_fit_again_on_the_corrected_labels(walk: Walk, reviewed: Path, tmp_path: Path) -> None:
     """Every suggestion accepted, by what the review page sends."""
     suggested = {row["id"]: row["suggested_label"] for row in walk.suspects()}

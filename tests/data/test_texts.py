@@ -173,6 +173,7 @@ def test_without_transformers_the_sentence_names_the_extra(monkeypatch: pytest.M
         open_text_model(f"hf:{folder}")
 
 
+@pytest.mark.long
 def test_weights_of_a_fit_do_not_depend_on_the_padding(folder: Path, tables, tokenizer, tmp_path) -> None:
     """Batches as wide as their longest text, and the same batches at full width."""
 

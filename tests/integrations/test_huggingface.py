@@ -141,7 +141,7 @@ def test_a_step_is_that_of_selection(tmp_path: Path) -> None:
     torch.testing.assert_close(watched.weights, selection.weights, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.long), 0.1])
 def test_a_resumed_training_has_the_same_weights(tmp_path: Path, dropout: float) -> None:
     """Dropout draws from the generators that the Trainer saves."""
     whole = trainer(tmp_path / "whole", bert(dropout=dropout), args={"max_steps": 8})
@@ -303,6 +303,7 @@ if args.process_index == 0:
 """
 
 
+@pytest.mark.long
 def test_two_ranks_share_the_weights(tmp_path: Path) -> None:
     from ranks import free_port  # not known to the script, which imports this file
 

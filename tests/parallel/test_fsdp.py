@@ -128,6 +128,7 @@ def stopped_after(reducer: Reducer | None, out: str, mode: str, steps: int) -> A
 
 
 @pytest.mark.parametrize("mode", ["noisy", "transfer"] if LONG else ["noisy"])
+@pytest.mark.long
 def test_a_sharded_run_resumes(mode: str, tmp_path: Path) -> None:
     whole, out = train_sharded(None, mode=mode, epochs=2, optimizer=ask_at(0, terminate)), str(tmp_path / "run")
     for answer in together(2, stopped_after, out, mode, 5):

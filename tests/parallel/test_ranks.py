@@ -161,6 +161,7 @@ def stopped_after(reducer: Reducer | None, out: str, steps: int) -> Any:
     return train(reducer, epochs=5, out=out, optimizer=ask_at(steps if asked else 0, terminate))
 
 
+@pytest.mark.long
 def test_a_run_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
     whole = train(None, epochs=5, optimizer=ask_at(0, terminate))
     out = str(tmp_path / "run")
@@ -188,7 +189,9 @@ def with_accident(reducer: Reducer, accident: str) -> Any:
         return time.monotonic() - begin, str(error)
 
 
-@pytest.mark.parametrize("accident", ["killed", "hangs", "fails"])
+@pytest.mark.parametrize(
+    "accident", ["killed", *(pytest.param(name, marks=pytest.mark.long) for name in ("hangs", "fails"))]
+)
 def test_no_rank_waits_for_one_that_is_lost(accident: str) -> None:
     answers = together(3, with_accident, accident, answer=3.0)
     for rank in (0, 2):

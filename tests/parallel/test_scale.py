@@ -33,7 +33,7 @@ from soseleto.training.loop import Loop
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_micro_batches_train_as_whole_batches(case: str, size: int) -> None:
     changes = {**CASES[case], "epochs": 2}
     require_close(train(None, **changes), train(None, **changes, compute={"micro_batch_size": size}), 1e-9)

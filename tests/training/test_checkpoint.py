@@ -193,6 +193,7 @@ print(json.dumps({"killed": killed, "torn": torn, "lost": lost, "every": EVERY})
 """
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # forked processes have no GPU
     ran = subprocess.run(
@@ -467,6 +468,7 @@ def test_without_a_folder_control_c_is_what_it_was() -> None:
         fit(None, 3, ask(signal.SIGINT))
 
 
+@pytest.mark.long
 def test_the_command_line_stops_and_goes_on(tmp_path: Path) -> None:
     for side, n, seed in (("source", 300, 0), ("target", 40, 1)):
         inputs, labels = points(n, seed)

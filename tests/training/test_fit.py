@@ -199,6 +199,7 @@ def test_intervals_of_mean_weights() -> None:
     assert found["right"]["mean"] == pytest.approx(0.6)
 
 
+@pytest.mark.long
 def test_times_are_told_apart_in_training_and_prediction(tmp_path: Path) -> None:
     """Float32 has a step of 128 at a Unix time."""
     draw = np.random.default_rng(0)
