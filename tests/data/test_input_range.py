@@ -63,5 +63,5 @@ def test_bytes_for_a_model_of_floats() -> None:
 
 def test_bytes_that_are_not_standardised_stay_numbers() -> None:
     x, y = images()
-    result = trained(x, x, y, standardize=False)
+    result = trained(x, x, y, inputs=soseleto.Inputs(standardize=False))
     torch.testing.assert_close(result.outputs(x + 0.5), result.model((x + 0.5).float()).detach())

@@ -92,21 +92,18 @@ def make_prepare(source: ExampleSet, model: nn.Module, *, standardize: Standardi
     Images get the memory format of the model's convolutions: ``model.to(memory_format=torch.channels_last)`` is enough.
     """
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    last = any(_channels_last(p) for p in model.parameters())
+    last = any(
+        p.ndim == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
+        for p in model.parameters()
+    )
     first, _ = source.take(torch.tensor([0]))
     trained = first.dtype if isinstance(first, Tensor) else None
     if isinstance(standardize, Standardize):
         return Prepare(standardize, dtype, last, trained)
-    if not isinstance(first, Tensor):
-        if standardize:
-            raise UsageError("standardize=True is for inputs that are one tensor: standardise the parts in the data.")
-        return Prepare(None, dtype, last)
-    wanted = first.dtype == torch.uint8 if standardize is None else standardize
+    if standardize and trained is None:
+        raise UsageError("standardize=True is for inputs that are one tensor: standardise the parts in the data.")
+    wanted = trained == torch.uint8 if standardize is None else standardize
     return Prepare(Preprocess.of(source.sample()) if wanted else None, dtype, last, trained)
-
-
-def _channels_last(p: Tensor) -> bool:
-    return p.ndim == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
 
 
 def match_input_range(inputs: Inputs, trained: torch.dtype | None, name: str) -> Inputs:
@@ -119,19 +116,15 @@ def match_input_range(inputs: Inputs, trained: torch.dtype | None, name: str) ->
     """
     if not isinstance(inputs, Tensor) or trained is None or inputs.dtype == trained or not inputs.numel():
         return inputs
-    if trained == torch.uint8:
-        return _as_bytes(inputs, name)
-    if trained.is_floating_point and inputs.dtype == torch.uint8:
-        if inputs.ndim > 2:
-            raise DataError(
-                f"{name} has bytes, but the model is trained on floats, whose scale may be another: give floats, such "
-                "as images.float() / 255."
-            )
-        return inputs.to(torch.float32)
-    return inputs
-
-
-def _as_bytes(inputs: Tensor, name: str) -> Tensor:
+    if trained != torch.uint8:
+        if not trained.is_floating_point or inputs.dtype != torch.uint8:
+            return inputs
+        if inputs.ndim <= 2:  # features have one scale: their own
+            return inputs.to(torch.float32)
+        raise DataError(
+            f"{name} has bytes, but the model is trained on floats, whose scale may be another: give floats, such "
+            "as images.float() / 255."
+        )
     low, high = (float(value) for value in inputs.aminmax())
     if inputs.is_floating_point() and not (low < 1.0 - _LARGEST_FLOAT or high > _LARGEST_FLOAT):
         return inputs

@@ -223,9 +223,14 @@ def shape_for(source: Raw, reading: Reading) -> Shape | None:
             continue
     if not headers:
         raise DataError(f"none of the sampled {source.name} images can be read: check the files.")
-    height, width = reading.sides or _default_size([(height, width) for height, width, _ in headers])
-    colour = any(colour for _, _, colour in headers)
-    return (reading.channels or (3 if colour else 1), height, width)
+    channels = reading.channels or (3 if any(colour for _, _, colour in headers) else 1)
+    if reading.sides is not None:
+        return (channels, *reading.sides)
+    sizes = {(height, width) for height, width, _ in headers}
+    if len(sizes) == 1 and max(max(sizes)) <= _LARGEST:
+        return (channels, *sizes.pop())
+    side = min(_LARGEST, round(median(min(height, width) for height, width, _ in headers)))
+    return channels, side, side
 
 
 def _header(image: Any) -> tuple[int, int, bool]:
@@ -237,13 +242,6 @@ def _header(image: Any) -> tuple[int, int, bool]:
         if image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):  # rotated by a quarter turn
             width, height = height, width
     return height, width, image.mode not in _GREY
-
-
-def _default_size(sizes: list[tuple[int, int]]) -> tuple[int, int]:
-    if len(set(sizes)) == 1 and max(sizes[0]) <= _LARGEST:
-        return sizes[0]
-    side = min(_LARGEST, round(median(min(size) for size in sizes)))
-    return side, side
 
 
 def pixels_of(
@@ -273,58 +271,40 @@ def _problem(raw: Raw, why: str, rows: list[int]) -> Problem:
 # Image folders: one subfolder per class; the path below the folder is the id
 
 
-def read_folder(folder: Path, *, name: str, reading: Reading) -> Raw:
-    """All images at any depth below the class folders, sorted by path; hidden files are skipped."""
-    classes = _classes(folder)
-    if not classes:
+def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = True) -> Raw:
+    """All images at any depth below the class folders, sorted by path; hidden files are skipped.
+
+    labelled: else images beside the class folders are read too, and every label is 0
+    """
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    if labelled and not classes:
         raise DataError(
             f"the {name} folder {folder} has no subfolders: make one for each class, with its images inside."
         )
     paths = {c: sorted(_images(folder, c, allow_outside=reading.allow_outside)) for c in classes}
     ids = [path for c in classes for path in paths[c]]
+    if not labelled:
+        ids = sorted([*ids, *(one.name for one in os.scandir(folder) if one.is_file() and _is_image(one.name))])
     if not ids:
-        raise DataError(
-            f"no images below {folder} of the {name}: put {', '.join(SUFFIXES[:3])} ... files into "
-            f"its subfolders ({some(classes)})."
-        )
-    labels = Names(tuple(escaped(c) for c in classes for _ in paths[c]))
-    return _raw(folder, ids, labels, name, reading, _empty(name, [escaped(c) for c in classes if not paths[c]]))
-
-
-def read_any_folder(folder: Path, *, name: str, reading: Reading) -> Raw:
-    """All images at any depth, in class folders or not, sorted by path; every label is 0."""
-    paths = [path for c in _classes(folder) for path in _images(folder, c, allow_outside=reading.allow_outside)]
-    ids = sorted([*paths, *(entry.name for entry in os.scandir(folder) if entry.is_file() and _is_image(entry.name))])
-    if not ids:
-        raise DataError(f"no images below {folder} of the {name}: put {', '.join(SUFFIXES[:3])} ... files there.")
-    return _raw(folder, ids, torch.zeros(len(ids), dtype=torch.int64), name, reading)
-
-
-def _raw(
-    folder: Path,
-    ids: Sequence[str],
-    labels: Names | torch.Tensor,
-    name: str,
-    reading: Reading,
-    problems: tuple[Problem, ...] = (),
-) -> Raw:
-    outside_ids = [] if reading.allow_outside else [escaped(ids[row]) for row in outside(folder, ids)]
-    if outside_ids:
-        text = f"{some(outside_ids)} lead outside {folder}: type reading=Reading(allow_outside=True) if intended."
-        problems += (Problem(name, "outside", text, tuple(outside_ids)),)
+        place = f"into its subfolders ({some(classes)})" if labelled else "there"
+        raise DataError(f"no images below {folder} of the {name}: put {', '.join(SUFFIXES[:3])} ... files {place}.")
+    problems = []
+    if labelled and (empty := [escaped(c) for c in classes if not paths[c]]):
+        which = f"the class {empty[0]} has" if len(empty) == 1 else f"the classes {some(empty)} have"
+        text = f"{which} no images: put images there, or remove the empty subfolders."
+        problems.append(Problem(name, "empty class", text))
+    if outsiders := [] if reading.allow_outside else [escaped(ids[row]) for row in outside(folder, ids)]:
+        text = f"{some(outsiders)} lead outside {folder}: type reading=Reading(allow_outside=True) if intended."
+        problems.append(Problem(name, "outside", text, tuple(outsiders)))
     files = tuple(f"{folder}{os.sep}{path}" for path in ids)
     return Raw(
         name,
-        labels,
+        Names(tuple(escaped(c) for c in classes for _ in paths[c])) if labelled else torch.zeros(len(ids)).long(),
         files=files,
         ids=tuple(map(escaped, ids)),
         paths=tuple(map(escaped, files)),
-        problems=problems,
+        problems=tuple(problems),
     )
-
-
-def _classes(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _is_image(name: str) -> bool:
@@ -340,13 +320,6 @@ def _images(folder: Path, c: str, *, allow_outside: bool) -> Iterator[str]:
     for here, folders, names in os.walk(folder / c, onerror=fail, followlinks=allow_outside):
         folders[:] = [below for below in folders if not below.startswith(".")]
         yield from (Path(here, name).relative_to(folder).as_posix() for name in names if _is_image(name))
-
-
-def _empty(name: str, empty: list[str]) -> tuple[Problem, ...]:
-    if not empty:
-        return ()
-    which = f"the class {empty[0]} has" if len(empty) == 1 else f"the classes {some(empty)} have"
-    return (Problem(name, "empty class", f"{which} no images: put images there, or remove the empty subfolders."),)
 
 
 def outside(root: Path, paths: Sequence[str]) -> list[int]:

@@ -45,7 +45,7 @@ from soseleto.data.batches import seed_for, source_batches
 from soseleto.data.examples import Examples
 from soseleto.data.labels import Names
 from soseleto.data.structure import Inputs
-from soseleto.errors import DataError, SoseletoError, UsageError, first_line
+from soseleto.errors import DataError, UsageError, first_line
 
 MOST_IN_MEMORY = 1 << 28  # bytes of a Dataset that is read into memory without being asked to
 MOST_WORKERS = 8  # unless the user asks for more
@@ -106,9 +106,6 @@ class LazyDataset:
         self._labels = None if labels is None else torch.as_tensor(labels)
         self._known = torch.full((len(dataset),), labels is not None)
 
-    def __repr__(self) -> str:
-        return f"LazyDataset({type(self.dataset).__name__} of {len(self)}, workers={self.workers})"
-
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -118,7 +115,7 @@ class LazyDataset:
 
     @property
     def labels(self) -> Tensor:
-        """The labels as they were read; those not seen yet are read now. Not kept where one example has several."""
+        """The labels as they were read; those not seen yet are read now."""
         missing = (~self._known).nonzero().flatten()
         for _ in self.read(missing.split(PIECE)) if len(missing) else ():
             pass
@@ -148,15 +145,13 @@ class LazyDataset:
         indices, to_read = tee(batches)
         requests = (_Request(batch.tolist(), seed, purpose) for batch in to_read)
         all_known = bool(self._known.all())
-        for index, (inputs, labels) in zip(indices, self._read_ahead(requests), strict=True):
+        if self.workers is None:
+            self.workers = self._worker_count()
+        made = self._read_by_workers(requests) if self.workers else self._read_here(requests)
+        for index, (inputs, labels) in zip(indices, made, strict=True):
             if not all_known:
                 self._keep_labels(index.cpu(), labels)
             yield structure.to_device((inputs, labels), self.device)
-
-    def _read_ahead(self, requests: Iterator[_Request]) -> Iterator[tuple[Inputs, Tensor]]:
-        if self.workers is None:
-            self.workers = self._worker_count()
-        return self._read_by_workers(requests) if self.workers else self._read_here(requests)
 
     def _read_by_workers(self, requests: Iterator[_Request]) -> Iterator[tuple[Inputs, Tensor]]:
         loader: DataLoader[Any] = DataLoader(
@@ -300,9 +295,8 @@ class _Reader(Dataset[Any]):
             inputs, labels = self._batch(request._replace(places=[0]))  # a rank without examples in this batch
             return structure.change(lambda tensor: tensor[:0], inputs), labels[:0]
         except Exception as error:
-            text = str(error) if isinstance(error, SoseletoError) else f"{type(error).__name__}: {first_line(error)}"
-            failure = DataError(text)
-            failure.add_note("".join(traceback.format_exception(error)))
+            failure = DataError(str(error))
+            failure.add_note("".join(traceback.format_exception(error)))  # a traceback does not reach another process
             return failure
 
     def _batch(self, request: _Request) -> tuple[Inputs, Tensor]:
@@ -400,7 +394,7 @@ def _begin_worker(of_main_thread: bool, worker: int) -> None:
 
 def refuse_iterable(data: Any, *, name: str) -> None:
     """Raise for what can only be iterated."""
-    if hasattr(data, "__iter__") and not hasattr(data, "__getitem__") and not isinstance(data, Tensor | Mapping):
+    if hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
         raise UsageError(
             f"the {name} can only be iterated, but every weight belongs to one example: give a map-style Dataset with "
             "__len__ and __getitem__, such as the dataset of a DataLoader."

@@ -206,7 +206,7 @@ def _without_labels(path: Path, name: str, reading: Reading, known: Sequence[str
     images: whether the path may be that of an image
     """
     if path.is_dir():
-        return image_files.read_any_folder(path, name=name, reading=reading)
+        return image_files.read_folder(path, name=name, reading=reading, labelled=False)
     if images and path.suffix.lower() in image_files.SUFFIXES and path.is_file():
         return Raw(name, torch.zeros(1, dtype=torch.int64), files=(str(path),))
     if _suffix(path, name) == ".npz":

@@ -52,12 +52,8 @@ def cache_root(folder: Path | str | None = None) -> Path:
 def sweep(root: Path) -> None:
     """Remove what killed processes left unfinished more than a day ago."""
     for unfinished in root.glob("unfinished-*"):
-        if time.time() - unfinished.stat().st_mtime <= _STALE:
-            continue
-        if unfinished.is_dir():
-            shutil.rmtree(unfinished, ignore_errors=True)
-        else:
-            unfinished.unlink(missing_ok=True)
+        if time.time() - unfinished.stat().st_mtime > _STALE:
+            shutil.rmtree(unfinished, ignore_errors=True) if unfinished.is_dir() else unfinished.unlink()
 
 
 def is_large(size: int) -> bool:
@@ -71,22 +67,17 @@ def passing_file(folder: Path | str | None, *, what: str) -> Iterator[Path]:
 
     folder: by default the cache, see ``cache_root``
     """
-    root, path = cache_root(folder), None
+    root = cache_root(folder)
     try:
         root.mkdir(parents=True, exist_ok=True)
         sweep(root)
-        handle, name = tempfile.mkstemp(prefix="unfinished-table-", dir=root)
-        os.close(handle)
-        path = Path(name)
-        yield path
+        with tempfile.NamedTemporaryFile(prefix="unfinished-table-", dir=root) as file:
+            yield Path(file.name)
     except OSError as error:
         raise DataError(
             f"{what} is too large for memory and could not be kept in {root} ({error}): set SOSELETO_CACHE to a folder "
             "on a larger disk."
         ) from error
-    finally:
-        if path is not None:
-            path.unlink()
 
 
 def empty(rows: int, *sizes: int, what: str, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -59,11 +59,10 @@ def concatenate(structures: Sequence[Any]) -> Any:
 
 def of_one_form(one: Any, other: Any) -> bool:
     """Whether two structures can be concatenated: all but the number of examples is the same."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return _of_one_form(one, other)
-    if pytree.tree_structure(one) != pytree.tree_structure(other):
-        return False
-    return all(_of_one_form(*pair) for pair in zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True))
+    leaves, form = pytree.tree_flatten(one)
+    others, other_form = pytree.tree_flatten(other)
+    pairs = zip(leaves, others, strict=False)
+    return form == other_form and all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs)
 
 
 def shape_of(structure: Any) -> Any:
@@ -126,7 +125,3 @@ def label_margin(scores: Tensor, labels: Tensor) -> Tensor:
     label = labels[:, None]
     others = scores.scatter(1, label, float("-inf")).amax(1)
     return scores.gather(1, label).squeeze(1) - others
-
-
-def _of_one_form(one: Tensor, other: Tensor) -> bool:
-    return one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
