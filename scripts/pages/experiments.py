@@ -28,7 +28,7 @@ def adult() -> str:
     lines = {
         "gradient_boosting": "gradient boosting on source and target",
         "soseleto": "SOSELETO, `--model table`",
-        "soseleto_then_boosting_doubted": "**SOSELETO, `--final boosting`**",
+        "soseleto_then_boosting_doubted": "**SOSELETO, then boosting**",
         "soseleto_then_boosting_frozen_doubted": "… learned weights frozen at 1",
         "soseleto_then_boosting_mean": "… labels not doubted",
         "boosting_frozen": "… labels not doubted, learned weights frozen at 1",

@@ -388,22 +388,6 @@ def write_table(path: Path, count: int, seed: int) -> Path:
     return path
 
 
-def test_fit_on_tables_end_to_end(soseleto: Soseleto, tmp_path: Path) -> None:
-    source, target, test = (write_table(tmp_path / f"{n}.csv", n, n) for n in (60, 20, 40))
-    out = tmp_path / "run"
-    said = soseleto(
-        "fit", "--source", source, "--target", target, "--test", test, "--out", out,
-        "--epochs", 2, "--batch-size", 16, "--lr", 0.1, "--seed", 7,
-    )  # fmt: skip
-    assert said.code == 0, said.err
-    assert "60 source and 20 target examples, noisy mode, 2 epochs" in said.out
-    assert "accuracy on 40 test examples" in said.out
-    assert said.out.endswith(f"report: {out / 'report.html'}\n")
-    config = RunFolder.open(out).config()
-    assert (config["epochs"], config["batch_size"], config["lr"], config["seed"]) == (2, 16, 0.1, 7)
-    assert set(RunFolder.open(out).ranking()["label"]) == {"left", "right"}
-
-
 def test_fit_in_transfer_mode_with_ones_own_trunk(soseleto: Soseleto, tmp_path: Path) -> None:
     source, target = (write_table(tmp_path / f"{n}.csv", n, n) for n in (30, 10))
     (tmp_path / "trunk.py").write_text(
@@ -512,19 +496,6 @@ def test_a_piped_training_prints_a_bounded_number_of_lines(tmp_path: Path) -> No
     assert all(re.match(r"epoch \d of 4, \d+ %, source \d", line) for line in progress)
     assert "\x1b" not in ran.stderr + ran.stdout
     assert "\r" not in ran.stderr + ran.stdout
-
-
-def test_a_vanished_target_loss_is_printed_once_for_all_trainings() -> None:
-    file = io.StringIO()
-    with LiveLine(Console(file=file, width=200)) as line:
-        for epoch in (3, 4):
-            line("start", {"epochs": 9, "steps": 9})
-            line(
-                "message", {"text": f"the target loss has vanished (0.001 in epoch {epoch}), so alignments carry none"}
-            )
-            line("message", {"text": f"{epoch} of 40 steps of epoch 2 were skipped"})
-    assert file.getvalue().count("vanished") == 1
-    assert file.getvalue().count("skipped") == 2
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -192,25 +191,6 @@ def interrupted(self: Comparing, kept: object) -> None:
 def test_an_unknown_model_to_keep_is_refused(type_: Type, data: list[object], tmp_path: Path) -> None:
     code, _, err = type_("fit", *data, "--out", tmp_path / "run", "--keep", "mixed")
     assert (code, err) == (2, "soseleto: keep must be 'best' or 'soseleto', got 'mixed'.\n")
-
-
-@pytest.mark.long
-def test_folds_and_baselines_can_be_left_out(type_: Type, data: list[object], tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    code, said, _ = type_("fit", *data, "--out", out, "--epochs", 1, "--folds", 0, "--probes", 0)
-    assert code == 0
-    assert "accuracy" not in said
-    assert "suspects: source examples of weight below 0.1" in said
-    assert RunFolder.open(out).comparison() == {"judged_on": "target", "folds": 0, "rows": [], "kept": "soseleto"}
-    test = write_table(tmp_path / "test.csv", 50, 3)
-    more = ["--test", test, "--folds", 2, "--no-baselines", "--suspect-precision", 0.8]
-    code, said, _ = type_("fit", *data, "--out", tmp_path / "other", "--epochs", 1, *more)
-    assert code == 0
-    assert "accuracy on 50 test examples" in said
-    other = RunFolder.open(tmp_path / "other")
-    assert [row["method"] for row in (other.comparison() or {})["rows"]] == ["soseleto"]
-    assert json.loads((other.path / "calibration.json").read_text())["examples"] == 60  # the folds' held-out target
-    assert (other.suspects() or {})["precision"]["value"] == pytest.approx(0.8, abs=0.05)
 
 
 @pytest.mark.long

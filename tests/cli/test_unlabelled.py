@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from soseleto.data import Reading, read_pair
+from soseleto.data import read_pair
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training.resume import Keeper
 from typing_in import Type
@@ -83,23 +83,6 @@ def test_a_step_takes_128_of_many(desk: Path, fit: Fit) -> None:
     assert RunFolder.open(desk / "run").config()["settings"]["unlabelled_batch"] == 128
 
 
-def test_photos_are_read_as_the_sources(desk: Path) -> None:
-    sides = desk / "source", desk / "target"
-    pair = read_pair(*sides, mode="noisy", unlabelled=desk / "source")
-    assert pair.unlabelled is not None
-    in_order = sorted(range(48), key=pair.source.id_of)  # sorted by path, as the unlabelled ones
-    assert torch.equal(pair.unlabelled, pair.source.inputs[in_order])
-    (desk / "list.csv").write_text("path\nmore/2-0.png\nmore/more/deep/2-1.png\n")
-    folder, listed = (
-        read_pair(*sides, mode="noisy", unlabelled=desk / name).unlabelled for name in ("more", "list.csv")
-    )
-    assert folder is not None
-    assert listed is not None
-    assert folder.shape == (20, 3, 12, 12)
-    assert torch.equal(listed[0], folder[0])
-    assert any(torch.equal(listed[1], one) for one in folder)
-
-
 def numbers(path: Path, n: int, seed: int, columns: str = "a,y,colour,label") -> Path:
     """A table with gaps; ``y`` is a feature, since the labels are in ``label``."""
     draw = np.random.default_rng(seed)
@@ -128,15 +111,6 @@ def test_a_table_with_or_without_its_label_column(columns: str, type_: Type, tmp
     code, said, err = type_("fit", *sets, "--out", tmp_path / "run", *SHORT)
     assert code == 0, err
     assert f"40 unlabelled examples, {ANSWERS}\n" in said
-
-
-def test_a_label_column_by_its_name(tmp_path: Path) -> None:
-    source, target = numbers(tmp_path / "s.csv", 60, 0), numbers(tmp_path / "t.csv", 20, 1)
-    reading = Reading(label_column="colour", drop_columns=["label"])
-    same = numbers(tmp_path / "u.csv", 60, 0, "a,y,label")
-    pair = read_pair(source, target, mode="noisy", unlabelled=same, reading=reading)
-    assert pair.unlabelled is not None
-    assert torch.equal(pair.unlabelled, pair.source.inputs)
 
 
 @pytest.mark.parametrize(

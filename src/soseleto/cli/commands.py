@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+BY_MODEL = "[default: by model and data; printed at start]"
 Seed = Annotated[int, typer.Option(help="Same seed, same result, to the last bit on a CPU.")]
 
 
@@ -81,139 +83,91 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-DATA, TRAINING, COMPARISON, SUSPECTS, RUN = "Data", "Training", "Comparison", "Suspects", "Run"
+DATA, TRAINING, COMPARISON, SUSPECTS, RUN = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Data", "Training", "Comparison", "Suspects", "Run")
+)
 
 
 @app.command(short_help="Train on your own data.")
 def fit(
     context: typer.Context,
-    source: Annotated[Path, typer.Option(help="The large, doubtful data set.", rich_help_panel=DATA)],
-    target: Annotated[Path, typer.Option(help="The small, trusted data set.", rich_help_panel=DATA)],
-    out: Annotated[Path, typer.Option(help="The run folder to write.", rich_help_panel=RUN)],
-    test: Annotated[
-        Path | None, typer.Option(help="Data to measure the accuracy on, in place of folds.", rich_help_panel=DATA)
-    ] = None,
-    unlabelled: Annotated[
-        Path | None, typer.Option(help="Further inputs without labels, for --method strong.", rich_help_panel=DATA)
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column of a table with the labels.", rich_help_panel=DATA)
-    ] = None,
-    text_column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Column of texts; repeatable.", rich_help_panel=DATA)
-    ] = None,
-    drop_column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Column to ignore; repeatable.", rich_help_panel=DATA)
-    ] = None,
-    image_size: Annotated[
-        int | None, typer.Option(help="Resize images to this many pixels a side.", rich_help_panel=DATA)
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave unusable examples out.", rich_help_panel=DATA)
-    ] = False,
+    source: Annotated[Path, DATA(help="The large, doubtful data set.")],
+    target: Annotated[Path, DATA(help="The small, trusted data set.")],
+    out: Annotated[Path, RUN(help="The run folder to write.")],
+    test: Annotated[Path | None, DATA(help="Data to measure the accuracy on, in place of folds.")] = None,
+    unlabelled: Annotated[Path | None, DATA(help="Further inputs without labels, for --method strong.")] = None,
+    label_column: Annotated[str | None, DATA(metavar="NAME", help="Column of a table with the labels.")] = None,
+    text_column: Annotated[list[str] | None, DATA(metavar="NAME", help="Column of texts; repeatable.")] = None,
+    drop_column: Annotated[list[str] | None, DATA(metavar="NAME", help="Column to ignore; repeatable.")] = None,
+    image_size: Annotated[int | None, DATA(help="Resize images to this many pixels a side.")] = None,
+    skip_bad: Annotated[bool, DATA("--skip-bad", help="Leave unusable examples out.")] = False,
     mode: Annotated[
-        str,
-        typer.Option(
-            metavar="noisy|transfer", help="Whether both sides have the same classes.", rich_help_panel=TRAINING
-        ),
+        str, TRAINING(metavar="noisy|transfer", help="Whether both sides have the same classes.")
     ] = "noisy",
     method: Annotated[
         str,
-        typer.Option(
+        TRAINING(
             metavar="plain|strong",
             help="strong: a teacher judges labels; for many wrong labels, large networks and a GPU.",
-            rich_help_panel=TRAINING,
         ),
     ] = "plain",
     model: Annotated[
         str | None,
-        typer.Option(
+        TRAINING(
             metavar="NAME",
             help="table, linear, mlp, quick, lenet, resnet18, resnet18-groupnorm, preact-resnet18, FILE.py:FUNCTION, "
             "timm:NAME or hf:FOLDER_OR_ID. [default: by the inputs]",
-            rich_help_panel=TRAINING,
         ),
     ] = None,
     train: Annotated[
-        str | None,
-        typer.Option(
-            metavar="all|head|last:N", help="Parts of a pretrained image model to train.", rich_help_panel=TRAINING
-        ),
+        str | None, TRAINING(metavar="all|head|last:N", help="Parts of a pretrained image model to train.")
     ] = None,
     lora: Annotated[
-        int | None,
-        typer.Option(metavar="RANK", help="Train LoRA adapters of a pretrained image model.", rich_help_panel=TRAINING),
+        int | None, TRAINING(metavar="RANK", help="Train LoRA adapters of a pretrained image model.")
     ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(help="Passes over the source. [default: by model; printed at start]", rich_help_panel=TRAINING),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Source examples per step. [default: by size; printed at start]", rich_help_panel=TRAINING),
-    ] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option(help="Learning rate at the start. [default: by model and method]", rich_help_panel=TRAINING),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Same seed, same result, to the last bit on a CPU.", rich_help_panel=TRAINING)
-    ] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=TRAINING)] = "auto",
+    epochs: Annotated[int | None, TRAINING(help=f"Passes over the source. {BY_MODEL}")] = None,
+    batch_size: Annotated[int | None, TRAINING(help=f"Source examples per step. {BY_MODEL}")] = None,
+    lr: Annotated[float | None, TRAINING(help="Learning rate at the start. [default: by model and method]")] = None,
+    seed: Annotated[int, TRAINING(help="Same seed, same result, to the last bit on a CPU.")] = 0,
+    device: Annotated[str, TRAINING(help="cpu, cuda, cuda:1, ...")] = "auto",
     folds: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Number of cross-validation folds of the target. [default: 3; 0 with --test]",
-            rich_help_panel=COMPARISON,
-        ),
+        COMPARISON(metavar="N", help="Number of cross-validation folds of the target. [default: 3; 0 with --test]"),
     ] = None,
     baselines: Annotated[
         bool,
-        typer.Option(
+        COMPARISON(
             "--baselines/--no-baselines",
             help="Also train without weights, on both sets mixed, and on the target alone.",
-            rich_help_panel=COMPARISON,
         ),
     ] = True,
     keep: Annotated[
         str,
-        typer.Option(
-            metavar="best|soseleto",
-            help="The model to keep: the best on held-out examples, or SOSELETO's.",
-            rich_help_panel=COMPARISON,
-        ),
+        COMPARISON(metavar="best|soseleto", help="The model to keep: the best on held-out examples, or SOSELETO's."),
     ] = "best",
     probes: Annotated[
         float | None,
-        typer.Option(
+        SUSPECTS(
             metavar="SHARE",
             help="Share of the target planted in the source to calibrate the suspects. [default: 0.3, if enough]",
-            rich_help_panel=SUSPECTS,
         ),
     ] = None,
     suspect_precision: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Required share of real label errors among suspects. [default: 0.95]",
-            rich_help_panel=SUSPECTS,
-        ),
+        SUSPECTS(metavar="SHARE", help="Required share of real label errors among suspects. [default: 0.95]"),
     ] = None,
     labels_before: Annotated[
         str | None,
-        typer.Option(
+        SUSPECTS(
             metavar="COLUMN|FILE",
             help="The target's labels before they were checked: a column of its table, or a table.",
-            rich_help_panel=SUSPECTS,
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
+        RUN(
             metavar="FILE.toml",
             help="These and all other settings, by their names in Python; the line wins.",
-            rich_help_panel=RUN,
             is_eager=True,
             callback=_read_config,
         ),
