@@ -42,7 +42,7 @@ class _Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.module == "fit" and (text := record.getMessage()) not in self.printed:
             self.printed.add(text)
-            typer.echo(text, err=True)
+            typer.echo(text)
 
 
 def _run(arguments: list[str], debug: bool) -> int:
