@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,54 @@ from torch.overrides import TorchFunctionMode
 
 from soseleto.engines.autograd import gradient
 from soseleto.engines.contract import PerExampleLoss, as_loss_vector, inner, trainable
-from soseleto.engines.tolerance import Tolerance
 from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, first_line
+
+# --- what a model calls during a pass: by it a graph of another kind than those proved is recognised ---
+
+
+def described(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Hashable:
+    """A call without its tensors: the function, whether under ``no_grad``, and which of its numbers are zero.
+
+    A factor of zero hides what it multiplies from a proof, such as a term of the loss that is faded in.
+    """
+    numbers = (*args, *kwargs.values()) if kwargs else args
+    zeros = [at for at, value in enumerate(numbers) if value.__class__ is float and value == 0.0]
+    if zeros:
+        return (func, torch.is_grad_enabled(), *zeros)
+    return func if torch.is_grad_enabled() else (func,)
+
+
+class Recorded(TorchFunctionMode):
+    """Records the calls while it is open; changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: list[Hashable] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.append(described(func, args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+
+# --- how far two computations of the same gradient may differ by rounding ---
+
+
+class Tolerance(NamedTuple):
+    """Relative errors, by the lowest precision that takes part in the computation."""
+
+    half: float  # bfloat16 or float16
+    tf32: float  # float32 on a GPU, where products may be computed with ten bits
+    single: float
+    double: float
+
+    def of(self, dtypes: set[torch.dtype], *, is_cuda: bool) -> float:
+        if dtypes & {torch.bfloat16, torch.float16}:
+            return self.half
+        if torch.float32 in dtypes:
+            return self.tf32 if is_cuda else self.single
+        return self.double
+
 
 TOLERANCE = Tolerance(half=5e-2, tf32=1e-2, single=1e-3, double=1e-8)
 FLOOR = 1e-2  # gradients below this share of the largest are compared on the scale of that share

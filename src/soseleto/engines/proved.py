@@ -30,8 +30,7 @@ from soseleto.engines.contract import (
     uncompiled,
 )
 from soseleto.engines.forward import CannotFollow
-from soseleto.engines.proof import Inexact, Kinds, Schedule, prove
-from soseleto.engines.recorded import Recorded
+from soseleto.engines.proof import Inexact, Kinds, Recorded, Schedule, prove
 from soseleto.engines.shards import sharded_modules
 from soseleto.engines.unchanged import Restore
 from soseleto.errors import EngineError, first_line

@@ -13,8 +13,7 @@ from soseleto.engines.contract import (
     reductions_dtype,
     refuse_sharded,
 )
-from soseleto.engines.layerwise.call import Call
-from soseleto.engines.layerwise.small_parameters import SmallGradients
+from soseleto.engines.layerwise.call import Call, SmallGradients
 from soseleto.engines.layerwise.tape import Tape
 
 ALL_ROWS = slice(None)

@@ -19,31 +19,88 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from soseleto.engines.contract import is_differentiable
-from soseleto.engines.layerwise.any_function import as_linear, rule_for
-from soseleto.engines.layerwise.attention import refuse_attention, self_attention
 from soseleto.engines.layerwise.call import OTHER_ENGINES, Call, grouped_calls
-from soseleto.engines.layerwise.copies import (
+from soseleto.engines.layerwise.computed_parameters import Arguments as Found
+from soseleto.engines.layerwise.computed_parameters import Derived
+from soseleto.engines.layerwise.functions import (
     BROADCAST,
     LARGE_COPIES,
     OWN_ROWS,
     SMALL,
     SMALL_COPIES,
+    as_linear,
     batch_form,
     is_mask,
     over_batch,
     promotes,
+    refuse_attention,
     replaced,
+    rule_for,
+    self_attention,
     tensors,
     writes_to_first,
 )
-from soseleto.engines.layerwise.derived import Arguments as Found
-from soseleto.engines.layerwise.derived import Derived
 from soseleto.engines.layerwise.rows import Sums
-from soseleto.engines.layerwise.taps import Finish, Listener, Spread, Tap
-from soseleto.engines.recorded import described
+from soseleto.engines.proof import described
 from soseleto.engines.rules import ADD, BATCH_NORM, MULTIPLY, RULES, Arguments, Rule
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import EngineError
+
+# --- identities in the model's graph whose backward records the gradients that the tape is for ---
+
+
+Finish = Callable[[list[Call]], None]
+
+
+@dataclass
+class Listener:
+    """Counts the calls that the backward has reached; ``finish`` is set for the time of our own backward."""
+
+    finish: Finish | None = None
+
+    def reached(self, call: Call) -> None:
+        assert self.finish is not None
+        assert call.group is not None
+        call.group.waiting -= 1
+        if call.group.waiting == 0:
+            self.finish(call.group.calls)
+
+
+class Tap(torch.autograd.Function):
+    """The identity; its backward records δ. ``anchor`` is the input that our backward differentiates to."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, anchor: Tensor, call: Call, listener: Listener) -> Tensor:
+        ctx.call, ctx.listener = call, listener
+        return y.detach()  # shares memory and version with y; in-place operations may follow
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None, None, None]:
+        call, listener = ctx.call, ctx.listener
+        if listener.finish is None:  # a backward that the tape did not start
+            return delta, None, None, None
+        call.delta = delta
+        listener.reached(call)
+        return delta, None, None, None
+
+
+class Spread(torch.autograd.Function):
+    """A copy of each parameter for every example, so that the layer's own backward gives per-example gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: Call, listener: Listener, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.listener = call, listener
+        return tuple(p.detach().repeat(call.rows) for p in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        call, listener = ctx.call, ctx.listener
+        if listener.finish is None:  # a backward that the tape did not start
+            return (None, None, None, *(g.view(call.rows, -1).sum(0) for g in gradients))
+        call.set_small(gradients)
+        listener.reached(call)
+        return (None,) * (3 + len(gradients))
+
 
 _DETACHING = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.data.__get__, Tensor.item, Tensor.tolist}  # type: ignore[attr-defined]
 _ATTRIBUTES = {getattr(Tensor, name).__get__ for name in ("device", "dtype", "shape", "ndim", "requires_grad")}

@@ -1,0 +1,275 @@
+"""A copy of a parameter for every example, so that the function's own backward gives its per-example gradients.
+
+A function that treats the examples of a batch separately gives the same result for D and for D expanded over the batch,
+(B, *D.shape), which takes no memory. The gradient at row j of the copies is ∂ℓ_j/∂D. This is used for functions that
+broadcast their arguments, for tensors that are joined along another dimension than the batch, and for attention (D may
+be an additive mask, or tokens of its own). In-place functions and functions that draw at random are no exception.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import resolve_name
+
+from soseleto.engines.contract import reductions_dtype
+from soseleto.engines.layerwise.computed_parameters import Derived
+from soseleto.engines.rules import Arguments, Rule, scale
+from soseleto.errors import EngineError, first_line
+
+# Rules for functions of data and a parameter that have none of their own.
+#
+#     alignment   q_j = ⟨δ_j, (∂f/∂D) dD⟩            the function's directional derivative
+#     gradient    Σ_j c_j ∂ℓ_j/∂D = (∂f/∂D)ᵀ (c δ)    its backward pass
+#
+# for a function f of which row j of the result depends on row j of the data, and which does not draw at random. Both
+# run the function again, so that this is slower than a rule, but holds for einsum, indexing, prelu, bilinear and
+# others. A product of data with a weight is rewritten as F.linear, which has a rule.
+
+
+PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm}
+LINEAR = {
+    *PRODUCTS, Tensor.__rmatmul__, torch.einsum, Tensor.__getitem__, torch.index_select, Tensor.index_select,
+    torch.gather, Tensor.gather, torch.tensordot, torch.inner, torch.take, Tensor.take, F.embedding_bag,
+}  # fmt: skip
+
+
+def rule_for(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameter: Tensor) -> Rule:
+    """The rule of one call of ``func``, for one of its arguments; ``a`` holds the numbers of the rows."""
+    place = parameter.detach()
+    kept = replaced((args, dict(kwargs)), lambda t: place if t is parameter else t.detach())
+    is_linear = func in LINEAR and sum(t is parameter for t in tensors((*args, *kwargs.values()))) == 1
+    versions = [(t, t._version) for t in tensors((*kept[0], *kept[1].values()))]
+    device = parameter.device.type
+    lowered = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+    def run(value: Tensor) -> Tensor:
+        if any(t._version != version for t, version in versions):
+            raise RuntimeError("an argument was changed in place after its use")
+        given, named = replaced(kept, lambda t: value if t is place else t)
+        with torch.autocast(device, lowered, enabled=lowered is not None):
+            out: Tensor = func(*given, **named)
+        return out
+
+    def tangent(arguments: Arguments, a: Tensor, direction: Tensor) -> Tensor:
+        along = direction.to(place.dtype)
+        try:
+            found = run(along) if is_linear else torch.func.jvp(run, (place,), (along,))[1]
+        except RuntimeError as error:
+            raise EngineError(
+                f"the layerwise engine has no rule for {resolve_name(func)} ({first_line(error)})."
+            ) from error
+        return found[a]
+
+    def gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
+        with torch.enable_grad():
+            free = place.clone().requires_grad_()
+            out = run(free)
+        whole = torch.zeros_like(out).index_copy_(0, a, scale(delta, coefficients).to(out.dtype))
+        return torch.autograd.grad(out, free, whole)[0]
+
+    return Rule(("other",), large="other", tangent=tangent, gradient=gradient)
+
+
+def as_linear(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], derived: Derived
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """The arguments of F.linear for a product of data with a weight, or None."""
+    bias = None
+    if func in (torch.addmm, Tensor.addmm) and len(args) == 3 and not kwargs and args[0].ndim == 1:
+        bias, *args = args  # type: ignore[assignment]
+    elif func is Tensor.__rmatmul__:
+        args = args[::-1]
+    elif func not in PRODUCTS:
+        return None
+    if len(args) != 2 or derived.is_trainable(args[0]) or not derived.is_trainable(args[1]) or args[0].ndim < 2:
+        return None
+    weight = args[1]
+    if weight.ndim == 3:  # the same weight for every example
+        one = weight if len(weight) == 1 else derived.one_row(weight)
+        weight = None if one is None else derived.derive(one[0], one)
+    return None if weight is None or weight.ndim != 2 else (args[0], derived.derive(weight.mT, weight), bias)
+
+
+# torch.nn.MultiheadAttention written with separate linear layers, which have rules.
+#
+# PyTorch computes both projections inside one function, with the batch in the second dimension. This is the same
+# computation, batch first, for self-attention without returned attention weights, as transformer encoders use it.
+
+
+_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+
+
+def refuse_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Why ``self_attention`` cannot replace this call of multi_head_attention_forward, or None."""
+    a = _SIGNATURE.bind(*args, **kwargs).arguments
+    if not (a["query"] is a["key"] is a["value"]):
+        return "only self-attention has a rule (query, key and value the same tensor)"
+    if a.get("need_weights", True):
+        return "returned attention weights have no rule (pass need_weights=False)"
+    if a["query"].ndim != 3 or a.get("use_separate_proj_weight") or a["add_zero_attn"]:
+        return "only batched self-attention with one packed projection has a rule"
+    if any(a.get(k) is not None for k in ("bias_k", "bias_v", "static_k", "static_v")):
+        return "attention with static or bias keys has no rule"
+    return None
+
+
+def self_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """multi_head_attention_forward for calls that ``refuse_attention`` accepts; same arguments, same result."""
+    a = _SIGNATURE.bind(*args, **kwargs)
+    a.apply_defaults()
+    given = a.arguments
+    x = given["query"].transpose(0, 1)  # (L, N, E) -> (N, L, E)
+    n, length, width = x.shape
+    packed = F.linear(x, given["in_proj_weight"], given["in_proj_bias"])
+    q, k, v = packed.view(n, length, 3, given["num_heads"], -1).permute(2, 0, 3, 1, 4)
+    mask, causal = _mask(given, n, x.dtype)
+    dropout = given["dropout_p"] if given["training"] else 0.0
+    out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
+    out = F.linear(out.transpose(1, 2).reshape(n, length, width), given["out_proj_weight"], given["out_proj_bias"])
+    return out.transpose(0, 1).contiguous(), None  # PyTorch's own layout: dropout draws in memory order
+
+
+def _mask(given: Mapping[str, Any], n: int, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
+    """One additive mask from PyTorch's two masks, and whether to use the kernel's own causal mask instead."""
+    mask, padding = given["attn_mask"], given["key_padding_mask"]
+    if given["is_causal"] and padding is None:
+        return None, True
+    mask = None if mask is None else _additive(mask, dtype)
+    if mask is not None and mask.ndim == 3:
+        mask = mask.view(n, -1, *mask.shape[1:])
+    if padding is not None:
+        padding = _additive(padding, dtype).view(n, 1, 1, -1)
+        mask = padding if mask is None else mask + padding
+    return mask, False
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
+
+
+_ARITHMETIC = ("add", "sub", "mul", "div", "truediv", "pow")
+_OTHERS = (
+    "subtract", "multiply", "divide", "true_divide", "where", "lerp", "addcmul", "addcdiv", "maximum", "minimum",
+    "fmax", "fmin", "clamp", "atan2", "hypot", "logaddexp", "xlogy", "rsub",
+)  # fmt: skip
+
+
+def _variants(name: str) -> Iterator[Any]:
+    """The function and its forms as a method, an operator, and in place."""
+    forms = [(torch, name), (torch, f"{name}_"), (Tensor, name), (Tensor, f"{name}_")]
+    if name in _ARITHMETIC:
+        forms += [(Tensor, f"__{letter}{name}__") for letter in ("", "r", "i")]
+    for owner, form in forms:
+        if hasattr(owner, form):
+            yield getattr(owner, form)
+
+
+BROADCAST = {form for name in (*_ARITHMETIC, *_OTHERS) for form in _variants(name)}
+JOIN = {torch.cat: 0, torch.concat: 0, torch.concatenate: 0, torch.stack: 1}  # new dimensions of the result
+SMALL = 8  # at most 1/8 of an example's data: such gradients are kept until the end of the backward, all together
+
+
+def _rows_of_one(arguments: Arguments, a: Tensor, delta: Tensor) -> dict[str, Tensor]:
+    shape = arguments["other"].shape
+    return {"other": delta.reshape(len(delta), *shape).to(reductions_dtype(delta.dtype))}
+
+
+def _own_rows_gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
+    zeros = torch.zeros_like(arguments["other"], dtype=delta.dtype, memory_format=torch.contiguous_format)
+    return zeros.index_copy_(0, a, scale(delta, coefficients))
+
+
+LARGE_COPIES = Rule(
+    ("other",),
+    large="other",
+    gradient=lambda arguments, a, delta, c: scale(delta, c).sum_to_size(arguments["other"].shape),
+    tangent=lambda arguments, a, direction: direction.clone(),  # the caller overwrites it
+)
+SMALL_COPIES = Rule(("other",), small=("other",), per_example=_rows_of_one)
+# For a tensor that has a row for each example already; ``a`` holds the numbers of the rows.
+OWN_ROWS = Rule(
+    ("other",),
+    large="other",
+    gradient=_own_rows_gradient,
+    tangent=lambda arguments, a, direction: direction[a],
+)
+
+
+def batch_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The number of rows and of dimensions that copies for ``func`` must have; None if it does not take copies."""
+    if func in JOIN:
+        joined = args[0] if args else kwargs["tensors"]
+        dim, ndim = args[1] if len(args) > 1 else kwargs.get("dim", 0), joined[0].ndim
+        return (len(joined[0]), ndim) if ndim and dim % (ndim + JOIN[func]) else None
+    if func is Tensor.__setitem__:
+        return _form_of_setitem(*args)
+    if func in BROADCAST or func is F.scaled_dot_product_attention:
+        found = list(tensors((*args, *kwargs.values())))
+        ndim = max(t.ndim for t in found)
+        return (max(t.shape[0] for t in found if t.ndim == ndim), ndim) if ndim else None
+    return None
+
+
+def _form_of_setitem(written: Tensor, index: Any, value: Tensor) -> tuple[int, int] | None:
+    """For x[:, ...] = D, and for x[mask] = D."""
+    if is_mask(index):
+        return (len(written), written.ndim) if value.ndim <= written.ndim - index.ndim else None
+    if not isinstance(index, tuple) or next(tensors(index), None) is not None or index[0] not in (slice(None), ...):
+        return None
+    shape = written.detach()[index].shape
+    return (shape[0], len(shape)) if shape else None
+
+
+def is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype == torch.bool
+
+
+def writes_to_first(func: Any) -> bool:
+    """Whether a function changes its first argument in place."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and func in BROADCAST)
+    return name.endswith("_")
+
+
+def over_batch(value: Tensor, rows: int, ndim: int) -> Tensor:
+    """``value`` with a row for each example, of ``ndim`` dimensions; no memory is taken."""
+    if value.ndim == ndim:
+        return value.expand(rows, *value.shape[1:])
+    ones = [1] * (ndim - 1 - value.ndim)
+    return value.reshape(*ones, *value.shape).expand(rows, *ones, *value.shape)
+
+
+def promotes(value: Tensor, others: Iterable[Tensor]) -> bool:
+    """Whether a number without dimensions would act on the dtype or the device of a result if it got some."""
+    if value.ndim:
+        return False
+    return any((t.is_floating_point() and t.dtype != value.dtype) or t.device != value.device for t in others)
+
+
+def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments of a function, also inside lists and tuples."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors(value)
+
+
+def replaced(values: Any, replace: Callable[[Tensor], Tensor]) -> Any:
+    """Arguments of a function, with ``replace`` applied to each tensor."""
+    if isinstance(values, Tensor):
+        return replace(values)
+    if isinstance(values, Mapping):
+        return {name: replaced(value, replace) for name, value in values.items()}
+    if type(values) in (list, tuple):
+        return type(values)(replaced(value, replace) for value in values)
+    return values
