@@ -140,8 +140,8 @@ OURS, MIXED, BETTER = _row("soseleto", 52.5), _row("mixed", 50.0, -2.5, -9.0, 4.
             [OURS, MIXED, BOOSTED],
             "soseleto",
             "SOSELETO's model is kept, 2.5 points better than mixed training (95 % interval -4.0 to +9.0). Gradient "
-            "boosting is 39.2 points better than SOSELETO's (95 % interval +28.8 to +48.3) and is not kept: train it on "
-            "the source that soseleto review --export corrects.",
+            "boosting is 39.2 points better than SOSELETO's (95 % interval +28.8 to +48.3) and is not kept: train it "
+            "on the source that soseleto review --export corrects.",
         ),
         (
             [OURS, BETTER],
