@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from soseleto.data import Augment, generator
 from soseleto.data.augment import Rows
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import UsageError
 
 
 def random_images(n=64, c=3, h=8, w=10, dtype=torch.uint8):
@@ -131,11 +131,6 @@ def test_sign_gives_the_negative_of_about_half():
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
         Augment(**wrong)
-
-
-def test_tables_cannot_be_augmented():
-    with pytest.raises(DataError, match="image batches"):
-        Augment(flip=True)(torch.zeros(3, 4), generator(0, "augment", 0))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -17,12 +17,6 @@ def small(**changes) -> Examples:
     return Examples(**fields)
 
 
-def test_take_gathers_in_the_asked_order():
-    inputs, labels = small().take(torch.tensor([3, 1]))
-    assert inputs.tolist() == [[9, 10, 11], [3, 4, 5]]
-    assert labels.tolist() == [0, 1]
-
-
 def test_ids_default_to_places_and_survive_a_subset():
     assert small().id_of(2) == "2"
     assert small().subset([2, 0]).ids == ("2", "0")

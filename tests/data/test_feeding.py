@@ -39,13 +39,6 @@ def test_a_resumed_epoch_continues_with_the_same_batches():
     assert not torch.equal(other[0].inputs, whole[0].inputs)
 
 
-def test_every_batch_is_augmented_in_its_own_way():
-    image = torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8)
-    same = Examples(image.repeat(16, 1, 1, 1), torch.zeros(16, dtype=torch.int64))
-    first, second = epoch_of(same, source_batches(16, 8, seed=0, epoch=3), augment=Augment(crop=3, flip=True))
-    assert not torch.equal(first.inputs, second.inputs)
-
-
 def test_blocks_stay_small_for_large_inputs():
     assert block_steps(examples(), 8) == 1
     assert block_steps(Elsewhere(3, 8, 8), 8) == 16

@@ -155,12 +155,6 @@ def test_images_of_pillow_and_numpy_become_channels_first():
     assert int(inputs[0, 0, 0, 0]) == 2
 
 
-def test_grey_images_of_a_dataset_have_one_channel_in_memory_too():
-    pictures = [(np.full((6, 5), at, np.uint8), at % 2) for at in range(4)]
-    assert as_example_set(pictures, name="source").inputs.shape == (4, 1, 6, 5)
-    assert LazyDataset(pictures, workers=0).take(torch.tensor([2, 1]))[0].shape == (2, 1, 6, 5)
-
-
 def test_bad_arguments():
     with pytest.raises(UsageError, match="workers must be 0 or more"):
         LazyDataset(Noisy(), workers=-1)

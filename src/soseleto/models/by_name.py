@@ -107,11 +107,9 @@ def by_name(name: str, *, classes: int, shape: tuple[int, ...]) -> nn.Module:
         return FOR_ROWS[name](torch.Size(shape).numel(), classes)
     if len(shape) != 3 or shape[1] != shape[2]:
         raise UsageError(f"model {name!r} takes square images (C, H, W), got inputs of shape {shape}: use 'mlp'.")
-    if name == "resnet18":
-        return resnet18(classes, channels=shape[0])
     if name == "preact-resnet18":
         return preact_resnet18(classes, channels=shape[0])
-    if name == GROUP_NORM:
-        return resnet18(classes, channels=shape[0], norm=group_norm)
-    made = quick if name == "quick" else lenet
-    return made(classes, channels=shape[0], size=shape[2])
+    if name in ("resnet18", GROUP_NORM):
+        return resnet18(classes, channels=shape[0], norm=group_norm if name == GROUP_NORM else nn.BatchNorm2d)
+    small = quick if name == "quick" else lenet
+    return small(classes, channels=shape[0], size=shape[2])
