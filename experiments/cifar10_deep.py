@@ -37,13 +37,10 @@ from experiments.experiment import (
     train,
     truth_of,
 )
-from experiments.methods import DivideMix
 from experiments.results import Row, Spread, signal_rows, table
 from experiments.settings import make_method
 from experiments.table1 import split
 from soseleto.data import Augment, StrongAugment, Views, by_confusion, generator, symmetric
-from soseleto.methods import Strong
-from soseleto.methods.strong import IMAGES_CUT
 from soseleto.models.by_name import by_name
 from soseleto.task.optimizers import sgd
 from soseleto.training.options import Compute, Inputs
@@ -260,7 +257,6 @@ PUBLISHED: Mapping[str, Mapping[float | str, str]] = {
         "worse_label": "96.2-96.3",
     },
 }
-SHOWN = ("cutmix", "by_class")  # settings that have columns of their own
 TITLES = {name: title for name, (title, _) in LINES.items()}
 
 
@@ -304,44 +300,6 @@ def _table(rows: Sequence[Row], titles: Mapping[str, str], **more: Any) -> str:
 
     settings = {title: {"noise": noise} for title, noise in COLUMNS.items()}
     return table(rows, methods=titles, settings=settings, show=show, **more)
-
-
-def chosen_table(rows: Sequence[Row]) -> str:
-    """Runs of the recipe on held-out images, by which its settings were chosen."""
-    names = {noise: name for name, noise in COLUMNS.items()}
-    ours = [row for row in rows if row["config"]["base"] == "strong"]
-    order = sorted(ours, key=lambda row: list(names).index(row["setting"]["noise"]))
-    head = ["noise", "epochs", "views", "changes", "mixed by", "`by_class`", "otherwise", "held out"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in order:
-        config, settings = row["config"], row["config"]["settings"]
-        kind = [names[row["setting"]["noise"]], config["epochs"], config["views"], config["changes"]]
-        judged = [_mixed_by(settings), f"{settings.get('by_class', Strong.by_class):g}"]
-        cells = [*kind, *judged, ", ".join(_otherwise(config)), f"{row['heldout_accuracy']:.1f}"]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
-def rivals_table(rows: Sequence[Row]) -> str:
-    """Runs of DivideMix on held-out images, by which its settings were chosen."""
-    lines = ["| λ_u | warm-up | learning rate | epochs | source | held out |", "|---|---|---|---|---|---|"]
-    for config, row in ((row["config"], row) for row in rows if row["config"]["base"] == "divide_mix"):
-        settings = {"unlabelled": DivideMix.unlabelled, "warm_up": DivideMix.warm_up, **config["settings"]}
-        cells = [f"{settings['unlabelled']:g}", f"{settings['warm_up']:g}", config["lr"], config["epochs"]]
-        lines.append(f"| {' | '.join(map(str, cells))} | {config['n_source']:,} | {row['heldout_accuracy']:.1f} |")
-    return "\n".join(lines)
-
-
-def _mixed_by(settings: Mapping[str, Any]) -> str:
-    cutmix = settings.get("cutmix", IMAGES_CUT)
-    return {0.0: "mixup", 1.0: "cutmix"}.get(cutmix, "both")
-
-
-def _otherwise(config: Mapping[str, Any]) -> list[str]:
-    """What else differs from the experiment's configuration."""
-    usual = {"lr": ("learning rate", Config.lr), "target_batch_size": ("trusted a step", Config.target_batch_size)}
-    found = [f"{name} {config[field]}" for field, (name, value) in usual.items() if config[field] != value]
-    return found + [f"{name} {value}" for name, value in config["settings"].items() if name not in SHOWN]
 
 
 TABLES = {"accuracy": accuracy_table, "auroc": auroc_table, "trusted": trusted_table}
