@@ -108,7 +108,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     ("options", "words"),
     [
         (["--lora", 2], "are for pretrained networks that read images, and quick is not a pretrained one"),
-        (["--model", "hf:/not/there"], "there is no folder /not/there"),
+        (["--model", "hf:/not/there"], "there is no folder '/not/there'"),
         (["--model", "hf:/not/there", "--train", "last:x"], "write --train last:2"),
     ],
 )
