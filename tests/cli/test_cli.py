@@ -102,7 +102,7 @@ def test_help_fits_eighty_columns(
 def test_without_words_it_prints_its_help(soseleto: Soseleto) -> None:
     said = soseleto()
     assert said.code == 0
-    assert all(f"\n  {command} " in said.out for command in COMMANDS)
+    assert all(f"│ {command} " in said.out for command in COMMANDS)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -146,7 +146,7 @@ def test_version(soseleto: Soseleto) -> None:
         (["check-gradients", "--model", "gone.py:make"], "there is no file gone.py"),
         (["check-gradients", "--batch", "0"], "--batch must be at least 1"),
         (["rank", "RUN", "--best", "3", "--suspects"], "--best and --suspects cannot be combined"),
-        (["review", "RUN", "--export", "clean.txt", "--suspects", "drop"], "neither .csv nor .parquet"),
+        (["review", "RUN", "--export", "clean.txt", "--suspects", "drop"], "write clean.csv instead"),
         (["predict", "RUN", "x.csv"], "does not record how to build its model"),
         (["predict", "RUN"], "missing argument 'FILES' (see `soseleto predict --help`)"),
         (["predict", "RUN", "x.csv", "--format", "xml"], "unknown format 'xml'"),

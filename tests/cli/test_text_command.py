@@ -208,22 +208,23 @@ def test_transfer_mode_trains_the_encoder_under_two_heads(desk: Path, tmp_path: 
 
 def test_without_a_model_texts_are_a_bag_of_words_and_the_plan_says_so(desk: Path) -> None:
     printed = command(*fit_words(desk, "words", "--epochs", "1", model=False))
-    assert "texts are read as hashed words and pairs of words, a fast default" in printed
-    assert "add --model hf:FOLDER_OR_ID" in printed
+    assert "texts are read as hashed words and pairs of words, which is fast" in printed
+    assert "--model hf:FOLDER_OR_ID" in printed
     assert "model linear" in printed
 
 
 @pytest.mark.parametrize(
-    ("more", "model", "sentence"),
+    ("tokens", "model", "sentence"),
     [
-        (("--max-tokens", "65"), True, "--max-tokens must be from 8 to 64 with this model, got 65"),
-        (("--max-tokens", "20"), False, "--max-tokens has no effect without a pretrained text model"),
-        (("--model", "hf:./nowhere"), False, "there is no folder './nowhere'"),
-        (("--final", "boosting"), True, "--final is for tables in noisy mode"),
+        (65, True, "max_tokens must be from 8 to 64 with this model, got 65"),
+        (20, False, "max_tokens has no effect without a pretrained text model"),
     ],
 )
-def test_one_sentence(desk: Path, more: tuple[str, ...], model: bool, sentence: str) -> None:
-    assert sentence in refusal(*fit_words(desk, "never", *more, model=model))
+def test_mistakes_are_one_sentence(desk: Path, tokens: int, model: bool, sentence: str) -> None:
+    words = fit_words(desk, "never", model=model)
+    (desk / "never.toml").write_text(f"[pretrained]\nmax_tokens = {tokens}\n")
+    assert sentence in refusal(*words)
+    assert "there is no folder './nowhere'" in refusal(*words, "--model", "hf:./nowhere")
 
 
 def test_label_studio_gets_tasks_with_predictions(desk: Path) -> None:
