@@ -171,7 +171,10 @@ def spoiled(desk: Path, how: str) -> str:
             "outside",
             "link/2-12.png, link/2-14.png, link/2-16.png and 15 more lead outside",
         ),
-        ("floats", "unlabelled set inputs are torch.float32 but the source's are torch.uint8: save them as such."),
+        (
+            "floats",
+            "unlabelled set inputs are torch.float32 of shape (3, 12, 12) but the source's are torch.uint8",
+        ),
         ("features", "the unlabelled set has features but the source has not: give both the same kind."),
     ],
 )

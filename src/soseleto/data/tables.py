@@ -163,7 +163,9 @@ def is_frame(data: Any) -> bool:
 
 def frame_table(data: Any) -> Any:
     """A data frame as a pyarrow table that keeps names and kinds; the index of pandas is left out."""
-    if not hasattr(data, "iloc"):  # polars, or a pyarrow table
+    if hasattr(data, "to_arrow"):  # polars
+        return data.to_arrow()
+    if not hasattr(data, "iloc"):  # a pyarrow table
         return need("pyarrow", to="reading a data frame").table(data)
     return column_table({str(name): data.iloc[:, at] for at, name in enumerate(data.columns)})
 
