@@ -141,11 +141,13 @@ def softmax_gradient(x: np.ndarray, y: np.ndarray, w: np.ndarray, b: np.ndarray)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("weights_first", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_steps_equal_a_numpy_transcription(engine: str, normalize: bool) -> None:
+def test_steps_equal_a_numpy_transcription(engine: str, weights_first: bool, normalize: bool) -> None:
     model = nn.Linear(WIDTH, CLASSES).double()
     method = Soseleto(
         weight_step=0.3,
+        weights_first=weights_first,
         engine=engine,
         **{**PAPER, "source_loss": normalized() if normalize else mean()},
     )
@@ -160,7 +162,8 @@ def test_steps_equal_a_numpy_transcription(engine: str, normalize: bool) -> None
         t_w, t_b = (g.mean(0) for g in softmax_gradient(target.inputs.numpy(), target.labels.numpy(), w, b))
         aligned = (q_w * t_w).sum((1, 2)) + (q_b * t_b).sum(1)  # Qᵀ ∂L_t/∂θ
         new = np.clip(alpha[index] + 0.3 * aligned, 0.0, 1.0)
-        c = alpha[index] / alpha[index].sum() if normalize else alpha[index] / len(index)
+        used = new if weights_first else alpha[index]
+        c = used / used.sum() if normalize else used / len(used)
         w, b = w - lam * np.einsum("n,nci->ci", c, q_w), b - lam * np.einsum("n,nc->c", c, q_b)
         alpha[index] = new
     np.testing.assert_allclose(model.weight.detach().numpy(), w, rtol=1e-6, atol=1e-7)

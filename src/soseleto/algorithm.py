@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from torch import Tensor
@@ -31,7 +31,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Losses, Passes, contract, make_engine
-from soseleto.engines.unchanged import is_recording
+from soseleto.engines.unchanged import Restore, is_recording
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
 from soseleto.pieces.alignment import conditions, copies
@@ -51,6 +51,7 @@ class Evaluated:
     rows: Tensor  # weights, scores and visits of the batch
     gradients: dict[str, Tensor]  # for the optimizer
     numbers: dict[str, Tensor]  # for the history
+    aligned: Alignment | None = None  # what has moved the weights, where they move before θ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,8 @@ class Soseleto:
     gradients: pieces that change the gradients before the optimizer sees them, in order.
     scores: ``None`` is the running mean of an example's alignments; ``pooled_by_class`` shrinks it towards its class,
         and ``last_layer`` gives the scores a form of their own, whatever moves the weights.
+    weights_first: move α before θ, as the authors' notebook does; the paper moves θ with the old α. It costs a second
+        pass of the source.
     engine: how alignments are computed.
 
     Example:
@@ -82,13 +85,16 @@ class Soseleto:
     source_loss: SourceLoss = field(default_factory=normalized)
     gradients: Piece = field(default_factory=chain)
     scores: Piece | None = None
+    weights_first: bool = False
     engine: str | Engine = "auto"
 
     name = "soseleto"
     shares_work = True  # ranks and micro-batches give what the whole batch gives
 
     @classmethod
-    def paper(cls, *, weight_step: float | None = 0.2, engine: str | Engine = "auto") -> Self:
+    def paper(
+        cls, *, weight_step: float | None = 0.2, weights_first: bool = False, engine: str | Engine = "auto"
+    ) -> Self:
         """Algorithm 1 and nothing else; ``weight_step`` is λ_α λ_p/nˢ (0.2 and α from 0.5: the authors' notebook)."""
         return cls(
             weight_step=weight_step,
@@ -97,6 +103,7 @@ class Soseleto:
             alignment=chain(),
             source_loss=mean(),
             gradients=chain(),
+            weights_first=weights_first,
             engine=engine,
         )
 
@@ -139,6 +146,7 @@ class Soseleto:
         watched = state.plain_losses if isinstance(state.plain_losses, WatchedLosses) else None
         if watched is not None:
             watched.take()  # drops what an interrupted step has recorded
+        again = Restore(task.model) if self.weights_first and self.weight_step is not None else None
         coefficients = self.source_loss.coefficients(rows[0], source, task)
         passes = self._passes(state, source, target, coefficients, monitor=monitor)
         passes = self.source_loss.finish(passes, state.losses, source, task)
@@ -148,10 +156,25 @@ class Soseleto:
             task.guard("target", passes.target_losses, target.index)
             numbers["target_loss"] = task.sharing.mean(passes.target_losses, target)
         step = Step(task, source, target, passes, numbers.get("target_loss"), watched.take() if watched else {})
+        aligned = None
+        if again is not None:
+            aligned = self.move(state, Evaluated(step, rows, {}, numbers))  # rows holds the new α now
+            again()  # the second pass draws the same random numbers, and BatchNorm counts the batch once
+            passes = self._with_new_weights(state, passes, source, rows[0])
+            step = replace(step, passes=passes)
         gradients = {name: g for name, g in passes.source_gradient.items() if name not in task.target_head}
         gradients |= {name: g for name, g in passes.target_gradient.items() if name in task.target_head}
         gradients = self.gradients.update(gradients, state.pieces["gradients"], step)
-        return Evaluated(step, rows, gradients, numbers)
+        return Evaluated(step, rows, gradients, numbers, aligned)
+
+    def _with_new_weights(self, state: SoseletoState, passes: Passes, source: Batch, alpha: Tensor) -> Passes:
+        """The passes with Qα_b and Rα_b of weights that have moved."""
+        task = state.task
+        c = self.source_loss.coefficients(alpha, source, task)
+        losses, gradient = task.sharing.gradient(task.model, state.losses.source, source, "source", c)
+        second = Passes(losses, losses[:0], losses[:0], gradient, {})
+        second = self.source_loss.finish(second, state.losses, source, task)
+        return replace(passes, source_gradient=second.source_gradient)
 
     def _passes(self, state: SoseletoState, source: Batch, target: Batch, c: Tensor, *, monitor: bool) -> Passes:
         """Losses, gradients and alignments, from as few passes through the model as possible."""
@@ -183,6 +206,8 @@ class Soseleto:
 
     def move(self, state: SoseletoState, evaluated: Evaluated) -> Alignment:
         """α_b ← CLIP[0,1](α_b + λ_α λ_p Qᵀ∂L_t/∂θ); the scores follow."""
+        if evaluated.aligned is not None:
+            return evaluated.aligned  # weights_first
         step, rows, index = evaluated.step, evaluated.rows, evaluated.step.source.index
         assert step.passes is not None
         q = step.passes.alignment  # Qᵀ∂L_t/∂θ

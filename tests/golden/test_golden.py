@@ -39,6 +39,8 @@ PAPER: dict[str, Any] = {
 METHODS = {
     "default": Soseleto(),
     "paper": Soseleto(weight_step=0.3, **PAPER),
+    "weights_first": Soseleto(weights_first=True),
+    "notebook": Soseleto(weight_step=0.3, weights_first=True, **PAPER),
     "raw_step": Soseleto(weight_step=0.5, alignment=hold_when_vanished(), direction=running_mean(0.9)),
     "mean_loss": Soseleto(source_loss=mean()),
     "per_error": Soseleto(alignment=chain(per_error(), scale_by_rms(), hold_when_vanished())),
@@ -55,6 +57,9 @@ METHODS = {
 MORE: dict[str, Callable[[], Result]] = {
     "adamw": lambda: train(mlp(), lr=None, optimizer=lambda p: torch.optim.AdamW(p, lr=0.02)),
     "micro_batches": lambda: train(mlp(), compute=Compute(micro_batch_size=5)),
+    "weights_first_micro_batches": lambda: train(
+        mlp(), Soseleto(weights_first=True), compute=Compute(micro_batch_size=5)
+    ),
     "batch_norm": lambda: train(with_parameters(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))),
     "transfer": lambda: transfer(Soseleto()),
     "float64": lambda: train(mlp().double(), double=True),
