@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from soseleto.data import Examples, Preprocess, TablePreparation, cells
 from soseleto.data.arrays import inputs_of
 from soseleto.data.columns import TEXT_LENGTH
-from soseleto.data.prepare import prepared
+from soseleto.data.preparation import prepared
 from soseleto.data.storage import check_size
 from soseleto.data.tables import frame_table, is_frame, stacked
 from soseleto.errors import UsageError, did_you_mean

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from soseleto.data import Examples, Reading, as_examples, check_pair
-from soseleto.data.prepare import prepare
+from soseleto.data.preparation import prepare
 from soseleto.data.reading import ProblemsError
 from soseleto.data.tables import from_table, load
 from soseleto.errors import SoseletoError

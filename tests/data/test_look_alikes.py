@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from soseleto.data import ProblemsError, Reading, as_examples, check_pair, read_pair
-from soseleto.data.classes import plain
+from soseleto.data.labels import plain
 from soseleto.data.read import read_inputs
 from soseleto.data.reading import escaped, existing
 from soseleto.run_folder.source import image_from_file

@@ -12,7 +12,7 @@ import torch
 
 from soseleto.data import ProblemsError, Reading, TablePreparation, read_pair
 from soseleto.data.columns import FIRST, OTHER
-from soseleto.data.prepare import prepared
+from soseleto.data.preparation import prepared
 from soseleto.data.tables import frame_table, load
 from soseleto.errors import DataError
 

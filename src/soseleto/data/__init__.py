@@ -4,12 +4,21 @@ from soseleto.data.augment import Augment, StrongAugment
 from soseleto.data.batches import Batch, TargetCycle, generator, seed_for, source_batches, source_order
 from soseleto.data.examples import Examples
 from soseleto.data.feeding import feed
-from soseleto.data.labels_before import column_of, read_labels_before
 from soseleto.data.lazy import ExampleSet, LazyDataset
 from soseleto.data.noise import Noisy, by_confusion, pair_flip, symmetric
 from soseleto.data.preparation import TablePreparation
 from soseleto.data.preprocess import Preprocess
-from soseleto.data.read import MODES, Pair, as_example_set, as_examples, check_mode, check_pair, read_pair
+from soseleto.data.read import (
+    MODES,
+    Pair,
+    as_example_set,
+    as_examples,
+    check_mode,
+    check_pair,
+    column_of,
+    read_labels_before,
+    read_pair,
+)
 from soseleto.data.reading import Problem, ProblemsError, Reading
 from soseleto.data.views import FeatureViews, TokenViews, Views
 

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
 from soseleto.data import structure
-from soseleto.data.labels import Names, labels_from, names_of, text_of
+from soseleto.data.labels import labels_from, names_of, text_of
 from soseleto.data.preprocess import single_precision
-from soseleto.data.reading import Raw
+from soseleto.data.reading import Names, Raw
 from soseleto.data.storage import check_expansion
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, SoseletoError, UsageError, first_line

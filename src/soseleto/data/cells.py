@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from soseleto.errors import need
+from soseleto.errors import counted, need
 
 # Compared in lower case and without surrounding blanks.
 MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "#na", "nan", "-nan", "null", "none", "nil", "<na>")
@@ -28,6 +30,18 @@ _FRACTION = r"(?:\.\d+)? ?"
 _OFFSET = r"[+-]\d\d(?::?\d\d)?"
 _UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
 _YEAR, _YEARS = 31_556_952.0, 230  # in seconds; the largest number is 1 to 230 years from 1970, so its unit is certain
+
+
+LEFT_OUT = "left out"
+_NUMBERS = 0.9  # share of the present words that are numbers, in a column of numbers
+_TIMES = 0.95  # share of the present words that are times, in a column of times
+_UNIQUE = 0.5  # share of different words among the present ones, above which they are near-unique
+_LONG = 6.0  # words of a value on average, from which near-unique values are texts and not names
+_ENOUGH = 20  # rows from which a column can be recognised as an id, a copy of the label or near-unique
+_ID_NAME = re.compile(r"(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row)$", re.IGNORECASE)
+_ID_ENDING = re.compile(r"(?<=[a-z])I[dD]$")
+_SHOWN = 3  # values of a column in the plan
+_LONGEST = 24  # characters of a value in the plan
 
 
 def pyarrow() -> Any:
@@ -179,3 +193,119 @@ def _offsets(text: Any) -> np.ndarray:
 def _seconds(offset: str) -> int:
     digits = offset[1:].replace(":", "").ljust(4, "0")
     return (-60 if offset[0] == "-" else 60) * (60 * int(digits[:2]) + int(digits[2:]))
+
+
+# Kinds of columns, decided on the source alone
+
+
+@dataclass(frozen=True)
+class Kind:
+    """name: "number", "category", "date", "text" or "left out"; why: for a column that is left out."""
+
+    name: str
+    why: str = ""
+    format: str | None = None  # of dates that are words
+
+
+def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[str, str]) -> Kind:
+    """The kind of a column of the source.
+
+    labels: (N,) class indices, to recognise a copy of them
+    chosen: the kinds that the user has set, by column
+    """
+    text = words(column)
+    present = len(text) - text.null_count
+    if name in chosen:
+        kind = "date" if chosen[name] == "number" and is_time(column) else chosen[name]
+        return Kind(kind, "as you asked" if kind == LEFT_OUT else "")
+    if not present:
+        return Kind(LEFT_OUT, "it is empty")
+    distinct = len(counts_of(text)) if not is_number(column) else _distinct(numbers(column).values)
+    if distinct == 1 and 1 < present == len(text):
+        return Kind(LEFT_OUT, "it is constant")
+    if labels is not None and _is_copy(text, labels, distinct):
+        return Kind(LEFT_OUT, "it is a copy of the label")
+    if is_category(column):
+        return _kind_of_words(text, present, distinct)
+    if is_time(column):
+        return Kind("date")
+    read = numbers(column)
+    if not read.is_word.sum() > (1 - _NUMBERS) * present:
+        return Kind(LEFT_OUT, "it numbers the rows") if _numbers_rows(name, read.values) else Kind("number")
+    format, parsed = time_format(text)
+    if parsed >= _TIMES * present:
+        return Kind("date", format=format)
+    return _kind_of_words(text, present, distinct)
+
+
+def _distinct(numbers: np.ndarray) -> int:
+    return len(np.unique(numbers[~np.isnan(numbers)]))
+
+
+def _kind_of_words(text: Any, present: int, distinct: int) -> Kind:
+    if present < _ENOUGH or distinct <= max(_ENOUGH, _UNIQUE * present):
+        return Kind("category")
+    sample = text.drop_null().slice(0, 1000).to_pylist()
+    if sum(len(value.split()) for value in sample) >= _LONG * len(sample):
+        return Kind("text")
+    return Kind(LEFT_OUT, f"it has {distinct:,} different words in {counted(present, 'row')}")
+
+
+def _numbers_rows(name: str, numbers: np.ndarray) -> bool:
+    """Different whole numbers that count up, or are named like an id."""
+    if len(numbers) < _ENOUGH or not np.isfinite(numbers).all() or (numbers != np.floor(numbers)).any():
+        return False
+    if _distinct(numbers) < len(numbers):
+        return False
+    return bool(_ID_NAME.search(name) or _ID_ENDING.search(name) or (np.diff(numbers) == 1).all())
+
+
+def _is_copy(text: Any, labels: np.ndarray, distinct: int) -> bool:
+    """Whether every label has one word of its own, and the other way round."""
+    classes = len(np.unique(labels))
+    if len(labels) < _ENOUGH or classes < 2 or distinct != classes or text.null_count:
+        return False
+    codes = text.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    return len(np.unique(np.stack([codes, labels]), axis=1).T) == classes
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the source has in a column, for the plan: its kind, missing values and a few others."""
+
+    name: str
+    kind: str
+    missing: int
+    examples: tuple[str, ...]
+    why: str = ""  # it is left out
+
+    @classmethod
+    def of(cls, name: str, column: Any, kind: Kind) -> Self:
+        text = words(column)
+        missing, shown = text.null_count, [value for value, _ in counts_of(text.slice(0, 10_000))[:_SHOWN]]
+        if kind.name == "number":
+            values = numbers(column).values
+            missing, known = np.isnan(values).sum(), values[np.isfinite(values)]
+            if len(known):
+                shown = [f"{known.min():.6g} to {known.max():.6g}", f"median {np.median(known):.6g}"]
+        return cls(name, kind.name, int(missing), tuple(map(_shortened, shown)), kind.why)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "examples": list(self.examples)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(**{**fields, "examples": tuple(fields["examples"])})
+
+
+def _shortened(value: str) -> str:
+    value = " ".join(value.split())
+    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
+
+
+def plan_of(columns: Sequence[Seen]) -> list[str]:
+    """The columns of a table as lines to print: column, kind, missing values, a few values."""
+    rows = [("column", "kind", "missing", "values")]
+    rows += [(seen.name, seen.kind, f"{seen.missing:,}", seen.why or ", ".join(seen.examples)) for seen in columns]
+    wide = [max(len(row[at]) for row in rows) for at in range(3)]
+    return [f"  {a:<{wide[0]}}  {b:<{wide[1]}}  {c:>{wide[2]}}  {d}".rstrip() for a, b, c, d in rows]

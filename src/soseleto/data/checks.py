@@ -16,7 +16,7 @@ from torch import Tensor
 
 from soseleto.data import storage
 from soseleto.data.examples import Examples
-from soseleto.data.prepare import Preparation
+from soseleto.data.preparation import Preparation
 from soseleto.data.reading import Problem, some
 from soseleto.data.text import TextPreparation
 from soseleto.errors import counted

@@ -19,17 +19,8 @@ import numpy as np
 import torch
 
 from soseleto.data import cells
+from soseleto.data.cells import Kind
 from soseleto.data.preprocess import SHARE, rounded_away
-from soseleto.errors import counted
-
-LEFT_OUT = "left out"
-_NUMBERS = 0.9  # share of the present words that are numbers, in a column of numbers
-_TIMES = 0.95  # share of the present words that are times, in a column of times
-_UNIQUE = 0.5  # share of different words among the present ones, above which they are near-unique
-_LONG = 6.0  # words of a value on average, from which near-unique values are texts and not names
-_ENOUGH = 20  # rows from which a column can be recognised as an id, a copy of the label or near-unique
-_ID_NAME = re.compile(r"(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row)$", re.IGNORECASE)
-_ID_ENDING = re.compile(r"(?<=[a-z])I[dD]$")
 
 BINS = 8  # of a number's piecewise-linear encoding; more of them help to memorise wrong labels
 PER_BIN = 60  # examples: a small source gets fewer bins
@@ -41,77 +32,6 @@ BUCKETS = 2048  # of hashed words
 TEXT_LENGTH = 6.0  # norm of a text as the model gets it: a linear model learns in time at the learning rate of 0.03
 _TEXTS = 4096  # texts whose counts are in memory together
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """name: "number", "category", "date", "text" or "left out"; why: for a column that is left out."""
-
-    name: str
-    why: str = ""
-    format: str | None = None  # of dates that are words
-
-
-def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[str, str]) -> Kind:
-    """The kind of a column of the source.
-
-    labels: (N,) class indices, to recognise a copy of them
-    chosen: the kinds that the user has set, by column
-    """
-    text = cells.words(column)
-    present = len(text) - text.null_count
-    if name in chosen:
-        kind = "date" if chosen[name] == "number" and cells.is_time(column) else chosen[name]
-        return Kind(kind, "as you asked" if kind == LEFT_OUT else "")
-    if not present:
-        return Kind(LEFT_OUT, "it is empty")
-    distinct = len(cells.counts_of(text)) if not cells.is_number(column) else _distinct(cells.numbers(column).values)
-    if distinct == 1 and 1 < present == len(text):
-        return Kind(LEFT_OUT, "it is constant")
-    if labels is not None and _is_copy(text, labels, distinct):
-        return Kind(LEFT_OUT, "it is a copy of the label")
-    if cells.is_category(column):
-        return _kind_of_words(text, present, distinct)
-    if cells.is_time(column):
-        return Kind("date")
-    numbers = cells.numbers(column)
-    if not numbers.is_word.sum() > (1 - _NUMBERS) * present:
-        return Kind(LEFT_OUT, "it numbers the rows") if _numbers_rows(name, numbers.values) else Kind("number")
-    format, parsed = cells.time_format(text)
-    if parsed >= _TIMES * present:
-        return Kind("date", format=format)
-    return _kind_of_words(text, present, distinct)
-
-
-def _distinct(numbers: np.ndarray) -> int:
-    return len(np.unique(numbers[~np.isnan(numbers)]))
-
-
-def _kind_of_words(text: Any, present: int, distinct: int) -> Kind:
-    if present < _ENOUGH or distinct <= max(_ENOUGH, _UNIQUE * present):
-        return Kind("category")
-    sample = text.drop_null().slice(0, 1000).to_pylist()
-    if sum(len(value.split()) for value in sample) >= _LONG * len(sample):
-        return Kind("text")
-    return Kind(LEFT_OUT, f"it has {distinct:,} different words in {counted(present, 'row')}")
-
-
-def _numbers_rows(name: str, numbers: np.ndarray) -> bool:
-    """Different whole numbers that count up, or are named like an id."""
-    if len(numbers) < _ENOUGH or not np.isfinite(numbers).all() or (numbers != np.floor(numbers)).any():
-        return False
-    if _distinct(numbers) < len(numbers):
-        return False
-    return bool(_ID_NAME.search(name) or _ID_ENDING.search(name) or (np.diff(numbers) == 1).all())
-
-
-def _is_copy(text: Any, labels: np.ndarray, distinct: int) -> bool:
-    """Whether every label has one word of its own, and the other way round."""
-    classes = len(np.unique(labels))
-    if len(labels) < _ENOUGH or classes < 2 or distinct != classes or text.null_count:
-        return False
-    codes = text.dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    return len(np.unique(np.stack([codes, labels]), axis=1).T) == classes
 
 
 class Ramp(NamedTuple):

@@ -34,8 +34,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from soseleto.data import storage
-from soseleto.data.labels import Names
-from soseleto.data.reading import Problem, Raw, Reading, escaped, some
+from soseleto.data.reading import Names, Problem, Raw, Reading, escaped, some
 from soseleto.errors import DataError
 
 VERSION = 3  # part of every cache key: increase it when a rule changes

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,42 +18,13 @@ import torch
 from torch import Tensor
 
 from soseleto.data.cells import MISSING
-from soseleto.errors import DataError
+from soseleto.data.reading import Names, Problem, Raw, class_order, some
+from soseleto.errors import DataError, counted
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,200}\Z")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _POINT_ZERO = re.compile(r"-?(0|[1-9][0-9]*)\.0")  # how pandas writes integers of a column with missing values
 _LONGEST = 200  # characters of a label
 _BREAKS = re.compile(r"[\r\n]")
-
-
-@dataclass(frozen=True)
-class Names:
-    """The label of every example as a name; None if it has no label."""
-
-    names: tuple[str | None, ...]
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return class_order(name for name in self.names if name is not None)
-
-    def index(self, classes: Sequence[str] | None = None) -> Tensor:
-        """(N,) int64 class indices; -1 if there is no label or it is not among ``classes``."""
-        order = self.classes if classes is None else classes
-        index_of: dict[str | None, int] = {name: at for at, name in enumerate(order)}
-        return torch.tensor([index_of.get(name, -1) for name in self.names], dtype=torch.int64)
-
-
-def class_order(names: Iterable[str]) -> tuple[str, ...]:
-    """The class names in the order of their indices.
-
-    >>> class_order(["10", "9", "9"]), class_order(["10", "9", "cat"])
-    (('9', '10'), ('10', '9', 'cat'))
-    """
-    different = set(names)
-    if all(_INTEGER.match(name) for name in different):
-        return tuple(sorted(different, key=lambda name: (int(name), name)))
-    return tuple(sorted(different))
 
 
 def labels_from(values: Any, *, name: str, encoding: str | None = None) -> Names | Tensor:
@@ -115,3 +87,126 @@ def labels_of_words(words: Sequence[str]) -> list[Any]:
     elif any(math.isfinite(float(word)) and not float(word).is_integer() for word in present):
         values = {word: float(word) for word in present}
     return [values.get(word) for word in words]
+
+
+# Class indices across data sets: shared by source and target in noisy mode, separate in transfer mode. Class names that
+# differ only in case, surrounding blanks or Unicode form look alike: they are reported, or made one class.
+
+
+def number_labels(raws: Sequence[Raw], *, shared: bool, merge: bool = False) -> list[Raw]:
+    """The same data sets with class indices as labels; rows without a usable label become problems.
+
+    ``raws`` are source, target and test, or the first of these. The test uses the classes of the target. With
+    ``merge``, class names that look alike are one class; else they are a problem.
+    """
+    raws = [_named(raw) for raw in raws]
+    if merge:
+        raws = [_merged(raw) for raw in raws]
+    groups = [raws] if shared else [raws[:1], raws[1:]]
+    numbered = []
+    for group in filter(None, groups):
+        problems = [] if merge else _look_alikes(group)
+        classes = _classes(group[:2] if shared else group[:1])
+        for raw in group:
+            own = [problem for problem in problems if problem.where == raw.name]
+            numbered.append(_numbered(replace(raw, problems=(*raw.problems, *own)), classes))
+    return numbered
+
+
+def _named(raw: Raw) -> Raw:
+    """Replace class indices by their names, if known, so that they can be matched with those of other sets."""
+    if raw.classes is None:
+        return raw
+    truth = None if raw.truth is None else _named_indices(raw.truth, raw.classes)
+    return replace(raw, labels=_named_indices(raw.labels, raw.classes), truth=truth)
+
+
+def _named_indices(indices: Names | Tensor, classes: Sequence[str]) -> Names | Tensor:
+    if not isinstance(indices, Tensor) or indices.is_floating_point():
+        return indices
+    return Names(tuple(None if c < 0 else classes[c] for c in indices.tolist()))
+
+
+def _classes(raws: Sequence[Raw]) -> tuple[str, ...] | None:
+    """The joint class list of these sets; None if their labels are class indices or regression targets."""
+    kinds = {_kind(raw) for raw in raws}
+    if len(kinds) > 1:
+        differences = " but ".join(f"the {raw.name} has {_kind(raw)}" for raw in raws)
+        raise DataError(f"{differences} as labels: give both the same kind.")
+    if kinds != {"class names"}:
+        return None
+    fixed = raws[0].classes or ()
+    return fixed + class_order({name for raw in raws for name in _names(raw)}.difference(fixed))
+
+
+def _kind(raw: Raw) -> str:
+    if isinstance(raw.labels, Names):
+        return "class names"
+    return "regression targets" if raw.labels.dtype.is_floating_point else "class indices"
+
+
+def _names(raw: Raw) -> set[str]:
+    columns = [values.names for values in (raw.labels, raw.truth) if isinstance(values, Names)]
+    return {name for names in columns for name in names if name is not None}
+
+
+def _numbered(raw: Raw, classes: tuple[str, ...] | None) -> Raw:
+    if isinstance(raw.labels, Names) != (classes is not None):
+        needed = "numbers" if classes is None else "class names"
+        raise DataError(f"the {raw.name} has {_kind(raw)} as labels where {needed} are needed: give {needed}.")
+    truth = raw.truth.index(classes or raw.truth.classes) if isinstance(raw.truth, Names) else raw.truth
+    if not isinstance(raw.labels, Names):
+        return replace(raw, truth=truth)
+    assert classes is not None
+    labels = raw.labels.index(classes)
+    names, problems = raw.labels.names, list(raw.problems)
+    if ids := tuple(raw.id_of(row) for row, name in enumerate(names) if name is None):
+        text = f"{counted(len(ids), 'example has', 'examples have')} no label ({some(ids)})."
+        problems.append(Problem(raw.name, "no label", text, ids))
+    unknown = {row: name for row in (labels < 0).nonzero().flatten().tolist() if (name := names[row]) is not None}
+    if unknown:
+        which = f"labels {some(sorted(set(unknown.values())))} are not classes of the target"
+        ids = tuple(map(raw.id_of, unknown))
+        text = f"the {which}: leave those examples out, or add target examples."
+        problems.append(Problem(raw.name, "unknown class", text, ids))
+    return replace(raw, labels=labels, classes=classes, truth=truth, problems=tuple(problems))
+
+
+def plain(name: str) -> str:
+    """Without surrounding blanks, casefolded, and in Unicode's composed form (NFC)."""
+    folded = unicodedata.normalize("NFC", name).strip().casefold()
+    return unicodedata.normalize("NFC", folded)
+
+
+def _merged(raw: Raw) -> Raw:
+    """The same data set with every class under its plain name."""
+    classes = None if raw.classes is None else tuple(dict.fromkeys(map(plain, raw.classes)))
+    truth = None if raw.truth is None else _plain(raw.truth)
+    return replace(raw, labels=_plain(raw.labels), truth=truth, classes=classes)
+
+
+def _plain(values: Names | Tensor) -> Names | Tensor:
+    if not isinstance(values, Names):
+        return values
+    return Names(tuple(None if name is None else plain(name) or None for name in values.names))
+
+
+def _look_alikes(raws: Sequence[Raw]) -> list[Problem]:
+    """They stop the training if another set has a spelling that the first does not have."""
+    sets = {raw.name: _names(raw) for raw in raws}
+    spellings: dict[str, set[str]] = {}
+    for name in set().union(*sets.values()):
+        spellings.setdefault(plain(name), set()).add(name)
+    alike = [sorted(group) for _, group in sorted(spellings.items()) if len(group) > 1]
+    if not alike:
+        return []
+    first, *others = sets
+    differing = [where for where in others if any(sets[where].intersection(group) - sets[first] for group in alike)]
+    shown = some([" and ".join(map(ascii, group)) for group in alike])
+    between = f", and the {differing[0]} has spellings that the {first} lacks" if differing else ""
+    text = (
+        f"the classes {shown} look alike but are different classes{between}: type reading=Reading(merge_labels=True), "
+        "or merge_labels = true in [reading] of --config, to make them one."
+    )
+    where = differing[0] if differing else first
+    return [Problem(where, "look-alike classes", text, stops=bool(differing))]

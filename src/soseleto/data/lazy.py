@@ -43,7 +43,7 @@ from soseleto.data.arrays import (
 )
 from soseleto.data.batches import seed_for, source_batches
 from soseleto.data.examples import Examples
-from soseleto.data.labels import Names
+from soseleto.data.reading import Names
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, UsageError, first_line
 

@@ -18,17 +18,18 @@ from soseleto.data import images as image_files
 from soseleto.data import structure, tables
 from soseleto.data.arrays import inputs_of, labels_of, read_npz, stack_dataset
 from soseleto.data.checks import CHECKED, check_examples, labels_in_source, labels_in_target
-from soseleto.data.classes import number_labels
 from soseleto.data.examples import Examples
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
+from soseleto.data.labels import names_of, number_labels, plain
 from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory, refuse_iterable
-from soseleto.data.prepare import Preparation, prepare, prepared
+from soseleto.data.preparation import Preparation, prepare, prepared
 from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, escaped, some
 from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
 MODES = ("noisy", "transfer")
 _UNLABELLED = "unlabelled set"
+_LABELS_BEFORE = ("label_before", "labels_before", "before", *tables.LABELS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,3 +355,56 @@ def _inputs(path: Path, shape: tuple[int, ...], preparation: Preparation | None,
         raise DataError(f"{path} holds inputs of shape {tuple(examples.inputs.shape[1:])}: the model needs {shape}.")
     names = tuple(map(escaped, raw.files or (f"{path}:{row}" for row in range(len(examples)))))
     return Inputs(names, examples.inputs)
+
+
+# The labels that the target's examples had before they were checked: a column of its table, or a table of its own,
+# matched by its id column, else by row
+
+
+def column_of(given: str, target: Path, reading: Reading) -> str | None:
+    """The column of the target's table that ``given`` names, None if it names a file; UsageError if neither."""
+    is_table = target.suffix.lower() in tables.SUFFIXES and target.is_file()
+    columns = tables.load(target, reading).column_names if is_table else []
+    if given in columns:
+        return given
+    if Path(given).expanduser().is_file():
+        return None
+    what = f"neither a column of {target} nor a file" if columns else "not a file"
+    raise UsageError(
+        f"--labels-before {given!r} is {what}{did_you_mean(given, columns)}: name the column, or the table, with the "
+        "labels from before the check."
+    )
+
+
+def read_labels_before(given: str, target: Examples, path: Path, reading: Reading) -> Tensor:
+    """(N,) class indices, one for each example of ``target``, which was read from ``path``."""
+    column = column_of(given, path, reading)
+    file = Path(given).expanduser() if column is None else path
+    table = tables.load(file, reading)
+    label = column or tables.usual(table.column_names, (reading.label_column or "", *_LABELS_BEFORE))
+    if label is None:
+        raise DataError(f"{file} has no label column among {some(table.column_names)}: call it label.")
+    labels = names_of(tables.load(file, replace(reading, label_column=label))[label].to_pylist()).names
+    identity = tables.usual(table.column_names, (reading.id_column or "", *tables.IDS))
+    keys = map(str, range(len(labels)) if identity is None else table[identity].to_pylist())
+    by_key = dict(zip(keys, labels, strict=True))
+    if len(by_key) < len(labels):
+        raise DataError(f"{file} has two rows for one example: give every example one.")
+    before = [by_key.get(target.id_of(row)) for row in range(len(target))]
+    if missing := [target.id_of(row) for row, name in enumerate(before) if name is None]:
+        raise DataError(
+            f"{file} has no label for {len(missing)} of the {len(target)} target examples ({some(missing)}): give "
+            "every one the label it had before the check, and the same id, in a column id."
+        )
+    return _class_indices([plain(str(name)) if reading.merge_labels else str(name) for name in before], target, file)
+
+
+def _class_indices(names: list[str], target: Examples, file: Path) -> Tensor:
+    if target.classes is None:
+        places = {name: int(name) for name in names if name.isdecimal()}
+    else:
+        places = {name: at for at, name in enumerate(target.classes)}
+    if wrong := sorted(set(names).difference(places)):
+        hint = did_you_mean(wrong[0], target.classes or ())
+        raise DataError(f"{file} has the labels {some(wrong)}, which are not classes of the data{hint}: correct them.")
+    return torch.tensor([places[name] for name in names], dtype=torch.int64)

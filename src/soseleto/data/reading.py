@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from soseleto.data.columns import LEFT_OUT
-from soseleto.data.labels import Names
+from soseleto.data.cells import LEFT_OUT
 from soseleto.data.structure import Inputs
 from soseleto.data.text import Tokenizer
 from soseleto.errors import DataError, UsageError, counted, did_you_mean
@@ -24,6 +24,7 @@ _KINDS = {
     "drop_columns": LEFT_OUT,
 }
 _SHOWN = 5
+_INTEGER = re.compile(r"[+-]?[0-9]{1,200}\Z")
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")
 
 
@@ -144,6 +145,35 @@ class ProblemsError(DataError):
         super().__init__(
             f"the data have {count}: fix them, or leave these examples out with skip_bad=True (--skip-bad).{lines}"
         )
+
+
+@dataclass(frozen=True)
+class Names:
+    """The label of every example as a name; None if it has no label."""
+
+    names: tuple[str | None, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return class_order(name for name in self.names if name is not None)
+
+    def index(self, classes: Sequence[str] | None = None) -> Tensor:
+        """(N,) int64 class indices; -1 if there is no label or it is not among ``classes``."""
+        order = self.classes if classes is None else classes
+        index_of: dict[str | None, int] = {name: at for at, name in enumerate(order)}
+        return torch.tensor([index_of.get(name, -1) for name in self.names], dtype=torch.int64)
+
+
+def class_order(names: Iterable[str]) -> tuple[str, ...]:
+    """The class names in the order of their indices.
+
+    >>> class_order(["10", "9", "9"]), class_order(["10", "9", "cat"])
+    (('9', '10'), ('10', '9', 'cat'))
+    """
+    different = set(names)
+    if all(_INTEGER.match(name) for name in different):
+        return tuple(sorted(different, key=lambda name: (int(name), name)))
+    return tuple(sorted(different))
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.data.preparation import TablePreparation
-from soseleto.data.prepare import Preparation
+from soseleto.data.preparation import Preparation, TablePreparation
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, need
 from soseleto.models.pretrained_text import PretrainedText, TextClassifier, TextEncoder

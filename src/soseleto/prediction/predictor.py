@@ -17,8 +17,7 @@ from soseleto.data import ExampleSet, structure
 from soseleto.data.arrays import inputs_of
 from soseleto.data.examples import in_pieces
 from soseleto.data.feeding import EVALUATION_BATCH, Prepare
-from soseleto.data.preparation import TablePreparation
-from soseleto.data.prepare import Preparation, prepared
+from soseleto.data.preparation import Preparation, TablePreparation, prepared
 from soseleto.data.structure import Inputs
 from soseleto.data.tables import frame_table, is_frame
 from soseleto.data.text import TextPreparation, trimmed

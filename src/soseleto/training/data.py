@@ -28,7 +28,7 @@ from soseleto.data import (
 from soseleto.data.batches import Batch
 from soseleto.data.examples import in_pieces
 from soseleto.data.feeding import Prepare, match_input_range
-from soseleto.data.prepare import Preparation
+from soseleto.data.preparation import Preparation
 from soseleto.data.reading import some
 from soseleto.defaults import Settings
 from soseleto.engines.shards import sharded_modules

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from soseleto.data import Examples, ExampleSet, TablePreparation
 from soseleto.data.examples import truth_known
-from soseleto.data.prepare import Preparation
+from soseleto.data.preparation import Preparation
 from soseleto.data.storage import is_large
 from soseleto.defaults import Settings
 from soseleto.errors import UsageError, counted
