@@ -242,8 +242,7 @@ def suspects_of(draw: Draw, cell: Cell, *, earlier: bool, epochs: int, device: s
 def audited(found: Suspects, wrong: Array, seed: int) -> audit.Figures:
     """After all checks that an audit plans by default."""
     chosen = found.is_suspect.numpy()
-    nothing = np.zeros(len(wrong), dtype=bool)
-    strata = audit.draw(found.probability.double().numpy(), chosen, nothing, seed=seed)
+    strata = audit.draw(found.probability.double().numpy(), chosen, seed=seed)
     checked = []
     for one in strata:
         answers = tuple(bool(wrong[row]) for row in one.order[: audit.CHECKS])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from soseleto.suspects.audit import Checked, Decided, Stratum, draw, evidence, figures, schedule, total
+from soseleto.suspects.audit import Checked, Stratum, draw, evidence, figures, schedule, total
 from soseleto.suspects.calibration import Estimate
 
 
@@ -25,8 +25,8 @@ def answered(sample: Stratum, wrong: np.ndarray, checks: int) -> Checked:
     return Checked(sample.suspects, sample.size, sample.expected, answers, sum(answers), right)
 
 
-def precision(one: Checked, decided: Decided = Decided()) -> Estimate:  # noqa: B008
-    estimate = figures([one], (decided, Decided())).precision
+def precision(one: Checked) -> Estimate:
+    estimate = figures([one]).precision
     assert estimate is not None
     return estimate
 
@@ -88,7 +88,7 @@ def test_all_figures_hold_at_the_worst_moment_to_stop() -> None:
             "recall": wrong[is_suspect].sum() / wrong.sum(),
             "wrong_share": wrong.mean(),
         }
-        strata = draw(probability, is_suspect, np.zeros(400, bool), seed=repeat)
+        strata = draw(probability, is_suspect, seed=repeat)
         seen = [figures([answered(one, wrong, round(part * 30)) for one in strata]) for part in (0.25, 0.5, 1.0)]
         for name, true in truth.items():
             bad[name] += any(not getattr(one, name).low <= true <= getattr(one, name).high for one in seen)
@@ -100,16 +100,6 @@ def test_60_checks_give_a_useful_interval() -> None:
     assert [round(100 * end) for end in (estimate.low, estimate.high)] == [83, 99]  # as in docs/how-to/audit.md
     known = precision(stratum(40, 40, 31))
     assert (known.value, known.low, known.high) == (31 / 40,) * 3  # everything was checked
-
-
-def test_decisions_from_before_are_counted_and_not_extrapolated() -> None:
-    """The worst 100 of 200 suspects were reviewed and all wrong; 30 of the other 100 were sampled, 6 wrong."""
-    sample = stratum(100, 30, 6, 0.3)
-    together, alone = precision(sample, Decided(100, 100)), precision(sample)
-    assert together.value == pytest.approx((100 + 20) / 200)
-    assert (together.low, together.high) == pytest.approx((0.5 + alone.low / 2, 0.5 + alone.high / 2))
-    undone = precision(sample, Decided(100, 90, undone=10))
-    assert (undone.low, undone.high) == pytest.approx((together.low - 0.05, together.high))
 
 
 def test_decisions_beside_the_sample_are_certain_bounds_only() -> None:
@@ -139,13 +129,11 @@ def population(random: np.random.Generator, share: float) -> tuple[np.ndarray, n
 
 def test_the_sample_is_random_without_replacement_and_repeatable() -> None:
     probability, is_suspect, _ = population(np.random.default_rng(0), 1.0)
-    decided = np.zeros(400, bool)
-    decided[:10] = True
-    suspects, others = draw(probability, is_suspect, decided, seed=3)
-    assert sorted(np.concatenate([suspects.order, others.order]).tolist()) == list(range(10, 400))
+    suspects, others = draw(probability, is_suspect, seed=3)
+    assert sorted(np.concatenate([suspects.order, others.order]).tolist()) == list(range(400))
     rows = schedule([suspects, others], 30)
     assert len(rows) == 60
     assert is_suspect[rows].tolist() == [True, False] * 30
-    assert np.array_equal(draw(probability, is_suspect, decided, seed=3)[0].order, suspects.order)
-    firsts = [draw(None, is_suspect, decided, seed=seed)[0].order[0] for seed in range(300)]
-    assert len(set(firsts)) > 45  # any of the 50 may come first
+    assert np.array_equal(draw(probability, is_suspect, seed=3)[0].order, suspects.order)
+    firsts = [draw(None, is_suspect, seed=seed)[0].order[0] for seed in range(300)]
+    assert len(set(firsts)) > 50  # any of the 60 may come first

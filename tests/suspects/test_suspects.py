@@ -281,7 +281,7 @@ def test_the_run_folder_says_what_is_unknown(lacking: soseleto.Result) -> None:
     assert kept["unknown"] == int(ranking["is_unknown"].sum()) == count
     assert f"unknown for {count:,} examples of or like a class without target examples" in describe_list(folder.path)
     assert about_unknown(ranking) in write_report(folder.path).read_text()
-    drawn = draw(ranking["mislabelled_probability"], is_suspect(ranking), np.zeros(1500, bool), seed=0)
+    drawn = draw(ranking["mislabelled_probability"], is_suspect(ranking), seed=0)
     assert all(0 <= stratum.expected <= 1 for stratum in drawn)  # an audit checks unknown ones too
 
 

@@ -6,8 +6,9 @@ The sample is drawn once; an interrupted audit continues with the same order. An
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from soseleto.errors import UsageError
 from soseleto.review.queue import Decision
 from soseleto.run_folder.files import readable
 from soseleto.run_folder.folder import AUDIT, RunFolder
-from soseleto.run_folder.ranking import is_suspect
+from soseleto.run_folder.ranking import Ranking, is_suspect
 from soseleto.suspects import audit as statistics
-from soseleto.suspects.audit import CHECKS, LONGEST, Checked, Decided, Figures, Stratum
+from soseleto.suspects.audit import CHECKS, LONGEST, Checked, Figures, Stratum
 from soseleto.suspects.calibration import AUDITED, Estimate
 
 TITLES = {
@@ -35,33 +36,22 @@ class Audit:
 
     checks: of the suspects, and as many of the others; None for as many as ``width`` needs
     strata: as drawn, with ids in the place of rows
-    before: ids decided before the audit began, among the suspects and among the others
-    labels: the given label of every example, by id
+    suspects: the ids of all suspects; labels: the given label of every example, by id
     """
 
     checks: int | None
     width: float | None
     strata: tuple[Stratum, ...]
-    before: tuple[tuple[str, ...], tuple[str, ...]]
+    suspects: frozenset[str]
     labels: Mapping[str, str]
 
     @classmethod
-    def begin(cls, run: RunFolder, decisions: Decisions, checks: int | None, width: float | None) -> Audit:
-        """Draw the sample; examples that have a decision already are not part of it."""
-        ranking, labels = run.ranking(), _labels(run)
-        ids = np.array(list(labels), dtype=object)
-        suspect, decided = is_suspect(ranking), np.array([name in decisions for name in ids])
-        if decided.all():
-            raise UsageError(f"every example of {run.path} has been decided: there is nothing left to audit.")
-        probability = ranking.get("mislabelled_probability")
-        strata = statistics.draw(probability, suspect, decided, seed=0)
-        return cls(
-            checks or (None if width else CHECKS),
-            width,
-            tuple(replace(stratum, order=ids[stratum.order]) for stratum in strata),
-            (tuple(ids[decided & suspect]), tuple(ids[decided & ~suspect])),
-            labels,
-        )
+    def begin(cls, run: RunFolder, checks: int | None, width: float | None) -> Audit:
+        """Draw the sample. Examples that have a decision already may be part of it and are not asked for again."""
+        ranking = run.ranking()
+        strata = statistics.draw(ranking.get("mislabelled_probability"), is_suspect(ranking), seed=0)
+        drawn = tuple(replace(stratum, order=ranking["id"][stratum.order]) for stratum in strata)
+        return cls(checks or (None if width else CHECKS), width, drawn, *_suspects_and_labels(ranking))
 
     @classmethod
     def load(cls, run: RunFolder) -> Audit | None:
@@ -71,35 +61,30 @@ class Audit:
             return None
         with readable(run.path / AUDIT):
             strata = (Stratum(**{**fields, "order": np.array(fields["order"], object)}) for fields in saved["strata"])
-            before = tuple(saved["decided_before"]["suspects"]), tuple(saved["decided_before"]["others"])
-            return cls(saved["checks"], saved["width"], tuple(strata), before, _labels(run))
+            return cls(saved["checks"], saved["width"], tuple(strata), *_suspects_and_labels(run.ranking()))
 
     def progress(self, decisions: Decisions) -> Progress:
         """The figures of the decisions so far."""
         strata = [self._checked(stratum, decisions) for stratum in self.strata]
-        suspects, others = (self._decided(ids, decisions) for ids in self.before)
-        checked = [sum(len(one.answers) for one in strata if one.suspects == of) for of in (True, False)]
+        checked = [sum(len(stratum.answers) for stratum in strata if stratum.suspects == of) for of in (True, False)]
         left = sum(name not in decisions for name in self.ids())
-        return Progress(self, statistics.figures(strata, (suspects, others)), checked[0], checked[1], left)
+        return Progress(self, statistics.figures(strata), checked[0], checked[1], left)
 
     def ids(self) -> list[str]:
         """The examples to check, in order."""
         return [str(name) for name in statistics.schedule(self.strata, self.checks or LONGEST)]
 
     def _checked(self, stratum: Stratum, decisions: Decisions) -> Checked:
-        known = [self._is_wrong(decisions.get(name)) for name in stratum.order]
-        answers = known[: known.index(None)] if None in known else known
-        counts = known.count(True), known.count(False)
-        return Checked(stratum.suspects, stratum.size, stratum.expected, tuple(map(bool, answers)), *counts)
+        in_order = (decisions.get(name) for name in stratum.order)
+        answers = [self._is_wrong(decision) for decision in takewhile(bool, in_order) if decision]
+        of_stratum = [decision for name, decision in decisions.items() if (name in self.suspects) == stratum.suspects]
+        wrong = sum(map(self._is_wrong, of_stratum))
+        return Checked(
+            stratum.suspects, stratum.size, stratum.expected, tuple(answers), wrong, len(of_stratum) - wrong
+        )
 
-    def _decided(self, ids: Sequence[str], decisions: Decisions) -> Decided:
-        known = [self._is_wrong(decisions.get(name)) for name in ids]
-        return Decided(len(ids), known.count(True), known.count(None))
-
-    def _is_wrong(self, decision: Decision | None) -> bool | None:
-        """None without a decision; a relabelling to the given label is none."""
-        if decision is None:
-            return None
+    def _is_wrong(self, decision: Decision) -> bool:
+        """A relabelling to the given label keeps it."""
         return decision.action != "keep" and decision.label != self.labels.get(decision.id)
 
 
@@ -133,7 +118,6 @@ class Progress:
             "width": self.audit.width,
             "checked": {"suspects": self.suspects, "others": self.others},
             "figures": {name: figure.to_dict(AUDITED) for name, figure in self.shown.items()},
-            "decided_before": dict(zip(("suspects", "others"), self.audit.before, strict=True)),
             "strata": [asdict(stratum) for stratum in self.audit.strata],
         }
 
@@ -153,10 +137,8 @@ class Progress:
 
     def summary(self) -> list[str]:
         """Lines to print."""
-        before = sum(len(ids) for ids in self.audit.before)
-        more = f"; {before:,} were decided before" if before else ""
         return [
-            f"checked {self.suspects:,} suspects and {self.others:,} other examples{more}",
+            f"checked {self.suspects:,} suspects and {self.others:,} other examples",
             *(
                 f"{TITLES[name].lower()}: {figure}{f', {AUDITED}' * figure.known}"
                 for name, figure in self.shown.items()
@@ -176,7 +158,7 @@ class Progress:
         return f"{self.left:,} checks left. You can stop at any time."
 
 
-def prepare(run: RunFolder, decisions: Decisions, *, checks: int | None = None, width: float | None = None) -> Audit:
+def prepare(run: RunFolder, *, checks: int | None = None, width: float | None = None) -> Audit:
     """The audit of the run, begun where there is none; ``checks`` and ``width`` of one that exists can be changed."""
     require_auditable(run)
     if checks is not None and not 1 <= checks <= LONGEST:
@@ -185,7 +167,7 @@ def prepare(run: RunFolder, decisions: Decisions, *, checks: int | None = None, 
         raise UsageError(f"--width must lie between 0 and 1, got {width}: for 10 points write 0.1.")
     audit = Audit.load(run)
     if audit is None:
-        return Audit.begin(run, decisions, checks, width)
+        return Audit.begin(run, checks, width)
     return replace(audit, checks=checks or (None if width else audit.checks), width=width or audit.width)
 
 
@@ -197,6 +179,7 @@ def require_auditable(run: RunFolder) -> None:
         )
 
 
-def _labels(run: RunFolder) -> dict[str, str]:
-    ranking = run.ranking()
-    return {str(name): str(label) for name, label in zip(ranking["id"], ranking["label"], strict=True)}
+def _suspects_and_labels(ranking: Ranking) -> tuple[frozenset[str], dict[str, str]]:
+    ids = ranking["id"]
+    labels = {str(name): str(label) for name, label in zip(ids, ranking["label"], strict=True)}
+    return frozenset(map(str, ids[is_suspect(ranking)])), labels

@@ -80,7 +80,7 @@ class Review:
         with contextlib.ExitStack() as stack:
             stack.callback(self.decisions.close)
             if audit:
-                self.audit: Audit | None = prepare(self.run, self.decisions.latest(), checks=checks, width=width)
+                self.audit: Audit | None = prepare(self.run, checks=checks, width=width)
                 self.queue = Queue(self.run, self.audit.ids())
             else:
                 self.audit, self.queue = Audit.load(self.run), Queue(self.run)

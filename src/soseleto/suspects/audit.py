@@ -1,7 +1,6 @@
 """Error rates from a random sample that was checked by hand: no assumption about the mistakes is needed.
 
-Suspects and other examples are sampled separately, without replacement. Examples that were decided before the audit
-began are not sampled, and their wrong labels are counted.
+Suspects and other examples are sampled separately, without replacement.
 
 Each figure (precision, recall, share of wrong labels) has an interval that contains the truth with a probability of at
 least 95 %, whenever one stops. A number W of wrong labels in a stratum is rejected by its prior-posterior ratio
@@ -33,7 +32,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Stratum:
-    """The suspects, or the others, of which none was decided when the audit began.
+    """The suspects, or the others.
 
     size: the number of its examples; order: the rows to check, in random order
     expected: the mean probability of a wrong label, which makes intervals narrower where it is right
@@ -45,16 +44,13 @@ class Stratum:
     expected: float
 
 
-def draw(probability: Array | None, is_suspect: Array, decided: Array, *, seed: int) -> list[Stratum]:
-    """The strata of an audit; rows in ``decided`` are not sampled.
-
-    The order of a stratum is its part of one permutation of all rows, so that it hardly depends on ``decided``.
-    """
+def draw(probability: Array | None, is_suspect: Array, *, seed: int) -> list[Stratum]:
+    """The strata of an audit."""
     order = np.random.default_rng(seed).permutation(len(is_suspect))
     guess = np.where(is_suspect, 0.5, 0.02) if probability is None else np.nan_to_num(probability, nan=0.5)
     strata = []
     for suspects in (True, False):
-        rows = order[((is_suspect == suspects) & ~decided)[order]]
+        rows = order[(is_suspect == suspects)[order]]
         if len(rows):
             strata.append(Stratum(suspects, len(rows), rows[:LONGEST], float(guess[rows].mean())))
     return strata
@@ -62,7 +58,7 @@ def draw(probability: Array | None, is_suspect: Array, decided: Array, *, seed: 
 
 def default_rows(probability: Array | None, is_suspect: Array) -> list[int]:
     """The rows that an audit with default options checks, and as many more: those worth a thumbnail."""
-    strata = draw(probability, is_suspect, np.zeros(len(is_suspect), dtype=bool), seed=0)
+    strata = draw(probability, is_suspect, seed=0)
     return [int(row) for stratum in strata for row in stratum.order[: 2 * CHECKS]]
 
 
@@ -99,15 +95,6 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Decided:
-    """The examples decided before the audit began: how many, wrong ones, and those whose decision was undone since."""
-
-    examples: int = 0
-    wrong: int = 0
-    undone: int = 0
-
-
-@dataclass(frozen=True)
 class Figures:
     """What an audit shows; precision and recall are None without suspects."""
 
@@ -116,57 +103,36 @@ class Figures:
     wrong_share: Estimate
 
 
-@dataclass(frozen=True)
-class Group:
-    """The strata of the suspects or of the others, with what was decided before."""
-
-    strata: tuple[Checked, ...]
-    decided: Decided
-
-    @property
-    def size(self) -> int:
-        return sum(stratum.size for stratum in self.strata) + self.decided.examples
-
-    @property
-    def guess(self) -> float:
-        return sum(stratum.guess for stratum in self.strata) + self.decided.wrong + self.decided.undone / 2
+def figures(strata: Sequence[Checked]) -> Figures:
+    """Precision, recall and share of wrong labels with their intervals."""
+    suspects, others = ([stratum for stratum in strata if stratum.suspects == of] for of in (True, False))
+    if not suspects:
+        return Figures(None, None, _share(others))
+    return Figures(_share(suspects), _recall(suspects, others), _share(strata))
 
 
-def figures(strata: Sequence[Checked], decided: tuple[Decided, Decided] = (Decided(), Decided())) -> Figures:
-    """Precision, recall and share of wrong labels with their intervals; decided: among the suspects, and the others."""
-    suspects, others = (
-        Group(tuple(stratum for stratum in strata if stratum.suspects == of_suspects), decided[not of_suspects])
-        for of_suspects in (True, False)
-    )
-    share = _share([suspects, others])
-    if not suspects.size:
-        return Figures(None, None, share)
-    return Figures(_share([suspects]), _recall(suspects, others), share)
-
-
-def _share(groups: Sequence[Group]) -> Estimate:
-    """The share of wrong labels in the groups together."""
-    strata, size = [stratum for group in groups for stratum in group.strata], sum(group.size for group in groups)
-    wrong, undone = (sum(getattr(group.decided, name) for group in groups) for name in ("wrong", "undone"))
+def _share(strata: Sequence[Checked]) -> Estimate:
+    """The share of wrong labels in the strata together."""
+    size = sum(stratum.size for stratum in strata)
     low, high = total(strata).below(BOUND)
-    return _estimate(sum(group.guess for group in groups) / size, (low + wrong) / size, (high + wrong + undone) / size)
+    return _estimate(_guess(strata) / size, low / size, high / size)
 
 
-def _recall(suspects: Group, others: Group) -> Estimate:
+def _guess(strata: Sequence[Checked]) -> float:
+    return sum(stratum.guess for stratum in strata)
+
+
+def _recall(suspects: Sequence[Checked], others: Sequence[Checked]) -> Estimate:
     """The share of the wrong labels that are suspects."""
-    found, missed = total(suspects.strata), total(others.strata)
+    found, missed = total(suspects), total(others)
     left = BOUND - found.against  # for the others, if the suspects have so many wrong labels
-    hits = found.first + np.arange(len(left)) + suspects.decided.wrong
+    hits = found.first + np.arange(len(left))
     ends = []
-    for most, undone_hits, undone_lost in (
-        (missed.largest(left), 0, others.decided.undone),
-        (missed.smallest(left), suspects.decided.undone, 0),
-    ):
-        of_suspects, lost = hits + undone_hits, most + others.decided.wrong + undone_lost
-        possible = (most >= 0) & (of_suspects + lost > 0)
-        ends.append(of_suspects[possible] / (of_suspects + lost)[possible])
-    guess = suspects.guess + others.guess
-    return _estimate(suspects.guess / guess if guess else 1.0, ends[0].min(initial=1.0), ends[1].max(initial=0.0))
+    for lost in (missed.largest(left), missed.smallest(left)):
+        possible = (lost >= 0) & (hits + lost > 0)
+        ends.append(hits[possible] / (hits + lost)[possible])
+    guess = _guess(suspects) + _guess(others)
+    return _estimate(_guess(suspects) / guess if guess else 1.0, ends[0].min(initial=1.0), ends[1].max(initial=0.0))
 
 
 def _estimate(value: float, low: float, high: float) -> Estimate:
