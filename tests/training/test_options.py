@@ -20,7 +20,8 @@ from soseleto.errors import UsageError
 from soseleto.methods import Ordinary
 from soseleto.run_folder.folder import RunFolder
 from soseleto.task.optimizers import sgd
-from soseleto.training.options import as_losses, as_probes, as_watchers
+from soseleto.training.options import as_losses, as_probes
+from soseleto.training.progress import as_watchers
 
 
 def points(n: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,6 @@ from soseleto.run_folder.source import media_type
 PAGE = Path(__file__).parent / "page"
 EXAMPLES_SHOWN, STRONGEST = 20, 24
 FILTERS = (sentences.count, sentences.share, sentences.percent, sentences.number)
-TABLE_THRESHOLDS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 
 CURVES: tuple[charts.Curve, ...] = (
     charts.Curve(
@@ -120,7 +119,7 @@ def template(name: str, folder: Path = PAGE, filters: tuple[Callable[..., str], 
 
 
 def _ranking_sections(run: RunFiles) -> dict[str, Any]:
-    """The sections made from the ranking: suspects, histograms, thresholds, labels, examples."""
+    """The sections made from the ranking: suspects, histograms, examples."""
     assert run.ranking is not None
     galleries, more_classes = _galleries(run)
     suspects = suspect_rows(run.ranking)
@@ -128,9 +127,7 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     return {
         "histograms": _histograms(run),
         "truth": _truth(run),
-        "thresholds": _thresholds(run.ranking["weight"], run.wrong),
         "strongest": _examples(run, strongest[:STRONGEST]),
-        "suspects": sentences.suspect_figures(run),
         "suspects_count": len(suspects),
         "worst_name": "Lowest-ranked" if run.is_transfer else "Most suspicious",
         "suspect_charts": _suspect_charts(run),
@@ -192,18 +189,6 @@ def _curves(run: RunFiles) -> list[Figure]:
     figures = [charts.curves(run, curve) for curve in CURVES]
     figures.insert(4, charts.groups(run, "Mean weight of the probes", among="probe_groups", caption=probes))
     return [figure for figure in figures if figure]
-
-
-def _thresholds(weight: np.ndarray, wrong: np.ndarray | None) -> list[dict[str, Any]]:
-    """What is left of the source above some weights."""
-    rows = []
-    for threshold in TABLE_THRESHOLDS:
-        kept = weight >= np.float32(threshold)
-        weights = weight[kept].astype(np.float64)
-        effective = float(weights.sum() ** 2 / (weights**2).sum()) if len(weights) else 0.0
-        wrong_kept = None if wrong is None else int((wrong & kept).sum())
-        rows.append({"at": threshold, "count": len(weights), "effective": effective, "wrong": wrong_kept})
-    return rows
 
 
 # Examples: thumbnails where the run has them, table rows otherwise

@@ -19,9 +19,7 @@ from soseleto.run_folder.ranking import (
     best_count,
     feature_columns,
     in_words,
-    is_known,
     suggested_labels,
-    suspect_rows,
 )
 from soseleto.run_folder.source import load_thumbnails
 
@@ -194,52 +192,12 @@ def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
 
 
-ESTIMATES = {
-    "precision": ("precision", "of the suspects are mislabelled"),
-    "recall": ("recall", "of the mislabelled examples are suspects"),
-    "wrong_share": ("noise rate", "of the source examples are mislabelled"),
-}
-
-
-def suspect_figures(run: RunFiles) -> list[tuple[str, str, str]]:
-    """(name, figure, remark) of the suspects; in transfer mode, of the low weights."""
-    assert run.ranking is not None
-    suspects, total = len(suspect_rows(run.ranking)), len(run.ranking["weight"])
-    part = f"{share(suspects / total)} of the source"
-    if run.is_transfer:
-        return [(f"Weight below {PAPER_THRESHOLD}", count(suspects), part)]
-    rows = [("Suspects", count(suspects), f"{part}{_rule(run) if suspects else ''}")]
-    best = run.suspects.get("best")
-    if not suspects and best:
-        rows.append(("Best list", count(best["count"]), f"precision {in_words(best.get('precision'))}"))
-    shown = list(ESTIMATES) if suspects else ["wrong_share"]  # precision and recall are undefined without suspects
-    return rows + [_estimate(run, name) for name in shown if run.suspects.get(name)]
-
-
-def _rule(run: RunFiles) -> str:
-    """What makes an example a suspect."""
-    if run.column("is_label_issue") is None:
-        return f": weight below {PAPER_THRESHOLD}"
-    threshold = run.suspects.get("threshold")
-    return f": probability of being mislabelled at least {number(threshold)}" if _is_number(threshold) else ""
-
-
-def _estimate(run: RunFiles, name: str) -> tuple[str, str, str]:
-    figure, (title, remark) = run.suspects[name], ESTIMATES[name]
-    basis = figure.get("basis", "")
-    how = "Audited" if basis == "audited" else "Estimated"
-    if not is_known(figure):
-        return f"{how} {title}", "unknown", "the interval is too wide to be useful"
-    interval = f"95 % interval {share(figure['low'])} to {share(figure['high'])}"
-    return f"{how} {title}", share(figure["value"]), f"{remark} ({interval}{f'; {basis}' if basis else ''})"
-
-
 # Sentences
 
 
 def sentences(run: RunFiles) -> list[str]:
     """The summary in full sentences; those the run has no data for are left out."""
-    parts = (_training, _comparison, _suspects, _unknown, _truth)
+    parts = (_training, _comparison, about_labels, _truth)
     return [sentence for sentence in (part(run) for part in parts) if sentence]
 
 
@@ -331,15 +289,13 @@ def _interval(low: float, high: float) -> str:
     return f"95 % interval {low:+.1f} to {high:+.1f}"
 
 
-def _suspects(run: RunFiles) -> str:
+def about_labels(run: RunFiles) -> str:
+    """How many labels are suspected to be wrong, with which precision, and of how many nothing is known."""
     if run.ranking is None or "is_label_issue" not in run.ranking:
-        return ""
+        return "" if run.ranking is None else about_unknown(run.ranking)
     about = about_suspects(run.ranking, run.suspects)
-    return f"{about[0].upper()}{about[1:]}."
-
-
-def _unknown(run: RunFiles) -> str:
-    return "" if run.ranking is None else about_unknown(run.ranking)
+    wrong = f"Of all labels, {in_words(run.suspects.get('wrong_share'))} are wrong." if run.suspects else ""
+    return " ".join(filter(None, (f"{about[0].upper()}{about[1:]}.", wrong, about_unknown(run.ranking))))
 
 
 def _truth(run: RunFiles) -> str:

@@ -79,9 +79,7 @@ class Audit:
         answers = [self._is_wrong(decision) for decision in takewhile(bool, in_order) if decision]
         of_stratum = [decision for name, decision in decisions.items() if (name in self.suspects) == stratum.suspects]
         wrong = sum(map(self._is_wrong, of_stratum))
-        return Checked(
-            stratum.suspects, stratum.size, stratum.expected, tuple(answers), wrong, len(of_stratum) - wrong
-        )
+        return Checked(stratum.suspects, stratum.size, stratum.expected, tuple(answers), wrong, len(of_stratum) - wrong)
 
     def _is_wrong(self, decision: Decision) -> bool:
         """A relabelling to the given label keeps it."""

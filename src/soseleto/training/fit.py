@@ -40,8 +40,8 @@ from soseleto.training.options import (
     Watcher,
     as_losses,
     as_probes,
-    as_watchers,
 )
+from soseleto.training.progress import as_watchers
 from soseleto.training.result import Result
 from soseleto.training.resume import require_same_settings, unfinished
 from soseleto.training.setup import (

@@ -175,24 +175,3 @@ def as_losses(loss: Loss | tuple[Loss, Loss], mode: str) -> tuple[Loss, Loss]:
     if mode == "noisy" and isinstance(loss, tuple | list):
         raise UsageError("a pair of losses has no effect in noisy mode, where both sides share one: give one function.")
     return pair
-
-
-def as_watchers(progress: Watcher | Sequence[Watcher]) -> tuple[list[Progress], list[Logger]]:
-    """The functions and the loggers of ``progress``; True stands for the live line on the terminal."""
-    functions: list[Progress] = []
-    loggers: list[Logger] = []
-    for watcher in progress if isinstance(progress, tuple | list) else [progress]:
-        if watcher is True:
-            from soseleto.training.progress import LiveLine
-
-            functions.append(LiveLine())
-        elif hasattr(watcher, "log") and hasattr(watcher, "close"):
-            loggers.append(watcher)  # type: ignore[arg-type]
-        elif callable(watcher):
-            functions.append(watcher)
-        elif watcher:
-            raise UsageError(
-                "progress takes True, a function progress(event, record), a logger with log and close, or a list of "
-                f"these, got {type(watcher).__name__}."
-            )
-    return functions, loggers

@@ -5,7 +5,7 @@ now and then.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,13 +13,34 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
+from soseleto.errors import UsageError
 from soseleto.training.history import VANISHED
+from soseleto.training.options import Logger, Progress, Watcher
 
 BAR = 16  # characters
 ESTIMATE_AFTER = 3.0  # seconds of steps before a whole is estimated
 LOG_SECONDS = 60.0  # without a terminal: the longest time without a line ...
 LOG_SHARE, LOG_PAUSE = 0.05, 5.0  # ... and the share of the steps after which there is one, if it took this long
 _ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+
+
+def as_watchers(progress: Watcher | Sequence[Watcher]) -> tuple[list[Progress], list[Logger]]:
+    """The functions and the loggers of ``progress``; True stands for the live line on the terminal."""
+    functions: list[Progress] = []
+    loggers: list[Logger] = []
+    for watcher in progress if isinstance(progress, tuple | list) else [progress]:
+        if watcher is True:
+            functions.append(LiveLine())
+        elif hasattr(watcher, "log") and hasattr(watcher, "close"):
+            loggers.append(watcher)  # type: ignore[arg-type]
+        elif callable(watcher):
+            functions.append(watcher)
+        elif watcher:
+            raise UsageError(
+                "progress takes True, a function progress(event, record), a logger with log and close, or a list of "
+                f"these, got {type(watcher).__name__}."
+            )
+    return functions, loggers
 
 
 class LiveLine:
