@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import soseleto
 from soseleto import Inputs, SoseletoClassifier
-from soseleto.defaults import DefaultMethod
 from soseleto.methods import Strong
-from soseleto.task.optimizers import sgd
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -46,14 +43,6 @@ def quick(**settings: Any) -> SoseletoClassifier:
 
 @parametrize_with_checks([quick()], expected_failed_checks=lambda estimator: EXPECTED_FAILURES)
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
-    check(estimator)
-
-
-@pytest.mark.long
-@parametrize_with_checks(
-    [quick(method=Strong(), epochs=30)], expected_failed_checks=lambda estimator: EXPECTED_FAILURES
-)
-def test_scikit_learns_own_checks_of_the_strong_recipe(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
@@ -234,33 +223,6 @@ def test_the_strong_recipe_chooses_what_was_not_given(kind: str, epochs: int, mo
         *source, X_target=target[0], y_target=target[1]
     )
     assert (plain.source_weights_ != made.source_weights_).any()
-
-
-def test_settings_of_the_users_own() -> None:
-    (X, y), (X_target, y_target) = sides("rows")
-    optimizer = partial(sgd, lr=0.05, weight_decay=0.01)
-    given: dict[str, Any] = {"epochs": 3, "batch_size": 8, "target_batch_size": 16, "optimizer": optimizer}
-    assert_same(strong(**given).fit(X, y, X_target=X_target, y_target=y_target), by_fit("rows", **given))
-    small = DefaultMethod(weight_step=0.01)
-    moved = quick(method=small).fit(X, y, X_target=X_target, y_target=y_target)
-    assert moved.settings_.method.weight_step == 0.01
-
-
-def test_the_strong_recipe_is_searched_cloned_pickled_and_calibrated(
-    flipped: tuple[Arrays, Arrays, Arrays, np.ndarray],
-) -> None:
-    (X, y), target, test, wrong = flipped
-    given = SoseletoClassifier(epochs=10, batch_size=64, random_state=0, device="cpu", probes=0.5)
-    search = GridSearchCV(given, {"method": [Strong()]}, cv=2).fit(X, y, X_target=target[0], y_target=target[1])
-    made = search.best_estimator_
-    assert clone(made).get_params()["method"] == Strong()
-    assert made.score(*test) > 0.9
-    assert made.source_weights_[wrong].mean() + 0.2 < made.source_weights_[~wrong].mean()
-    found = made.suspects(0.8)
-    assert wrong[found.is_suspect.numpy()].mean() > 0.6
-    back = pickle.loads(pickle.dumps(made))
-    assert (back.predict_proba(test[0]) == made.predict_proba(test[0])).all()
-    assert back.suspects(0.8).threshold == found.threshold
 
 
 def test_the_strong_recipe_refuses_one_class_and_images_of_floats() -> None:

@@ -105,23 +105,6 @@ def test_without_words_it_prints_its_help(soseleto: Soseleto) -> None:
     assert all(f"│ {command} " in said.out for command in COMMANDS)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_can_be_installed_and_completes_verbs_and_options(shell: str, tmp_path: Path) -> None:
-    """``--show-completion`` prints the very script that ``--install-completion`` installs."""
-    ask = [sys.executable, "-m", "soseleto"]
-    env = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "True", "HOME": str(tmp_path)}
-    script = subprocess.run([*ask, "--show-completion", shell], capture_output=True, text=True, env=env, check=True)
-    assert f"_SOSELETO_COMPLETE=complete_{shell}" in script.stdout
-    if shell == "bash":
-        installed = subprocess.run([*ask, "--install-completion", shell], capture_output=True, env=env, check=True)
-        assert b"bash" in installed.stdout
-        assert any("soseleto" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
-        for typed, expected in (("soseleto re", "report\nreview"), ("soseleto rank --sus", "--suspects")):
-            words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_SOSELETO_COMPLETE": "complete_bash"}
-            done = subprocess.run(ask, capture_output=True, text=True, env={**env, **words}, check=False)
-            assert done.stdout.strip() == expected
-
-
 def test_version(soseleto: Soseleto) -> None:
     said = soseleto("--version")
     assert (said.code, said.out.split()[0]) == (0, "soseleto")
@@ -476,26 +459,6 @@ def test_without_a_terminal_there_are_lines_now_and_then(
         expected = r"ordinary training, fold 2: epoch 3 of 10, 2\d %, source 0.412, ([\d:]+|[\d.]+ h) left"
         assert any(re.fullmatch(expected, one) for one in printed)
     assert "\x1b" not in file.getvalue()
-
-
-@pytest.mark.long
-def test_a_piped_training_prints_a_bounded_number_of_lines(tmp_path: Path) -> None:
-    """In a process of its own, with both streams piped; a line every 25 % without a pause, to be quick."""
-    source, target = (write_table(tmp_path / f"{n}.csv", n, n) for n in (200, 20))
-    words = ["fit", "--source", source, "--target", target, "--out", tmp_path / "run"]
-    words += ["--epochs", 4, "--batch-size", 2, "--folds", 0, "--no-baselines", "--probes", 0]
-    script = (
-        "import sys, soseleto.training.progress as p, soseleto.training.history as h\n"
-        "p.LOG_PAUSE, p.LOG_SHARE, h.STEP_INTERVAL = 0.0, 0.25, 0.0\n"
-        "from soseleto.cli.main import main; main(sys.argv[1:])"
-    )
-    ran = subprocess.run([sys.executable, "-c", script, *map(str, words)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    progress = [line for line in ran.stderr.splitlines() if line.startswith("epoch ")]
-    assert 3 <= len(progress) <= 4  # of 400 steps
-    assert all(re.match(r"epoch \d of 4, \d+ %, source \d", line) for line in progress)
-    assert "\x1b" not in ran.stderr + ran.stdout
-    assert "\r" not in ran.stderr + ran.stdout
 
 
 @pytest.fixture

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 import torch
-from sklearn.datasets import load_breast_cancer
 
 import soseleto
 from soseleto.cli import fit as command
@@ -81,34 +78,6 @@ def test_it_plans_trains_compares_and_sums_up(type_: Type, data: list[object], t
     assert again == (2, "", f"soseleto: {out} holds a run already: give --out another folder, or delete that one.\n")
 
 
-@pytest.mark.long
-def test_what_has_ended_is_not_repeated(
-    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, trained, true_train = tmp_path / "run", [], comparison.fit
-
-    def dies_in_the_fourth(*given: object, **more: object) -> object:
-        trained.append(more["out"])
-        if len(trained) == 4:
-            raise KeyboardInterrupt
-        return true_train(*given, **more)  # type: ignore[arg-type]
-
-    words = ["fit", *data, "--epochs", 1, "--folds", 2, "--keep", "soseleto", "--out"]
-    monkeypatch.setattr(comparison, "fit", dies_in_the_fourth)
-    assert type_(*words, out)[0] == 130
-    begun = RunFolder.open(out).metrics()
-    code, _, err = type_(*words, out)
-    assert code == 0, err
-    assert trained[3:5] == [out / "parts/ordinary"] * 2  # the one that was cut short, and not those before it
-    assert len(trained) == 4 + 5
-    assert RunFolder.open(out).metrics() == begun
-    monkeypatch.undo()
-    whole = tmp_path / "whole"
-    assert type_(*words, whole)[0] == 0
-    assert RunFolder.open(whole).comparison() == RunFolder.open(out).comparison()
-    assert RunFolder.open(whole).temperature() == RunFolder.open(out).temperature()
-
-
 OTHER_SETTINGS = [
     (["--epochs", "2"], "epochs was 1 and is 2"),
     (["--lr", "0.2"], "lr was 0.1 and is 0.2"),
@@ -150,23 +119,6 @@ def test_an_interrupted_comparison_continues_with_the_same_settings_only(
     assert type_(*words)[0] == 0
 
 
-def test_an_interrupted_comparison_continues_with_other_settings_that_have_no_effect(
-    type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["fit", *data, "--out", tmp_path / "run", "--folds", 0, "--epochs", 1, "--probes", 0]
-    with monkeypatch.context() as patched:
-        patched.setattr(Comparing, "_conclude", interrupted)
-        assert type_(*words)[0] == 130
-    killed, writing = (tmp_path / "run" / f".calibration.json.{process}.part" for process in (1 << 30, os.getpid()))
-    for one in (killed, writing):
-        one.write_text("half of a file")
-    (tmp_path / "fit.toml").write_text("[checkpoints]\nseconds = 5\n[compute]\nmicro_batch_size = 64\n")
-    code, _, err = type_(*words, "--config", tmp_path / "fit.toml")
-    assert code == 0, err
-    assert not killed.exists()
-    assert writing.exists()  # of a process that is still there
-
-
 def test_a_source_that_is_sorted_during_the_training_loses_the_rows_that_were_trained_on(
     type_: Type, data: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,36 +143,6 @@ def interrupted(self: Comparing, kept: object) -> None:
 def test_an_unknown_model_to_keep_is_refused(type_: Type, data: list[object], tmp_path: Path) -> None:
     code, _, err = type_("fit", *data, "--out", tmp_path / "run", "--keep", "mixed")
     assert (code, err) == (2, "soseleto: keep must be 'best' or 'soseleto', got 'mixed'.\n")
-
-
-@pytest.mark.long
-def test_a_scikit_learn_table_with_flipped_labels_through_a_csv(type_: Type, tmp_path: Path) -> None:
-    frame = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=3)
-    source, target, test = frame[:369].copy(), frame[369:429], frame[429:]
-    source["truth"] = source["target"]
-    wrong = np.random.RandomState(4).rand(len(source)) < 0.3
-    source["target"] = np.where(wrong, 1 - source["target"], source["target"])
-    for name, part in {"source": source, "target": target, "test": test}.items():
-        part.to_csv(tmp_path / f"{name}.csv", index=False)
-    sets = [word for name in ("source", "target", "test") for word in (f"--{name}", tmp_path / f"{name}.csv")]
-    out = tmp_path / "run"
-    # 60 trusted rows are 18 probes: few suspects are sure to 95 %.
-    (tmp_path / "fit.toml").write_text('folds = 0\n[reading]\ntruth_column = "truth"\n[probes]\nprecision = 0.8\n')
-    options = ["--epochs", 15, "--device", "cpu", "--config", tmp_path / "fit.toml"]
-    code, _, err = type_("fit", *sets, "--out", out, *options)
-    assert code == 0, err
-    rows = {row["method"]: row["accuracy"] for row in (RunFolder.open(out).comparison() or {})["rows"]}
-    assert rows["soseleto"] > max(90, rows["ordinary"])
-    ranking = RunFolder.open(out).ranking()
-    assert int(ranking["wrong"].sum()) == int(wrong.sum())
-    found = ranking["is_label_issue"]
-    assert ranking["wrong"][found].mean() > 0.9
-    assert found[ranking["wrong"]].mean() > 0.6
-    clean = tmp_path / "clean.csv"
-    assert type_("review", out, "--export", clean, "--suspects", "relabel")[0] == 0
-    corrected = pandas.read_csv(clean)
-    assert list(corrected.columns) == list(source.columns)  # the table as it was, with other labels
-    assert (corrected["target"] != corrected["truth"]).sum() < wrong.sum() / 2
 
 
 @pytest.mark.parametrize(

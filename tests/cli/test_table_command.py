@@ -1,7 +1,6 @@
 """``soseleto fit`` on a table of numbers and words, and what can be done with its run."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -95,16 +94,6 @@ def described(file: Path) -> TablePreparation:
     onnx = pytest.importorskip("onnx")
     props = {entry.key: entry.value for entry in onnx.load(str(file)).metadata_props}
     return TablePreparation.from_dict(json.loads(props["soseleto.table"]))
-
-
-@pytest.mark.skipif("SOSELETO_LONG_ONNX" not in os.environ, reason="long: set SOSELETO_LONG_ONNX=1")
-def test_onnx_takes_stored_rows_and_describes_them(desk: Path) -> None:
-    runtime = pytest.importorskip("onnxruntime")
-    command("export", desk / "run", "--onnx", desk / "model.onnx")
-    stored = described(desk / "model.onnx").read(pa.Table.from_pandas(rows(5, 4)))
-    session = runtime.InferenceSession(str(desk / "model.onnx"), providers=["CPUExecutionProvider"])
-    (got,) = session.run(None, {"inputs": stored.numpy()})
-    assert np.allclose(got, soseleto.load(desk / "run").predict_proba(stored).numpy(), atol=1e-5)
 
 
 def test_the_comparison_of_tables_has_gradient_boosting(desk: Path) -> None:

@@ -15,7 +15,6 @@ import soseleto
 from soseleto.cli.main import app
 from soseleto.data import TokenViews
 from soseleto.errors import DataError, UsageError
-from soseleto.models.pretrained_text import TextClassifier
 from soseleto.review.queue import Queue
 from soseleto.run_folder.folder import PRETRAINED, RunFolder
 from soseleto.training.resume import Keeper
@@ -180,30 +179,6 @@ def test_an_exported_folder_is_read_by_transformers(desk: Path, tmp_path: Path) 
     assert model.config.id2label == {0: "neg", 1: "pos"}
     assert "exists already: give a new folder" in refusal("export", desk / "run", "--pretrained", folder)
     assert "add --onnx FILE, or --pretrained FOLDER" in refusal("export", desk / "run")
-
-
-@pytest.mark.skipif("SOSELETO_LONG_TEXT" not in os.environ, reason="the exporter takes long; SOSELETO_LONG_TEXT=1")
-def test_onnx_of_a_text_model(desk: Path, tmp_path: Path) -> None:
-    import onnxruntime
-
-    command("export", desk / "run", "--onnx", tmp_path / "model.onnx")
-    loaded = soseleto.load(desk / "run", device="cpu")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    texts = ["the film was good", "awful and dull and very very very poor", "bad", "a fine book"]
-    assert loaded.preparation is not None
-    given = loaded.prepare(loaded.preparation.tokens(texts)[:, :17])
-    (answer,) = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
-    assert torch.allclose(torch.from_numpy(answer), loaded.predict_proba(texts), atol=1e-5)
-
-
-@pytest.mark.long
-def test_transfer_mode_trains_the_encoder_under_two_heads(desk: Path, tmp_path: Path) -> None:
-    command(*fit_words(desk, "transfer", "--mode", "transfer", "--epochs", "1"))
-    loaded = soseleto.load(desk / "transfer", device="cpu")
-    assert not isinstance(loaded.model, TextClassifier)
-    assert loaded.predict_proba(["the film was good"]).shape == (1, 2)
-    command("export", desk / "transfer", "--pretrained", tmp_path / "model")
-    assert (tmp_path / "model" / "classifier.safetensors").is_file()
 
 
 def test_without_a_model_texts_are_a_bag_of_words_and_the_plan_says_so(desk: Path) -> None:

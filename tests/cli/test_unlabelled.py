@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -218,33 +214,3 @@ def test_a_moved_folder_is_the_same_and_a_changed_one_is_not(
     code, _, err = fit("run", "moved")
     assert code == 0, err
     assert any(one.get("text") == "resumed after step 2" for one in RunFolder(desk / "run").metrics())
-
-
-def in_a_shell(*given: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "soseleto", *map(str, given)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
-@pytest.mark.long
-def test_a_stopped_process_ends_with_the_same_bits(desk: Path) -> None:
-    long = ["--epochs", 30]
-    whole, resumed = [*words(desk, "whole"), *long], [*words(desk, "resumed"), *long]
-    process = in_a_shell(*resumed)
-    metrics = desk / "resumed" / "metrics.jsonl"
-    while not (metrics.exists() and '"epoch"' in metrics.read_text()):
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    assert "which is saved: run the same again" in process.communicate(timeout=120)[1]
-    assert process.returncode == 143
-    for given in (resumed, whole):
-        process = in_a_shell(*given)
-        _, err = process.communicate(timeout=300)
-        assert process.returncode == 0, err
-    assert any(str(one.get("text")).startswith("resumed after") for one in RunFolder(desk / "resumed").metrics())
-    one, other = (desk / name / "model.safetensors" for name in ("whole", "resumed"))
-    assert one.read_bytes() == other.read_bytes()
-    first, second = (RunFolder.open(desk / name).ranking() for name in ("whole", "resumed"))
-    assert first.keys() == second.keys()
-    assert all(first[column].tolist() == second[column].tolist() for column in first)

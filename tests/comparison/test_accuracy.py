@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -138,15 +136,6 @@ def test_the_temperature_is_the_one_the_labels_were_drawn_with() -> None:
     assert found == pytest.approx(2.5, rel=0.05)
     exact = min(torch.linspace(2, 3, 101), key=lambda t: float(F.cross_entropy(logits / t, labels)))
     assert found == pytest.approx(float(exact), abs=0.011)
-
-
-def test_wilsons_interval() -> None:
-    """Against published values, and its definition: the shares from which right/count is 1.96 deviations off."""
-    assert comparison.wilson(90, 100) == pytest.approx((0.8256, 0.9448), abs=1e-4)
-    assert comparison.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
-    assert comparison.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    for end in comparison.wilson(37, 60):
-        assert abs(37 / 60 - end) == pytest.approx(1.96 * math.sqrt(end * (1 - end) / 60))
 
 
 def test_what_cannot_be_calibrated_is_said() -> None:

@@ -169,18 +169,6 @@ def test_onnx_takes_raw_inputs_and_returns_calibrated_probabilities(trained: sos
     assert [entry.name for entry in file.parent.iterdir()] == ["model.onnx"]
 
 
-def test_onnx_of_a_model_of_float_images_takes_floats(tmp_path: Path) -> None:
-    x, y = images(40)
-    x = x.float() / 255
-    model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), int(y.max()) + 1))
-    soseleto.fit(model, (x, y), (x[:20], y[:20]), epochs=1, device="cpu", out=tmp_path / "run")
-    loaded = soseleto.load(tmp_path / "run", model=model, device="cpu")
-    assert loaded.config["input_dtype"] == "float32"
-    session = onnxruntime.InferenceSession(export_onnx(loaded, tmp_path / "model.onnx").read_bytes())
-    (answer,) = session.run(None, {"inputs": x.numpy()})
-    assert np.abs(answer - loaded.predict_proba(x).numpy()).max() < 1e-5
-
-
 def test_onnx_is_written_and_leaves_predictions_alone_in_a_new_process(
     trained: soseleto.Result, tmp_path: Path
 ) -> None:

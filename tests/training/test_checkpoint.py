@@ -21,14 +21,13 @@ from torch import Tensor, nn
 
 import soseleto
 from experiments.methods import METHODS, Attention, EarlyStopping, Luo, MatchingNetworks
-from soseleto.data import Augment
 from soseleto.data.batches import Batch
 from soseleto.errors import DataError, DiskError, Interrupted, UsageError
 from soseleto.methods import Mixed
 from soseleto.pieces import label_doubt, pooled_by_class
 from soseleto.run_folder import checkpoint
 from soseleto.run_folder.folder import RunFolder
-from soseleto.training.options import Checkpoints, Inputs
+from soseleto.training.options import Checkpoints
 
 KILLS = int(os.environ.get("SOSELETO_KILLS", "5"))
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
@@ -280,25 +279,6 @@ def test_buffers_outside_the_state_dict_go_on(tmp_path: Path) -> None:
     require_equal(fit(None, model=model(), method=Mixed()), fit(tmp_path / "run", model=model(), method=Mixed()))
 
 
-def test_transfer_mode_with_augmentation_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    seeded = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (64, 1, 8, 8), dtype=torch.uint8, generator=seeded)
-    labels = torch.randint(4, (64,), generator=seeded)
-
-    def run(out: Path | None, at: int = 0) -> soseleto.Result:
-        torch.manual_seed(0)
-        trunk = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Dropout(0.2))
-        data = {"source": (images, labels), "target": (images[:20], labels[:20] % 2)}
-        return fit(
-            out, at, model=trunk, mode="transfer", inputs=Inputs(augment=(Augment(crop=1, flip=True), None)), **data
-        )
-
-    with torch.random.fork_rng(), pytest.raises(Crash):
-        run(tmp_path / "run", 13)
-    with torch.random.fork_rng():
-        require_equal(run(None), run(tmp_path / "run"))
-
-
 # Damaged
 
 
@@ -548,13 +528,4 @@ def test_a_write_that_fails_keeps_the_last_checkpoint(
             fit(tmp_path / "run", 12)
     assert steps_saved(tmp_path / "run") == [5]
     assert not list((tmp_path / "run" / "checkpoint").glob(".*"))
-    require_equal(uninterrupted, fit(tmp_path / "run"))
-
-
-def test_a_clock_that_jumps_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: Any
-) -> None:
-    monkeypatch.setattr("time.time", iter(range(10**9, 0, -(10**5))).__next__)
-    cut_short(tmp_path / "run", checkpoints=Checkpoints(seconds=0.0))
-    assert steps_saved(tmp_path / "run") == [12, 11]
     require_equal(uninterrupted, fit(tmp_path / "run"))

@@ -20,11 +20,10 @@ from experiments.methods.oracle import corrected
 from soseleto import Heads, Inputs
 from soseleto.data import Examples, read_pair
 from soseleto.models.architectures import mlp
-from soseleto.parallel.reducer import Single
 from soseleto.pieces import running_mean
 from soseleto.report import write_report
 from soseleto.task.optimizers import sgd
-from soseleto.training.history import Records, group_record
+from soseleto.training.history import Records
 
 N = 120
 
@@ -148,15 +147,6 @@ def test_regression_finds_the_outliers() -> None:
     assert result.predict(torch.randn(4, 3)).shape == (4, 1)
 
 
-class NextToken(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(6, 16), nn.Linear(16, 6)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.embed(tokens)))
-
-
 def test_progress_hears_events_in_order() -> None:
     heard: list[tuple[str, dict[str, Any]]] = []
     fit(progress=lambda event, record: heard.append((event, record)))
@@ -189,35 +179,6 @@ def test_a_number_counts_the_steps_that_have_it_and_were_not_skipped() -> None:
     found = after.epoch({"epoch": 1, "step": 5})
     assert (found["source_loss"], found["target_loss"], found["skipped"]) == (3.0, 3.0, 2)
     assert after.messages[0].startswith("2 of 5 steps of epoch 1 were skipped")
-
-
-def test_intervals_of_mean_weights() -> None:
-    values = torch.tensor([0.2, 0.4, 0.6, 0.9, 0.5, 0.7])
-    found = group_record(values, torch.tensor([True] * 4 + [False] * 2), Single())
-    half = 1.96 * float(values[:4].double().std()) / 2  # of the mean of four
-    assert found["wrong"] == pytest.approx({"mean": 0.525, "low": 0.525 - half, "high": 0.525 + half, "count": 4})
-    assert found["right"]["mean"] == pytest.approx(0.6)
-
-
-@pytest.mark.long
-def test_times_are_told_apart_in_training_and_prediction(tmp_path: Path) -> None:
-    """Float32 has a step of 128 at a Unix time."""
-    draw = np.random.default_rng(0)
-    seconds = draw.integers(0, 100, 400)
-    x, y = np.stack([1.7e9 + seconds, draw.normal(size=400)], axis=1), (seconds >= 50).astype(np.int64)
-    given: dict[str, Any] = {
-        "epochs": 15,
-        "batch_size": 16,
-        "inputs": Inputs(standardize=True),
-        "probes": 0.2,
-        "out": tmp_path / "run",
-    }
-    result = fit(source=(x, y), target=(x[:60], y[:60]), **given)
-    assert result.evaluate((x, y))["accuracy"] > 97.0
-    assert float((result.predict(x) == torch.from_numpy(y)).double().mean()) > 0.97
-    loaded = soseleto.load(tmp_path / "run", model=net())
-    for one in (loaded, result):
-        torch.testing.assert_close(one.outputs(x[7:8]), result.outputs(torch.from_numpy(x))[7:8])
 
 
 def test_a_transfers_source_is_classified_by_its_own_head() -> None:

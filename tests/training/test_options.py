@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto import Balanced, Checkpoints, Compute, Heads, Probes
-from soseleto.cli import commands
 from soseleto.errors import UsageError
 from soseleto.methods import Ordinary
 from soseleto.run_folder.folder import RunFolder
@@ -47,11 +44,6 @@ def fit(**changes: Any) -> soseleto.Result:
 
 def default(function: Any, name: str) -> Any:
     return inspect.signature(function).parameters[name].default
-
-
-def test_defaults_of_options_are_the_same_everywhere() -> None:
-    assert len(inspect.signature(soseleto.fit).parameters) == 20
-    assert default(commands.fit, "seed") == default(soseleto.fit, "seed")
 
 
 def test_batch_sizes_follow_the_size_of_the_source_without_its_probes() -> None:
@@ -139,22 +131,6 @@ def smoothed(outputs: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, labels, reduction="none", label_smoothing=0.1)
 
 
-def test_a_loss_of_ones_own_still_makes_a_classifier(tmp_path: Path) -> None:
-    out, test = tmp_path / "run", points(50, 3)
-    result = fit(loss=smoothed, epochs=20, lr=0.1, out=out)
-    assert result.task == "classification"
-    assert result.predict(test[0]).shape == (50,)
-    assert result.evaluate(test)["accuracy"] > 60
-    assert RunFolder(out).config()["task"] == "classification"
-
-    loaded = soseleto.load(out, net(), device="cpu")
-    assert torch.equal(loaded.predict(test[0]), result.predict(test[0]))
-    assert loaded.predict_proba(test[0]).shape == (50, 3)
-    with pytest.raises(UsageError, match=r"trained with the loss 'smoothed', which evaluate needs"):
-        loaded.evaluate(test)
-    assert soseleto.load(out, net(), loss=smoothed, device="cpu").evaluate(test) == result.evaluate(test)
-
-
 def test_what_is_a_classification() -> None:
     def of(outputs: int, labels: Tensor) -> str:
         def loss(given: Tensor, wanted: Tensor) -> Tensor:
@@ -198,12 +174,6 @@ def test_every_exported_name_is_there() -> None:
         assert inspect.ismodule(getattr(soseleto, name))
     with pytest.raises(AttributeError, match="has no attribute 'fitt'"):
         _ = soseleto.fitt
-
-
-def test_import_does_not_load_torch() -> None:
-    code = "import sys, soseleto, soseleto.cli.commands; dir(soseleto); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_a_micro_batch_is_a_whole_number_of_examples() -> None:

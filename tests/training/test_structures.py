@@ -8,8 +8,7 @@ from torch import nn
 
 import soseleto
 from experiments.methods import Reweight
-from soseleto.data.batches import Batch
-from soseleto.data.structure import call, concatenate, describe, of_one_form, scores_of, shape_of, split
+from soseleto.data.structure import split
 from soseleto.training.options import Checkpoints, Compute
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
@@ -110,21 +109,6 @@ def test_the_users_loss_reads_what_the_model_returns():
         return soseleto.cross_entropy(outputs, labels) + 0.1 * outputs["size"]
 
     assert fitted(TwoHeads(), X, loss=both).evaluate((X, Y))["loss"] > 0
-
-
-def test_the_pieces():
-    assert shape_of(X) == [6]
-    assert describe(DICT).startswith("a dict (['left'] torch.float32 of shape (40, 2)")
-    parts = split(DICT, 16)
-    assert torch.equal(concatenate(parts)["right"]["rest"], DICT["right"]["rest"])
-    assert of_one_form(DICT, parts[0])
-    assert not of_one_form(DICT, TUPLE)
-    assert not of_one_form((X, Y), (X, Y.double()))
-    batch = Batch(torch.arange(40), TUPLE, Y)
-    assert [len(part.inputs[1]) for part in batch.split(30)] == [30, 10]
-    assert call(lambda a, b: a is b, [X, X])
-    assert scores_of({"logits": X}) is X
-    assert scores_of("text") == "text"
 
 
 def test_what_is_refused():
