@@ -24,7 +24,7 @@ def fabricate(path: Path, *, n: int = 500, features: int = 2, truth: bool = True
         weight = _weights(wrong, hard, epoch / epochs)
         run.log(_epoch(epoch, weight, wrong if truth else None))
     run.log({"event": "message", "text": "the target loss is <small>"})
-    run.log({"event": "end", "seconds": 12.5, "test_accuracy": 99.1, "test_loss": 0.05})
+    run.log({"event": "end", "seconds": 12.5})
     order = np.argsort(-weight, kind="stable")
     run.write_ranking({name: values[order] for name, values in _columns(rng, weight, wrong, features, truth).items()})
     return run
@@ -58,8 +58,6 @@ def _epoch(epoch: int, weight: np.ndarray, wrong: np.ndarray | None) -> dict[str
         "predicted_change": -0.1 / epoch,
         "actual_change": -0.09 / epoch if epoch != 3 else float("nan"),
         "seconds": 0.4,
-        "test_accuracy": 100 - 40 / epoch,
-        "test_loss": 0.6 / epoch,
     }
     if wrong is not None:
         record["groups"] = {"right": _group(weight[~wrong]), "wrong": _group(weight[wrong])}

@@ -385,20 +385,6 @@ def test_one_nccl_rank_trains_what_one_process_does(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(alone.state_dict(), ranked.state_dict(), rtol=0, atol=1e-6)
 
 
-def test_skipped_steps_are_captured() -> None:
-    source, target = random_batch(640, 0), random_batch(32, 1)
-    source.inputs[100] = torch.nan
-    torch.manual_seed(0)
-    result = soseleto.fit(
-        quick(), (source.inputs, source.labels), (target.inputs, target.labels), epochs=2, batch_size=32,
-        lr=0.01, compute=soseleto.Compute(non_finite="skip"),
-    )  # fmt: skip
-    assert [record["skipped"] for record in result.history] == [1, 1]
-    assert not any("cannot be captured" in message for message in result.messages)
-    assert result.weights.isfinite().all()
-    assert all(value.isfinite().all() for value in result.model.state_dict().values())
-
-
 def per_example(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
 

@@ -215,15 +215,15 @@ def test_a_config_has_all_settings_and_the_line_wins(type_: Type, data: list[obj
         f"source = '{tmp_path / 'source.csv'}'\ntarget = '{tmp_path / 'target.csv'}'\ndevice = 'cpu'\n"
         "epochs = 7\nbaselines = false\nfolds = 0\nbatch_size = 64\ntarget_batch_size = 16\n"
         "[probes]\nshare = 0.25\nprecision = 0.8\nguarantee = true\n"
-        "[optimizer]\nname = 'SGD'\nlr = 0.2\nmomentum = 0.5\n[compute]\nnon_finite = 'skip'\n"
+        "[optimizer]\nname = 'SGD'\nlr = 0.2\nmomentum = 0.5\n[compute]\ncuda_graph = false\n"
         "[method]\nweight_step = 0.2\ntarget_share = 0.4\nengine = 'forward'\n"
     )
     out = tmp_path / "run"
     code, _, err = type_("fit", "--config", tmp_path / "fit.toml", "--epochs", 1, "--out", out)
     assert code == 0, err
     config = RunFolder.open(out).config()
-    found = {name: config[name] for name in ("epochs", "batch_size", "target_batch_size", "probes", "non_finite")}
-    assert found == {"epochs": 1, "batch_size": 64, "target_batch_size": 16, "probes": 15, "non_finite": "skip"}
+    found = {name: config[name] for name in ("epochs", "batch_size", "target_batch_size", "probes")}
+    assert found == {"epochs": 1, "batch_size": 64, "target_batch_size": 16, "probes": 15}
     assert (config["suspect_precision"], config["guarantee"]) == (0.8, True)
     settings = config["settings"]
     assert (settings["weight_step"], settings["engine"], settings["gradients"]["share"]) == (0.2, "forward", 0.4)

@@ -149,7 +149,6 @@ def refused(reducer: Reducer) -> list[str]:
         {"method": soseleto.Soseleto(engine="double_backward")},
         {"method": soseleto.Soseleto(engine="loop")},
         {"model": shard(net(Mixing()), 2)},
-        {"compute": {"non_finite": "skip"}},
         {"reducer": None},
         {"mode": "transfer", "heads": soseleto.Heads(source=nn.Linear(3, 3).double())},
     ):
@@ -169,7 +168,6 @@ def test_unsupported_settings_of_a_sharded_model_are_refused() -> None:
                 "EngineError: the model is sharded (fully_shard), where the double_backward engine cannot work",
                 "EngineError: the model is sharded (fully_shard), where the loop engine cannot work",
                 "is not exact for this sharded model: examples of a batch act on each other",
-                "UsageError: non_finite='skip' keeps a copy of a plain model",
                 "UsageError: this is one of 2 processes (WORLD_SIZE is set, as by torchrun), and without a reducer",
                 "UsageError: the parameter 'source_head.weight' is not sharded over all 2 ranks",
             ],

@@ -6,7 +6,6 @@ import copy
 import logging
 import sys
 import types
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,10 @@ from torch import Tensor, nn
 
 import soseleto
 from experiments.methods import METHODS
-from experiments.methods.sukhbaatar import SukhbaatarState
-from experiments.methods.xiao import XiaoState
-from parallel.test_ranks import CASES, net, points, require_close, train
-from soseleto.data.batches import Batch
-from soseleto.engines import trainable
+from parallel.test_ranks import CASES, points, require_close, train
 from soseleto.errors import OutOfMemory, TrainingError, UsageError
 from soseleto.integrations import loggers
-from soseleto.methods import Ordinary, Strong
-from soseleto.methods.wrappers import CountingGuard, Skipping
-from soseleto.pieces import preconditioned
-from soseleto.task.losses import NoisyLosses
-from soseleto.task.optimizers import sgd
-from soseleto.task.task import Task
-from soseleto.training.loop import Loop
+from soseleto.methods import Strong
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -49,7 +38,6 @@ FOUR = {"micro_batch_size": 4}
         ({"compute": FOUR, "method": METHODS["reweight"]()}, "'reweight' trains in one process and on whole"),
         ({"compute": FOUR, "model": nn.SyncBatchNorm(4).double()}, "SyncBatchNorm '' is not supported"),
         ({"compute": FOUR, "probes": 0.5}, "probes need one process and whole batches"),
-        ({"compute": {"non_finite": "ignore"}}, "non_finite must be 'stop' or 'skip', got 'ignore'"),
     ],
 )
 def test_settings_without_micro_batches_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -57,133 +45,10 @@ def test_settings_without_micro_batches_are_refused(changes: dict[str, Any], wor
         train(None, epochs=1, **changes)
 
 
-# Steps that are not finite
-
-
 def bad_source(*places: int) -> tuple[Tensor, Tensor]:
     inputs, labels = points(58, 0)
     inputs[list(places)] = torch.nan
     return inputs, labels
-
-
-def adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(list(parameters), lr=0.01)
-
-
-@pytest.mark.parametrize("name", ["soseleto", "ordinary", "mixed", "reweight", "meta_weight_net"])
-@pytest.mark.parametrize("optimizer", [partial(sgd, lr=0.05), adam])
-def test_a_skipped_step_leaves_no_trace(name: str, optimizer: Any) -> None:
-    """One bad example: the schedule advances, and everything else is as if the step had not been taken."""
-
-    def run(source: tuple[Tensor, Tensor], **more: Any) -> tuple[soseleto.Result, dict[str, Tensor]]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-        result = soseleto.fit(
-            model, source, points(20, 1), epochs=1, batch_size=8, optimizer=optimizer, device="cpu",
-            method=METHODS[name](), **more,
-        )  # fmt: skip
-        return result, dict(model.state_dict())
-
-    clean, expected = run(points(58, 0), compute=soseleto.Compute(non_finite="skip"))
-    plain, same = run(points(58, 0))
-    assert all(torch.equal(expected[key], same[key]) for key in same)
-    assert clean.history[0]["skipped"] == 0
-    assert clean.history[0]["source_loss"] == plain.history[0]["source_loss"]
-
-    found, state = run(bad_source(5), compute=soseleto.Compute(non_finite="skip"))
-    assert found.history[0]["skipped"] == 1
-    assert any("1 of 8 steps of epoch 1 was skipped" in message for message in found.messages)
-    assert all(value.isfinite().all() for value in state.values())
-    assert torch.tensor(found.history[0]["source_loss"]).isfinite()
-    if found.learned is not None:
-        unseen = (found.learned.visits == 0).nonzero().squeeze(1)
-        assert 5 in unseen.tolist()
-        assert len(unseen) in (2, 8)  # a whole batch
-        assert found.weights.isfinite().all()
-        assert found.scores.isfinite().all()
-
-
-def test_an_optimizer_begins_after_a_skipped_first_step() -> None:
-    """Its state has initial values of its own, such as 1 for the product of NAdam's momenta."""
-    first = soseleto.data.source_batches(58, 8, seed=0, epoch=1)[0]
-    made: list[torch.optim.Optimizer] = []
-
-    def nadam(parameters: Any) -> torch.optim.Optimizer:
-        made.append(torch.optim.NAdam(list(parameters), lr=0.01))
-        return made[0]
-
-    method = soseleto.Soseleto(direction=preconditioned())
-    source = bad_source(int(first[0]))
-    found = train(None, source=source, compute={"non_finite": "skip"}, epochs=1, optimizer=nadam, method=method)
-    assert float(found["skipped"]) == 1
-    parameter = nn.Parameter(torch.zeros(()))
-    alone = torch.optim.NAdam([parameter], lr=0.01)
-    for _ in range(7):  # of 8 steps
-        parameter.grad = torch.ones(())
-        alone.step()
-    for entries in made[0].state.values():
-        assert entries["step"] == 7
-        assert entries["mu_product"] == alone.state[parameter]["mu_product"]
-
-
-def test_no_graph_is_recorded_before_the_optimizer_has_its_state() -> None:
-    guard = CountingGuard(torch.device("cpu"))
-    model = net()
-    method = Skipping(Ordinary(), guard)
-    task = Task(
-        model=model, losses=NoisyLosses(), n_source=58, steps=3, shared=frozenset(trainable(model)),
-        target_head=frozenset(), make_optimizer=adam, guard=guard, classes=3,
-    )  # fmt: skip
-    state, (bad, labels), seen = method.init(task), bad_source(0), []
-    for rows in (slice(0, 4), slice(0, 4), slice(4, 8), slice(0, 4)):
-        batch = Batch(torch.arange(58)[rows], bad[rows], labels[rows])
-        method.step(state, batch, batch)
-        seen.append((state.capturable, len(state.optimizer.state)))
-    assert seen == [(False, 0), (False, 0), (True, 4), (True, 4)]
-
-
-class BadOnce(nn.Module):
-    """Outputs NaN in one of its forward passes in training mode, counted from 1."""
-
-    def __init__(self, bad: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3, dtype=torch.float64)
-        self.bad, self.calls = bad, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += self.training
-        return self.linear(x) * (torch.nan if self.training and self.calls == self.bad else 1.0)
-
-
-def state_after(monkeypatch: pytest.MonkeyPatch, bad: int, **given: Any) -> Any:
-    """The state of a method after a training of 8 steps, of which one is skipped."""
-    found: list[Any] = []
-    finish = Loop.finish
-    monkeypatch.setattr(Loop, "finish", lambda self, *rest: (found.append(rest[0]), finish(self, *rest))[1])
-    assert float(train(None, model=BadOnce(bad), epochs=1, compute={"non_finite": "skip"}, **given)["skipped"])
-    return found[-1].inner  # after the rehearsal's
-
-
-def test_the_model_ends_as_the_teacher_if_the_last_step_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = state_after(monkeypatch, 8, method=Strong())
-    assert torch.equal(state.task.model.linear.weight, state.teacher.model.linear.weight)
-
-
-@pytest.mark.parametrize("name", ["sukhbaatar", "xiao"])
-def test_a_phase_ends_with_a_skipped_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    estimates: list[Tensor] = []
-    kind = {"sukhbaatar": SukhbaatarState, "xiao": XiaoState}[name]
-    begin = kind.begin
-    monkeypatch.setattr(kind, "begin", lambda self, noise: (estimates.append(noise.clone()), begin(self, noise))[1])
-    state = state_after(monkeypatch, 4, method=METHODS[name](pretrain=0.5))
-    assert torch.equal(estimates[0], state.noise())
-    assert estimates[0].isfinite().all()
-    assert (state.q if name == "sukhbaatar" else state.counts).any()
-
-
-def test_a_training_without_any_finite_step_stops() -> None:
-    with pytest.raises(TrainingError, match="no step of epoch 1 had finite losses"):
-        train(None, source=bad_source(*range(58)), compute={"non_finite": "skip"})
 
 
 # Memory

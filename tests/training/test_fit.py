@@ -23,7 +23,6 @@ from soseleto.models.architectures import mlp
 from soseleto.pieces import running_mean
 from soseleto.report import write_report
 from soseleto.task.optimizers import sgd
-from soseleto.training.history import Records
 
 N = 120
 
@@ -166,19 +165,6 @@ def test_history_holds_the_means_of_the_steps_and_the_learning_rate() -> None:
     assert [record["lr"] for record in records] == pytest.approx([5e-10, 0.0])  # half-way down, and at the end
     short = fit(epochs=2, batch_size=50).history  # the third batch is short, and a step like the others
     assert (short[0]["step"], short[0]["lr"]) == (3, pytest.approx(0.05))
-
-
-def test_a_number_counts_the_steps_that_have_it_and_were_not_skipped() -> None:
-    """Two phases, of which the first is skipped but for one step; read back from a checkpoint between them."""
-    records, after = Records(None), Records(None)
-    for loss, skipped in ((0.0, 1.0), (0.0, 1.0), (3.0, 0.0)):
-        records.step({"source_loss": torch.tensor(loss), "skipped": torch.tensor(skipped)}, {})
-    after.load_state(records.state(), torch.device("cpu"))
-    for loss in (2.0, 4.0):
-        after.step({"target_loss": torch.tensor(loss), "skipped": torch.tensor(0.0)}, {})
-    found = after.epoch({"epoch": 1, "step": 5})
-    assert (found["source_loss"], found["target_loss"], found["skipped"]) == (3.0, 3.0, 2)
-    assert after.messages[0].startswith("2 of 5 steps of epoch 1 were skipped")
 
 
 def test_a_transfers_source_is_classified_by_its_own_head() -> None:

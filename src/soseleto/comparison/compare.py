@@ -445,7 +445,6 @@ class Comparing:
             "augment": repr(self.inputs.augment),
             "probes": to_data(self.probes),
             "dtype": str(self.compute.dtype),
-            "non_finite": self.compute.non_finite,
             "seed": self.seed,
             "folds": self.folds,
             "baselines": self.baselines,

@@ -113,10 +113,8 @@ def split_heads(model: nn.Module, given: Sequence[nn.Module | None]) -> None:
             fully_shard(head, mesh=mesh)
 
 
-def require_shardable(model: nn.Module, non_finite: str, ranks: int) -> None:
+def require_shardable(model: nn.Module, ranks: int) -> None:
     """Raise for settings that a sharded model does not support."""
-    if non_finite != "stop":
-        raise UsageError("non_finite='skip' keeps a copy of a plain model: leave it out for a model of fully_shard.")
     reshard(model)
     for module in sharded_modules(model):
         if next(model.parameters()).device.type == "cpu" and hasattr(module, "set_force_sum_reduction_for_comms"):

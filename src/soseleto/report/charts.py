@@ -211,7 +211,6 @@ class Curve:
     y_label: str
     lines: tuple[tuple[str, str, str], ...]
     caption: str = ""
-    from_zero: bool = True
     level: float | None = None
 
 
@@ -222,7 +221,7 @@ def curves(run: RunFiles, curve: Curve) -> Figure | None:
     if not lines:
         return None
     epochs, level = run.series("epoch"), curve.level
-    included = [0.0] * curve.from_zero + ([] if level is None else [level])
+    included = [0.0] if level is None else [0.0, level]
     values = np.concatenate([included, *(series[key] for key, _, _ in lines)])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     margin = 0.05 * (high - low)

@@ -31,10 +31,9 @@ CURVES: tuple[charts.Curve, ...] = (
     charts.Curve(
         "Losses",
         "loss",
-        (("source_loss", "first", "source"), ("target_loss", "second", "target"), ("test_loss", "third", "test")),
+        (("source_loss", "first", "source"), ("target_loss", "second", "target")),
         "The source loss is the unweighted mean, mislabelled examples included: it may rise while the model improves.",
     ),
-    charts.Curve("Test accuracy", "accuracy (%)", (("test_accuracy", "third", "test accuracy"),), from_zero=False),
     charts.Curve("Mean weight", "mean weight", (("mean_weight", "all", "mean weight"),)),
     charts.Curve("Effective sample size", "examples", (("effective_source", "all", "effective sample size"),)),
     charts.Curve(

@@ -187,7 +187,6 @@ def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
         ("Mean weight", last.get("mean_weight"), number, of_weights),
         ("Weights at 0", last.get("share_at_zero"), share, "of the source examples"),
         ("Weights at 1", last.get("share_at_one"), share, "of the source examples"),
-        ("Test accuracy", last.get("test_accuracy"), percent, "after the last epoch"),
     ]
     return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
 

@@ -1,12 +1,11 @@
 """Training steps as CUDA graphs: recorded once and replayed, so that small networks are not launch-bound.
 
 Methods need not know about it. The state of a method with several kinds of step has an attribute ``kind``, that of the
-next step, and ``capturable``, False before a step that must not be recorded. Batches of another shape, such as texts
-padded to another length, have a graph of their own; beyond ``MOST`` graphs their steps run without one. So does a
-monitored step, and one in which the state's engine is to be proved: a recording that comes to a proof is given up, and
-the next step of its kind is recorded. When the state has replaced its engine, its steps are recorded again. Steps
-before the recording run as if it had begun, since some models then take another path (those of transformers make every
-mask): it is the path that the engine is proved on.
+next step. Batches of another shape, such as texts padded to another length, have a graph of their own; beyond ``MOST``
+graphs their steps run without one. So does a monitored step, and one in which the state's engine is to be proved: a
+recording that comes to a proof is given up, and the next step of its kind is recorded. When the state has replaced its
+engine, its steps are recorded again. Steps before the recording run as if it had begun, since some models then take
+another path (those of transformers make every mask): it is the path that the engine is proved on.
 
 A recording repeats what the host has decided once. So a model that draws random numbers on the host, as for dropped
 layers, or that counts its steps is not recorded, and one whose flags or attributes were changed is recorded again. What
@@ -91,8 +90,6 @@ class CapturedStep:
     def __call__(self, source: Batch, target: Batch, *, monitor: bool = False) -> dict[str, Tensor]:
         kind = getattr(self._state, "kind", None), _shapes(source), _shapes(target), attributes(self._model)
         self._calls[kind] += 1
-        if not getattr(self._state, "capturable", True):
-            self._calls.clear()  # the steps after it need a new warm-up
         if monitor or not self._possible or self._calls[kind] <= WARM_UP or self._needs_proof():
             return self._run(source, target, monitor=monitor)
         if kind in self._recorded and self._recorded[kind].engine != self._engine_name:

@@ -17,7 +17,7 @@ from soseleto.data import Reading, structure
 from soseleto.defaults import DefaultMethod, kind_of_inputs, resolve
 from soseleto.engines.shards import sharded_modules
 from soseleto.errors import SoseletoError, UsageError, first_line, need
-from soseleto.methods.wrappers import CountingGuard, Recording, Signals, Skipping
+from soseleto.methods.wrappers import Recording, Signals
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.reducer import Reducer, Single, choose_device
 from soseleto.run_folder.folder import RunFolder
@@ -108,7 +108,7 @@ def fit(
         heads: the classifiers of transfer mode; linear layers by default.
         probes: ``"auto"``, a share of the target, or ``Probes(...)``: plants target examples among the source, which
             ``result.suspects()`` needs (noisy mode).
-        compute: autocast, micro-batches, CUDA graphs, non-finite losses, several processes.
+        compute: autocast, micro-batches, CUDA graphs, several processes.
         checkpoints: how often the run folder gets a checkpoint, and whether an unfinished run is continued.
         seed: everything random in the training follows from it; the global random state is left unchanged.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
@@ -227,18 +227,15 @@ def _remembering(source: Any, records: Records, data: Data) -> Callable[[], None
 
 
 def make_loop(setup: Setup, records: Records, *, keeps: bool) -> Loop:
-    """The method wrapped for what it must record or skip, and the loop that runs it."""
+    """The method wrapped for what it must record, and the loop that runs it."""
     data, compute, device, settings = setup.data, setup.options.compute, setup.device, setup.settings
     method = with_views(settings.method, settings.augment[0], data.source, setup.network.prepare)
     signals = None if data.probes is None else Signals(len(data.source))
     if signals is not None:
         method = Recording(method, signals)
-    counting = CountingGuard(device) if compute.non_finite == "skip" else None
-    if counting is not None:
-        method = Skipping(method, counting)
     return Loop(
         setup=setup,
-        task=setup.task(counting or make_guard(device, setup.sharing.reducer)),
+        task=setup.task(make_guard(device, setup.sharing.reducer)),
         method=method,
         signals=signals,
         data=data.to(device),

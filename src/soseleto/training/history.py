@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.errors import TrainingError, counted, first_line
+from soseleto.errors import first_line
 from soseleto.parallel.reducer import Reducer
 from soseleto.run_folder.folder import RunFolder
 from soseleto.training.options import Logger, Progress
@@ -38,7 +38,7 @@ class Records:
         self.history: list[dict[str, Any]] = []
         self.messages: list[str] = []
         self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, Tensor | int] = {}  # steps with this number, without those that were skipped
+        self._counts: dict[str, int] = {}  # steps with this number
         self._last_step_event = 0.0
         self._start = time.perf_counter()
 
@@ -64,8 +64,7 @@ class Records:
         self.history.extend(state["history"])
         self.messages.extend(state["messages"])
         self._sums = {name: total.to(device) for name, total in state["sums"].items()}
-        counts = state["counts"].items()
-        self._counts = {name: count.to(device) if isinstance(count, Tensor) else count for name, count in counts}
+        self._counts = dict(state["counts"])
         self._start = time.perf_counter() - state["seconds"]
         if self.folder is not None and not self.folder.cut_metrics(state["metrics"]):
             self.message("metrics.jsonl has lost records that were there when the checkpoint was written")
@@ -100,13 +99,12 @@ class Records:
             self.event("message", {"text": text})
 
     def step(self, numbers: dict[str, Tensor], place: dict[str, Any]) -> None:
-        taken = 1.0 - numbers["skipped"] if "skipped" in numbers else 1
         for name, value in numbers.items():
             if name in self._sums:
                 self._sums[name].add_(value)
             else:
                 self._sums[name] = value.clone()  # a captured step writes its numbers to the same memory every time
-            self._counts[name] = self._counts.get(name, 0) + (1 if name == "skipped" else taken)
+            self._counts[name] = self._counts.get(name, 0) + 1
         now = time.perf_counter()
         if self._functions and now - self._last_step_event > STEP_INTERVAL:
             self._last_step_event = now
@@ -114,26 +112,13 @@ class Records:
 
     def epoch(self, record: dict[str, Any]) -> dict[str, Any]:
         """Close an epoch: add the means of its steps' numbers to the record."""
-        skipped = round(float(self._sums.pop("skipped", 0.0)))
-        means = {name: float(total) / max(1.0, float(self._counts[name])) for name, total in self._sums.items()}
-        steps = self._counts.get("skipped")
-        if steps is not None:
-            means["skipped"] = skipped
+        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
         whole = {**record, **means, "seconds": round(time.perf_counter() - self._start, 3)}
         self.history.append(whole)
         self.event("epoch", whole)
         for log in list(self._loggers):
             self._guarded(log, partial(log.log, record["step"], numbers_of(whole)))
-        if skipped and skipped == steps:
-            raise TrainingError(
-                f"no step of epoch {record['epoch']} had finite losses and gradients: lower lr, or look at the data."
-            )
-        if skipped:
-            self.message(
-                f"{skipped} of {counted(int(steps or 0), 'step')} of epoch {record['epoch']} "
-                f"{'was' if skipped == 1 else 'were'} skipped, since a loss or a gradient was not finite"
-            )
         if means.get("held", 0.0) > 0.5 and not any(text.startswith(VANISHED) for text in self.messages):
             self.message(
                 f"{VANISHED} ({means['target_loss']:.2g} in epoch {record['epoch']}), so alignments carry no signal: "

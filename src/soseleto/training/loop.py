@@ -43,7 +43,7 @@ class Loop:
 
     setup: Setup
     task: Task
-    method: Method  # wrapped for what it records or skips
+    method: Method  # wrapped for what it records
     signals: Signals | None  # where there are probes
     data: Data  # on the device
     fingerprints: Mapping[str, str | None]  # of the data

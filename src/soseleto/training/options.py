@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -76,7 +76,7 @@ class Probes:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """How a step is computed; the result of a step is the same for all but ``dtype`` and ``non_finite``.
+    """How a step is computed; the result of a step is the same for all but ``dtype``.
 
     With BatchNorm in training mode it also depends on ``micro_batch_size`` and on the number of ranks, since statistics
     are those of each part.
@@ -84,15 +84,12 @@ class Compute:
     dtype: ``torch.bfloat16`` runs the model under autocast; weights, scores and alignments stay float32
     micro_batch_size: maximum number of examples per forward pass
     cuda_graph: on a GPU, record a step once and replay it; the run logs a message if that is impossible
-    non_finite: for a loss or gradient that is NaN or infinite, ``"stop"`` and name the examples, or ``"skip"`` the step
-        and count it
     reducer: the ranks of a training on several processes, see ``soseleto.ranks``
     """
 
     dtype: torch.dtype | None = None
     micro_batch_size: int | None = None
     cuda_graph: bool = True
-    non_finite: Literal["stop", "skip"] = "stop"
     reducer: Reducer | None = None
 
     def __post_init__(self) -> None:
@@ -103,8 +100,6 @@ class Compute:
             )
         if self.micro_batch_size is not None:
             require_size("micro_batch_size", self.micro_batch_size)
-        if self.non_finite not in ("stop", "skip"):
-            raise UsageError(f"non_finite must be 'stop' or 'skip', got {self.non_finite!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,6 @@ class Options:
             "target_loss": name_of(self.loss[1]),
             "suspect_precision": self.probes.precision,
             "guarantee": self.probes.guarantee,
-            "non_finite": self.compute.non_finite,
             "precision": None if self.compute.dtype is None else str(self.compute.dtype),
             "seed": self.seed,
         }
@@ -102,7 +101,7 @@ def make_sharing(model: nn.Module, compute: Compute) -> Sharing:
     even = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     sharing = sharing_of(model, Sharing(compute.reducer or Single(), compute.micro_batch_size, even))
     if isinstance(sharing, ShardedSharing):
-        require_shardable(model, compute.non_finite, sharing.reducer.ranks)
+        require_shardable(model, sharing.reducer.ranks)
     return sharing
 
 
@@ -148,7 +147,7 @@ class Network:
         whole, losses = assemble(model, options.mode, data, prepare, options.heads), options.losses()
         if isinstance(sharing, ShardedSharing):
             split_heads(whole, (options.heads.source, options.heads.target))
-            require_shardable(whole, options.compute.non_finite, sharing.reducer.ranks)
+            require_shardable(whole, sharing.reducer.ranks)
         kind, outputs = check_fit(whole, losses, data, prepare)
         reshard(whole)
         sharing.reducer.broadcast(t for t in [*whole.parameters(), *whole.buffers()] if not is_shard(t))
