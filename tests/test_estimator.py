@@ -223,12 +223,3 @@ def test_the_strong_recipe_chooses_what_was_not_given(kind: str, epochs: int, mo
         *source, X_target=target[0], y_target=target[1]
     )
     assert (plain.source_weights_ != made.source_weights_).any()
-
-
-def test_the_strong_recipe_refuses_one_class_and_images_of_floats() -> None:
-    (X, y), _ = sides("rows")
-    with pytest.raises(soseleto.UsageError, match="needs two classes or more, and the source has one"):
-        strong().fit(X, np.zeros_like(y))
-    X, y = np.random.RandomState(0).rand(12, 1, 8, 8), np.arange(12) % 3
-    with pytest.raises(soseleto.UsageError, match="takes uint8 images"):
-        strong().fit(X, y, X_target=X, y_target=y)

@@ -22,7 +22,7 @@ from soseleto.data.columns import TEXT_LENGTH
 from soseleto.data.preparation import prepared
 from soseleto.data.storage import check_size
 from soseleto.data.tables import frame_table, is_frame, stacked
-from soseleto.errors import UsageError, did_you_mean
+from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.predictor import Predictor
 from soseleto.suspects.suspects import Calibrated, Suspects
@@ -63,10 +63,9 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         for all columns, and the columns of data frames with words or missing values are prepared by
         ``soseleto.data.TablePreparation``.
     final_estimator : a scikit-learn classifier that takes ``sample_weight``, such as
-        ``HistGradientBoostingClassifier()``; a copy is trained on X and the target with the learned weights, and
+        ``HistGradientBoostingClassifier()``; a copy is trained on X and the target, and
         predicts in place of the network. If it cannot read the words or gaps of a data frame, it gets the numbers of
         ``preparation_`` instead, and is told which of them are codes of categories where it has an option for that.
-    final_weights : ``"mean"`` weights every row of X by the mean of all learned weights, ``"each"`` by its own.
     device : ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : an int makes two fits identical, to the last bit on a CPU.
 
@@ -96,7 +95,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         probes: Any = None,
         standardize: bool = True,
         final_estimator: Any = None,
-        final_weights: str = "mean",
         device: str = "auto",
         random_state: Any = None,
     ) -> None:
@@ -111,7 +109,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.probes = probes
         self.standardize = standardize
         self.final_estimator = final_estimator
-        self.final_weights = final_weights
         self.device = device
         self.random_state = random_state
 
@@ -177,7 +174,9 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             return None
         if self.mode == "transfer":
             raise UsageError("final_estimator needs source and target of the same classes: write mode='noisy'.")
-        weights = _sample_weights(self.source_weights_, self.final_weights)
+        # Every row has the mean of the weights, so that the target counts more the more of the source is doubtful: with
+        # its own weight a row that contradicts the network counts little, and its mistakes are repeated.
+        weights = np.full_like(self.source_weights_, self.source_weights_.mean())
         X, labels = _array(X), y
         if trusted is not None:
             X = stacked(X, _array(trusted[0]))
@@ -288,15 +287,6 @@ class _Inputs:
         if self.preparation is not None:
             return "linear" if self.preparation.is_text else "table"
         return "linear" if self.sparse else default_name(shape)
-
-
-def _sample_weights(weights: np.ndarray, how: str) -> np.ndarray:
-    """ "mean" gives every row the mean of all weights, so that the target counts more the more of the source is
-    doubtful; a model trained with each row's own weight repeats the network's mistakes (``results/tables.json``)."""
-    if how not in ("mean", "each"):
-        hint = did_you_mean(how, ("mean", "each"))
-        raise UsageError(f"unknown final_weights {how!r}{hint}: choose 'mean' or 'each'.")
-    return weights if how == "each" else np.full_like(weights, weights.mean())
 
 
 def _with_codes(estimator: Any, table: TablePreparation) -> Any:

@@ -65,40 +65,19 @@ def linked_outside(desk: Path) -> None:
 
 FOLDERS = {
     "unreadable": (put("source/cat/torn.png", b"\x89PNG\r\n\x1a\n"), "torn.png"),
-    "not an image": (put("source/cat/text.png", b"hello"), "text.png"),
-    "absurd size": (lambda desk: picture(desk / "source/cat/thin.png", 1, (2, 400)), "absurd size"),
-    "empty class": (lambda desk: (desk / "source/owl").mkdir(), "the class owl has no images"),
-    "class not in source": (
-        lambda desk: picture(desk / "target/owl/0.png", 7),
-        "the source has no example of class owl",
-    ),
     "duplicate": (copied, "the source has copies of 1 target example"),
     "outside": (linked_outside, "lead outside"),
 }
 TABLES = {
     "infinite": (add("1,inf,3,4,cat"), "NaN or infinite"),
-    "no label": (add("1,2,3,4,"), "1 example has no label"),
-    "torn row": (add("1,2"), "cannot be read"),
-    "no rows": (put("source.csv", b"a,b,label\n"), "has no rows"),
-    "no label column": (put("source.csv", b"a,b\n1,2\n"), "has no label column"),
-    "two columns of one name": (put("source.csv", b"a,a,label\n1,2,cat\n"), "two columns of one name"),
-    "not text": (put("source.csv", b"a,label\n\xff\xfe\x00,cat\n"), "byte 0xff in line 2 of"),
     "latin-1": (put("source.csv", "a,label\n1,chat\n2,b\xe9b\xe9\n".encode("latin-1")), "with --encoding latin-1"),
     "stray quote": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat'), "the row in line 10 of"),
-    "stray quotes in two rows": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat"'), "the label of row 8 has a line break"),
-    "label with a line break": (add('1,2,3,4,"c\nat"'), "the label of row 8 has a line break"),
-    "long label": (add(f"1,2,3,4,{'c' * 201}"), "the label of row 8 has 201 characters"),
     "other columns": (put("target.csv", b"a,b,label\n1,2,cat\n"), "column"),
     "missing file": (rows_of_paths("gone.png"), "none of the sampled source images can be read"),
-    "path outside": (rows_of_paths("source/cat/0.png", "../x.png"), "1 row with a path outside"),
-    "no path": (rows_of_paths("source/cat/0.png", ""), "1 row without a path"),
 }
 FILES = {
     "nothing there": ("nowhere", "is not there"),
     "no known kind": ("notes.txt", "has an unknown ending"),
-    "no classes": ("flat", "has no subfolders"),
-    "no images": ("hollow", "no images below"),
-    "torn parquet": ("torn.parquet", "cannot be read"),
     "torn npz": ("torn.npz", "torn.npz cannot be read"),
     "pickled npz": ("pickled.npz", "save numbers or fixed-length text by np.savez, not objects"),
 }
@@ -137,9 +116,6 @@ def test_bad_tables(kind: str, desk: Path, capsys: pytest.CaptureFixture[str]) -
 def test_bad_files(kind: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, sentence = FILES[kind]
     (desk / "notes.txt").write_text("hello")
-    (desk / "flat").mkdir()
-    (desk / "hollow/cat").mkdir(parents=True)
-    (desk / "torn.parquet").write_bytes(b"PAR1")
     (desk / "torn.npz").write_bytes(b"PK")
     np.savez(desk / "pickled.npz", x=np.array([{}, {}], dtype=object), y=np.zeros(2))
     assert sentence in refused(desk, name, "target", capsys)
@@ -177,36 +153,3 @@ def test_the_options_that_the_messages_name(desk: Path, capsys: pytest.CaptureFi
     (desk / "fit.toml").write_text("[reading]\nencoding = 'latin-1'\nmerge_labels = true\n")
     run = fit(desk, "source.csv", "target.csv", "--config", f"{desk}/fit.toml")
     assert run.config()["classes"] == ["bébé", "dog"]
-
-
-def test_classes_that_look_alike_stop_only_if_the_sets_differ(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (desk / "target.csv").read_text()
-    (desk / "target.csv").write_text(text.replace("cat", "Cat"))
-    assert "merge_labels = true" in refused(desk, "source.csv", "target.csv", capsys)
-    (desk / "target.csv").write_text(text)
-    add("5,6,7,9,Cat")(desk)
-    assert len(fit(desk, "source.csv", "target.csv").config()["classes"]) == 3
-    assert "the classes 'Cat' and 'cat' look alike" in capsys.readouterr().out
-
-
-def test_similar_images_do_not_stop_a_run(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pixels = np.asarray(Image.open(desk / "source/cat/0.png")).copy()
-    pixels[3, 3] ^= 1
-    Image.fromarray(pixels).save(desk / "target/cat/like.png")
-    fit(desk, "source", "target")
-    assert "(target cat/like.png = source cat/0.png)" in capsys.readouterr().out
-
-
-def test_good_ones_are_not_refused(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for suffix in ("", ".csv"):
-        words = [
-            "--source",
-            f"{desk}/source{suffix}",
-            "--target",
-            f"{desk}/target{suffix}",
-            "--out",
-            f"{desk}/run{suffix}",
-        ]
-        with pytest.raises(SystemExit) as left:
-            main(["fit", *words, "--epochs", "1", "--folds", "0", "--model", "mlp", "--device", "cpu"])
-        assert left.value.code == 0, capsys.readouterr().err

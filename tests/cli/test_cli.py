@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 import torch
 from rich.console import Console
@@ -201,15 +200,6 @@ def test_rank_best_and_worst_as_json(soseleto: Soseleto, run: Path) -> None:
     assert isinstance(worst[0]["wrong"], bool)
 
 
-def test_rank_into_a_parquet_file(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "new" / "worst.parquet"
-    said = soseleto("rank", run, "--worst", 5, "--format", "parquet", "--out", file)
-    assert (said.code, said.out, said.err) == (0, "", f"wrote {file}\n")
-    table = pyarrow.parquet.read_table(file)
-    assert table.num_rows == 5
-    assert table["score"].to_pylist() == sorted(table["score"].to_pylist())
-
-
 def test_demo_writes_a_run_a_report_and_what_it_found(
     soseleto: Soseleto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,15 +238,6 @@ def test_fit_checks_the_run_folder_before_it_reads_anything(soseleto: Soseleto, 
     assert "holds files that are not a soseleto run" in one_sentence(soseleto(*words, tmp_path))
 
 
-def test_an_unfinished_run_is_called_so(soseleto: Soseleto, tmp_path: Path) -> None:
-    RunFolder.create(tmp_path / "run").write_config({"mode": "noisy"})
-    for words in (
-        ["audit", tmp_path / "run", "--summary"],
-        ["review", tmp_path / "run", "--export", tmp_path / "r.csv"],
-    ):
-        assert "the run has not finished" in one_sentence(soseleto(*words))
-
-
 @pytest.mark.parametrize("words", [["predict", "RUN", "x.csv"], ["export", "RUN", "--onnx", "m.onnx"]])
 def test_answers_of_a_fit_that_has_not_ended_are_called_so(
     soseleto: Soseleto, run: Path, tmp_path: Path, words: list[str]
@@ -275,14 +256,6 @@ def test_answers_of_a_fit_that_has_not_ended_are_called_so(
 def test_force_of_a_folder_is_refused_as_such(soseleto: Soseleto, run: Path, tmp_path: Path) -> None:
     said = soseleto("export", run, "--pretrained", tmp_path / "folder", "--force")
     assert "--force has no effect on --pretrained, which never replaces a folder" in one_sentence(said)
-
-
-def test_demo_refuses_a_folder_of_other_files(soseleto: Soseleto, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
-    said = soseleto("demo", "--out", tmp_path)
-    assert "not a soseleto run" in one_sentence(said)
-    assert said.code == 2
-    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
@@ -427,17 +400,8 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize(
-    ("seconds_per_step", "lines"),
-    [
-        (0.001, 0),  # a second in all
-        (0.01, 2),  # 10 seconds: at most one line in 5
-        (0.5, 20),  # 8 minutes: every 5 %
-        (6.0, 100),  # 100 minutes: every minute
-        (600.0, 1000),  # every step takes longer than a minute
-    ],
-)
-def test_without_a_terminal_there_are_lines_now_and_then(
+@pytest.mark.parametrize(("seconds_per_step", "lines"), [(0.01, 0), (6.0, 100), (600.0, 1000)])
+def test_without_a_terminal_there_is_a_line_a_minute(
     seconds_per_step: float, lines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, file = Clock(), io.StringIO()
@@ -449,15 +413,11 @@ def test_without_a_terminal_there_are_lines_now_and_then(
         for step in range(1, 1001):
             clock.now += seconds_per_step
             line("step", {"epoch": 1 + step // 100, "step": step, "source_loss": 0.41234})
-    said = file.getvalue().splitlines()
-    printed = [one for one in said if one.startswith("ordinary training, fold 2: epoch")]
+    first, *printed = file.getvalue().splitlines()
+    assert first == "said"
     assert abs(len(printed) - lines) <= 1
-    others = [one for one in said if one not in printed]
-    assert others[0] == "said"
-    assert all(one.startswith("this will take about") for one in others[1:])
-    if lines > 50:
-        expected = r"ordinary training, fold 2: epoch 3 of 10, 2\d %, source 0.412, ([\d:]+|[\d.]+ h) left"
-        assert any(re.fullmatch(expected, one) for one in printed)
+    expected = r"ordinary training, fold 2 · epoch \d+/10 +source 0.412( · ([\d:]+|[\d.]+ h) left)?"
+    assert all(re.fullmatch(expected, one) for one in printed), printed[:2]
     assert "\x1b" not in file.getvalue()
 
 
@@ -516,9 +476,3 @@ def test_force_replaces_another_file(soseleto: Soseleto, table_run: tuple[Path, 
         assert soseleto(*words, "--force").code == 0
         assert "label" in out.read_text()
     assert "--force has no effect without an output file" in one_sentence(soseleto("rank", run, "--force"))
-
-
-def test_the_report_in_the_run_folder_is_always_replaced(soseleto: Soseleto, run: Path) -> None:
-    for _ in range(2):
-        assert soseleto("report", run, "--out", run / "report.html").code == 0
-    assert "is inside the run folder" in one_sentence(soseleto("report", run, "--out", run / "page.html"))

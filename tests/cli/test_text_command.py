@@ -227,12 +227,3 @@ def test_argilla_gets_records_with_suggestions(desk: Path) -> None:
         assert record["metadata"]["given_label"] == row["label"]
         assert set(record["suggestions"]["label"]) == {"value", "score", "agent"}
         assert record["suggestions"]["label"]["value"] == row["suggested_label"]
-
-
-def test_fiftyone_is_for_images(desk: Path) -> None:
-    assert "FiftyOne shows images" in refusal("rank", desk / "run", "--format", "fiftyone")
-
-
-def test_options_of_image_networks_are_refused_for_texts(desk: Path) -> None:
-    said = refusal(*fit_words(desk, "lora", "--lora", 4))
-    assert f"are for pretrained networks that read images, and hf:{desk / 'tiny'} reads texts" in said

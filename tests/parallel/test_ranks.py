@@ -232,7 +232,7 @@ def test_all_ranks_stop_with_one_sentence(tmp_path: Path) -> None:
         first,
         [
             "TrainingError: the loss of 1 source example (id 33) is NaN",
-            "UsageError: rank 1 and rank 0 disagree about source_fingerprint",
+            "since the source data changed: give every rank the same.",
             "UsageError: SyncBatchNorm '' is not supported with ranks",
             "UsageError: the method 'xiao' trains in one process",
             "UsageError: 2 ranks are too many for 1 source example:",

@@ -155,16 +155,6 @@ def test_the_result_is_the_same_without_a_rehearsal(
     assert with_one.messages == without.messages
 
 
-def test_transfer_mode_and_methods_without_weights_are_rehearsed(tmp_path: Path) -> None:
-    trunk = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU())
-    fit(trunk, mode="transfer", out=tmp_path / "transfer")
-    fit(flat(), method=soseleto.methods.Ordinary(), out=tmp_path / "ordinary")
-    numbers = X.mean((1, 2, 3))
-    line = nn.Sequential(nn.Flatten(), nn.Linear(36, 1), nn.Flatten(0))
-    regression = ((X, numbers), (X[:40], numbers[:40]))
-    soseleto.fit(line, *regression, epochs=1, loss=soseleto.squared_error, out=tmp_path / "regression")
-
-
 # Loggers and progress functions
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,30 +33,20 @@ _SHAPES = {
 _CLASSES = 10  # of generated data
 
 
-@dataclass(frozen=True)
-class CheckOptions:
-    """The options of the command."""
-
-    model: str
-    batch: int
-    engines: tuple[str, ...]
-    source: str | None = None
-    shape: str | None = None
-    device: str = "auto"
-
-
-def check_gradients(options: CheckOptions) -> None:
+def check_gradients(
+    name: str, size: int, engines: Sequence[str], source: str | None, shape: str | None, device_name: str
+) -> None:
     """Print which engine ``auto`` takes, and a table of every engine's error, time and memory."""
-    if options.batch < 1:
-        raise UsageError(f"--batch must be at least 1, got {options.batch}.")
-    for name in options.engines:
-        if name not in FASTEST_FIRST:
+    if size < 1:
+        raise UsageError(f"--batch must be at least 1, got {size}.")
+    for engine in engines:
+        if engine not in FASTEST_FIRST:
             known = ", ".join(FASTEST_FIRST)
-            raise UsageError(f"unknown engine {name!r}{did_you_mean(name, FASTEST_FIRST)}: choose from {known}.")
-    model, loss, batch = _problem(options)
-    device = choose_device(options.device)
+            raise UsageError(f"unknown engine {engine!r}{did_you_mean(engine, FASTEST_FIRST)}: choose from {known}.")
+    model, loss, batch = _problem(name, size, source, shape)
+    device = choose_device(device_name)
     model, batch = model.to(device), tree_map_only(Tensor, lambda x: x.to(device), batch)
-    chosen, *reports = compare(model, loss, batch, engines=("auto", *(options.engines or FASTEST_FIRST)))
+    chosen, *reports = compare(model, loss, batch, engines=("auto", *(engines or FASTEST_FIRST)))
     console = Console()
     console.print(_engine_table(reports))
     console.print(f"auto takes {chosen.engine}.")
@@ -80,24 +69,20 @@ def _ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def _problem(options: CheckOptions) -> tuple[nn.Module, Any, Any]:
+def _problem(name: str, size: int, source: str | None, shape: str | None) -> tuple[nn.Module, Any, Any]:
     """A model, its per-example loss and a batch: of the user's data, or generated."""
-    name = options.model
+    if source and shape:
+        raise UsageError("--shape has no effect with --source, whose inputs have a shape of their own: leave it out.")
     if is_file(name) and not _makes_models(name):
-        if options.source or options.shape:
-            option = "--source" if options.source else "--shape"
-            raise UsageError(f"{option} has no effect, since {name} returns its own batch: leave it out.")
         function = load_function(name)
         with running(name):
-            made = function(options.batch)
+            made = function(size)
         if not isinstance(made, tuple) or len(made) != 3:
             raise UsageError(f"{name} must return (model, per_example_loss, batch), got {type(made).__name__}.")
         return made
-    if options.source and options.shape:
-        raise UsageError("--shape has no effect with --source, whose inputs have a shape of their own: leave it out.")
-    if options.source:
-        return _on_data(name, options.source, options.batch)
-    return _generated(name, _shape(name, options.shape), options.batch)
+    if source:
+        return _on_data(name, source, size)
+    return _generated(name, _shape(name, shape), size)
 
 
 def _makes_models(name: str) -> bool:

@@ -407,7 +407,7 @@ def check_gradients(
     """
     import soseleto.cli.check_gradients as command
 
-    command.check_gradients(command.CheckOptions(model, batch, tuple(engine or ()), source, shape, device))
+    command.check_gradients(model, batch, engine or (), source, shape, device)
 
 
 # What several commands do

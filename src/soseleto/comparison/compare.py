@@ -343,13 +343,13 @@ class Comparing:
     def run(self) -> Comparison:
         """All trainings that have not ended, and what they come to."""
         every = [self.main, *self.parts]
-        for done, part in enumerate(every):
+        for part in every:
             if not self.team.first(lambda part=part: self._has_ended(part)):  # type: ignore[misc]
-                self._train_or_leave_out(part, later=len(every) - done - 1)
+                self._train_or_leave_out(part)
         method = self.team.first(self._best)
         kept = self.main if method == SOSELETO and not self.apart else whole(method, self.pair)
         if not self.team.first(lambda: self._has_ended(kept)):
-            self._train(kept, later=0)
+            self._train(kept)
         temperature = self.team.first(lambda: self._conclude(kept))
         result = self.trained.get("") or self._model(self.main)
         predictor = result if kept is self.main else self._model(kept)
@@ -366,9 +366,9 @@ class Comparing:
 
     # One training
 
-    def _train_or_leave_out(self, part: Part, *, later: int) -> None:
+    def _train_or_leave_out(self, part: Part) -> None:
         try:
-            self._train(part, later=later)
+            self._train(part)
         except TrainingError as error:
             if part.method == SOSELETO:
                 raise
@@ -378,10 +378,10 @@ class Comparing:
                     text = f"{part.title} is left out of the comparison: {first_line(error)}."
                     watcher("message", {"text": text})
 
-    def _train(self, part: Part, *, later: int) -> None:
+    def _train(self, part: Part) -> None:
         for watcher in self.watchers:
             if isinstance(watcher, LiveLine):
-                watcher.stage(part.title, later=float(later))
+                watcher.stage(part.title)
         ours = part.method == SOSELETO
         method = self.method if ours else methods.by_name(part.method)
         result = fit(

@@ -17,7 +17,7 @@ from soseleto.data.batches import Batch
 from soseleto.data.examples import truth_known
 from soseleto.defaults import Settings
 from soseleto.engines.shards import reshard, sharded_modules
-from soseleto.errors import OutOfMemory, TrainingError, UsageError, counted
+from soseleto.errors import OutOfMemory, TrainingError, counted
 from soseleto.methods.wrappers import Signals
 from soseleto.parallel.fsdp import gathered
 from soseleto.parallel.micro_batches import PER_PART, average_running_statistics, require_divisible, single_example
@@ -55,7 +55,7 @@ class Loop:
 
     def run(self, config: dict[str, Any]) -> Result:
         facts = self._facts()
-        _require_equal(self.team.every(facts))
+        require_same_settings(self.team, facts)
         config = {**config, **facts}
         state = self.method.init(self.task)
         require_same_settings(self.team, _optimizer_settings(state.optimizer))
@@ -355,14 +355,3 @@ def _train_mode(model: nn.Module) -> None:
 def _is_frozen(module: nn.Module) -> bool:
     parameters = list(module.parameters())
     return bool(parameters) and not any(p.requires_grad for p in parameters)
-
-
-def _require_equal(facts: list[dict[str, Any]]) -> None:
-    """Raise where the facts of two ranks differ."""
-    for rank, own in enumerate(facts):
-        for name in own:
-            if own[name] != facts[0][name]:
-                raise UsageError(
-                    f"rank {rank} and rank 0 disagree about {name} ({own[name]!r} and {facts[0][name]!r}): "
-                    "give every rank the same model and data."
-                )

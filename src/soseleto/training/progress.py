@@ -18,9 +18,7 @@ from soseleto.training.history import VANISHED
 from soseleto.training.options import Logger, Progress, Watcher
 
 BAR = 16  # characters
-ESTIMATE_AFTER = 3.0  # seconds of steps before a whole is estimated
-LOG_SECONDS = 60.0  # without a terminal: the longest time without a line ...
-LOG_SHARE, LOG_PAUSE = 0.05, 5.0  # ... and the share of the steps after which there is one, if it took this long
+LOG_SECONDS = 60.0  # without a terminal, between two lines
 _ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 
 
@@ -47,26 +45,24 @@ class LiveLine:
     """A progress bar on standard error with losses, mean weight, effective source size and the time left.
 
     It uses no thread and does not hide the cursor, so an exception cannot leave the terminal in a bad state. Without a
-    terminal a line is printed every minute or every 5 % of the steps, at most one in 5 seconds, to keep logs short.
+    terminal a line is printed every minute, to keep logs short.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
-        self.title, self.later = "", 0.0
-        self.estimated = False
+        self.title = ""
         self.printed: set[str] = set()
         self.logged_at = time.monotonic()
         self._start({})
 
-    def stage(self, title: str, *, later: float = 0.0) -> None:
-        """Begin a training with this title; those after it will take ``later`` times as long as it."""
-        self.title, self.later = title, later
+    def stage(self, title: str) -> None:
+        """Begin a training with this title."""
+        self.title = title
         self._start({})
 
     def _start(self, record: Mapping[str, Any]) -> None:
         self.begin = time.monotonic()
         self.epochs, self.steps = record.get("epochs", 0), record.get("steps", 0)
-        self.logged_step = 0
         self.first_step: int | None = None  # the first one seen: a resumed training starts in the middle
         self.seen: dict[str, Any] = {}
 
@@ -84,10 +80,9 @@ class LiveLine:
                 self._print_once(str(text))
         if event in ("step", "epoch"):
             if self.first_step is None:
-                self.first_step = self.logged_step = record.get("step", 0)
+                self.first_step = record.get("step", 0)
                 self.begin = time.monotonic()
             self.seen |= record
-            self._estimate()
             self._show()
         if event == "end":
             self.clear()
@@ -119,39 +114,13 @@ class LiveLine:
             return None
         return passed / steps * (self.steps - self.seen["step"])
 
-    def _estimate(self) -> None:
-        """Once, after the first steps: print how long all trainings will take."""
-        left, passed = self._left(), time.monotonic() - self.begin
-        if left is None or self.estimated or passed < ESTIMATE_AFTER:
-            return
-        self.estimated = True
-        this = passed + left
-        parts = f": {_clock(this)} for this training, {_clock(self.later * this)} for the others" if self.later else ""
-        self._print(f"this will take about {_clock(this * (1 + self.later))}{parts}")
-
     def _show(self) -> None:
         if self.console.is_terminal:
             self.clear()
             self.console.print(self.line(), end="", no_wrap=True, overflow="ellipsis", crop=True)
-        elif self._is_due():
-            self.logged_at, self.logged_step = time.monotonic(), self.seen.get("step", 0)
-            self._print(self.log_line())
-
-    def _is_due(self) -> bool:
-        passed = time.monotonic() - self.logged_at
-        done = self.seen.get("step", 0) - self.logged_step
-        return passed >= LOG_SECONDS or (passed >= LOG_PAUSE and done >= LOG_SHARE * max(1, self.steps))
-
-    def log_line(self) -> str:
-        """``ordinary training: epoch 3 of 30, 10 %, source 0.41, target 0.08, 1:05 left``."""
-        numbers, left = describe(self.seen).replace(" · ", ", "), self._left()
-        parts = [
-            f"epoch {self.seen.get('epoch', 0)} of {self.epochs}",
-            f"{100 * self.seen.get('step', 0) / self.steps:.0f} %" if self.steps else "",
-            numbers,
-            "" if left is None or left < 1 else f"{_clock(left)} left",
-        ]
-        return (f"{self.title}: " if self.title else "") + ", ".join(filter(None, parts))
+        elif time.monotonic() - self.logged_at >= LOG_SECONDS:
+            self.logged_at = time.monotonic()
+            self._print(self.line().plain.replace("━", ""))
 
     def _print_once(self, text: str) -> None:
         """A message of several trainings is printed for the first, also where it has other numbers."""
