@@ -250,43 +250,6 @@ def test_captured_steps_are_proved_at_intervals(method: Any) -> None:
     assert step._recorded
 
 
-class Reading(nn.Module):
-    """Attention over tokens; its biases of keys have no gradient, and stay unproved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(50, 16)
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.classifier = nn.Linear(16, 4)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        states = self.tokens(input_ids)
-        outputs: Tensor = self.classifier(self.attention(states, states, states, need_weights=False)[0].mean(1))
-        return outputs
-
-
-@pytest.mark.parametrize("scores", [None, RANKING], ids=["", "with scores of the last layer"])
-def test_texts_of_several_lengths_are_captured(scores: Any) -> None:
-    """Every pair of lengths is a graph of its own, and proofs fall due while some of them are recorded."""
-    torch.manual_seed(0)
-    method, told = Soseleto(scores=scores), []
-    state = method.init(quick_task(Reading().to(CUDA)))
-    step = CapturedStep(partial(method.step, state), state, told.append)
-    draw = torch.Generator().manual_seed(0)
-
-    def batch(n: int) -> Batch:
-        width = 4 * int(torch.randint(1, 4, (), generator=draw))
-        ids, labels = torch.randint(50, (n, width), generator=draw), torch.randint(4, (n,), generator=draw)
-        return Batch(torch.arange(n, device=CUDA), {"input_ids": ids.to(CUDA)}, labels.to(CUDA))
-
-    for _ in range(120):
-        step(batch(32), batch(8))
-    assert not told
-    assert len(step._recorded) == 9
-    assert state.engine.name == "layerwise"
-    assert state.engine.schedule.calls == 120
-
-
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_loop_of_the_users_own_as_a_cuda_graph(dtype: torch.dtype | None, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
@@ -312,21 +275,6 @@ def test_a_loop_of_the_users_own_as_a_cuda_graph(dtype: torch.dtype | None, capl
     torch.testing.assert_close(replayed, eager, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(other.weights, one.weights, rtol=2e-2, atol=2e-2)
     assert apart(plain, recorded, start) < 0.3
-
-
-def test_an_optimizer_that_cannot_be_captured_is_told_and_trains_on() -> None:
-    told: list[str] = []
-    model = quick().to(CUDA)
-    task = quick_task(model)
-    method = Soseleto()
-    state = method.init(Task(**{**vars(task), "make_optimizer": lambda p: torch.optim.Adam(p, lr=1e-3)}))
-    step = CapturedStep(partial(method.step, state), state, told.append)
-    before = [p.detach().clone() for p in model.parameters()]
-    for m in range(6):
-        step(random_batch(32, m), random_batch(8, m + 50))
-    assert len(told) == 1
-    assert "CUDA graph" in told[0]
-    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def examples(n: int, seed: int) -> Examples:
@@ -387,35 +335,6 @@ def test_one_nccl_rank_trains_what_one_process_does(monkeypatch: pytest.MonkeyPa
 
 def per_example(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
-
-
-def looped(dtype: torch.dtype | None, steps: int = 12) -> soseleto.Selection:
-    """A loop of the user's own, with autocast and for float16 a ``GradScaler``."""
-    torch.manual_seed(0)
-    model = quick().to(CUDA)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
-    selection = soseleto.Selection(model, n_source=64, loss=per_example, optimizer=optimizer)
-    for m in range(steps):
-        source, target = random_batch(32, m), random_batch(16, 100 + m)
-        with torch.autocast("cuda", dtype or torch.bfloat16, enabled=dtype is not None):
-            selection.backward(source, target, index=source.index, scaler=scaler)
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    return selection
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_loop_in_half_precision_ranks_as_in_float32(dtype: torch.dtype) -> None:
-    full, half = looped(None), looped(dtype)
-    assert half.engine == "layerwise"
-    assert bool(half.weights.isfinite().all())
-    seen = full.visits > 0
-    ranks = [one.scores[seen].argsort().argsort().double() for one in (full, half)]
-    assert float(torch.corrcoef(torch.stack(ranks))[0, 1]) > 0.95
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,7 +21,7 @@ from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.models import TrunkAndHeads
 from soseleto.parallel.reducer import Reducer, Single
-from soseleto.pieces import beyond_noise, pooled_by_class, running_mean, target_share
+from soseleto.pieces import pooled_by_class, running_mean, target_share
 from soseleto.schedules import linear
 from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.task import Task
@@ -163,13 +160,12 @@ class Pair(NamedTuple):
 @pytest.mark.parametrize(
     ("make", "take"),
     [
-        (lambda x, y: (x, y), lambda b: (b[0], b[1])),
         (lambda x, y: {"x": x, "label": y}, lambda b: (b["x"], b["label"])),
         (lambda x, y: [{"inputs": (x[:, :2], x[:, 2:])}, y], lambda b: (torch.cat(b[0]["inputs"], 1), b[1])),
         (lambda x, y: torch.cat([x, y[:, None].float()], 1), lambda b: (b[:, :4], b[:, 4].long())),
         (lambda x, y: Pair(x, y), lambda b: (b.x, b.y)),
     ],
-    ids=["tuple", "dict", "nested", "tensor", "named tuple"],
+    ids=["dict", "nested", "tensor", "named tuple"],
 )
 def test_batches_of_any_structure(make: Callable[..., Any], take: Callable[[Any], Any]) -> None:
     found = []
@@ -383,15 +379,6 @@ def on_ranks(reducer: Reducer, mode: str) -> dict[str, Any]:
     return {name: value.detach().double().numpy() for name, value in {**found, **numbers}.items()}
 
 
-def test_means_of_examples_are_not_shared_by_ranks() -> None:
-    class Two(Single):
-        ranks = 2
-
-    method = Soseleto(alignment=beyond_noise())
-    with pytest.raises(UsageError, match="beyond_noise keeps means of every example"):
-        Selection(net("noisy"), n_source=N, reducer=Two(), method=method, **losses_of("noisy"))
-
-
 @pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
 @pytest.mark.parametrize("mode", ["noisy", pytest.param("transfer", marks=pytest.mark.long)])
 def test_ranks_hold_the_same_weights_as_one_process(mode: str) -> None:
@@ -466,36 +453,6 @@ def test_all_ranks_refuse_a_bad_batch(act: Callable[[Reducer], None], words: str
         assert words in sentence
 
 
-LAUNCHED = """
-import sys, torch, torch.nn.functional as F, soseleto
-with soseleto.ranks("cpu") as reducer:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2)
-    loss = lambda model, b: F.cross_entropy(model(b[0]), b[1], reduction="none")
-    selection = soseleto.Selection(model, n_source=8, loss=loss, reducer=reducer)
-    x, y = torch.arange(24.0).reshape(8, 3) / 24, torch.arange(8) % 2
-    mine = torch.arange(8)[reducer.rank :: reducer.ranks]
-    for _ in range(3):
-        selection.backward((x[mine], y[mine]), (x[:4], y[:4]), index=mine)
-    with open(f"{sys.argv[1]}-{reducer.rank}", "w") as file:
-        file.write(str([round(w, 4) for w in selection.weights.tolist()]))
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
-@pytest.mark.long
-def test_torchrun_runs_a_loop(tmp_path: Path) -> None:
-    script = tmp_path / "loop.py"
-    script.write_text(LAUNCHED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for launch, name in ((command, "both"), ([sys.executable, str(script)], "alone")):
-        subprocess.run([*launch, str(tmp_path / name)], check=True, env=environment, timeout=200)
-    alone = (tmp_path / "alone-0").read_text()
-    assert [(tmp_path / f"both-{rank}").read_text() for rank in (0, 1)] == [alone, alone]
-    assert "0.7" in alone
-
-
 @pytest.mark.parametrize(
     ("act", "words"),
     [
@@ -503,11 +460,6 @@ def test_torchrun_runs_a_loop(tmp_path: Path) -> None:
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.zeros(8).long()), "twice in one batch"),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + N), "out of range for 40"),
         (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) + 0.7), r"whole numbers, got torch\.float32"),
-        (lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8) < 4), r"whole numbers, got torch\.bool"),
-        (
-            lambda s: s.backward(*batches(1)[0][1:], index=torch.arange(8)[None]),
-            r"a vector .* got torch\.int64 \(1, 8\)",
-        ),
         (lambda s: s.backward(empty(batches(1)[0][1]), batches(1)[0][2], index=[]), "the batch has no source index"),
         (
             lambda s: s.backward(batches(1)[0][1], empty(batches(1)[0][2]), index=torch.arange(8)),
@@ -535,23 +487,6 @@ def test_torchrun_runs_a_loop(tmp_path: Path) -> None:
 def test_bad_input_is_one_sentence(act: Callable[[Selection], Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         act(Selection(net(), n_source=N, loss=cross_entropy))
-
-
-def on_shards(reducer: Reducer) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model = net()
-    fully_shard(model, mesh=init_device_mesh("cpu", (reducer.ranks,)))
-    Selection(model, n_source=N, reducer=reducer, loss=cross_entropy)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
-def test_a_sharded_model_is_refused() -> None:
-    for kind, sentence in together(2, on_shards):
-        assert kind == "UsageError"
-        assert "fully_shard" in sentence
-        assert "use fit" in sentence
 
 
 class Overwriting:
@@ -582,14 +517,3 @@ def test_gradients_and_losses_of_a_recorded_step_are_not_overwritten(
         found.append((torch.stack(losses), [p.grad for p in model.parameters()], selection.scores))
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
     assert selection._recorded[None].calls == 4  # type: ignore[attr-defined]
-
-
-def test_a_batch_of_other_things_than_tensors_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soseleto.selection.CapturedStep", Overwriting)
-    selection = Selection(net(), n_source=N, loss=lambda model, b: cross_entropy(model, b[:2]))
-    selection._records = True
-    index, source, target = batches(1)[0]
-    selection.backward((*source, "a note"), (*target, "another"), index=index)
-    assert not selection._recorded
-    selection.backward((*source, index), (*target, index), index=index)
-    assert selection._recorded

@@ -266,7 +266,7 @@ def test_each_training_of_model_init_starts_afresh(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("n", [5, 32, 38, 44])
+@pytest.mark.parametrize("n", [5, 38])
 def test_ranks_have_every_example_once(n: int, split: bool) -> None:
     """And as many batches each, of which some may have no example."""
     from accelerate.data_loader import BatchSamplerShard

@@ -18,7 +18,6 @@ from experiments.methods import (
     Attention,
     EarlyStopping,
     Luo,
-    MatchingNetworks,
     MetaWeightNet,
     Reweight,
     Sukhbaatar,
@@ -26,10 +25,9 @@ from experiments.methods import (
     correct_only,
     corrected,
 )
-from experiments.methods.luo import Discriminators, domain_loss, prototype_entropy, reverse
+from experiments.methods.luo import prototype_entropy
 from experiments.methods.matching import episode
-from experiments.methods.noise_matrix import from_confusions, project
-from experiments.methods.reweight import normalized
+from experiments.methods.noise_matrix import from_confusions
 from experiments.methods.sukhbaatar import noisy_losses
 from experiments.methods.xiao import likelihoods
 from soseleto.algorithm import Soseleto
@@ -44,8 +42,6 @@ from soseleto.schedules import linear
 from soseleto.task.losses import NoisyLosses, TransferLosses
 from soseleto.task.optimizers import sgd
 from soseleto.task.task import Method, NonFiniteLoss, Task, after_step
-from soseleto.training.fit import fit
-from soseleto.training.options import Compute
 
 WIDTH, CLASSES, N, STEPS = 4, 3, 12, 10
 
@@ -172,32 +168,6 @@ def test_methods_for_transfer_train_the_target_head(method: Method) -> None:
     assert task.shared <= moved
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-@pytest.mark.parametrize("name", NOISY)
-def test_a_captured_step_equals_an_eager_one(name: str) -> None:
-    inputs = torch.randn(60, WIDTH, generator=torch.Generator().manual_seed(0)).double()
-    labels = torch.arange(60) % CLASSES
-    models = []
-    for graph in (False, True):
-        method = Recording(Soseleto(), Signals(60)) if name == "recording" else made(name)
-        given: dict[str, Any] = {"source": (inputs, labels), "target": (inputs[:6], labels[:6]), "method": method}
-        given |= {"lr": 0.01, "compute": Compute(cuda_graph=graph)}
-        models.append(fit(net(), **given, epochs=8, batch_size=5, device="cuda").model)
-    of_both = (dict(model.named_parameters()) for model in models)
-    assert same(*of_both, tolerance=1e-6, smallest=1e-8)  # a captured step reads its learning rates in float32
-
-
-@pytest.mark.parametrize("engine", ["auto", "double_backward"])
-def test_signals_of_a_batch_norm_network_are_those_of_the_steps_own_pass(engine: str) -> None:
-    model = nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES)).double()
-    signals, source = Signals(N), batch(N, 0)
-    recording = Recording(Soseleto(engine=engine), signals)
-    expected = F.cross_entropy(model(source.inputs), source.labels, reduction="none")
-    recording.step(recording.init(make_task(model)), source, batch(7, 1))
-    torch.testing.assert_close(signals.loss[source.index], expected.detach().float())
-    assert signals.extra_forwards == 0
-
-
 def test_phases_are_captured_separately() -> None:
     for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2), FineTuning(pretrain=0.2)):
         task = make_task()
@@ -260,10 +230,6 @@ def test_reweight_is_one_virtual_step_by_double_backward(engine: str) -> None:
     assert same(one_step(Reweight(engine=engine), source, target), plain_gradient((w * losses).sum(), model))
 
 
-def test_reweight_takes_no_step_when_no_example_helps() -> None:
-    assert torch.equal(normalized(torch.tensor([-1.0, -2.0])), torch.zeros(2))
-
-
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_meta_weight_net_gradient_by_central_differences(normalize: bool, engine: str) -> None:
@@ -303,30 +269,6 @@ def plain_gradient_of(losses: Tensor, c: Tensor, model: nn.Module) -> dict[str, 
     return dict(zip(trainable(model), found, strict=True))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3])
-def test_meta_weight_net_steps_with_the_new_weights(share: float) -> None:
-    method, task = MetaWeightNet(meta_lr=0.5, target_share=share), make_task()
-    source, target = batch(N, 0), batch(7, 1)
-    state = method.init(task)
-    losses = task.losses.source(task.model, source)
-    before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
-    method.step(state, source, target)
-    assert state.weights is not None
-    v = state.weigh(losses).detach()  # the step's own losses, the weight network after its step
-    of_source, of_target = gradient_at(before, source, v / N), gradient_at(before, target, torch.ones(7).double() / 7)
-    expected = {k: (1 - share) * g + share * of_target[k] for k, g in of_source.items()}
-    found = {k: (before[k] - p.detach()) / 0.1 for k, p in task.model.named_parameters()}
-    assert same(found, expected)
-    assert torch.allclose(state.weights.values.double(), v, atol=1e-6)
-
-
-def gradient_at(parameters: dict[str, Tensor], source: Batch, c: Tensor) -> dict[str, Tensor]:
-    model = net()
-    model.load_state_dict(parameters)
-    losses = F.cross_entropy(model(source.inputs), source.labels, reduction="none")
-    return plain_gradient_of(losses, c, model)
-
-
 def test_sukhbaatar_layer_by_hand() -> None:
     p = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
     q = torch.tensor([[0.8, 0.1, 0.3], [0.1, 0.9, 0.0], [0.1, 0.0, 0.7]], dtype=torch.float64)
@@ -340,17 +282,6 @@ def test_sukhbaatar_finds_the_noise_from_confusions() -> None:
     q = torch.tensor([[0.7, 0.0, 0.1], [0.3, 0.8, 0.0], [0.0, 0.2, 0.9]], dtype=torch.float64)  # not symmetric
     clean = torch.tensor([[8.0, 1.0, 1.0], [1.0, 6.0, 2.0], [1.0, 3.0, 7.0]], dtype=torch.float64)
     assert torch.allclose(from_confusions(5 * clean, clean @ q.T), q, atol=0.01)
-
-
-def test_projection_is_the_nearest_matrix_of_probabilities() -> None:
-    matrix = torch.randn(4, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[:, :4] * 2
-    found = project(matrix)
-    assert torch.allclose(found.sum(0), torch.ones(4, dtype=torch.float64))
-    assert bool((found >= 0).all())
-    assert torch.allclose(project(found), found)
-    other = torch.rand(200, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    other = other / other.sum(1, keepdim=True)
-    assert bool(((other - matrix).square().sum((1, 2)) >= (found - matrix).square().sum()).all())
 
 
 def test_xiao_posterior_by_hand() -> None:
@@ -370,19 +301,6 @@ def test_xiao_posterior_by_hand() -> None:
     new[0] = joint[2]  # label 0, by class
     assert torch.allclose(state.counts, 0.99 * c + 0.01 * new, atol=1e-5)
     assert torch.allclose(likelihoods(c, torch.tensor([1])).sum(), torch.tensor(1.0 + 1.0 + 1.0).double())
-
-
-def test_xiao_step_is_the_gradient_of_the_expected_log_likelihood() -> None:
-    source, target, model = batch(N, 0), batch(7, 1), net()
-    scores = model(source.inputs)
-    prior = scores.detach().softmax(1)
-    off = (1.0 - torch.eye(CLASSES, dtype=torch.float64)) / (CLASSES - 1)  # random and confusing are the same at first
-    joint = prior * (torch.eye(CLASSES, dtype=torch.float64) + 2 * off)[source.labels]
-    posterior = joint / joint.sum(1, keepdim=True)
-    of_source = -(posterior * scores.log_softmax(1)).sum(1).mean()
-    of_target = F.cross_entropy(model(target.inputs), target.labels)
-    expected = plain_gradient((N * of_source + 7 * of_target) / (N + 7), model)
-    assert same(one_step(Xiao(pretrain=0.0), source, target), expected)
 
 
 def test_early_stopping_leaves_the_best_model() -> None:
@@ -447,46 +365,6 @@ def test_an_episode_by_hand() -> None:
     assert torch.allclose(found[:2], -(e / (e + 1)).log(), atol=1e-12)
 
 
-def test_attention_remembers_the_labelled_target() -> None:
-    """A trunk that cannot learn: the nearest remembered example decides."""
-    head = Attention(4, 2, 2)
-    head.remember(torch.arange(4), torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [0.1, 1]]), torch.tensor([0, 0, 1, 1]))
-    outputs = head(torch.tensor([[5.0, 1.0], [1.0, 5.0]]))
-    assert outputs.argmax(1).tolist() == [0, 1]
-    assert torch.allclose(outputs.exp().sum(1), torch.ones(2), atol=1e-5)
-    first = Attention(1, 2, 2)
-    for features in ([[1.0, 0.0]], [[0.0, 1.0]]):
-        first.remember(torch.tensor([0]), torch.tensor(features), torch.tensor([0]))
-    assert first.keys[0].tolist() == pytest.approx([0.09, 0.1])  # from 0: 0.9·0.1 of the first visit, 0.1 of the last
-    with pytest.raises(UsageError, match=r"Heads\(target=Attention"):
-        MatchingNetworks().init(transfer_task())
-
-
-def test_luo_without_its_terms_trains_both_heads() -> None:
-    """λ = 0: the mean losses of both sides, added."""
-    task, source, target = transfer_task(), batch(N, 0), batch(7, 1)
-    before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
-    l_s, l_t = task.losses.source(task.model, source).mean(), task.losses.target(task.model, target).mean()
-    expected = plain_gradient(l_s + l_t, task.model)
-    method = Luo(unlabelled=batch(20, 9).inputs, domain=0.0, entropy=0.0)
-    method.step(method.init(task), source, target)
-    found = {k: (before[k] - p.detach()) / 0.1 for k, p in task.model.named_parameters()}
-    assert same(found, expected)
-
-
-def test_luo_reverses_the_gradient_of_its_discriminators() -> None:
-    x = torch.randn(4, 3, requires_grad=True)
-    (plain,) = torch.autograd.grad((x**2).sum(), x)
-    (turned,) = torch.autograd.grad((reverse(x) ** 2).sum(), x)
-    assert torch.equal(turned, -plain)
-    blind = Discriminators([3, 2], hidden=4)
-    for parameter in blind.parameters():
-        nn.init.zeros_(parameter)
-    answers = blind([torch.randn(6, 3), torch.randn(6, 2)])
-    assert answers.shape == (6, 2)
-    assert float(domain_loss(answers.detach(), 4)) == pytest.approx(math.log(2.0), rel=1e-6)
-
-
 def test_luo_entropy_by_hand() -> None:
     """Two classes, one with two labelled examples: a softmax over two prototypes, whatever the class counts."""
     labelled = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
@@ -511,9 +389,6 @@ def test_oracles() -> None:
         lambda: Mixed(target_share=2.0),
         lambda: FineTuning(pretrain=1.5),
         lambda: Luo(domain=-1.0),
-        lambda: MatchingNetworks(fine_tune=-0.5),
-        lambda: Xiao(pretrain=-1.0),
-        lambda: Sukhbaatar(noise_lr=-1.0),
         lambda: MetaWeightNet(hidden=0),
         lambda: EarlyStopping(method=Ordinary(), heldout=batch(3, 0), every=0),
     ],

@@ -13,16 +13,14 @@ from torch import Tensor, nn
 import soseleto
 from experiments.methods import ProMix
 from experiments.methods.divide_mix.mix_match import mixed_alike, partners
-from experiments.methods.promix.debiasing import learn_shares, margin_loss, pseudo_labels
-from experiments.methods.promix.heads import NetworksWithHeads, classifier
-from experiments.methods.promix.selection import agreed, small_losses
+from experiments.methods.promix.heads import NetworksWithHeads
+from experiments.methods.promix.selection import small_losses
 from soseleto.data import Views
 from soseleto.data.batches import ExampleRandom
-from soseleto.errors import UsageError
 from soseleto.methods.teacher import quantiles
 from soseleto.training.fit import fit
 from tiny_pictures import pictures, small_net, wrong
-from two_views import EYE, WIDTH, B, C, T, batch, close, entropy, net, task
+from two_views import EYE, B, C, T, batch, close, entropy, net, task
 
 
 @pytest.mark.parametrize("most", [1, 6, 40])
@@ -38,47 +36,6 @@ def test_small_losses_of_every_class_are_selected(most: int) -> None:
             expected[row] = True
     assert small_losses(losses, labels, C, most).tolist() == expected
     assert most == 40 or not all(expected)
-
-
-def test_networks_agree_on_a_class_that_both_are_sure_of() -> None:
-    p = torch.tensor(
-        [
-            [[0.95, 0.05], [0.95, 0.05], [0.95, 0.05], [0.1, 0.9]],
-            [[0.92, 0.08], [0.02, 0.98], [0.60, 0.40], [0.1, 0.9]],
-        ],
-        dtype=torch.float64,
-    )
-    nothing = torch.zeros(4, dtype=torch.bool)
-    assert agreed(p, nothing, 0.89, 4).tolist() == [True, False, False, True]
-    assert agreed(p, nothing, 0.89, 1).tolist() == [True, False, False, False]  # the surest
-    kept = torch.tensor([True, True, False, False])
-    assert agreed(p, kept, 0.89, 3).tolist() == [False, False, False, True]
-    assert not agreed(p, kept, 0.89, 2).any()
-
-
-def test_debiasing_against_a_loop() -> None:
-    seeded = torch.Generator().manual_seed(1)
-    scores = torch.randn(B, C, generator=seeded, dtype=torch.float64)
-    y = torch.rand(B, C, generator=seeded, dtype=torch.float64)
-    shares = torch.tensor([0.7, 0.1, 0.15, 0.05], dtype=torch.float64)
-    given, losses = pseudo_labels(scores, shares, 0.8), margin_loss(scores, y, shares, 0.8)
-    for i in range(B):
-        lowered = [math.exp(float(scores[i, c])) / float(shares[c]) ** 0.8 for c in range(C)]
-        assert given[i].tolist() == pytest.approx([value / sum(lowered) for value in lowered], rel=1e-12)
-        raised = [math.exp(float(scores[i, c])) * float(shares[c]) ** 0.8 for c in range(C)]
-        loss = -sum(float(y[i, c]) * math.log(raised[c] / sum(raised)) for c in range(C))
-        assert float(losses[i]) == pytest.approx(loss, rel=1e-12)
-
-
-def test_shares_are_running_means_over_the_rows_of_a_side() -> None:
-    p = torch.rand(B, C, dtype=torch.float64)
-    rows = torch.tensor([True, False, True, True, False, False])
-    found = torch.full((C,), 0.25, dtype=torch.float64)
-    learn_shares(found, p, rows, 0.9)
-    torch.testing.assert_close(found, 0.9 * 0.25 + 0.1 * p[[0, 2, 3]].mean(0), rtol=1e-12, atol=0)
-    before = found.clone()
-    learn_shares(found, p, torch.zeros(B, dtype=torch.bool), 0.9)
-    assert torch.equal(found, before)
 
 
 def test_rows_are_mixed_with_rows_of_their_side() -> None:
@@ -99,21 +56,6 @@ def test_rows_are_mixed_with_rows_of_their_side() -> None:
     assert len(seen) > 10
     order = ExampleRandom.of(0, torch.arange(8)).uniform(1)[0]
     assert torch.equal(partners(order, torch.ones(8, dtype=torch.bool)), order.argsort())
-
-
-def test_the_auxiliary_head_takes_the_features_of_the_classifier() -> None:
-    model = net().eval()
-    networks = NetworksWithHeads(model, C).eval()
-    x = torch.randn(B, WIDTH, dtype=torch.float64)
-    for k, network in enumerate(networks.both):
-        scores, of_head = networks.with_head(k, x)
-        torch.testing.assert_close(scores, network(x))
-        torch.testing.assert_close(of_head, networks.heads[k](network[:3](x)))
-        assert not torch.equal(networks.heads[k].weight, network[3].weight)
-    torch.testing.assert_close(networks(x), (networks.first(x) + networks.second(x)) / 2)
-    assert list(model.state_dict()) == list(net().state_dict())  # nothing is left on the model
-    with pytest.raises(UsageError, match="the model has no linear layer of 7 outputs: let one end the model"):
-        classifier(model, 7)
 
 
 def slow_networks(state: object) -> list[list[nn.Module]]:

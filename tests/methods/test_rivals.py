@@ -20,32 +20,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import soseleto
 from experiments.methods import DivideMix, FixMatch, ProMix
-from experiments.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
+from experiments.methods.divide_mix.mix_match import mixed_alike
 from experiments.methods.divide_mix.mixture import right_probability
-from experiments.methods.fixmatch import confident
 from experiments.methods.two_networks import Networks
 from soseleto.data import Augment, StrongAugment, Views
-from soseleto.data.batches import Batch, ExampleRandom
+from soseleto.data.batches import ExampleRandom
 from soseleto.errors import UsageError
-from soseleto.methods import Recording, Signals
 from soseleto.methods.teacher import quantiles
 from soseleto.task.task import DeferredGuard, Method
 from soseleto.training.fit import fit
 from soseleto.training.options import Checkpoints, Inputs
 from soseleto.weights import Weights
 from tiny_pictures import Stop, pictures, small_net, stopping, wrong
-from two_views import EYE, WIDTH, B, C, T, batch, close, descend, entropy, net, task
+from two_views import EYE, B, C, T, batch, close, descend, entropy, net, task
 
 # FixMatch
-
-
-def test_answers_are_kept_from_the_threshold_on() -> None:
-    p = torch.tensor([[0.97, 0.01, 0.01, 0.01], [0.02, 0.94, 0.02, 0.02], [0.1, 0.1, 0.7, 0.1]], dtype=torch.float64)
-    answers, kept = confident(p.log(), 0.95)
-    assert answers.tolist() == [0, 1, 2]
-    assert kept.tolist() == [1, 0, 0]
-    even = torch.zeros(1, 4, dtype=torch.float64)
-    assert confident(even, 0.25)[1].tolist() == [1]  # the threshold itself counts
 
 
 @pytest.mark.parametrize("views", [2, 3])
@@ -82,17 +71,6 @@ def test_a_step_of_fixmatch_against_a_loop(views: int) -> None:
     close(state.teacher.model, mean)
 
 
-def test_fixmatch_ignores_the_labels_of_the_source() -> None:
-    models = net(), net()
-    for model, shift in zip(models, (0, 1), strict=True):
-        state = FixMatch(threshold=0.3).init(task(model))
-        for step in range(2):
-            source = batch(B, step)
-            other = Batch(source.index, source.inputs, (source.labels + shift) % C)
-            FixMatch(threshold=0.3).step(state, other, batch(T, 100 + step))
-    close(*models)
-
-
 # The mixture
 
 
@@ -123,9 +101,8 @@ def slow_mixture(losses: list[float]) -> list[float]:
     return [row[int(mean[1] < mean[0])] for row in r]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_mixture_against_a_slow_one(seed: int) -> None:
-    seeded = torch.Generator().manual_seed(seed)
+def test_the_mixture_against_a_slow_one() -> None:
+    seeded = torch.Generator().manual_seed(0)
     small = 0.3 * torch.randn(60, generator=seeded, dtype=torch.float64).abs()
     large = 2.0 + torch.randn(40, generator=seeded, dtype=torch.float64)
     losses = torch.cat([small, large])
@@ -136,25 +113,7 @@ def test_the_mixture_against_a_slow_one(seed: int) -> None:
     assert float(found[60:].mean()) < 0.3
 
 
-def test_equal_losses_are_all_of_one_kind() -> None:
-    found = right_probability(torch.ones(7))
-    assert torch.isfinite(found).all()
-    assert found.unique().numel() == 1
-
-
 # What DivideMix trains on
-
-
-def test_refined_and_guessed_classes_against_a_loop() -> None:
-    seeded = torch.Generator().manual_seed(0)
-    own, both = (torch.rand(B, C, generator=seeded, dtype=torch.float64) for _ in range(2))
-    w, labels = torch.rand(B, generator=seeded, dtype=torch.float64), torch.randint(C, (B,), generator=seeded)
-    labelled = w > 0.5
-    found = given_classes(own, both, labels, w, labelled, 0.5)
-    for i in range(B):
-        values = w[i] * EYE[labels[i]] + (1 - w[i]) * own[i] if labelled[i] else both[i]
-        torch.testing.assert_close(found[i], values**2 / (values**2).sum())
-    assert 0 < int(labelled.sum()) < B
 
 
 def test_one_share_mixes_the_whole_batch() -> None:
@@ -177,29 +136,6 @@ def slow_loss(p: Tensor, y: Tensor, labelled: list[bool], factor: float) -> Tens
     others = [((p[i] - y[i]) ** 2).sum() / C for i in range(len(p)) if not labelled[i]]
     uneven = sum(1 / C * ((1 / C) / p[:, c].mean()).log() for c in range(C))
     return sum(believed) / max(1, len(believed)) + factor * sum(others) / max(1, len(others)) + uneven
-
-
-@pytest.mark.parametrize("labelled", [[True, False, True, False, False], [True] * 5, [False] * 5])
-def test_the_loss_of_divide_mix_against_a_loop(labelled: list[bool]) -> None:
-    seeded = torch.Generator().manual_seed(1)
-    scores = torch.randn(5, C, generator=seeded, dtype=torch.float64)
-    y = torch.rand(5, C, generator=seeded, dtype=torch.float64)
-    loss, each = loss_of(scores, y, torch.tensor(labelled), 3.0)
-    torch.testing.assert_close(loss, slow_loss(scores.softmax(1), y, labelled, 3.0))
-    torch.testing.assert_close(each[2], entropy(y[2], scores.softmax(1)[2]))
-
-
-def test_the_second_network_has_initial_values_of_its_own() -> None:
-    model = net().eval()
-    networks = Networks(model)
-    assert networks.first is model
-    assert networks.second.training
-    for mine, its in zip(networks.first.parameters(), networks.second.parameters(), strict=True):
-        assert mine.shape == its.shape
-        assert not torch.equal(mine, its) or mine.ndim == 1
-    x = torch.randn(B, WIDTH, dtype=torch.float64)
-    networks.eval()
-    torch.testing.assert_close(networks(x), (networks.first(x) + networks.second(x)) / 2)
 
 
 @pytest.mark.parametrize("penalty", [False, True])
@@ -309,34 +245,6 @@ def test_a_run_resumes_bit_for_bit(method: Method, tmp_path: Path) -> None:
     assert torch.equal(found.scores, expected.scores)
 
 
-@pytest.mark.parametrize("method", [DivideMix(warm_up=0.0), ProMix(warm_up=0.0, share=0.6)], ids=lambda one: one.name)
-def test_a_state_of_another_seed_is_restored(method: DivideMix | ProMix) -> None:
-    models = net(), net()
-    saved = method.init(task(models[0]))
-    method.step(saved, batch(B, 0), batch(T, 1), monitor=True)
-    models[1].load_state_dict(models[0].state_dict())
-    restored = method.init(task(models[1]))  # draws another second network, and other random numbers
-    restored.load_state(copy.deepcopy(saved.state()))
-    for state in (saved, restored):
-        method.step(state, batch(B, 2), batch(T, 3))
-    close(restored.networks, saved.networks)
-
-
-@pytest.mark.parametrize("method", [FixMatch(), DivideMix(), ProMix()], ids=lambda one: one.name)
-def test_signals_are_those_of_the_first_view(method: Method) -> None:
-    signals, source, model = Signals(B), batch(B, 0), net()
-    recording = Recording(method, signals)
-    state = recording.init(task(model))
-    judging = copy.deepcopy(getattr(state.inner, "networks", model))
-    recording.step(state, source, batch(T, 1))
-    with torch.no_grad():
-        if isinstance(judging, Networks):
-            scores = judging.eval()(source.inputs[0])
-        else:
-            scores = judging(torch.cat([batch(T, 1).inputs[0], *source.inputs]))[T : T + B]
-    torch.testing.assert_close(signals.loss, F.cross_entropy(scores, source.labels, reduction="none").float())
-
-
 class NeverWaiting(TorchDispatchMode):
     """Raises where a step would wait for a GPU: numbers read by Python, shapes that depend on values."""
 
@@ -367,28 +275,9 @@ def test_no_step_waits_for_the_device(method: Method, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        (
-            FixMatch(),
-            {"inputs": Inputs(augment=Augment(flip=True))},
-            "FixMatch needs two views of every image: write augment",
-        ),
-        (
-            DivideMix(),
-            {"inputs": Inputs(augment=None)},
-            r"DivideMix needs two views of every image: write augment=Views\(\)",
-        ),
-        (
-            DivideMix(),
-            {"inputs": Inputs(augment=Views())},
-            r"takes two views of every image, got 3: say Views\(count=1\)",
-        ),
-        (
-            ProMix(),
-            {"inputs": Inputs(augment=Views())},
-            r"'promix' takes two views of every image, got 3: say Views\(count=1\)",
-        ),
+        (FixMatch(), {"inputs": Inputs(augment=Augment(flip=True))}, "FixMatch needs two views of every image"),
+        (DivideMix(), {"inputs": Inputs(augment=Views())}, r"takes two views of every image, got 3"),
         (FixMatch(), {"loss": partial(soseleto.cross_entropy)}, "the method 'fixmatch' is for class labels"),
-        (DivideMix(), {"loss": partial(soseleto.cross_entropy)}, "the method 'divide_mix' is for class labels"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(method: Method, options: dict[str, Any], said: str) -> None:
@@ -400,14 +289,8 @@ def test_what_does_not_fit_is_one_sentence(method: Method, options: dict[str, An
     ("make", "said"),
     [
         (lambda: FixMatch(threshold=1.5), r"threshold must lie in \[0, 1\]"),
-        (lambda: FixMatch(unlabelled=-1.0), "unlabelled must be 0 or more"),
-        (lambda: DivideMix(warm_up=2.0), r"warm_up must lie in \[0, 1\]"),
-        (lambda: DivideMix(unlabelled=-1.0), "unlabelled must be 0 or more"),
         (lambda: DivideMix(mixup=0.0), "mixup must be above 0"),
-        (lambda: ProMix(confidence=1.5), r"confidence must lie in \[0, 1\]"),
-        (lambda: ProMix(share=1.5), r"share must lie in \[0, 1\]"),
         (lambda: ProMix(debias=-1.0), "debias must be 0 or more"),
-        (lambda: ProMix(temperature=0.0), "temperature must be above 0"),
     ],
 )
 def test_bad_settings_are_one_sentence(make: Any, said: str) -> None:

@@ -19,7 +19,6 @@ from soseleto.engines import trainable
 from soseleto.errors import UsageError
 from soseleto.methods import Strong, StrongTransfer
 from soseleto.models.trunk_and_heads import TrunkAndHeads
-from soseleto.pieces import label_doubt, pooled_by_class
 from soseleto.task.losses import TransferLosses
 from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task, after_step
@@ -135,25 +134,14 @@ def test_a_run_resumes_bit_for_bit_with_its_teacher(tmp_path: Path) -> None:
     assert torch.equal(found.scores, whole.scores)
 
 
-POOLED = StrongTransfer(selection=Soseleto(scores=pooled_by_class()))
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"inputs": Inputs(augment=Views())}, r"takes two views of every image, got 3: say Views\(count=1\)"),
         ({"loss": partial(soseleto.cross_entropy)}, "'strong_transfer' is for class labels and cross-entropy"),
-        ({"method": POOLED}, "pooled_by_class needs class indices"),
         ({"mode": "noisy", "method": StrongTransfer()}, "say mode='transfer'"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         trained(1, **options)
-
-
-def test_bad_settings_are_one_sentence() -> None:
-    with pytest.raises(UsageError, match="label_doubt needs class indices"):
-        trained(1, method=StrongTransfer(selection=Soseleto(source_loss=label_doubt())))
-    with pytest.raises(UsageError, match="temperature must be above 0"):
-        StrongTransfer(temperature=0.0)

@@ -86,8 +86,6 @@ def require_close(one: dict[str, Any], other: dict[str, Any], tolerance: float =
         torch.testing.assert_close(value.double(), other[name].double(), rtol=tolerance, atol=tolerance, msg=name)
 
 
-LONG = os.environ.get("SOSELETO_LONG_RANKS") == "1"  # 200 steps for every engine, mode and number of ranks
-TWO_HUNDRED_STEPS = {2: "transfer, layerwise", 4: "noisy, layerwise"}  # and without it
 CASES: dict[str, dict[str, Any]] = {
     "noisy, layerwise": {"method": soseleto.Soseleto(engine="layerwise")},
     "noisy, forward": {"method": soseleto.Soseleto(engine="forward")},
@@ -97,7 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
     "transfer, forward": {"mode": "transfer", "method": soseleto.Soseleto(engine="forward")},
     "transfer, double backward": {"mode": "transfer", "method": soseleto.Soseleto(engine="double_backward")},
     "transfer, loop": {"mode": "transfer", "method": soseleto.Soseleto(engine="loop")},
-    "weights first, paper's loss": {
+    "paper's loss": {
         "method": soseleto.Soseleto(source_loss=mean(), gradients=target_share(0.3)),
     },
     "frozen": {"method": soseleto.Soseleto(weight_step=None), "mode": "transfer"},
@@ -119,15 +117,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def train_all(reducer: Reducer | None, ranks: int) -> dict[str, Any]:
-    long = CASES if LONG else (TWO_HUNDRED_STEPS[ranks],)
-    return {name: train(reducer, **case, epochs=25 if name in long else 2) for name, case in CASES.items()}
+def train_all(reducer: Reducer | None) -> dict[str, Any]:
+    long = "transfer, layerwise"  # 200 steps
+    return {name: train(reducer, **case, epochs=25 if name == long else 2) for name, case in CASES.items()}
 
 
-@pytest.mark.parametrize("ranks", [2, 4] if LONG else [2])
-def test_ranks_train_what_one_process_does(ranks: int) -> None:
-    alone = train_all(None, ranks)
-    for answer in together(ranks, train_all, ranks):
+def test_ranks_train_what_one_process_does() -> None:
+    alone = train_all(None)
+    for answer in together(2, train_all):
         assert isinstance(answer, dict), answer
         for name in CASES:
             require_close(alone[name], answer[name])

@@ -170,20 +170,3 @@ def test_micro_batches_give_what_the_whole_batch_gives(name: str) -> None:
             method.step(state, *batches(step))
     for one, other in zip(outcome(states[0]), outcome(states[1]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_piece_does_something(name: str) -> None:
-    """Left out, the training is another one, but for what the others show without it."""
-    without = replace(
-        METHODS[name], direction=running_mean(), alignment=chain(), source_loss=mean(), gradients=chain(), scores=None
-    )
-    if METHODS[name] == without:
-        pytest.fail("the table must change a setting")
-    found = []
-    for method in (METHODS[name], without):
-        state = method.init(task_of(name))
-        for step in range(4):
-            method.step(state, *batches(step))
-        found.append(torch.cat([*(p.detach().flatten() for p in state.task.model.parameters()), state.weights.scores]))
-    assert not torch.allclose(*found)

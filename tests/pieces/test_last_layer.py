@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +30,6 @@ from soseleto.pieces import (
     without_own_error,
 )
 from soseleto.pieces.last_layer import Form
-from soseleto.pieces.piece import REFRESH
 from soseleto.task.losses import NoisyLosses
 from soseleto.task.optimizers import sgd
 from soseleto.task.task import Task
@@ -201,38 +198,6 @@ def test_the_target_takes_one_forward_and_no_backward_through_the_model() -> Non
     method = Soseleto(alignment=last_layer())
     method.step(method.init(task(model)), *batches(0))
     assert seen == [12, "backward", 7]  # rows
-
-
-@pytest.mark.parametrize("method", [Soseleto(alignment=last_layer()), Soseleto(scores=last_layer())])
-def test_a_step_after_one_that_was_interrupted(method: Soseleto) -> None:
-    """As when a CUDA graph cannot be recorded: what its passes had seen is no part of the next step."""
-    whole, broken = (method.init(task(network())) for _ in range(2))
-
-    def interrupt(side: str, losses: Tensor, index: Tensor) -> None:
-        if side == "target":
-            raise KeyboardInterrupt
-
-    kept = broken.task
-    broken.task = replace(kept, guard=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        method.step(broken, *batches(0))
-    broken.task = kept
-    broken.pieces = {name: copy.deepcopy(piece) for name, piece in whole.pieces.items()}
-    for state in (whole, broken):
-        method.step(state, *batches(1))
-    assert torch.equal(broken.weights.scores, whole.weights.scores)
-
-
-def test_whitening_is_refreshed_between_steps() -> None:
-    method = Soseleto(alignment=last_layer(whitened()))
-    state = method.init(task(network()))
-    factors = []
-    for number in range(REFRESH + 1):
-        method.step(state, *batches(number))
-        factors.append(state.pieces["alignment"]["forms"][0]["factor"].clone())
-    assert torch.equal(factors[0], factors[REFRESH - 2])
-    assert not torch.allclose(factors[0], factors[REFRESH - 1])
-    assert torch.equal(factors[REFRESH - 1], factors[REFRESH])
 
 
 class Sequences(nn.Module):

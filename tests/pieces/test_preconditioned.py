@@ -150,27 +150,6 @@ def test_parameters_that_the_optimizer_does_not_step_are_left_out() -> None:
     assert set(directions(piece, gradient, model, optimizer)) == set(gradient)
 
 
-def test_a_loop_of_ones_own_moves_the_same_weights() -> None:
-    method = Soseleto(direction=preconditioned())
-    one = method.init(task(network(), lambda p: AdamW(p, lr=0.01)))
-    model = network()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-    loss = lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none")  # noqa: E731
-    selection = Selection(model, n_source=N, loss=loss, method=method, optimizer=optimizer)
-    schedule = warmup_cosine(optimizer, 10)
-    for number in range(4):
-        source, target = batches(number)
-        method.step(one, source, target)
-        assert one.schedule is not None
-        one.schedule.step()
-        selection.backward((source.inputs, source.labels), (target.inputs, target.labels), index=source.index)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-    torch.testing.assert_close(selection.weights, one.weights.values, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(selection.scores, one.weights.scores, rtol=1e-6, atol=1e-7)
-
-
 def _loop() -> None:
     loss = lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none")  # noqa: E731
     examples = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 3
