@@ -75,11 +75,9 @@ _INSTALL = {
     **dict.fromkeys(("pyarrow", "PIL", "safetensors"), "soseleto"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "soseleto[onnx]"),
     "datasets": "soseleto[huggingface]",
-    **dict.fromkeys(("transformers", "tokenizers"), "soseleto[transformers]"),
+    "tokenizers": "soseleto[transformers]",
+    **{name: f"soseleto[{name}]" for name in ("transformers", "timm", "peft", "tensorboard", "wandb", "mlflow")},
     "sklearn": "soseleto[sklearn]",
-    "timm": "soseleto[timm]",
-    "peft": "soseleto[peft]",
-    "transformers": "soseleto[transformers]",
 }
 
 

@@ -45,7 +45,7 @@ def test_micro_batches_are_evaluated_one_by_one(engine: str) -> None:
     oracle = copy.deepcopy(model)
     c = torch.linspace(0.1, 0.4, 7, dtype=torch.float64)
     step = Step(model, LOSSES, source, target, to_direction=lambda g: g, coefficients=c)
-    found = Sharing(micro_batch_size=3, even=True).passes(make_engine(engine), step)
+    found = Sharing(micro_batch_size=3).passes(make_engine(engine), step)
     of_target = [gradient(LOSSES.target(oracle, part).sum() / 5, trainable(oracle)) for part in target.split([3, 2])]
     direction = {name: sum(g[name] for g in of_target) for name in of_target[0]}
     right, wanted = [], {name: torch.zeros_like(p) for name, p in trainable(oracle).items()}

@@ -401,16 +401,15 @@ def _require_plain(trainer: Any) -> None:
 
 def _require_plain_loss(trainer: Any) -> None:
     """The loss of the model's kind would replace any other without a word."""
-    needed = "give per_example_loss=, a function of model and inputs that returns one loss per example"
-    if trainer.args.label_smoothing_factor:
+    """The loss of the model's kind would replace any other without a word."""
+    own = type(trainer).compute_loss is not Trainer.compute_loss
+    asked = {
+        "label_smoothing_factor": trainer.args.label_smoothing_factor,
+        "compute_loss_func": trainer.compute_loss_func is not None,
+        f"compute_loss of {type(trainer).__name__}": own,
+    }
+    for name in (name for name, is_asked in asked.items() if is_asked):
         raise UsageError(
-            f"label_smoothing_factor={trainer.args.label_smoothing_factor} would be ignored: leave it out, or give "
-            "per_example_loss= with smoothed labels."
-        )
-    if trainer.compute_loss_func is not None:
-        raise UsageError(f"compute_loss_func would be ignored, since it returns one loss for the batch: {needed}.")
-    if type(trainer).compute_loss is not Trainer.compute_loss:
-        raise UsageError(
-            f"compute_loss of {type(trainer).__name__} would be ignored in training: {needed}, such as "
-            "default_loss(model)."
+            f"{name} would be ignored in training: leave it out, or give per_example_loss=, a function of model and "
+            "inputs that returns one loss per example, such as default_loss(model)."
         )

@@ -9,18 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from soseleto.errors import UsageError
+from soseleto.errors import need
 
 
 class TensorBoard:
     """Event files in ``folder``; needs the package tensorboard."""
 
     def __init__(self, folder: str | Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("TensorBoard", "tensorboard") from error
-        self._writer = SummaryWriter(str(folder))
+        need("tensorboard", to="TensorBoard")
+        self._writer = need("torch.utils.tensorboard", to="TensorBoard").SummaryWriter(str(folder))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, number in numbers.items():
@@ -34,11 +31,7 @@ class WeightsAndBiases:
     """A run of Weights & Biases; ``settings`` are those of ``wandb.init``, such as project, name or mode."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise _missing("WeightsAndBiases", "wandb") from error
-        self._run = wandb.init(**settings)
+        self._run = need("wandb", to="WeightsAndBiases").init(**settings)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
@@ -51,11 +44,7 @@ class MLflow:
     """A run of an MLflow experiment, at ``tracking_uri`` or where MLflow is configured to store it."""
 
     def __init__(self, experiment: str, tracking_uri: str | None = None) -> None:
-        try:
-            from mlflow import MlflowClient
-        except ImportError as error:
-            raise _missing("MLflow", "mlflow") from error
-        self._client = MlflowClient(tracking_uri)
+        self._client = need("mlflow", to="MLflow").MlflowClient(tracking_uri)
         known = self._client.get_experiment_by_name(experiment)
         place = self._client.create_experiment(experiment) if known is None else known.experiment_id
         self._run: str = self._client.create_run(place).info.run_id
@@ -66,7 +55,3 @@ class MLflow:
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
-
-
-def _missing(name: str, package: str) -> UsageError:
-    return UsageError(f"{name} needs the package {package}: type pip install {package}.")

@@ -38,7 +38,17 @@ from soseleto.methods.state import (
     view_scores,
     views_of,
 )
-from soseleto.methods.teacher import Judge, TaughtState, Teacher, clean_share, mixed, no_steps, one_hot, sharpened
+from soseleto.methods.teacher import (
+    Judge,
+    Taught,
+    TaughtState,
+    Teacher,
+    clean_share,
+    mixed,
+    no_steps,
+    one_hot,
+    sharpened,
+)
 from soseleto.methods.wrappers import WrapperState
 from soseleto.task.losses import FULL, cross_entropy
 from soseleto.task.task import Task, load_tree, state_of
@@ -308,20 +318,11 @@ class StrongTransfer:
 
 
 @dataclass
-class StrongTransferState(WrapperState):
-    """The state of the selection, and the teacher; ``taken`` counts the steps on the device."""
+class StrongTransferState(Taught, WrapperState):
+    """The state of the selection, and the teacher."""
 
     teacher: Teacher
     taken: Tensor
-
-    @property
-    def answering(self) -> nn.Module:
-        """The network to evaluate: the teacher, whose values the model has after the last step."""
-        return self.task.model if self._has_ended else self.teacher.model
-
-    @property
-    def _has_ended(self) -> bool:
-        return bool(self.inner.steps == self.task.steps)
 
     def answers(self, side: str, weak: Tensor) -> Tensor:
         """The teacher's scores (B, C) by the head of a side, in float32 or better."""
@@ -329,16 +330,6 @@ class StrongTransferState(WrapperState):
         precision = getattr(self.task.losses, "precision", FULL)
         scores: Tensor = precision(getattr(model, f"{side}_head"), precision(model.trunk, weak))
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
-
-    def move_teacher(self) -> None:
-        """After the network has moved: move the teacher."""
-        self.teacher.follow(self.taken)
-        self.taken += 1
-
-    def after_step(self) -> None:
-        """After the last step the network gets the teacher's values."""
-        if self._has_ended:
-            self.teacher.replace(self.task.model)
 
     def state(self) -> dict[str, Any]:
         return {"inner": state_of(self.inner), "teacher": self.teacher.state(), "steps": self.taken}

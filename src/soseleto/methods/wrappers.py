@@ -36,15 +36,13 @@ class Signals:
     """Running means over the visits of n source examples: of the cross-entropy, and of the label's margin.
 
     They cost almost nothing: outputs are those of the step's own forward pass, read by a hook that is removed when the
-    step ends. Only where the hook does not see that pass (a captured graph) is the source batch run once more, and
-    ``extra_forwards`` counts it.
+    step ends. Only where the hook does not see that pass (a captured graph) is the source batch run once more.
     """
 
     n: int
     loss: Tensor = field(init=False)
     margin: Tensor = field(init=False)
     visits: Tensor = field(init=False)
-    extra_forwards: int = 0
 
     def __post_init__(self) -> None:
         self.loss, self.margin, self.visits = torch.zeros(3, self.n)
@@ -53,12 +51,11 @@ class Signals:
         self.loss, self.margin, self.visits = (t.to(device) for t in (self.loss, self.margin, self.visits))
 
     def state(self) -> dict[str, Any]:
-        return {"loss": self.loss, "margin": self.margin, "visits": self.visits, "extra_forwards": self.extra_forwards}
+        return {"loss": self.loss, "margin": self.margin, "visits": self.visits}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        for name in ("loss", "margin", "visits"):
-            getattr(self, name).copy_(state[name])
-        self.extra_forwards = state["extra_forwards"]
+        for name, mine in self.state().items():
+            mine.copy_(state[name])
 
     def add(self, batch: Batch, scores: Tensor) -> None:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -105,7 +102,6 @@ class Recording:
         elif seen:
             scores = without_tangent(scores_of(seen[0])).detach()[: len(source)]
         else:
-            self.signals.extra_forwards += 1
             with torch.no_grad():
                 scores = scores_of(call(state.task.model, source.inputs))
         self.signals.add(source, scores)

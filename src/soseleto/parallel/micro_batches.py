@@ -39,13 +39,12 @@ class Sharing:
     """How a step is divided.
 
     reducer: the ranks that take part
-    micro_batch_size: maximum examples per forward pass; None for whole batches
-    even: whether micro-batches are of equal size, up to one example, so that none has too few for BatchNorm
+    micro_batch_size: maximum examples per forward pass; None for whole batches. Micro-batches are of equal size, up to
+        one example, so that none has too few for BatchNorm
     """
 
     reducer: Reducer = field(default_factory=Single)
     micro_batch_size: int | None = None
-    even: bool = False
 
     @property
     def nothing(self) -> bool:
@@ -113,10 +112,8 @@ class Sharing:
 
     def _parts(self, batch: Batch) -> Iterator[tuple[Batch, int]]:
         """The micro-batches, each with the number of its rows that are examples of the batch."""
-        size: int | list[int] = self.micro_batch_size or len(batch)
-        if self.even and isinstance(size, int) and size < len(batch):
-            size = _even(len(batch), -(-len(batch) // size))
-        for part in batch.split(size) if len(batch) else []:
+        n, size = len(batch), self.micro_batch_size or len(batch)
+        for part in batch.split(_even(n, -(-n // size)) if size < n else n) if n else []:
             yield part, len(part)
 
     def _weighted(self, batch: Batch, coefficients: Tensor | None) -> Iterator[tuple[Batch, Tensor]]:

@@ -13,7 +13,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,80 +28,51 @@ _BUCKET = 1 << 25  # maximum numbers per message
 T = TypeVar("T")
 
 
-class Reducer(Protocol):
-    """The collectives of a training. Every rank must make the same calls in the same order."""
+class Reducer:
+    """The collectives of a training, here of a single process: every method returns what the ranks would agree on.
 
-    @property
-    def rank(self) -> int: ...
+    Every rank must make the same calls in the same order.
+    """
 
-    @property
-    def ranks(self) -> int: ...
+    rank, ranks = 0, 1
+    device: torch.device | None = None  # of this rank; None: the device that the user chose
 
-    @property
-    def device(self) -> torch.device | None:
-        """The device of this rank; None: the device that the user chose."""
-        ...
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     def sum(self, value: Tensor) -> Tensor:
         """Σ over ranks, the same bits on all of them."""
-        ...
-
-    def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> dict[str, Tensor]:
-        """Σ over ranks of gradients by name; ``found`` is empty on a rank without examples of this side."""
-        ...
-
-    def gather(self, mine: Tensor, n: int) -> Tensor:
-        """The n values of all source examples in the source's order, from those that each rank owns."""
-        ...
-
-    def every(self, value: T) -> list[T]:
-        """Each rank's value, by rank."""
-        ...
-
-    def largest(self, number: int) -> int:
-        """The maximum over ranks."""
-        ...
-
-    def first(self, action: Callable[[], T]) -> T:
-        """Run ``action`` on rank 0 only, and return its result on every rank; its error stops all ranks."""
-        ...
-
-    def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Copy the values of rank 0 to all ranks, in place."""
-        ...
-
-
-class Single:
-    """Single process: collectives are no-ops."""
-
-    rank, ranks, device = 0, 1, None
-
-    def __repr__(self) -> str:
-        return "Single()"
-
-    def sum(self, value: Tensor) -> Tensor:
         return value
 
     def sum_gradients(self, found: dict[str, Tensor], like: Mapping[str, Tensor], side: str) -> dict[str, Tensor]:
+        """Σ over ranks of gradients by name; ``found`` is empty on a rank without examples of this side."""
         return found
 
     def gather(self, mine: Tensor, n: int) -> Tensor:
+        """The n values of all source examples in the source's order, from those that each rank owns."""
         return mine
 
     def every(self, value: T) -> list[T]:
+        """Each rank's value, by rank."""
         return [value]
 
     def largest(self, number: int) -> int:
+        """The maximum over ranks."""
         return number
 
     def first(self, action: Callable[[], T]) -> T:
+        """Run ``action`` on rank 0 only, and return its result on every rank; its error stops all ranks."""
         return action()
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        return
+        """Copy the values of rank 0 to all ranks, in place."""
 
 
-class Ranks:
+class Single(Reducer):
+    """Single process: collectives are no-ops."""
+
+
+class Ranks(Reducer):
     """The ranks of a ``torch.distributed`` process group; ``ranks()`` makes one.
 
     Tensors use the process group's backend (gloo on a CPU, NCCL on a GPU). Host-side values use gloo, which notices a

@@ -30,7 +30,6 @@ from soseleto.data.batches import Batch
 from soseleto.data.structure import Inputs
 from soseleto.engines.proof import ProofDue, Schedule
 from soseleto.errors import first_line
-from soseleto.task.task import MethodState
 
 TakeStep = Callable[..., dict[str, Tensor]]  # step(source, target, monitor=False) -> the step's numbers
 MOST = 32  # graphs
@@ -70,7 +69,7 @@ class CapturedStep:
     def __init__(
         self,
         step: TakeStep,
-        state: MethodState,
+        state: Any,
         log: Callable[[str], None],
         *,
         with_optimizer: bool = True,

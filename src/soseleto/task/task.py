@@ -124,25 +124,14 @@ class Task:
     target_shares: Tensor | None = None
 
 
-class MethodState(Protocol):
-    """What a method keeps from step to step. The training loop steps the schedule after every step.
-
-    It also calls ``after_step()``, where there is one: what a method does between steps, such as ending a phase. That
-    is no part of the step, which may have been undone, and is never recorded as a CUDA graph.
-    """
-
-    @property
-    def optimizer(self) -> Optimizer: ...
-
-    @property
-    def schedule(self) -> LRScheduler | None: ...
-
-    @property
-    def weights(self) -> Weights | None: ...
-
-
 class Method(Protocol):
-    """A training method: SOSELETO or one that it is compared with."""
+    """A training method: SOSELETO or one that it is compared with.
+
+    Its state has at least ``optimizer``, ``schedule`` and ``weights``, as ``State`` has them. After every step the
+    training loop steps the schedule and calls ``state.after_step()``, where there is one: what a method does between
+    steps, such as ending a phase. That is no part of the step, which may have been undone, and is never recorded as a
+    CUDA graph.
+    """
 
     @property
     def name(self) -> str: ...
@@ -230,7 +219,7 @@ def after_step(state: Any) -> None:
         state.after_step()
 
 
-def take_step(task: Task, state: MethodState, gradients: dict[str, Tensor]) -> None:
+def take_step(task: Task, state: State, gradients: dict[str, Tensor]) -> None:
     """One step of the optimizer with these gradients; none are left on the model."""
     for name, parameter in task.model.named_parameters():
         parameter.grad = laid_out_like(parameter, gradients[name]) if name in gradients else None

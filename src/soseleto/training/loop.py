@@ -28,7 +28,7 @@ from soseleto.run_folder.source import save_thumbnails
 from soseleto.suspects.audit import default_rows
 from soseleto.suspects.signals import gather
 from soseleto.task.cuda_graph import CapturedStep, TakeStep
-from soseleto.task.task import Method, MethodState, NonFiniteLoss, Task, after_step, check_guard
+from soseleto.task.task import Method, NonFiniteLoss, Task, after_step, check_guard
 from soseleto.training.data import Data, is_out_of_memory
 from soseleto.training.history import Records, group_record, weight_record
 from soseleto.training.result import Result
@@ -332,7 +332,7 @@ def _optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def engine_used(state: MethodState) -> str:
+def engine_used(state: Any) -> str:
     """Its name; nothing where the last layer made the alignments, and ``auto`` had nothing to choose."""
     name: str = getattr(getattr(state, "engine", None), "name", "")
     return "" if name == "auto" else name

@@ -98,8 +98,7 @@ class Options:
 
 def make_sharing(model: nn.Module, compute: Compute) -> Sharing:
     """How the work of a step is divided over ranks and micro-batches."""
-    even = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    sharing = sharing_of(model, Sharing(compute.reducer or Single(), compute.micro_batch_size, even))
+    sharing = sharing_of(model, Sharing(compute.reducer or Single(), compute.micro_batch_size))
     if isinstance(sharing, ShardedSharing):
         require_shardable(model, sharing.reducer.ranks)
     return sharing
