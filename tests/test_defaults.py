@@ -18,7 +18,7 @@ from soseleto import Soseleto, squared_error
 from soseleto.cli.commands import app
 from soseleto.defaults import LAST_LAYER, SIZED, DefaultMethod, Settings, resolve
 from soseleto.errors import UsageError
-from soseleto.methods import Strong, StrongTransfer
+from soseleto.methods import Strong
 from soseleto.pieces import beyond_noise, chain, label_doubt, normalized, running_mean, target_share
 from soseleto.run_folder.folder import RunFolder
 from soseleto.schedules import cosine, linear, warmup_cosine
@@ -112,9 +112,8 @@ def test_the_strong_recipe(
     assert (described["lr"], described["weight_decay"]) == (lr, weight_decay)
     suited = {"mixup": 0.0, "by_class": 1.0, "target_share": 0.5} if inputs == "tokens" else {}
     assert settings.method == Strong(**suited)
-    transfer = resolve(model, mode="transfer", inputs=inputs, method=Strong())
-    assert transfer.method == StrongTransfer(selection=DefaultMethod().for_losses("transfer"))
-    assert {views.count for views in transfer.augment} == {1}  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="leave method out in transfer mode"):
+        resolve(model, mode="transfer", inputs=inputs, method=Strong())
 
 
 @pytest.mark.parametrize(

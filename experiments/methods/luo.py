@@ -24,12 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.methods.matching import cosines
+from experiments.methods.matching import cosines, require_transfer
 from soseleto.data import Augment, generator
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.errors import UsageError
-from soseleto.methods.state import require_transfer
 from soseleto.task.losses import FULL
 from soseleto.task.task import State, Task
 

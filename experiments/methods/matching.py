@@ -23,11 +23,18 @@ from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.state import PhasedState, require_share, require_transfer
+from soseleto.methods.state import PhasedState, require_share
+from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.losses import FULL, joined_inputs
 from soseleto.task.task import Task
 
 _SMALLEST = 1e-6  # probability of a class without an example in the support set
+
+
+def require_transfer(task: Task, name: str) -> None:
+    """Raise in noisy mode, for a method that compares features and so needs to know the model's trunk."""
+    if not isinstance(task.model, TrunkAndHeads):
+        raise UsageError(f"the method {name!r} compares the features of a trunk: say mode='transfer'.")
 
 
 class Attention(nn.Module):

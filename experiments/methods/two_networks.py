@@ -6,7 +6,10 @@ import copy
 
 from torch import Tensor, nn
 
+from soseleto.data.batches import Batch
 from soseleto.data.structure import scores_of
+from soseleto.errors import UsageError
+from soseleto.methods.state import views_of
 
 
 class Networks(nn.Module):
@@ -32,3 +35,13 @@ def anew(model: nn.Module) -> nn.Module:
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
     return made
+
+
+def two_views(batch: Batch, name: str) -> tuple[Tensor, Tensor]:
+    """The weak view and the only other one."""
+    first, others = views_of(batch, name)
+    if len(others) != 1:
+        raise UsageError(
+            f"the method {name!r} takes two views of every image, got {1 + len(others)}: say Views(count=1)."
+        )
+    return first, others[0]

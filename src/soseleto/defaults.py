@@ -49,7 +49,7 @@ from soseleto.data import Augment, ExampleSet, FeatureViews, TokenViews, Views
 from soseleto.data.text import TextExamples
 from soseleto.data.views import AnyViews, has_mask
 from soseleto.errors import UsageError
-from soseleto.methods.strong import Strong, StrongTransfer
+from soseleto.methods.strong import Strong
 from soseleto.models.pretrained_images import last_blocks
 from soseleto.pieces import (
     at_temperature,
@@ -203,7 +203,7 @@ class Settings:
 
     def line(self) -> str:
         """One line for the log: ``many source labels look wrong: last-layer alignments, weight step 0.3``."""
-        method = self.method.selection if isinstance(self.method, StrongTransfer) else self.method
+        method = self.method
         if not isinstance(method, Soseleto) or method.weight_step is None:
             return ""
         if method.alignment.reads_layer:
@@ -262,8 +262,7 @@ def resolve(
             "lr has no effect beside optimizer=...: give it there, as in functools.partial(torch.optim.SGD, lr=0.1)."
         )
     facts = _Model(model)
-    strong = isinstance(method, Strong | StrongTransfer)
-    judges = strong and mode == "noisy"  # the strong recipe's form for wrong labels, which has settings of its own
+    judges = isinstance(method, Strong)  # the strong recipe has settings of its own
     if epochs is None:
         epochs = STRONG_EPOCHS if judges and inputs == "images" and not facts.pretrained else facts.epochs
     elif epochs < 1 or epochs != int(epochs):
@@ -283,8 +282,8 @@ def resolve(
             )
         else:
             method = change.for_losses(mode)
-    elif strong:
-        method = _strong(method, mode, inputs)  # type: ignore[arg-type]
+    elif isinstance(method, Strong):
+        method = _strong(method, mode, inputs)
     elif not hasattr(method, "init"):
         raise UsageError(f"method must be an object, got {method!r}: write method=soseleto.Soseleto(), for example.")
     chosen_optimizer, schedule = _optimizer(facts, optimizer, lr, weight_decay, inputs if judges else None)
@@ -296,7 +295,7 @@ def resolve(
         target_batch_size=_target_batch(target_batch_size, n_target, inputs if judges else None),
         optimizer=chosen_optimizer,
         schedule=schedule,
-        augment=_augments(augment, method, mode, inputs),
+        augment=_augments(augment, method, inputs),
         reason=reason,
     )
 
@@ -432,26 +431,16 @@ def convolutional_weight_step(epochs: int) -> float:
 # The method
 
 
-def _strong(method: Strong | StrongTransfer, mode: str, inputs: Inputs) -> Strong | StrongTransfer:
-    """The strong recipe for this mode and these inputs; fields that differ from the class's defaults are kept."""
+def _strong(method: Strong, mode: str, inputs: Inputs) -> Strong:
+    """The strong recipe for these inputs; fields that differ from the class's defaults are kept."""
     if mode == "transfer":
-        if isinstance(method, Strong):
-            if changed := _changed(method):
-                raise UsageError(
-                    f"Strong({changed[0]}=...) has no effect in transfer mode: write method=StrongTransfer(...)."
-                )
-            method = StrongTransfer(selection=DefaultMethod().for_losses(mode))
+        raise UsageError("Strong() is for wrong labels, in noisy mode: leave method out in transfer mode.")
+    if inputs != "tokens":
         return method
-    if inputs == "tokens" and isinstance(method, Strong):
-        # token ids cannot be mixed; the other two were chosen on news
-        suited: dict[str, Any] = {"mixup": 0.0, "by_class": 1.0, "target_share": 0.5}
-        method = replace(method, **{name: value for name, value in suited.items() if name not in _changed(method)})
-    return method
-
-
-def _changed(method: Strong) -> list[str]:
-    """Fields with another value than the class's default."""
-    return [f.name for f in fields(method) if f.compare and getattr(method, f.name) != f.default]
+    # token ids cannot be mixed; the other two were chosen on news
+    suited: dict[str, Any] = {"mixup": 0.0, "by_class": 1.0, "target_share": 0.5}
+    usual = {f.name for f in fields(method) if getattr(method, f.name) == f.default}
+    return replace(method, **{name: value for name, value in suited.items() if name in usual})
 
 
 # The inputs
@@ -469,16 +458,15 @@ def kind_of_inputs(examples: ExampleSet) -> Inputs:
     return "rows" if inputs.is_floating_point() and inputs.ndim == 2 else "other"
 
 
-def views_for(inputs: Inputs, mode: str = "noisy") -> AnyViews:
-    """The views of ``Strong()``; in transfer mode one strong view, since an example has one weight in a step."""
+def views_for(inputs: Inputs) -> AnyViews:
+    """The views of ``Strong()``."""
     kinds: dict[str, type[AnyViews]] = {"images": Views, "tokens": TokenViews, "rows": FeatureViews}
     if inputs not in kinds:
         raise UsageError(
             "Strong() takes uint8 images (C, H, W), rows of numbers (D,), and dicts with input_ids and "
             "attention_mask: give one of these, or another method."
         )
-    views = kinds[inputs]()
-    return replace(views, count=1) if mode == "transfer" else views
+    return kinds[inputs]()
 
 
 def augment_for(shape: tuple[int, ...], class_names: Sequence[str] | None = None) -> Augment | None:
@@ -492,11 +480,11 @@ def augment_for(shape: tuple[int, ...], class_names: Sequence[str] | None = None
     return Augment(crop=max(1, min(shape[1:]) // CROP), flip=shape[0] == 3 and not signs)
 
 
-def _augments(given: Any, method: Method, mode: str, inputs: Inputs) -> Augments:
+def _augments(given: Any, method: Method, inputs: Inputs) -> Augments:
     """As given, checked against the method; by default views for a method that takes them, else nothing."""
     takes_views = getattr(method, "takes_views", False)
-    if given is None and isinstance(method, Strong | StrongTransfer):
-        given = views_for(inputs, mode)
+    if given is None and isinstance(method, Strong):
+        given = views_for(inputs)
     if given is None or isinstance(given, Augment | AnyViews):
         given = (given, given)
     if not isinstance(given, tuple | list) or len(given) != 2:

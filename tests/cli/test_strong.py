@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import soseleto
-from soseleto.data import FeatureViews, Views
+from soseleto.data import FeatureViews
 from soseleto.run_folder.folder import RunFolder
 from typing_in import Type
 
@@ -53,20 +53,6 @@ def test_plain_is_the_default_and_says_so(type_: Type, data: list[object], tmp_p
     config = RunFolder.open(tmp_path / "run").config()
     assert (config["method"], config["lr"], config["weight_decay"]) == ("soseleto", 0.03, 0.0)
     assert "Mean alignment with the target gradient" in (tmp_path / "run" / "report.html").read_text("utf-8")
-
-
-def test_transfer_mode(type_: Type, data: list[object], tmp_path: Path) -> None:
-    words = ["--method", "strong", "--mode", "transfer", "--epochs", 2, "--folds", 0, "--no-baselines"]
-    (tmp_path / "fit.toml").write_text("[method]\nweight_step = 0.2\n")
-    code, said, err = type_("fit", *data, *words, "--config", tmp_path / "fit.toml")
-    assert code == 0, err
-    assert "a teacher gives answers to learn beside the labels" in said
-    config = RunFolder.open(tmp_path / "run").config()
-    assert config["settings"]["name"] == "StrongTransfer"
-    assert config["settings"]["selection"]["weight_step"] == 0.2
-    assert config["augment_source"] == repr(Views(flip=False, count=1))
-    assert (config["lr"], config["target_batch_size"]) == (0.03, 16)
-    assert soseleto.load(tmp_path / "run").outputs(np.zeros((2, 1, 8, 8), dtype=np.uint8)).shape == (2, 2)
 
 
 def numbers(path: Path, n: int, seed: int) -> Path:

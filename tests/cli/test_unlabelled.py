@@ -112,8 +112,8 @@ def test_a_table_with_or_without_its_label_column(columns: str, type_: Type, tmp
 @pytest.mark.parametrize(
     ("others", "said"),
     [
-        (["--method", "plain"], "--unlabelled has an effect with --method strong in noisy mode only"),
-        (["--mode", "transfer"], "--unlabelled has an effect with --method strong in noisy mode only"),
+        (["--method", "plain"], "--unlabelled has an effect with --method strong only"),
+        (["--mode", "transfer"], "--method strong is for wrong labels, in noisy mode"),
         (["--unlabelled", "mroe"], "the unlabelled set 'mroe' is not there"),
         (["--unlabelled", __file__], "has an unknown ending: give an image folder, or a file ending in .csv"),
     ],

@@ -41,12 +41,12 @@ from torch import Tensor
 
 from experiments.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
 from experiments.methods.divide_mix.mixture import right_probability
-from experiments.methods.two_networks import Networks
+from experiments.methods.two_networks import Networks, two_views
 from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.state import PhasedState, require_classes, require_share, two_views, view_scores
+from soseleto.methods.state import PhasedState, require_classes, require_share, view_scores
 from soseleto.methods.teacher import no_steps, one_hot
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.task import Task

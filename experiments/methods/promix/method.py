@@ -58,11 +58,12 @@ from experiments.methods.divide_mix.mix_match import mean_over, mixed_alike
 from experiments.methods.promix.debiasing import learn_shares, margin_loss, pseudo_labels
 from experiments.methods.promix.heads import NetworksWithHeads
 from experiments.methods.promix.selection import agreed, small_losses
+from experiments.methods.two_networks import two_views
 from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.state import PhasedState, require_classes, require_share, two_views, view_scores
+from soseleto.methods.state import PhasedState, require_classes, require_share, view_scores
 from soseleto.methods.teacher import no_steps, one_hot, sharpened
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.losses import FULL

@@ -140,7 +140,7 @@ class _Training:
     @property
     def is_strong(self) -> bool:
         """Whether a teacher judges labels."""
-        return self.options.method == "strong" and self.options.mode == "noisy"
+        return self.options.method == "strong"
 
     @property
     def model(self) -> str:
@@ -239,9 +239,8 @@ class _Training:
         if options.epochs is None and settings.epochs != EPOCHS:
             lines.append(f"{epochs} are the default for this model and method (--epochs N)")
         lines += self._about_texts()
-        if options.method == "strong":
-            teacher = "judges every label" if self.is_strong else "gives answers to learn beside the labels"
-            lines.append(f"method strong: a teacher {teacher}, inputs are augmented strongly")
+        if self.is_strong:
+            lines.append("method strong: a teacher judges every label, inputs are augmented strongly")
         elif images and options.mode == "noisy":
             lines.append("method plain; --method strong takes longer, and is for many wrong labels and a large network")
         if isinstance(self.augment, Augment):

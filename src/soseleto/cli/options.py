@@ -31,7 +31,7 @@ from soseleto.data.text import LONGEST, TextPreparation, Tokenizer
 from soseleto.data.views import AnyViews
 from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, views_for
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.methods.strong import Strong, StrongTransfer
+from soseleto.methods.strong import Strong
 from soseleto.models.pretrained_images import PretrainedOptions
 from soseleto.models.pretrained_text import is_for_images, is_pretrained, open_text_model
 from soseleto.parallel.reducer import Reducer
@@ -149,8 +149,10 @@ class FitOptions:
             least = 0 if name == "folds" else 1
             if size is not None and size < least:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, got {size}.")
-        if self.unlabelled is not None and (self.method != "strong" or self.mode == "transfer"):
-            raise UsageError("--unlabelled has an effect with --method strong in noisy mode only: leave it out.")
+        if self.method == "strong" and self.mode == "transfer":
+            raise UsageError("--method strong is for wrong labels, in noisy mode: leave it out in transfer mode.")
+        if self.unlabelled is not None and self.method != "strong":
+            raise UsageError("--unlabelled has an effect with --method strong only: leave it out.")
         if self.labels_before is not None and self.mode == "transfer":
             raise UsageError("--labels-before has no effect in transfer mode, which has no suspects: leave it out.")
         for name, cls in (("probes", Probes), ("compute", None), ("checkpoints", Checkpoints), ("reading", Reading)):
@@ -222,8 +224,6 @@ class FitOptions:
         changes = self.config.get("method", {}).keys() - {"name"}
         if self.method == "plain":
             return self.table("method", DefaultMethod)
-        if self.mode == "transfer":
-            return StrongTransfer(selection=self.table("method", DefaultMethod).for_losses("transfer"))
         table = {key: self.config["method"][key] for key in changes}
         if pair.unlabelled is not None:
             batch = min(Strong.unlabelled_batch, len(pair.unlabelled))
@@ -237,7 +237,7 @@ class FitOptions:
         names = pair.source.classes, pair.target.classes
         usual = augment_for(shape, None if None in names else tuple(name for side in names for name in side or ()))
         if strong:
-            views = views_for(kind_of_inputs(pair.source), self.mode)
+            views = views_for(kind_of_inputs(pair.source))
             if isinstance(views, Views) and usual is not None:
                 views = replace(views, flip=usual.flip)
             if asked is False:

@@ -41,7 +41,7 @@ from soseleto.data import (
 from soseleto.data.text import TextPreparation
 from soseleto.defaults import DefaultMethod, augment_for, kind_of_inputs, resolve
 from soseleto.errors import TrainingError, UsageError, counted, first_line
-from soseleto.methods.strong import Strong, StrongTransfer
+from soseleto.methods.strong import Strong
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.reducer import Reducer, Single
 from soseleto.prediction.load import load_run
@@ -408,7 +408,7 @@ class Comparing:
 
     @property
     def _is_strong(self) -> bool:
-        return isinstance(self.method, Strong | StrongTransfer)
+        return isinstance(self.method, Strong)
 
     @cached_property
     def _plain_augment(self) -> Augment | None:

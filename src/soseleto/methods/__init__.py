@@ -8,7 +8,7 @@ from types import MappingProxyType
 from soseleto.algorithm import Soseleto
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.methods.baselines import FineTuning, Mixed, Ordinary, TargetOnly
-from soseleto.methods.strong import Strong, StrongTransfer
+from soseleto.methods.strong import Strong
 from soseleto.methods.wrappers import Recording, Signals
 from soseleto.task.task import Method
 
@@ -20,7 +20,6 @@ __all__ = [
     "Recording",
     "Signals",
     "Strong",
-    "StrongTransfer",
     "TargetOnly",
     "by_name",
 ]

@@ -12,7 +12,6 @@ from soseleto.data import structure
 from soseleto.data.batches import Batch
 from soseleto.data.structure import Inputs, scores_of
 from soseleto.errors import UsageError
-from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.losses import FULL, cross_entropy
 from soseleto.task.task import State, Task
 
@@ -31,12 +30,6 @@ class PhasedState(State):
     def kind(self) -> bool:
         """Steps of one kind do the same work, so that one captured CUDA graph serves them all."""
         return self.in_first_phase
-
-
-def require_transfer(task: Task, name: str) -> None:
-    """Raise in noisy mode, for a method that compares features and so needs to know the model's trunk."""
-    if not isinstance(task.model, TrunkAndHeads):
-        raise UsageError(f"the method {name!r} compares the features of a trunk: say mode='transfer'.")
 
 
 def require_noisy(task: Task, name: str) -> None:
@@ -79,16 +72,6 @@ def views_of(batch: Batch, name: str) -> tuple[Inputs, list[Inputs]]:
         raise UsageError(f"the method {name!r} needs a weak and a strong view of every image: say augment=Views().")
     weak, *strong = batch.inputs
     return weak, strong
-
-
-def two_views(batch: Batch, name: str) -> tuple[Tensor, Tensor]:
-    """The weak view and the only other one."""
-    first, others = views_of(batch, name)
-    if len(others) != 1:
-        raise UsageError(
-            f"the method {name!r} takes two views of every image, got {1 + len(others)}: say Views(count=1)."
-        )
-    return first, others[0]
 
 
 def view_scores(task: Task, model: nn.Module, inputs: Inputs) -> Tensor:

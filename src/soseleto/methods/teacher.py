@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.data.batches import ExampleRandom
-from soseleto.task.task import State, Task
+from soseleto.task.task import State
 
 SMALLEST = 1e-8  # probability
 FIRST_SHARE = 0.7  # π before anything is known
@@ -59,13 +59,16 @@ class Teacher:
         self.model.load_state_dict(state)
 
 
-class Taught:
-    """A state with a teacher; ``taken`` counts the steps on the device."""
+@dataclass(kw_only=True)
+class TaughtState(State):
+    """The state of a method with a teacher; ``taken`` counts the steps on the device.
 
-    task: Task
-    steps: int
+    judged: scores of the last source batch, before the step
+    """
+
     teacher: Teacher
     taken: Tensor
+    judged: Tensor | None = None
 
     @property
     def answering(self) -> nn.Module:
@@ -81,18 +84,6 @@ class Taught:
         """After the last step the network gets the teacher's values."""
         if self.steps == self.task.steps:
             self.teacher.replace(self.task.model)
-
-
-@dataclass(kw_only=True)
-class TaughtState(Taught, State):
-    """The state of a method with a teacher.
-
-    judged: scores of the last source batch, before the step
-    """
-
-    teacher: Teacher
-    taken: Tensor
-    judged: Tensor | None = None
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "teacher": self.teacher.state(), "taken": self.taken}
