@@ -54,12 +54,8 @@ def run(tmp_path: Path) -> RunFolder:
             "recall": figure(None, 0.1, 1.0),
             "wrong_share": figure(0.2, 0.1, 0.3),
             "best": None,
-            "curve": {
-                "threshold": [0.5, 0.8, 0.9], "count": [50, 19, 9], "precision": [0.7, 0.95, 0.99],
-                "precision_low": [0.6, 0.8, 0.96], "recall": [0.9, 0.6, 0.3],
-            },
-        }
-    )  # fmt: skip
+        },
+    )
     return made
 
 

@@ -137,32 +137,13 @@ def test_the_page_does_not_show_what_the_model_says(run: RunFolder) -> None:
     review.decisions.close()
 
 
-def test_a_width_ends_the_audit(run: RunFolder) -> None:
-    review = Review(run.path, audit=True, width=0.3)
-    queue = [review.queue.ids[row] for row in review.queue.rows]
-    assert len(queue) == 60  # everything, if need be
-    assert review.audit is not None
-    widths = []
-    for name in queue:
-        shown = answer(review, name)["audit"]
-        widths.append(shown["figures"][0]["high"] - shown["figures"][0]["low"])
-        if shown["narrow"]:
-            break
-    review.decisions.close()
-    assert 10 < len(widths) < 60
-    assert widths[-1] <= 0.3
-    assert widths[0] > 0.9
-    assert shown["sentence"].startswith("Narrow enough: you can stop.")
-
-
 def test_bad_options_are_one_sentence(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("audit", run.path, "--summary") == 2
     assert "has not been audited yet: type `soseleto audit" in capsys.readouterr().err
     check(run, 1)
     for options, message in (
         (["--checks", 0], "--checks must be between 1 and 1000, got 0"),
-        (["--width", 10], "for 10 points write 0.1"),
-        (["--summary", "--checks", 5], "leave --checks and --width out"),
+        (["--summary", "--checks", 5], "leave --checks out"),
     ):
         assert call("audit", run.path, *options) == 2
         assert message in capsys.readouterr().err

@@ -16,10 +16,8 @@ import accessibility
 from browser import Browser, needs_browser
 from fabricated import fabricate_images
 from reviewing import open_review, press, serving
-from soseleto.cli.main import main
-from soseleto.data import as_examples
 from soseleto.errors import UsageError
-from soseleto.review.queue import Decision, Decisions, export_source, read_decisions
+from soseleto.review.queue import Decision, Decisions, read_decisions
 from soseleto.review.server import LARGEST_BODY, Server
 from soseleto.run_folder.folder import RunFolder
 
@@ -36,11 +34,6 @@ def decide(run: RunFolder, *decisions: Decision | None) -> None:
     for one in decisions:
         log.undo() if one is None else log.decide(one)
     log.close()
-
-
-def suspects(run: RunFolder) -> list[str]:
-    ranking = run.ranking()
-    return [str(name) for name in ranking["id"][ranking["is_label_issue"]]]
 
 
 # Decisions
@@ -62,54 +55,6 @@ def test_a_second_review_at_the_same_time_is_refused(run: RunFolder) -> None:
         Decisions(run)
     first.close()
     Decisions(run).close()
-
-
-# The corrected source
-
-
-def test_the_manifest_of_images_is_what_fit_reads(run: RunFolder, tmp_path: Path) -> None:
-    first, second, third, *others = suspects(run)
-    decide(run, Decision(first, "drop"), Decision(second, "relabel", "class 1"), Decision(third, "keep"))
-    out = tmp_path / "corrected.csv"
-    done = export_source(run.path, out)
-    assert (done.rows, done.dropped, done.relabelled, done.undecided) == (59, 1, 1, len(others))
-    before = as_examples(tmp_path / "images", name="source")
-    after = as_examples(out, name="source")
-    assert before.ids is not None
-    assert after.ids is not None
-    assert set(before.ids) - set(after.ids) == {first}
-    expected = {name: name.partition("/")[0] for name in after.ids} | {second: "class 1"}
-    assert after.classes is not None
-    assert {name: after.classes[label] for name, label in zip(after.ids, after.labels, strict=True)} == expected
-    place = before.ids.index(second), after.ids.index(second)
-    assert (before.inputs[place[0]] == after.inputs[place[1]]).all()
-
-
-def test_a_manifest_that_fit_could_not_read_is_refused_with_a_path_that_works(run: RunFolder, tmp_path: Path) -> None:
-    decide(run, Decision(suspects(run)[0], "drop"))
-    with pytest.raises(UsageError, match=rf"write it as {tmp_path}/images/corrected.csv"):
-        export_source(run.path, tmp_path / "elsewhere" / "corrected.csv")
-    with pytest.raises(UsageError, match=r"write .*corrected.csv instead"):
-        export_source(run.path, tmp_path / "corrected.txt")
-    (tmp_path / "images" / run.ranking()["id"][0]).unlink()
-    with pytest.raises(UsageError, match="no longer exists"):
-        export_source(run.path, tmp_path / "corrected.csv")
-
-
-def test_the_command_exports_and_prints_the_counts(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, second, *_ = suspects(run)
-    decide(run, Decision(first, "drop"), Decision(second, "relabel", "class 1"))
-    with pytest.raises(SystemExit) as end:
-        main(["review", str(run.path), "--export", str(tmp_path / "corrected.csv")])
-    assert end.value.code == 0
-    printed = "59 examples, 1 dropped, 1 relabelled, 10 suspects not decided and left unchanged"
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'corrected.csv'}: {printed}\n"
-    with pytest.raises(SystemExit) as end:
-        main(["review", str(tmp_path / "nowhere")])
-    assert end.value.code == 2
-    assert "there is no run folder" in capsys.readouterr().err
 
 
 # The server

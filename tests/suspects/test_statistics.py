@@ -49,17 +49,6 @@ def test_probes_are_judged_by_regressions_that_did_not_see_them() -> None:
     assert np.mean(gaps) < 0.02
 
 
-def test_few_probes_and_many_signals_are_tempered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probability is 0.3 for every example; tempering takes away part of what was only overfitted."""
-
-    def spread(seed: int) -> float:
-        return float(Calibrated.learn(of_noise(seed), seed).probability.std())
-
-    tempered = np.mean([spread(seed) for seed in range(4)])
-    monkeypatch.setattr(calibration, "tempered", lambda betas, *others: betas)
-    assert tempered < 0.85 * np.mean([spread(seed) for seed in range(4)])
-
-
 @pytest.mark.parametrize(("factor", "seed"), [(1.0, 0), (9.0, 1), (30.0, 2)])
 def test_a_regression_ends_at_the_maximum_of_its_likelihood(factor: float, seed: int) -> None:
     """Also from a start that is overconfident by any factor, where Newton's method alone alternates for ever."""

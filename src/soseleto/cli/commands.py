@@ -348,12 +348,7 @@ def audit(
     run: RunArgument,
     checks: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="Number of suspects to check, and of other examples. [default: 60; no limit with --width]"
-        ),
-    ] = None,
-    width: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Check until the intervals are this narrow, such as 0.1.")
+        typer.Option(metavar="N", help="Number of suspects to check, and of other examples. [default: 60]"),
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Print the figures so far, and exit.")] = False,
     port: Annotated[int, typer.Option(help="Port of the page; 0 for any free one.")] = 0,
@@ -369,12 +364,12 @@ def audit(
     from soseleto.review.server import serve
 
     if summary:
-        if (checks, width) != (None, None):
-            raise UsageError("--summary prints an audit as it is: leave --checks and --width out.")
+        if checks is not None:
+            raise UsageError("--summary prints an audit as it is: leave --checks out.")
         _print_audit(run)
         return
     try:
-        serve(run, lambda link: show_link(link, open_, "audit"), port=port, audit=True, checks=checks, width=width)
+        serve(run, lambda link: show_link(link, open_, "audit"), port=port, audit=True, checks=checks)
     except KeyboardInterrupt:  # how an audit ends
         typer.echo("")
         _print_audit(run)

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup, escape
 
-from soseleto.report.sentences import PAPER_THRESHOLD, Record, RunFiles, as_number, count, number, share
+from soseleto.report.sentences import PAPER_THRESHOLD, RunFiles, count, number
 
 THRESHOLDS = np.linspace(0, 1, 101)
 MOST_POINTS = 3000  # of a scatter plot
 NAMES = {"right": "correctly labelled", "wrong": "mislabelled", "all": "source examples"}
-CURVE = ("threshold", "precision", "recall")  # of suspects.json
 Array = np.ndarray
 Legend = tuple[tuple[str, str, str], ...]  # (mark, kind, text)
-PRECISION_RECALL: Legend = (("line", "first", "precision"), ("line", "second", "recall"))
 
 
 @dataclass(frozen=True)
@@ -271,54 +269,17 @@ def precision_and_recall(
     flagged = np.array([int(flags.sum()) for flags in below], dtype=float)
     precision = np.divide(caught, flagged, out=np.full(len(flagged), np.nan), where=flagged > 0)
     recall = caught / wrong.sum() if wrong.any() else np.full(len(flagged), np.nan)
-    chart = _precision_recall_chart(THRESHOLDS, precision, recall, "weight threshold")
+    chart = Chart((0, 1), (0, 1), "weight threshold", "precision, recall")
+    chart.line(THRESHOLDS, precision, "first")
+    chart.line(THRESHOLDS, recall, "second")
     chart.rule(PAPER_THRESHOLD)
     points = "; ".join(
         f"at {THRESHOLDS[at]:.1f} precision {number(float(precision[at]))}, recall {number(float(recall[at]))}"
         for at in (10, 50, 90)
     )
     caption = "Examples with a weight below the threshold are predicted to be mislabelled."
-    return Figure(title, chart.svg(f"Precision and recall: {points}."), caption, PRECISION_RECALL)
-
-
-def estimated(suspects: Record) -> Figure | None:
-    """Precision and recall of the suspects at every threshold, as estimated from the probes."""
-    curve = suspects.get("curve") or {}
-    threshold, precision, recall = (np.array([as_number(value) for value in curve.get(key, ())]) for key in CURVE)
-    if not len(threshold):
-        return None
-    chart = _precision_recall_chart(threshold, precision, recall, "threshold on the probability of being mislabelled")
-    chart.rule(as_number(suspects.get("threshold")))
-    ends = [f"precision {number(float(precision[i]))}, recall {number(float(recall[i]))}" for i in (0, -1)]
-    kinds = {"from earlier labels": "wrong earlier", "assumes estimated mistakes": "probable wrong"}
-    kind = kinds.get(str(suspects.get("probability_basis")), "random wrong")
-    return Figure(
-        "Estimated precision and recall of the suspects",
-        chart.svg(f"At the lowest threshold {ends[0]}; at the highest {ends[1]}."),
-        f"Estimated from {count(suspects.get('n_probes', 0))} probes: target examples added to the source, some with a "
-        f"{kind} label. Dashed line: the chosen threshold.",
-        PRECISION_RECALL,
-    )
-
-
-def _precision_recall_chart(threshold: Array, precision: Array, recall: Array, x_label: str) -> Chart:
-    chart = Chart((0, 1), (0, 1), x_label, "precision, recall")
-    chart.line(threshold, precision, "first")
-    chart.line(threshold, recall, "second")
-    return chart
-
-
-def noise(wrong: Array) -> Figure:
-    """The noise rate among the top of the ranking, by the share that is kept."""
-    kept = np.unique(np.linspace(1, len(wrong), 200).round().astype(int))
-    part, left = kept / len(wrong), np.cumsum(wrong)[kept - 1] / kept
-    overall = float(wrong.mean())
-    chart = Chart((0, 100), (0, max(float(left.max()), overall) * 105), "top % of the ranking kept", "% mislabelled")
-    chart.level(100 * overall)
-    chart.line(100 * part, 100 * left, "wrong")
-    points = "; ".join(f"{share(left[np.searchsorted(part, at)])} of the top {at:.0%}" for at in (0.25, 0.5, 0.75))
-    caption = f"Dashed line: noise rate of the whole source, {share(overall)}."
-    return Figure("Noise rate of the top-ranked examples", chart.svg(f"Mislabelled: {points}."), caption)
+    legend = (("line", "first", "precision"), ("line", "second", "recall"))
+    return Figure(title, chart.svg(f"Precision and recall: {points}."), caption, legend)
 
 
 def _over_epochs(epochs: Array, y: tuple[float, float], y_label: str) -> Chart:

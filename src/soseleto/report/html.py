@@ -129,7 +129,7 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
         "strongest": _examples(run, strongest[:STRONGEST]),
         "suspects_count": len(suspects),
         "worst_name": "Lowest-ranked" if run.is_transfer else "Most suspicious",
-        "suspect_charts": _suspect_charts(run),
+        "probabilities": _probabilities(run),
         "classes": galleries,
         "more_classes": more_classes,
         "features": run.features,
@@ -152,13 +152,13 @@ def _histograms(run: RunFiles) -> list[Figure]:
     return [weights, scores] if scores else [weights]
 
 
-def _suspect_charts(run: RunFiles) -> list[Figure]:
-    """The probabilities of being mislabelled, and estimated precision and recall."""
+def _probabilities(run: RunFiles) -> Figure | None:
+    """The probabilities of being mislabelled."""
     probability = run.column("mislabelled_probability")
     if probability is None:
-        return []
+        return None
     basis = run.suspects.get("probability_basis")
-    figure = charts.histogram(
+    return charts.histogram(
         probability,
         run.wrong,
         title="Probability of being mislabelled",
@@ -167,19 +167,14 @@ def _suspect_charts(run: RunFiles) -> list[Figure]:
         + (f" Basis of the probabilities: {basis}." if basis else ""),
         rule=run.suspects.get("threshold"),
     )
-    curve = charts.estimated(run.suspects)
-    return [figure, curve] if curve else [figure]
 
 
 def _truth(run: RunFiles) -> list[Figure]:
-    """Charts against the true labels, without those that Figure 1 shows already."""
+    """Charts against the true labels, unless Figure 1 shows them already."""
     weight, wrong = run.column("weight"), run.wrong
-    if wrong is None or weight is None:
+    if wrong is None or weight is None or charts.figure_1(run):
         return []
-    if charts.figure_1(run):
-        return [charts.noise(wrong)]
-    figures = (charts.groups(run), charts.precision_and_recall(weight, wrong), charts.noise(wrong))
-    return [figure for figure in figures if figure]
+    return [figure for figure in (charts.groups(run), charts.precision_and_recall(weight, wrong)) if figure]
 
 
 def _curves(run: RunFiles) -> list[Figure]:

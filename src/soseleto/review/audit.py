@@ -34,24 +34,23 @@ Decisions = Mapping[str, Decision]  # by id
 class Audit:
     """The sample of one audit.
 
-    checks: of the suspects, and as many of the others; None for as many as ``width`` needs
+    checks: of the suspects, and as many of the others
     strata: as drawn, with ids in the place of rows
     suspects: the ids of all suspects; labels: the given label of every example, by id
     """
 
-    checks: int | None
-    width: float | None
+    checks: int
     strata: tuple[Stratum, ...]
     suspects: frozenset[str]
     labels: Mapping[str, str]
 
     @classmethod
-    def begin(cls, run: RunFolder, checks: int | None, width: float | None) -> Audit:
+    def begin(cls, run: RunFolder, checks: int) -> Audit:
         """Draw the sample. Examples that have a decision already may be part of it and are not asked for again."""
         ranking = run.ranking()
         strata = statistics.draw(ranking.get("mislabelled_probability"), is_suspect(ranking), seed=0)
         drawn = tuple(replace(stratum, order=ranking["id"][stratum.order]) for stratum in strata)
-        return cls(checks or (None if width else CHECKS), width, drawn, *_suspects_and_labels(ranking))
+        return cls(checks, drawn, *_suspects_and_labels(ranking))
 
     @classmethod
     def load(cls, run: RunFolder) -> Audit | None:
@@ -61,7 +60,7 @@ class Audit:
             return None
         with readable(run.path / AUDIT):
             strata = (Stratum(**{**fields, "order": np.array(fields["order"], object)}) for fields in saved["strata"])
-            return cls(saved["checks"], saved["width"], tuple(strata), *_suspects_and_labels(run.ranking()))
+            return cls(saved["checks"], tuple(strata), *_suspects_and_labels(run.ranking()))
 
     def progress(self, decisions: Decisions) -> Progress:
         """The figures of the decisions so far."""
@@ -72,7 +71,7 @@ class Audit:
 
     def ids(self) -> list[str]:
         """The examples to check, in order."""
-        return [str(name) for name in statistics.schedule(self.strata, self.checks or LONGEST)]
+        return [str(name) for name in statistics.schedule(self.strata, self.checks)]
 
     def _checked(self, stratum: Stratum, decisions: Decisions) -> Checked:
         in_order = (decisions.get(name) for name in stratum.order)
@@ -101,19 +100,10 @@ class Progress:
         """The figures by name; only the share of wrong labels without suspects."""
         return {name: figure for name in TITLES if (figure := getattr(self.figures, name)) is not None}
 
-    @property
-    def is_narrow(self) -> bool:
-        """Whether precision and share of wrong labels are as narrow as was asked for."""
-        return all(self._is_narrow(figure) for name, figure in self.shown.items() if name != "recall")
-
-    def _is_narrow(self, figure: Estimate) -> bool:
-        return self.audit.width is not None and figure.width <= self.audit.width
-
     def to_dict(self) -> dict[str, Any]:
         """The content of ``audit.json``."""
         return {
             "checks": self.audit.checks,
-            "width": self.audit.width,
             "checked": {"suspects": self.suspects, "others": self.others},
             "figures": {name: figure.to_dict(AUDITED) for name, figure in self.shown.items()},
             "strata": [asdict(stratum) for stratum in self.audit.strata],
@@ -127,11 +117,10 @@ class Progress:
                 "value": figure.value if figure.known else None,
                 "low": figure.low,
                 "high": figure.high,
-                "narrow": self._is_narrow(figure),
             }
             for name, figure in self.shown.items()
         ]
-        return {"figures": rows, "sentence": self.sentence(), "narrow": self.is_narrow}
+        return {"figures": rows, "sentence": self.sentence()}
 
     def summary(self) -> list[str]:
         """Lines to print."""
@@ -146,27 +135,18 @@ class Progress:
 
     def sentence(self) -> str:
         """What is left to do."""
-        if self.is_narrow:
-            return "Narrow enough: you can stop."
         if not self.left:
             return "All checks are done."
-        if self.audit.width is not None:
-            points = f"{100 * self.audit.width:.0f} points"
-            return f"Until precision and share of wrong labels are known within {points}; you can stop at any time."
         return f"{self.left:,} checks left. You can stop at any time."
 
 
-def prepare(run: RunFolder, *, checks: int | None = None, width: float | None = None) -> Audit:
-    """The audit of the run, begun where there is none; ``checks`` and ``width`` of one that exists can be changed."""
+def prepare(run: RunFolder, checks: int | None = None) -> Audit:
+    """The audit of the run, begun where there is none; the number of checks can be changed later."""
     require_auditable(run)
     if checks is not None and not 1 <= checks <= LONGEST:
         raise UsageError(f"--checks must be between 1 and {LONGEST}, got {checks}.")
-    if width is not None and not 0.0 < width < 1.0:
-        raise UsageError(f"--width must lie between 0 and 1, got {width}: for 10 points write 0.1.")
-    audit = Audit.load(run)
-    if audit is None:
-        return Audit.begin(run, checks, width)
-    return replace(audit, checks=checks or (None if width else audit.checks), width=width or audit.width)
+    audit = Audit.load(run) or Audit.begin(run, checks or CHECKS)
+    return replace(audit, checks=checks or audit.checks)
 
 
 def require_auditable(run: RunFolder) -> None:

@@ -72,7 +72,6 @@ class Review:
         *,
         audit: bool = False,
         checks: int | None = None,
-        width: float | None = None,
     ) -> None:
         self.run, self.is_audit = RunFolder.open(run_path), audit
         self._writing = threading.Lock()
@@ -80,7 +79,7 @@ class Review:
         with contextlib.ExitStack() as stack:
             stack.callback(self.decisions.close)
             if audit:
-                self.audit: Audit | None = prepare(self.run, checks=checks, width=width)
+                self.audit: Audit | None = prepare(self.run, checks)
                 self.queue = Queue(self.run, self.audit.ids())
             else:
                 self.audit, self.queue = Audit.load(self.run), Queue(self.run)
@@ -204,10 +203,9 @@ def serve(
     port: int = 0,
     audit: bool = False,
     checks: int | None = None,
-    width: float | None = None,
 ) -> None:
     """Serve until interrupted; ``ready`` is called with the link once the server is listening."""
-    review = Review(run_path, audit=audit, checks=checks, width=width)
+    review = Review(run_path, audit=audit, checks=checks)
     try:
         with Server(review, port) as server:
             ready(server.link)

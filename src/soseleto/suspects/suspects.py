@@ -26,7 +26,7 @@ from soseleto.suspects.signals import Evidence
 
 RESAMPLES = 100
 MOST_RESAMPLED = 20_000  # source examples on which shares and intervals are computed
-CURVE = tuple(round(0.01 * step, 2) for step in range(1, 100))
+THRESHOLDS = tuple(round(0.01 * step, 2) for step in range(1, 100))  # that are tried for a guarantee
 Array = np.ndarray
 
 
@@ -97,13 +97,7 @@ class Suspects:
         return f"<Suspects: {self}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary that a run folder stores, with a curve of threshold, count, precision and recall.
-
-        Without suspects, ``best`` has the best list there is.
-        """
-        # One at a time: each point of the curve holds a number for every source example.
-        points = (self.at(threshold) for threshold in CURVE)
-        counts, precisions, recalls = zip(*((len(p), p.precision, p.recall) for p in points), strict=True)
+        """The summary that a run folder stores; without suspects, ``best`` has the best list there is."""
         return {
             "basis": self.basis,
             "probability_basis": self.basis,
@@ -114,13 +108,6 @@ class Suspects:
             "n_probes": len(self.calibrated.evidence.probes),
             **self._figures("precision", "recall", "wrong_share"),
             "best": None if len(self) else {"count": len(self.best), **self.best._figures("precision", "recall")},
-            "curve": {
-                "threshold": list(CURVE),
-                "count": list(counts),
-                "precision": [one.value for one in precisions],
-                "precision_low": [one.low for one in precisions],
-                "recall": [one.value for one in recalls],
-            },
         }
 
     def _figures(self, *names: str) -> dict[str, Any]:
@@ -240,8 +227,8 @@ class Calibrated:
         return self.at(float(ordered[ends[-1]]) if len(ends) else 1.0)
 
     def _guaranteed(self, precision: float) -> Suspects:
-        """At the lowest threshold of CURVE whose interval lies above ``precision``; none where there is none."""
-        for threshold in CURVE:
+        """At the lowest of THRESHOLDS whose interval lies above ``precision``; none where there is none."""
+        for threshold in THRESHOLDS:
             chosen = self.probability[self.probability >= threshold]
             if len(chosen) and chosen.mean() >= precision:
                 found = self.at(threshold)
