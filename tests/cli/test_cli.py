@@ -226,7 +226,7 @@ def test_demo_replaces_a_demo_and_no_other_run(
     assert said.code == 2
     assert {path: path.read_bytes() for path in run.iterdir()} == before
     (tmp_path / "demo" / "review.jsonl").write_text('{"id": "1", "action": "drop"}\n')
-    assert "holds review decisions" in one_sentence(soseleto("demo", "--out", tmp_path / "demo"))
+    assert "or that has been reviewed" in one_sentence(soseleto("demo", "--out", tmp_path / "demo"))
     assert (tmp_path / "demo" / "model.safetensors").exists()
 
 

@@ -14,11 +14,11 @@ from PIL import Image
 
 import accessibility
 from browser import Browser, needs_browser
-from fabricated import add_probe_columns, fabricate, fabricate_images
+from fabricated import fabricate, fabricate_images
 from soseleto.data import Examples
 from soseleto.report import render, write_report
 from soseleto.report.sentences import share, verdict
-from soseleto.run_folder.folder import COMPARISON, SUSPECTS, RunFolder
+from soseleto.run_folder.folder import COMPARISON, RunFolder
 from soseleto.run_folder.source import load_thumbnails, media_type, save_thumbnails
 
 
@@ -81,40 +81,6 @@ def test_a_hostile_label_is_escaped(tmp_path: Path) -> None:
     outline = Outline(render(run.path))
     assert not [tag for tag, _ in outline.tags if tag == "script"]
     assert not any(name.startswith("on") for _, attrs in outline.tags for name in attrs)
-
-
-def test_suspects_are_counted_estimated_and_shown(images: RunFolder, tmp_path: Path) -> None:
-    text = text_of(render(images.path))
-    assert "12 source examples whose label is suspected to be wrong" in text
-    assert "12 suspects: precision unknown, recall unknown." in text
-    run = add_probe_columns(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
-    estimate = {"value": 0.953, "low": 0.9, "high": 1.0}
-    numbers = dict.fromkeys(("precision", "recall", "wrong_share"), estimate)
-    run.write_json(SUSPECTS, {"threshold": 0.5, **numbers})
-    text = text_of(render(run.path))
-    assert "12 suspects: precision 95 % (90 to 100), recall 95 % (90 to 100)." in text
-    assert "Of all labels, 95 % (90 to 100) are wrong." in text
-    assert "Probability of being mislabelled" in text
-    unknown = {"value": None, "low": 0.0, "high": 1.0}
-    run.write_json(SUSPECTS, {"threshold": 0.5, **numbers, "precision": unknown})
-    assert "12 suspects: precision unknown, recall 95 %" in text_of(render(run.path))
-
-
-def test_without_suspects_no_precision_is_shown(tmp_path: Path) -> None:
-    run = add_probe_columns(fabricate(tmp_path / "run", n=60, features=0, truth=False, epochs=3))
-    columns = run.ranking()
-    unsure = {
-        "mislabelled_probability": np.linspace(0.72, 0.1, 60, dtype=np.float32),
-        "is_label_issue": np.zeros(60, dtype=bool),
-    }
-    run.write_ranking({**columns, **unsure})
-    of_none, noise = {"value": 1.0, "low": 0.0, "high": 1.0}, {"value": 0.3, "low": 0.2, "high": 0.4}
-    numbers = {"precision": of_none, "recall": of_none, "wrong_share": noise}
-    run.write_json(SUSPECTS, {"threshold": 1.0, **numbers})
-    text = text_of(render(run.path))
-    assert "No suspects: no label is wrong with more than 72 % probability." in text
-    assert "precision 100" not in text
-    assert "Of all labels, 30 % (20 to 40) are wrong." in text
 
 
 def _row(method: str, accuracy: float, *minus_soseleto: float) -> dict[str, Any]:

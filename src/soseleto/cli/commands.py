@@ -506,12 +506,12 @@ def _predicted(
 
 def _print_audit(run: Path) -> None:
     """Print the figures of the decisions so far."""
-    from soseleto.review.audit import Audit, require_auditable
+    from soseleto.review.audit import Audit
     from soseleto.review.queue import read_decisions
     from soseleto.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)
-    require_auditable(folder)
+    folder.require_noisy()
     audit = Audit.load(folder)
     if audit is None:
         folder.ranking()  # which an unfinished run does not have

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import numpy as np
 
 from soseleto.errors import UsageError, did_you_mean
-from soseleto.run_folder.files import readable
+from soseleto.run_folder.files import as_json, readable
 from soseleto.run_folder.folder import RunFolder
 from soseleto.run_folder.ranking import (
     Ranking,
@@ -75,11 +75,7 @@ def export_ranking(
 
 def listed_rows(run: RunFolder, ranking: Ranking) -> np.ndarray:
     """The suspects, or the best list there is where there are none, most suspicious first."""
-    if run.is_transfer:
-        raise UsageError(
-            f"{run.path} was trained in transfer mode, where weights are about the target and not about wrong labels: "
-            "list the lowest weights with --worst N."
-        )
+    run.require_noisy()
     return most_suspicious_first(ranking)[: int(is_suspect(ranking).sum()) or best_count(run.suspects())]
 
 
@@ -120,9 +116,7 @@ def _csv(columns: dict[str, Any]) -> bytes:
 
 def _json(columns: dict[str, Any]) -> bytes:
     """A list of objects, one per line; NaN (a score that was never measured) is null."""
-    lines = (
-        json.dumps(dict(zip(columns, map(_finite, row), strict=True)), ensure_ascii=False) for row in _rows(columns)
-    )
+    lines = (as_json(dict(zip(columns, row, strict=True))) for row in _rows(columns))
     return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
 
 
@@ -142,10 +136,6 @@ def _rows(columns: dict[str, Any]) -> Any:
         for column in columns.values()
     )
     return zip(*values, strict=True)
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # Labelling tools

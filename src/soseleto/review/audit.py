@@ -111,15 +111,7 @@ class Progress:
 
     def on_page(self) -> dict[str, Any]:
         """What the page shows."""
-        rows = [
-            {
-                "name": TITLES[name],
-                "value": figure.value if figure.known else None,
-                "low": figure.low,
-                "high": figure.high,
-            }
-            for name, figure in self.shown.items()
-        ]
+        rows = [{"name": TITLES[name], **figure.to_dict(AUDITED)} for name, figure in self.shown.items()]
         return {"figures": rows, "sentence": self.sentence()}
 
     def summary(self) -> list[str]:
@@ -142,19 +134,11 @@ class Progress:
 
 def prepare(run: RunFolder, checks: int | None = None) -> Audit:
     """The audit of the run, begun where there is none; the number of checks can be changed later."""
-    require_auditable(run)
+    run.require_noisy()
     if checks is not None and not 1 <= checks <= LONGEST:
         raise UsageError(f"--checks must be between 1 and {LONGEST}, got {checks}.")
     audit = Audit.load(run) or Audit.begin(run, checks or CHECKS)
     return replace(audit, checks=checks or audit.checks)
-
-
-def require_auditable(run: RunFolder) -> None:
-    if run.is_transfer:
-        raise UsageError(
-            f"{run.path} was trained in transfer mode, where weights are about the target and not about wrong labels: "
-            "there is nothing to audit."
-        )
 
 
 def _suspects_and_labels(ranking: Ranking) -> tuple[frozenset[str], dict[str, str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import math
 import os
 import threading
 from collections.abc import Sequence
@@ -40,6 +39,7 @@ class Queue:
 
     def __init__(self, run: RunFolder, sample: Sequence[str] | None = None) -> None:
         with readable(run.path):
+            run.require_noisy()
             self.run, self.ranking, self.is_audit = run, run.ranking(), sample is not None
             if self.ranking["label"].dtype.kind == "f":
                 raise UsageError(f"the labels of {run.path} are real numbers: only classes can be reviewed.")
@@ -50,12 +50,10 @@ class Queue:
                 row_of = {name: row for row, name in enumerate(self.ids)}
                 self.rows = [row_of[name] for name in sample]
             self.pictures, self.features = load_thumbnails(run), feature_columns(self.ranking, run.source())
-            shows_labels = not self.is_audit and not run.is_transfer
-            self.suggested = suggested_labels(self.ranking) if shows_labels else None
+            self.suggested = None if self.is_audit else suggested_labels(self.ranking)
             self.classes, self.basis = self._classes(), (run.suspects() or {}).get("probability_basis", "")
         if not self.rows:
-            nothing = "no low weights" if run.is_transfer else "no suspects"
-            raise UsageError(f"{run.path} has {nothing}: there is nothing to review.")
+            raise UsageError(f"{run.path} has no suspects: there is nothing to review.")
 
     def to_json(self) -> dict[str, Any]:
         """Everything the page needs except the images."""
@@ -68,7 +66,6 @@ class Queue:
             "features": list(self.features.values()),
             "typical": self._typical(),
             "basis": self.basis,
-            "noun": "Low weight" if self.run.is_transfer else "Suspect",
         }
 
     def picture(self, row: int) -> bytes | None:
@@ -79,7 +76,7 @@ class Queue:
 
     def _item(self, row: int) -> dict[str, Any]:
         def value(column: str) -> Any:
-            return _plain(self.ranking[column][row]) if column in self.ranking and not self.is_audit else None
+            return self.ranking[column][row] if column in self.ranking and not self.is_audit else None
 
         return {
             "row": row,
@@ -89,7 +86,7 @@ class Queue:
             "wrong": value("mislabelled_probability"),
             "weight": value("weight"),
             "attribution": value("column_attribution"),
-            "values": [_plain(self.ranking[name][row]) for name in self.features],
+            "values": [self.ranking[name][row] for name in self.features],
         }
 
     def _typical(self) -> dict[str, list[float | str | None]]:
@@ -103,7 +100,7 @@ class Queue:
 
     def _classes(self) -> list[str]:
         """Class names in the run's order, followed by names that occur only in labels or suggestions."""
-        known = [] if self.run.is_transfer else self.run.config().get("classes") or []  # there: the target's
+        known = self.run.config().get("classes") or []
         labels = [group.label for group in by_class(self.ranking, most=len(self.ids))]
         suggested = () if self.suggested is None else sorted({*self.suggested} - {None})
         return list(dict.fromkeys([*map(str, known), *labels, *suggested]))
@@ -116,12 +113,6 @@ def _middle(values: np.ndarray) -> float | str | None:
         return float(np.median(values)) if len(values) else None
     names, counts = np.unique(values.astype(str), return_counts=True)
     return str(names[counts.argmax()]) if len(names) else None
-
-
-def _plain(value: Any) -> float | str | None:
-    if isinstance(value, str):
-        return value
-    return float(value) if math.isfinite(value) else None
 
 
 # Decisions

@@ -31,6 +31,7 @@ from soseleto.errors import DiskError, SoseletoError, UsageError
 from soseleto.report.html import asset, digest, template
 from soseleto.review.audit import Audit, prepare
 from soseleto.review.queue import Decision, Decisions, Queue
+from soseleto.run_folder.files import as_json
 from soseleto.run_folder.folder import AUDIT, SUSPECTS, RunFolder
 from soseleto.run_folder.ranking import with_audit
 from soseleto.run_folder.source import media_type
@@ -325,7 +326,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return body
 
     def _json(self, value: dict[str, Any]) -> None:
-        self._send(HTTPStatus.OK, json.dumps(value, allow_nan=False).encode(), "application/json")
+        self._send(HTTPStatus.OK, as_json(value).encode(), "application/json")
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str, headers: dict[str, str] | None = None) -> None:
         self.request_version = "HTTP/1.0"  # HTTP/0.9 has no headers, and is assumed for what cannot be read

@@ -190,6 +190,14 @@ class RunFolder:
         """Whether weights are about the target and not about wrong labels."""
         return self.config().get("mode") == "transfer"
 
+    def require_noisy(self) -> None:
+        """UsageError in transfer mode, where nothing is known about labels."""
+        if self.is_transfer:
+            raise UsageError(
+                f"{self.path} was trained in transfer mode, where weights are about the target and not about wrong "
+                f"labels: list the lowest weights with `soseleto rank {self.path} --worst N`."
+            )
+
     def suspects(self) -> dict[str, Any] | None:
         """None without probes, or while the run has not finished."""
         return self.read_json(SUSPECTS)

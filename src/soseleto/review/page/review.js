@@ -142,7 +142,7 @@
       return;
     }
     const item = current();
-    at("which").textContent = `${state.audit ? "Example" : state.noun} ${whole.format(place + 1)} of ${whole.format(state.items.length)}`;
+    at("which").textContent = `${state.audit ? "Example" : "Suspect"} ${whole.format(place + 1)} of ${whole.format(state.items.length)}`;
     at("id").textContent = item.id;
     at("wrong").textContent = percent(item.wrong);
     at("weight").textContent = item.weight?.toFixed(2) ?? "–";
