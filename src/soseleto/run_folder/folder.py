@@ -103,6 +103,7 @@ class RunFolder:
         UsageError, with nothing deleted, where another command wrote the run or it has been reviewed.
         """
         run = cls(path)
+        run.require_place()
         if not run.is_run():
             return
         review = run.path / REVIEW
