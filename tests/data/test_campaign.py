@@ -233,22 +233,12 @@ def cut(content: bytes, draw: Any) -> bytes:
     return content[: draw(st.integers(0, len(content)))]
 
 
-def doubled_header(content: bytes, draw: Any) -> bytes:
-    first = content.split(b"\n", 1)[0] + b"\n"
-    return first + content
-
-
 def ragged(content: bytes, draw: Any) -> bytes:
     """One row has a field more or less."""
     lines = content.rstrip(b"\n").split(b"\n")
     at = draw(st.integers(0, len(lines) - 1))
     lines[at] = lines[at] + b",9" if draw(st.booleans()) else lines[at].rpartition(b",")[0]
     return b"\n".join(lines) + b"\n"
-
-
-def zeros(content: bytes, draw: Any) -> bytes:
-    at = draw(st.integers(0, len(content)))
-    return content[:at] + bytes(draw(st.integers(1, 9))) + content[at:]
 
 
 def stray_quote(content: bytes, draw: Any) -> bytes:
@@ -267,14 +257,6 @@ def not_utf8(content: bytes, draw: Any) -> bytes:
     return content[:at] + draw(st.sampled_from([b"\xff", b"\xc3", b"\xed\xa0\x80", b"\x80"])) + content[at:]
 
 
-def empty(content: bytes, draw: Any) -> bytes:
-    return draw(st.sampled_from([b"", b"\n", b"\xef\xbb\xbf", b" "]))
-
-
-def header_only(content: bytes, draw: Any) -> bytes:
-    return content.split(b"\n", 1)[0] + draw(st.sampled_from([b"", b"\n"]))
-
-
 def non_finite(content: bytes, draw: Any) -> bytes:
     """A number becomes NaN, an infinity, or something missing."""
     at = content.find(b".")
@@ -283,10 +265,7 @@ def non_finite(content: bytes, draw: Any) -> bytes:
     return content[:start] + word + content[at + 2 :] if at > 0 else content + word
 
 
-DAMAGE = {
-    one.__name__: one
-    for one in (cut, doubled_header, ragged, zeros, stray_quote, huge_field, not_utf8, empty, header_only, non_finite)
-}
+DAMAGE = {one.__name__: one for one in (cut, ragged, stray_quote, huge_field, not_utf8, non_finite)}
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
@@ -307,7 +286,7 @@ def test_damaged_text_is_refused_or_keeps_the_other_rows(
     same = [name for name in got if name in want and got[name] == want[name]]
     assert len(got) - len(same) <= 1, (how, got, want)
     # a quote at the start of a field may end at another one: RFC 4180 allows a field of several lines
-    assert how in ("cut", "header_only", "stray_quote") or len(same) >= len(want) - 1
+    assert how in ("cut", "stray_quote") or len(same) >= len(want) - 1
 
 
 # Damage to binary files
@@ -372,28 +351,7 @@ def other_lengths(path: Path, table: Table) -> None:
     np.savez(path, x=np.float32(table.values), y=np.array([*table.labels, "more"]))
 
 
-def other_kinds(path: Path, table: Table) -> None:
-    np.savez(path, x=np.array(table.ids), y=np.array(table.labels))
-
-
-def complex_values(path: Path, table: Table) -> None:
-    np.savez(path, x=np.complex64(table.values), y=np.array(table.labels))
-
-
-def no_rows(path: Path, table: Table) -> None:
-    np.savez(path, x=np.zeros((0, 3), np.float32), y=np.zeros(0, np.int64))
-
-
-def scalars(path: Path, table: Table) -> None:
-    np.savez(path, x=np.float32(1), y=np.int64(1))
-
-
-def repeated_ids(path: Path, table: Table) -> None:
-    count = len(table.ids) + 1
-    np.savez(path, x=np.zeros((count, 2)), y=np.arange(count) % 2, id=np.array(["same"] * count))
-
-
-WRONG_NPZ = (with_objects, bomb, other_lengths, other_kinds, complex_values, no_rows, scalars, repeated_ids)
+WRONG_NPZ = (with_objects, bomb, other_lengths)
 
 
 @pytest.mark.parametrize("make", WRONG_NPZ, ids=lambda make: make.__name__)

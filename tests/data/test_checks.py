@@ -166,22 +166,6 @@ def _read(path):
     return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
 
 
-def test_real_images_are_not_taken_for_copies_of_each_other(real_root):
-    from experiments.data import load
-
-    for name in ("mnist", "cifar10"):
-        train, test = load(name, "train", real_root), load(name, "test", real_root)
-        found = duplicates(train.inputs[:500], test.inputs[:4000])
-        assert len(found) <= 2, name
-
-
-def test_class_counts_of_sets_in_memory():
-    source = Examples(torch.rand(4, 5), torch.tensor([0, 0, 2, 2]), classes=("a", "b", "c"))
-    target = Examples(torch.rand(2, 5), torch.tensor([0, 2]), classes=("a", "b", "c"))
-    problems = check_pair(source, target, mode="noisy")
-    assert [(problem.kind, problem.stops) for problem in problems] == [("empty class", False)]
-
-
 def test_a_class_that_nothing_trusted_has_is_reported():
     source = Examples(torch.rand(5, 5), torch.tensor([0, 0, 1, 2, 2]), classes=("a", "b", "c"))
     target = Examples(torch.rand(2, 5), torch.tensor([0, 1]), classes=("a", "b", "c"))
@@ -191,3 +175,12 @@ def test_a_class_that_nothing_trusted_has_is_reported():
     )
     assert not problem.stops
     assert not check_pair(source, target, mode="transfer")
+
+
+def test_real_images_are_not_taken_for_copies_of_each_other(real_root):
+    from experiments.data import load
+
+    for name in ("mnist", "cifar10"):
+        train, test = load(name, "train", real_root), load(name, "test", real_root)
+        found = duplicates(train.inputs[:500], test.inputs[:4000])
+        assert len(found) <= 2, name

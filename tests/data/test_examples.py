@@ -77,11 +77,6 @@ def test_datasets_are_stacked():
     assert floats.labels.tolist() == [0.5, 1.5]
 
 
-def test_ragged_datasets_say_which_item():
-    with pytest.raises(DataError, match=r"input 1 of the target data set has shape \(3,\)"):
-        as_examples(Items([(torch.ones(2), 0), (torch.ones(3), 1)]), name="target")
-
-
 def test_what_cannot_be_read_says_what_can():
     class Endless(IterableDataset):
         def __iter__(self):

@@ -59,9 +59,3 @@ def test_bytes_for_a_model_of_floats() -> None:
         trained(floats, floats, y).predict(x)
     rows = match_input_range(x[:, 0, 0], torch.float32, "the data")  # features have one scale: their own
     assert torch.equal(rows, x[:, 0, 0].float())
-
-
-def test_bytes_that_are_not_standardised_stay_numbers() -> None:
-    x, y = images()
-    result = trained(x, x, y, inputs=soseleto.Inputs(standardize=False))
-    torch.testing.assert_close(result.outputs(x + 0.5), result.model((x + 0.5).float()).detach())

@@ -59,13 +59,6 @@ def test_look_alikes_between_the_sets_stop(tmp_path):
     assert not problem.stops  # the target's spelling is in the source
 
 
-def test_merging_keeps_a_fixed_order(tmp_path):
-    fixed = as_examples((np.zeros((2, 2)), ["Zebra", "ant"]), name="source")
-    fixed = type(fixed)(fixed.inputs, torch.tensor([0, 1]), classes=("Zebra", "ant"))
-    pair = read_pair(fixed, (np.ones((2, 2)), ["ANT", "zebra "]), mode="noisy", reading=Reading(merge_labels=True))
-    assert (pair.target.classes, pair.target.labels.tolist()) == (("zebra", "ant"), [1, 0])
-
-
 @pytest.fixture
 def odd_names(tmp_path):
     """An image folder with bytes in its names that are not UTF-8."""
@@ -99,21 +92,3 @@ def test_names_that_are_not_utf8(odd_names, tmp_path):
     assert all(image_from_file(path, 96) for path in made.paths)
     inside = existing(r"caf\xe9/2.png", root=odd_names)
     assert escaped(inside) == r"caf\xe9/2.png" != inside
-
-
-def test_broken_images_and_links_with_such_names_are_left_out(odd_names, tmp_path):
-    broken = os.path.join(os.fsencode(odd_names), b"dog", b"\xe8.png")
-    with open(broken, "wb") as file:
-        file.write(b"nothing")
-    outside = tmp_path / "secret.png"
-    picture(99).save(outside)
-    os.symlink(outside, os.path.join(os.fsencode(odd_names), b"dog", b"\xea.png"))
-    with pytest.raises(ProblemsError) as caught:
-        as_examples(odd_names, name="source")
-    found = {problem.kind: problem.ids for problem in caught.value.problems}
-    assert found == {"unreadable": (r"dog/\xe8.png",), "outside": (r"dog/\xea.png",)}
-    str(caught.value).encode()
-    listed = odd_names / "t.csv"
-    listed.write_text("path,label\ndog/3.png,x\ndog/\\xe9.png,y\ndog/\\xea.png,y\n")
-    with pytest.raises(ProblemsError, match=r"1 row with a path outside .* \(2\)"):
-        as_examples(listed, name="source")

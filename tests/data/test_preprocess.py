@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from soseleto.data import FeatureViews, Preprocess, TablePreparation, as_examples
-from soseleto.data.batches import ExampleRandom
+from soseleto.data import Preprocess, TablePreparation, as_examples
 from soseleto.errors import DataError, UsageError
 
 
@@ -48,11 +47,6 @@ def test_wrong_shapes_and_values_are_named():
         Preprocess((0.0,), (0.0,))
 
 
-def test_bytes_whose_deviation_is_one_are_not_constant() -> None:
-    x = torch.tensor([[0, 10, 7], [2, 200, 7]] * 5, dtype=torch.uint8)
-    assert torch.allclose(Preprocess.of(x)(x).std(0, unbiased=False), torch.tensor([1.0, 1.0, 0.0]), atol=1e-5)
-
-
 # Values far from 0 and close together, such as Unix times, keep their differences.
 START = 1.7e9
 SECONDS = np.random.default_rng(0).integers(0, 100, 400)
@@ -74,14 +68,6 @@ def test_times_are_standardised_in_float64():
     assert Preprocess.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
-def test_gaps_and_constants_beside_times():
-    table = np.concatenate([TIMES, np.full((400, 1), START + 0.1)], axis=1)
-    table[3, 0] = np.nan
-    made = Preprocess.of(torch.from_numpy(table))
-    assert made.std[0] == pytest.approx(np.nanstd(table[:, 0]))
-    assert made.std[2] == 1.0
-
-
 def test_only_what_needs_it_stays_float64():
     def dtype(values: np.ndarray) -> torch.dtype:
         return as_examples((values, np.arange(len(values)) % 2), name="source").inputs.dtype
@@ -95,16 +81,6 @@ def test_only_what_needs_it_stays_float64():
         assert dtype(plain) == torch.float32
         assert not Preprocess.of(torch.from_numpy(plain)).exact
     assert dtype(TIMES.astype(np.float32)) == torch.float32
-
-
-def test_a_dropped_time_is_the_mean_in_float64():
-    rows = torch.from_numpy(TIMES)
-    mean = Preprocess.of(rows).mean
-    views = FeatureViews(drop=0.5, missing=mean, columns=(0, 1))
-    _, strong, _ = views(rows, ExampleRandom.of(0, torch.arange(len(rows))))
-    dropped = strong[:, 0] != rows[:, 0]
-    assert 100 < int(dropped.sum()) < 300
-    assert float(strong[dropped, 0][0]) == mean[0]
 
 
 def table(gaps: bool = False) -> pa.Table:
@@ -129,9 +105,3 @@ def test_times_of_a_table_are_stored_and_encoded_in_float64(gaps: bool):
     assert np.abs(pieces - np.interp(TIMES[:, 0], edges, np.arange(len(edges))))[known].max() < 1e-5
     assert torch.equal(made(made.read(table(gaps).slice(5, 1))), encoded[5:6])
     assert TablePreparation.from_dict(json.loads(json.dumps(made.to_dict()))) == made
-
-
-def test_other_tables_stay_float32():
-    made = TablePreparation.fit(pa.table({"u": TIMES[:, 1], "constant": [START] * 399 + [START + 128]}))
-    assert not made.exact
-    assert made.read(pa.table({"u": TIMES[:, 1], "constant": [START] * 400})).dtype == torch.float32

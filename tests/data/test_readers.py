@@ -219,7 +219,6 @@ class Drawn(torch.utils.data.Dataset):
 
 NOISES = {
     "torch": lambda: torch.rand(1),
-    "numpy": lambda: np.random.rand(),  # noqa: NPY002
     "rare flip": lambda: (random.random() < 0.2) * 1.0,
     "own generator": np.random.default_rng(0).random,
 }

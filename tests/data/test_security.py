@@ -1,8 +1,10 @@
 """No code runs from data, nothing is written or read outside its folder, bombs are refused."""
 
+import io
 import os
 import struct
 import subprocess
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -27,15 +29,26 @@ class Hostile:
         return os.mkdir, (str(self.marker),)
 
 
-def test_an_archive_whose_names_are_no_text_is_refused(tmp_path):
-    path = tmp_path / "a.npz"
-    np.savez(path, x=np.zeros((2, 3)), y=np.zeros(2))
-    content = bytearray(path.read_bytes())
-    content[6:8] = b"\xff\xff"  # flags of the first member: its name is UTF-8, ...
-    content[30:31] = b"\xb0"  # ... which this is not
-    path.write_bytes(bytes(content))
-    with pytest.raises(DataError, match=r"cannot be read"):
-        as_examples(path, name="source")
+def test_an_array_that_claims_to_be_huge(tmp_path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", header.getvalue())
+        archive.writestr("y.npy", header.getvalue())
+    with pytest.raises(DataError, match=r"a.npz cannot be read"):
+        as_examples(tmp_path / "a.npz", name="source")
+
+
+@pytest.mark.parametrize(
+    "header", ["{'descr': '<i8', 'shape\xff\x7f2,), }", "{'descr': " + "(" * 9000, "{'descr': '<i8'}"]
+)
+def test_a_damaged_array_header_is_refused_in_one_sentence(tmp_path: Path, header: str) -> None:
+    """NumPy tokenises the first without finding its end; the second is nested deeper than Python parses."""
+    member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin1")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", member)
+    with pytest.raises(DataError, match=r"a.npz cannot be read"):
+        as_examples(tmp_path / "a.npz", name="source")
 
 
 def test_object_arrays_in_npz_are_refused(tmp_path):

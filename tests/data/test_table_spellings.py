@@ -71,9 +71,6 @@ SPELLED = {
     "ahead": [f"{day + pd.Timedelta(hours=5, minutes=30):%Y-%m-%dT%H:%M:%S}+05:30" for day in DAYS],
     "behind": [f"{day - pd.Timedelta(hours=3, minutes=30):%Y-%m-%d %H:%M}-0330" for day in DAYS],
     "hours": [f"{day + pd.Timedelta(hours=1):%Y-%m-%d %H:%M:%S}.5+01" for day in DAYS],
-    "seconds": [int(day.timestamp()) for day in DAYS],
-    "milliseconds": [int(day.timestamp()) * 1000 for day in DAYS],
-    "nanoseconds": [str(int(day.timestamp()) * 10**9) for day in DAYS],
     "zone": pa.array(DAYS.tz_localize("UTC").tz_convert("Asia/Tokyo")),
 }
 
@@ -84,13 +81,6 @@ def test_times_are_read_in_every_spelling(source, spelled):
     made = fitted(when=list(DAYS) if source == "times" else [f"{day:%Y-%m-%d %H:%M:%S}" for day in DAYS])
     expected = made.read(pa.table({"when": pa.array(DAYS)}))
     assert torch.equal(prepared(pa.table({"when": SPELLED[spelled]}), made, "new"), expected)
-
-
-@pytest.mark.parametrize("spelled", ["z", "fraction", "ahead"])
-def test_times_of_the_source_may_have_offsets_and_fractions(spelled):
-    made = fitted(when=SPELLED[spelled])
-    assert made.seen[0].kind == "date"
-    assert torch.equal(made.read(pa.table({"when": SPELLED[spelled]})), made.read(pa.table({"when": pa.array(DAYS)})))
 
 
 def test_day_and_month_are_not_guessed():
@@ -115,16 +105,6 @@ def test_day_and_month_are_not_guessed():
             read(iso, early, ambiguous)
     with pytest.raises(DataError, match="cannot be read as dates"):  # neither reads all, and both read nearly all
         read(iso, [*early * 10, pd.Timestamp("2020-01-31")], "%d/%m/%Y", "no idea")
-
-
-def test_a_format_is_found_for_the_whole_table(monkeypatch):
-    from soseleto.data import storage
-
-    monkeypatch.setattr(storage, "PIECE", 7)  # the first pieces have no day after the 12th
-    days = list(pd.date_range("2020-01-01", periods=31))
-    made = fitted(when=[f"{day:%Y-%m-%d}" for day in days])
-    found = prepared(pa.table({"when": [f"{day:%d/%m/%Y}" for day in days]}), made, "new")
-    assert torch.equal(found, made.read(pa.table({"when": days})))
 
 
 def test_values_of_another_kind_stop_fit_and_prediction(caplog):

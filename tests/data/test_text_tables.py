@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from soseleto.data import Reading, as_examples, tables
-from soseleto.data.labels import names_of
 from soseleto.errors import DataError, UsageError
 
 
@@ -77,10 +76,7 @@ def test_a_label_of_a_whole_paragraph_stops_with_its_row(tmp_path):
         ["18446744073709551616", "18446744073709551617"],  # beyond 64 bits
         ["007", "7", "07"],
         ["7", "7.0", "+7"],
-        ["1e2", "100"],
-        ["True", "true", "TRUE"],
         ["b", "b ", " b"],
-        ["2020-01-02", "2020-1-2"],
     ],
 )
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
@@ -92,18 +88,6 @@ def test_distinct_labels_stay_distinct(tmp_path, labels, suffix):
     if "" in labels:
         (tmp_path / f"m{suffix}").write_text("\n".join([*lines, f"9{between}"]))
         assert tables.load(tmp_path / f"m{suffix}")["label"].to_pylist() == [*given, None]
-
-
-def test_a_float_that_may_stand_for_several_integers_is_not_named_as_one() -> None:
-    assert names_of([3.0, float(2**53 - 1), float(2**53)]).names == ("3", str(2**53 - 1), "9007199254740992.0")
-
-
-def test_big_integers_of_other_files(tmp_path):
-    big = [2**64, 2**64 + 1, 5]
-    content = "".join(f'{{"a": {at}, "label": {label}}}\n' for at, label in enumerate(big))
-    assert names(read(tmp_path / "t.jsonl", content)) == [str(label) for label in big]
-    np.savez(tmp_path / "t.npz", x=np.zeros((2, 3)), y=np.array([2**53, 2**53 + 1]))
-    assert names(as_examples(tmp_path / "t.npz", name="source")) == [str(2**53), str(2**53 + 1)]
 
 
 def test_ids_and_correct_labels_are_text(tmp_path):
@@ -133,24 +117,15 @@ def test_other_encodings_are_named_and_read(tmp_path, suffix):
     assert names(read(path, content.encode("utf-16"), encoding="utf-16")) == ["bébé", "bèbè"]
     with pytest.raises(DataError, match="encoding='cp1252'"):
         read(path, content.replace("è", "’").encode("cp1252"))
-    with pytest.raises(DataError, match="byte 0xe9 in line 1"):
-        read(path, content.replace("id", "idé").encode("latin-1"))
-    with pytest.raises(DataError, match="is not ascii"):
-        read(path, content, encoding="ascii")
 
 
-def test_other_encodings_of_json_lines_and_bytes(tmp_path):
+def test_json_lines_have_an_encoding_and_bytes_are_utf8(tmp_path):
     content = '{"a": 1, "label": "bé"}\n{"a": 2, "label": "bè"}\n'.encode("latin-1")
     with pytest.raises(DataError, match=r"byte 0xe9 in line 1 of .*encoding='latin-1'"):
         read(tmp_path / "t.jsonl", content)
     assert names(read(tmp_path / "t.jsonl", content, encoding="latin-1")) == ["bé", "bè"]
-    np.savez(tmp_path / "t.npz", x=np.zeros((2, 3)), y=np.array([b"b\xe9", b"b\xe8"]))
-    with pytest.raises(DataError, match=r"the label of row 0 is b'b\\xe9', which is not UTF-8.*encoding='latin-1'"):
-        as_examples(tmp_path / "t.npz", name="source")
-    made = as_examples(tmp_path / "t.npz", name="source", reading=Reading(encoding="latin-1"))
-    assert names(made) == ["bé", "bè"]
     pa.parquet.write_table(pa.table({"a": [1, 2], "label": [b"b\xe9", b"b\xe8"]}), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match="the label of row 0 is"):
+    with pytest.raises(DataError, match=r"the label of row 0 is b'b\\xe9', which is not UTF-8: save it as text"):
         as_examples(tmp_path / "t.parquet", name="source")
 
 
@@ -160,23 +135,11 @@ def test_an_unknown_encoding_is_refused():
             Reading(encoding=unknown)
 
 
-def test_a_table_loaded_as_text_still_has_features(tmp_path):
-    """What is written from it, with all columns as text, is read with the same numbers."""
-    content = "id,a,b,label\np,1,0.1,x\nq,,1e300,y\nr,07,nan,x\n"
-    wanted = read(tmp_path / "t.csv", content)
-    pa.parquet.write_table(tables.load(tmp_path / "t.csv"), tmp_path / "t.parquet")
-    made = as_examples(tmp_path / "t.parquet", name="source")
-    assert np.array_equal(made.inputs.numpy(), wanted.inputs.numpy(), equal_nan=True)
-
-
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
         ("null", "is not an object"),
-        ("[1, 2]", "is not an object"),
-        ("nulltrue", "is not valid JSON"),
         ('{"a": 1, "label": "x"', "is not valid JSON"),
-        ('{"a": 1} {"a": 2}', "is not valid JSON"),
         ('{"a": ' * 5000, "is not valid JSON"),
     ],
 )
@@ -184,9 +147,6 @@ def test_json_lines_that_are_not_objects_are_named(tmp_path, line, fault):
     """Arrow's reader ends the interpreter on ``null`` and on what begins with it."""
     (tmp_path / "t.jsonl").write_text('{"a": 1, "label": "x"}\n\n' + line)
     with pytest.raises(DataError, match=rf"line 3 of .*t\.jsonl {fault}"):
-        as_examples(tmp_path / "t.jsonl", name="source")
-    (tmp_path / "t.jsonl").write_text(line)
-    with pytest.raises(DataError, match=rf"line 1 of .*t\.jsonl {fault}"):
         as_examples(tmp_path / "t.jsonl", name="source")
 
 

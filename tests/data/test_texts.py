@@ -132,13 +132,6 @@ def test_columns_that_cannot_be_read(tables, tokenizer, tmp_path, options, sente
         read_pair(*tables, mode="noisy", reading=reading)
 
 
-def test_only_tables_have_texts(tables, tokenizer, tmp_path) -> None:
-    names = np.array(["neg", "pos"])
-    numbers = (torch.randn(20, 3), names[np.arange(20) % 2])
-    with pytest.raises(UsageError, match="reads a column of a table, and the target is none"):
-        read_pair(tables[0], numbers, mode="noisy", reading=Reading(tokenizer=tokenizer, cache=tmp_path))
-
-
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from soseleto.data import Examples, FeatureViews, TablePreparation, TokenViews, feed, source_batches
+from soseleto.data import Examples, FeatureViews, TablePreparation, TokenViews, Views, feed, source_batches
 from soseleto.data.batches import ExampleRandom
 from soseleto.data.columns import GONE
 from soseleto.data.structure import tensors
@@ -43,16 +43,6 @@ def test_tokens_are_dropped_inside_of_a_text() -> None:
         assert bool((view[rows, lengths - 1] == tokens[rows, lengths - 1]).all())
         inside = (tokens != NO_TOKEN).sum() - torch.minimum(lengths, torch.tensor(2)).sum()
         assert float((tokens != view).sum() / inside) == pytest.approx(0.3, abs=0.02)
-
-
-def test_a_dict_is_masked_where_its_tokens_are_dropped() -> None:
-    tokens, more = texts(50), torch.arange(50)
-    given = {**as_dict(tokens), "token_type_ids": more}
-    views = TokenViews(drop=0.3)(given, ExampleRandom.of(0, torch.arange(50)))
-    for mine, stored in zip(views, TokenViews(drop=0.3)(tokens, ExampleRandom.of(0, torch.arange(50))), strict=True):
-        assert torch.equal(mine["input_ids"], given["input_ids"])
-        assert torch.equal(mine["attention_mask"], (stored != NO_TOKEN).long())
-        assert mine["token_type_ids"] is more
 
 
 def test_views_of_a_text_do_not_depend_on_the_batch_or_its_width() -> None:
@@ -111,12 +101,13 @@ def test_values_are_dropped_with_their_probability() -> None:
     assert torch.equal(alone[0], view[9])
 
 
-@pytest.mark.parametrize("kind", ["tokens", "dict", "rows"])
+@pytest.mark.parametrize("kind", ["tokens", "dict", "images", "rows"])
 def test_a_resumed_epoch_has_the_same_views_and_others_differ(kind: str) -> None:
     labels = torch.arange(60) % 3
     sets: dict[str, tuple[Any, Any]] = {
         "tokens": (TextExamples(texts(60), labels), TokenViews(drop=0.3)),
         "dict": (Examples(as_dict(texts(60)), labels), TokenViews(drop=0.3)),
+        "images": (Examples(torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8), labels), Views()),
         "rows": (Examples(torch.randn(60, 4), labels), FeatureViews(missing=(0.0,) * 4, columns=(0, 1, 2, 3))),
     }
     data, views = sets[kind]

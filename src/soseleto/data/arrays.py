@@ -40,7 +40,7 @@ def inputs_of(values: Any, *, name: str) -> Inputs:
     if isinstance(values, Tensor):
         return _narrow(values, name=name)
     if isinstance(values, Mapping) or (isinstance(values, tuple) and values and all(map(_is_array, values))):
-        return pytree.tree_map(lambda part: _part_of(part, name=name), structure.plain(values))
+        return pytree.tree_map(lambda part: narrowed(_real(part, name)), structure.plain(values))
     array = np.asarray(values)
     if array.dtype.kind not in "buif":
         raise DataError(f"{name} inputs are of type {array.dtype}: give real numbers.")
@@ -59,25 +59,22 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray | Mapping)
 
 
-def _part_of(values: Any, *, name: str) -> Tensor:
-    """One tensor of a structure; masks stay bool, and no dimension is added."""
-    tensor = values.detach() if isinstance(values, Tensor) else torch.from_numpy(_writable(np.asarray(values)))
+def _real(values: Any, name: str) -> Tensor:
+    tensor = _tensor(values).detach()
     if tensor.ndim == 0 or tensor.dtype.is_complex:
         raise DataError(f"{name} inputs hold a {structure.describe(tensor)}: give real numbers, one row per example.")
-    return narrowed(tensor)
+    return tensor
 
 
 def narrowed(tensor: Tensor) -> Tensor:
-    """float32, uint8, bool or int64."""
+    """float32, uint8, bool or int64: of a structure, in which masks stay bool and no dimension is added."""
     if tensor.is_floating_point():
         return tensor.to(torch.float32)
     return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.to(torch.int64)
 
 
 def _narrow(values: Tensor, *, name: str) -> Tensor:
-    values = values.detach()
-    if values.ndim == 0 or values.dtype.is_complex:
-        raise DataError(f"{name} inputs hold a {structure.describe(values)}: give real numbers, one row per example.")
+    values = _real(values, name)
     if values.ndim == 1:
         values = values[:, None]  # one column
     if values.dtype.is_floating_point:
@@ -211,7 +208,7 @@ def own_random_state() -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
-def read_npz(path: Path, *, name: str, encoding: str | None = None, labelled: bool = True) -> Raw:
+def read_npz(path: Path, *, name: str, labelled: bool = True) -> Raw:
     """Read x as inputs, y as labels, id as ids and truth as correct labels; without ``labelled`` x alone."""
     arrays = load_arrays(path)
     for field in ("x", "y") if labelled else ("x",):
@@ -227,10 +224,10 @@ def read_npz(path: Path, *, name: str, encoding: str | None = None, labelled: bo
     ids = arrays["id"].reshape(-1).tolist() if "id" in arrays else None
     return Raw(
         name,
-        labels_from(labels.reshape(-1).tolist() if labels.size == count else labels, name=name, encoding=encoding),
+        labels_from(labels.reshape(-1).tolist() if labels.size == count else labels, name=name),
         inputs=inputs,
-        ids=ids and tuple(text_of(v, where=f"id {at} in {path}", encoding=encoding) for at, v in enumerate(ids)),
-        truth=names_of(arrays["truth"].reshape(-1).tolist(), encoding=encoding) if "truth" in arrays else None,
+        ids=ids and tuple(text_of(v, where=f"id {at} in {path}") for at, v in enumerate(ids)),
+        truth=names_of(arrays["truth"].reshape(-1).tolist()) if "truth" in arrays else None,
     )
 
 

@@ -28,8 +28,6 @@ FORMATS = (
 )
 _FRACTION = r"(?:\.\d+)? ?"
 _OFFSET = r"[+-]\d\d(?::?\d\d)?"
-_UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
-_YEAR, _YEARS = 31_556_952.0, 230  # in seconds; the largest number is 1 to 230 years from 1970, so its unit is certain
 
 
 LEFT_OUT = "left out"
@@ -125,18 +123,13 @@ def counts_of(text: Any) -> list[tuple[str, int]]:
 def times(column: Any, format: str | None) -> np.ndarray:
     """The column as (N,) datetime64[s] in UTC without fractions, NaT where missing or not in ``format``.
 
-    format: of words, or the unit of numbers that count from 1970; None: only a column of times is read
+    format: of words; None: only a column of times is read
     """
     if is_time(column):
         zone = getattr(column.type, "tz", None)
         return np.asarray(column.cast(pyarrow().timestamp("s", zone), safe=False).to_numpy(), dtype="datetime64[s]")
     if format is None:
         return np.full(len(column), "NaT", dtype="datetime64[s]")
-    if format in _UNITS:
-        seconds = np.floor(numbers(column).values / _UNITS[format])
-        known = np.abs(seconds) < 2**53  # not NaN
-        moments = np.where(known, seconds, 0).astype(np.int64).astype("datetime64[s]")
-        return np.where(known, moments, np.datetime64("NaT"))
     text = words(column)
     parsed = np.asarray(_parsed(text, format).to_numpy(zero_copy_only=False), dtype="datetime64[s]")
     return parsed - _offsets(text)
@@ -150,18 +143,15 @@ def time_format(text: Any) -> tuple[str, int]:
 
 
 def format_of(column: Any, trained: str | None) -> str | None:
-    """The format or unit in which to read another table's column; None where none is certain, and for times.
+    """The format in which to read another table's column; None where none is certain, and for times.
 
     trained: the source's, which is taken unless another one reads more; that must be the only one to read all values,
         or the only one to read most of them: whether 01/02 is in January is not guessed
     """
     if is_time(column):
         return None
-    text, values = words(column), numbers(column).values
+    text = words(column)
     present = len(text) - text.null_count
-    if present and int((~np.isnan(values)).sum()) == present:
-        largest = float(np.nan_to_num(np.abs(values), posinf=np.inf).max())
-        return next((unit for unit, per in _UNITS.items() if 1 <= largest / per / _YEAR <= _YEARS), None)
     counts = _parsed_counts(text)
     if trained in FORMATS and counts[FORMATS.index(trained)] == counts.max():
         return trained

@@ -133,30 +133,23 @@ def _classes(names: Sequence[str]) -> str:
 # Copies
 
 
-def labels_in_source(target: Examples, source: Examples, preparation: Preparation | None = None) -> Tensor:
-    """(N,) the label that each target example has in the source, -1 for one that is not in it, compared by content.
+def labels_in_source(
+    target: Examples, source: Examples, preparation: Preparation | None = None
+) -> tuple[Tensor, dict[str, str]]:
+    """(N,) the label that each target example has in the source, -1 for one that is not in it, compared by content; and
+    the ids of source examples that are in the target under another label, with the label there.
 
     A target that was made by checking a part of the source has its labels from before the check there.
     """
-    before, labels = torch.full((len(target),), -1, dtype=torch.int64), source.labels.cpu()
-    for pair in reversed(_copied(target, source, preparation)):  # of several copies the first counts
-        before[pair.first] = labels[pair.second]
-    return before
-
-
-def labels_in_target(target: Examples, source: Examples, preparation: Preparation | None = None) -> dict[str, str]:
-    """The ids of source examples that are in the target under another label -> the label there."""
-    names = target.classes or ()
-    return {
-        source.id_of(pair.second): str(names[label]) if names else str(label)
-        for pair in reversed(_copied(target, source, preparation))
-        if (label := int(target.labels[pair.first])) != int(source.labels[pair.second])
-    }
-
-
-def _copied(target: Examples, source: Examples, preparation: Preparation | None) -> list[Duplicate]:
+    before, checked = torch.full((len(target),), -1, dtype=torch.int64), {}
     chance = _by_chance(target.inputs, preparation)
-    return [pair for pair in duplicates(target.inputs, source.inputs, exact=True) if pair.first not in chance]
+    for pair in reversed(duplicates(target.inputs, source.inputs, exact=True)):  # of several copies the first counts
+        if pair.first in chance:
+            continue
+        before[pair.first] = source.labels[pair.second]
+        if (label := int(target.labels[pair.first])) != int(source.labels[pair.second]):
+            checked[source.id_of(pair.second)] = target.classes[label] if target.classes else str(label)
+    return before, checked
 
 
 def _copies(sets: dict[str, Examples], other: str, mode: str, preparation: Preparation | None) -> list[Problem]:

@@ -217,7 +217,7 @@ class Date(Column):
         return self.parts[0].gaps
 
     def formatted_as(self, column: Any) -> Self:
-        """A copy that reads the words or numbers of another table's whole column."""
+        """A copy that reads the words of another table's whole column."""
         return replace(self, format=cells.format_of(column, self.format))
 
     def read(self, column: Any) -> np.ndarray:

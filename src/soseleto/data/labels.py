@@ -27,7 +27,7 @@ _LONGEST = 200  # characters of a label
 _BREAKS = re.compile(r"[\r\n]")
 
 
-def labels_from(values: Any, *, name: str, encoding: str | None = None) -> Names | Tensor:
+def labels_from(values: Any, *, name: str) -> Names | Tensor:
     """Labels of a file: numbers that are not all integers are regression targets, all else is a class name."""
     if isinstance(values, np.ndarray):  # more than one number per example
         if values.dtype.kind not in "buif":
@@ -36,22 +36,22 @@ def labels_from(values: Any, *, name: str, encoding: str | None = None) -> Names
     numeric = all(value is None or isinstance(value, float | int) for value in values)
     if numeric and any(isinstance(v, float) and math.isfinite(v) and v != int(v) for v in values):
         return torch.tensor([float("nan") if v is None else float(v) for v in values], dtype=torch.float32)
-    return names_of(values, encoding=encoding)
+    return names_of(values)
 
 
-def names_of(values: Iterable[Any], *, encoding: str | None = None) -> Names:
+def names_of(values: Iterable[Any]) -> Names:
     """Labels of any type as names; None, NaN and blank text mean no label."""
-    return Names(tuple(_name(value, row, encoding) for row, value in enumerate(values)))
+    return Names(tuple(_name(value, row) for row, value in enumerate(values)))
 
 
-def _name(value: Any, row: int, encoding: str | None) -> str | None:
+def _name(value: Any, row: int) -> str | None:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and abs(value) < 2**53 and value == int(value):
         return str(int(value))
-    name = text_of(value, where=f"the label of row {row}", encoding=encoding)
+    name = text_of(value, where=f"the label of row {row}")
     if len(name) > _LONGEST or _BREAKS.search(name):  # of a paragraph, or of rows that a stray quote has merged
         fault = f"{len(name):,} characters" if len(name) > _LONGEST else "a line break"
         raise DataError(
@@ -60,17 +60,14 @@ def _name(value: Any, row: int, encoding: str | None) -> str | None:
     return name if name.strip() else None
 
 
-def text_of(value: Any, *, where: str, encoding: str | None = None) -> str:
-    """A value as text; bytes that are not in the encoding raise."""
+def text_of(value: Any, *, where: str) -> str:
+    """A value as text; bytes that are not UTF-8 raise."""
     if not isinstance(value, bytes):
         return str(value)
     try:
-        return value.decode(encoding or "utf-8")
+        return value.decode()
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where} is {value[:40]!r}, which is not {encoding or 'UTF-8'}: read it with encoding='latin-1', if "
-            "that is its encoding."
-        ) from error
+        raise DataError(f"{where} is {value[:40]!r}, which is not UTF-8: save it as text.") from error
 
 
 def labels_of_words(words: Sequence[str]) -> list[Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from soseleto.data import images as image_files
 from soseleto.data import structure, tables
 from soseleto.data.arrays import inputs_of, labels_of, read_npz, stack_dataset
-from soseleto.data.checks import CHECKED, check_examples, labels_in_source, labels_in_target
+from soseleto.data.checks import CHECKED, check_examples, labels_in_source
 from soseleto.data.examples import Examples
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
 from soseleto.data.labels import names_of, number_labels, plain
@@ -79,11 +79,10 @@ def read_pair(
         raise ProblemsError(problems)
     dropped = tuple(problem for problem in problems if problem.stops or problem.kind == CHECKED)
     kept = {name: _without(name, examples, dropped) for name, examples in sets.items()}
-    before, checked = None, {}
+    before, checked = None, dict[str, str]()
     copies = tuple(name for problem in problems if problem.kind == CHECKED for name in problem.ids)
     if copies:
-        before = labels_in_source(kept["target"], sets["source"], preparation)
-        checked = labels_in_target(kept["target"], sets["source"], preparation)
+        before, checked = labels_in_source(kept["target"], sets["source"], preparation)
     return Pair(
         kept["source"],
         kept["target"],
@@ -195,7 +194,7 @@ def _from_path(path: Path, name: str, reading: Reading) -> Raw:
                 raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")
         return image_files.read_folder(path, name=name, reading=reading)
     if _suffix(path, name) == ".npz":
-        return read_npz(path, name=name, encoding=reading.encoding)
+        return read_npz(path, name=name)
     table = tables.load(path, reading)
     return tables.from_table(table, name=name, reading=reading, folder=path.parent, what=str(path))
 

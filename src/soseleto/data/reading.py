@@ -39,7 +39,7 @@ class Reading:
     before_column: column of the target's table with the labels from before a check; it is not a feature
     numeric_columns, categorical_columns, text_columns, drop_columns: columns of a table whose kind is not inferred
     tokenizer: of a pretrained text model, for which one column of text is read
-    encoding: of text files (.csv, .tsv, .jsonl) and of bytes in place of text, such as "latin-1"; default: UTF-8
+    encoding: of text files (.csv, .tsv, .jsonl), such as "latin-1"; default: UTF-8
     merge_labels: make one class of names that differ only in case, surrounding blanks or Unicode form
     root: folder that relative paths in a table start from; default: the table's own folder
     allow_outside: follow paths and links that lead out of that folder

@@ -306,21 +306,8 @@ def index_columns(table: Any) -> list[str]:
     except (KeyError, ValueError, TypeError, RecursionError):  # none, or written by something else
         recorded = []
     recorded = recorded if isinstance(recorded, list) else []
-    return [name for at, name in enumerate(table.column_names) if is_index(name, at) or name in recorded]
-
-
-def is_index(column: str, place: int) -> bool:
-    """Whether the column has the name of an unnamed index; in a CSV file that is an empty name in the first place."""
-    return _INDEX.fullmatch(column) is not None or (not column and place == 0)
-
-
-def index_problem(name: str, columns: Sequence[str]) -> tuple[Problem, ...]:
-    """The message that these columns of the set ``name`` are left out; none where there are none."""
-    if not columns:
-        return ()
-    listed = some([repr(column) for column in columns])
-    text = f"the pandas index {listed} is not used as a feature (rename it to use it; index=False leaves it out)."
-    return (Problem(name, "index", text, stops=False),)
+    unnamed = table.column_names[:1] == [""]  # in a CSV file
+    return [n for n in table.column_names if _INDEX.fullmatch(n) or n in recorded or (unnamed and not n)]
 
 
 # Data sets
@@ -343,12 +330,12 @@ def from_table(
     if name != "source" and reading.truth_column not in table.column_names:
         reading = replace(reading, truth_column=None)  # only the source needs correct labels beside its own
     columns = columns_of(table, reading, what=what)
-    truth, identity, encoding = columns.truth, columns.identity, reading.encoding
+    truth, identity = columns.truth, columns.identity
     raw = Raw(
         name,
-        labels_from(table[columns.label].to_pylist(), name=name, encoding=encoding),
-        ids=None if identity is None else _ids(table[identity].to_pylist(), f"column {identity!r} of {what}", encoding),
-        truth=None if truth is None else names_of(table[truth].to_pylist(), encoding=encoding),
+        labels_from(table[columns.label].to_pylist(), name=name),
+        ids=None if identity is None else _ids(table[identity].to_pylist(), f"column {identity!r} of {what}"),
+        truth=None if truth is None else names_of(table[truth].to_pylist()),
         files=(),
     )
     if images is not None:
@@ -385,11 +372,11 @@ def _check(table: Any, name: str, what: str) -> None:
         raise DataError(f"{what} has two columns of one name: rename one of {some(table.column_names)}.")
 
 
-def _ids(values: Sequence[Any], where: str, encoding: str | None) -> tuple[str, ...]:
+def _ids(values: Sequence[Any], where: str) -> tuple[str, ...]:
     for row, value in enumerate(values):
         if value is None or value == "":
             raise DataError(f"row {row} has no id in {where}: give every row one.")
-    return tuple(text_of(value, where=f"row {row}, {where}", encoding=encoding) for row, value in enumerate(values))
+    return tuple(text_of(value, where=f"row {row}, {where}") for row, value in enumerate(values))
 
 
 def _with_features(raw: Raw, table: Any, what: str) -> Raw:
@@ -397,7 +384,10 @@ def _with_features(raw: Raw, table: Any, what: str) -> Raw:
     table = table.drop_columns(index)
     if not table.num_columns:
         raise DataError(f"{what} has a label but no features: add feature columns, or name the path_column.")
-    return replace(raw, table=table, files=None, problems=index_problem(raw.name, index))
+    listed = some([repr(column) for column in index])
+    text = f"the pandas index {listed} is not used as a feature (rename it to use it; index=False leaves it out)."
+    problems = (Problem(raw.name, "index", text, stops=False),) if index else ()
+    return replace(raw, table=table, files=None, problems=problems)
 
 
 def _with_images(raw: Raw, paths: Sequence[Any], reading: Reading, folder: Path | None) -> Raw:

@@ -168,7 +168,7 @@ def write_corrected(
     require_writable(out, run=run, force=force)
     file = source_file(run)
     if file is not None and is_npz(file):
-        content, count = _corrected_npz(file, drop, relabel, run.source().get("encoding"))
+        content, count = _corrected_npz(file, drop, relabel)
     else:
         content, count = _corrected_table(run, file, out, drop, relabel)
     if not count:
@@ -258,16 +258,14 @@ def _write_csv(table: Any, sink: Any, out: Path) -> None:
         raise UsageError(f"some values of the source cannot be written as CSV: write {instead} instead.") from error
 
 
-def _corrected_npz(
-    file: Path, drop: Collection[str], relabel: Mapping[str, str], encoding: str | None
-) -> tuple[bytes, int]:
+def _corrected_npz(file: Path, drop: Collection[str], relabel: Mapping[str, str]) -> tuple[bytes, int]:
     """Arrays with one entry per example lose the entries in ``drop``; other arrays are copied."""
     arrays = load_arrays(file, every=True)
     ids = [str(row) for row in range(len(arrays["y"]))]
     if "id" in arrays:
-        ids = [text_of(value, where=f"an id in {file}", encoding=encoding) for value in arrays["id"].tolist()]
+        ids = [text_of(value, where=f"an id in {file}") for value in arrays["id"].tolist()]
     if relabel:
-        names = names_of(arrays["y"].reshape(-1).tolist(), encoding=encoding).names
+        names = names_of(arrays["y"].reshape(-1).tolist()).names
         new = [relabel.get(key, old or "") for key, old in zip(ids, names, strict=True)]
         numbers = arrays["y"].dtype.kind in "iu" and all(name.isdecimal() for name in new)
         arrays["y"] = np.array(new).astype(int) if numbers else np.array(new)
