@@ -70,7 +70,10 @@ FOLDERS = {
 }
 TABLES = {
     "infinite": (add("1,inf,3,4,cat"), "NaN or infinite"),
-    "latin-1": (put("source.csv", "a,label\n1,chat\n2,b\xe9b\xe9\n".encode("latin-1")), "with --encoding latin-1"),
+    "latin-1": (
+        put("source.csv", "a,label\n1,chat\n2,b\xe9b\xe9\n".encode("latin-1")),
+        "encoding = 'latin-1' under [reading]",
+    ),
     "stray quote": (add('1,2,3,4,"cat\n1,2,3,5,dog\n1,2,3,6,cat'), "the row in line 10 of"),
     "other columns": (put("target.csv", b"a,b,label\n1,2,cat\n"), "column"),
     "missing file": (rows_of_paths("gone.png"), "none of the sampled source images can be read"),
@@ -149,7 +152,7 @@ def test_the_options_that_the_messages_name(desk: Path, capsys: pytest.CaptureFi
     text = (desk / "source.csv").read_text()
     (desk / "source.csv").write_bytes(text.replace("cat", "Bébé").replace("dog", "dog ").encode("latin-1"))
     (desk / "target.csv").write_bytes((desk / "target.csv").read_text().replace("cat", "bébé").encode("latin-1"))
-    assert "--encoding latin-1" in refused(desk, "source.csv", "target.csv", capsys)
+    assert "encoding = 'latin-1' under [reading]" in refused(desk, "source.csv", "target.csv", capsys)
     (desk / "fit.toml").write_text("[reading]\nencoding = 'latin-1'\nmerge_labels = true\n")
     run = fit(desk, "source.csv", "target.csv", "--config", f"{desk}/fit.toml")
     assert run.config()["classes"] == ["bébé", "dog"]

@@ -89,7 +89,7 @@ def test_the_strong_recipe_drops_tokens(desk: Path) -> None:
     chosen = {"name": "Strong", "mixup": 0.0, "by_class": 1.0, "target_share": 0.5}
     assert {name: config["settings"][name] for name in chosen} == chosen
     assert config["augment_source"] == repr(TokenViews())
-    assert config["optimizer"].startswith("AdamW")
+    assert config["optimizer"].startswith("adamw")
     assert soseleto.load(desk / "strong").outputs(["the film was good"]).shape == (1, 2)
 
 
@@ -128,7 +128,7 @@ def test_ranking_review_and_report_have_the_texts(desk: Path) -> None:
     lines = command("rank", desk / "run", "--worst", "5", "--format", "json")
     rows = json.loads(lines)
     assert {row["x0"] for row in rows} <= texts
-    items = Queue.of(RunFolder(desk / "run")).to_json()
+    items = Queue(RunFolder(desk / "run")).to_json()
     assert items["features"] == ["review"]
     assert {item["values"][0] for item in items["items"]} <= texts
     page = (desk / "run" / "report.html").read_text()

@@ -18,7 +18,7 @@ from soseleto.training.resume import Keeper
 from typing_in import Type
 
 SHORT = ["--method", "strong", "--epochs", 2, "--folds", 0, "--no-baselines", "--device", "cpu"]
-ANSWERS = "labelled by the teacher"
+ANSWERS = "labelled by the teacher in every step"
 Fit = Callable[..., tuple[int, str, str]]
 
 
@@ -159,7 +159,7 @@ def test_a_moved_folder_is_the_same_and_a_changed_one_is_not(
     Image.new("RGB", (16, 16), "red").save(desk / "changed" / "2-0.png")
     code, _, err = fit("run", "changed")
     assert code == 2
-    assert "holds an unfinished run that cannot be resumed, since the unlabelled data changed: give the same" in err
+    assert "holds a training with other settings, since the unlabelled data changed: give the same" in err
     (desk / "more").rename(desk / "moved")
     code, _, err = fit("run", "moved")
     assert code == 0, err

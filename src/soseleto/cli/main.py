@@ -95,6 +95,8 @@ def _in_options(sentence: str, command: str) -> str:
 
     def option(match: re.Match[str]) -> str:
         name = match["name"]
+        if name == "encoding" and command == "fit":
+            return f"encoding = '{match['text']}' under [reading] in --config FILE.toml"
         return f"--{name.replace('_', '-')} {match['text'] or match['number']}" if name in known else match[0]
 
     return re.sub(r"\b(?P<name>[a-z_]+)=(?:'(?P<text>[\w:.+-]+)'|(?P<number>\d[\d.]*\d|\d))", option, sentence)
