@@ -421,38 +421,6 @@ def test_ranks_may_have_parts_of_any_size() -> None:
             torch.testing.assert_close(torch.as_tensor(answer[name]), torch.as_tensor(value), rtol=1e-5, atol=1e-6)
 
 
-def with_an_example_twice(reducer: Reducer) -> None:
-    index, source, target = batches(1)[0]
-    Selection(net(), n_source=N, reducer=reducer, loss=cross_entropy).backward(source, target, index=index)
-
-
-def with_no_example(reducer: Reducer) -> None:
-    _, source, target = batches(1)[0]
-    Selection(net(), n_source=N, reducer=reducer, loss=cross_entropy).backward(empty(source), target, index=[])
-
-
-def with_no_target(reducer: Reducer) -> None:
-    index, source, target = batches(1)[0]
-    mine = slice(reducer.rank, None, reducer.ranks)
-    part = source[0][mine], source[1][mine]
-    Selection(net(), n_source=N, reducer=reducer, loss=cross_entropy).backward(part, empty(target), index=index[mine])
-
-
-@pytest.mark.skipif(os.name != "posix", reason="processes are started as POSIX does")
-@pytest.mark.parametrize(
-    ("act", "words"),
-    [
-        (with_an_example_twice, "occurs twice in one batch"),
-        (with_no_example, "no source index"),
-        (with_no_target, "the target batch has no examples"),
-    ],
-)
-def test_all_ranks_refuse_a_bad_batch(act: Callable[[Reducer], None], words: str) -> None:
-    for kind, sentence in together(2, act):
-        assert kind == "UsageError", sentence
-        assert words in sentence
-
-
 @pytest.mark.parametrize(
     ("act", "words"),
     [

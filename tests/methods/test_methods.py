@@ -158,16 +158,6 @@ def test_methods_that_compare_features_raise_in_noisy_mode(name: str) -> None:
         made(name).init(make_task())
 
 
-@pytest.mark.parametrize("method", [TargetOnly(), Mixed(), Reweight(), FineTuning(pretrain=0.0)], ids=lambda m: m.name)
-def test_methods_for_transfer_train_the_target_head(method: Method) -> None:
-    task = transfer_task()
-    before = {k: p.detach().clone() for k, p in task.model.named_parameters()}
-    method.step(method.init(task), batch(N, 0), batch(7, 1))
-    moved = {k for k, p in task.model.named_parameters() if not torch.equal(p, before[k])}
-    assert task.target_head <= moved
-    assert task.shared <= moved
-
-
 def test_phases_are_captured_separately() -> None:
     for method in (Sukhbaatar(pretrain=0.2), Xiao(pretrain=0.2), FineTuning(pretrain=0.2)):
         task = make_task()
@@ -380,18 +370,3 @@ def test_oracles() -> None:
     assert correct_only(source).ids == ("0", "2")
     with pytest.raises(DataError, match="truth="):
         corrected(Examples(torch.zeros(1, 2), torch.tensor([0])))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Mixed(target_share=2.0),
-        lambda: FineTuning(pretrain=1.5),
-        lambda: Luo(domain=-1.0),
-        lambda: MetaWeightNet(hidden=0),
-        lambda: EarlyStopping(method=Ordinary(), heldout=batch(3, 0), every=0),
-    ],
-)
-def test_bad_settings_raise(make: Any) -> None:
-    with pytest.raises(UsageError):
-        make()

@@ -283,16 +283,3 @@ def test_no_step_waits_for_the_device(method: Method, monkeypatch: pytest.Monkey
 def test_what_does_not_fit_is_one_sentence(method: Method, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         trained(small_net(), method, **options)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: FixMatch(threshold=1.5), r"threshold must lie in \[0, 1\]"),
-        (lambda: DivideMix(mixup=0.0), "mixup must be above 0"),
-        (lambda: ProMix(debias=-1.0), "debias must be 0 or more"),
-    ],
-)
-def test_bad_settings_are_one_sentence(make: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        make()

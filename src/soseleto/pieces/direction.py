@@ -7,20 +7,17 @@ A target batch of 32 gives a direction that is mostly noise; a mean over tens of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
+from torch.optim import Adam, AdamW, NAdam, Optimizer
 
 from soseleto.errors import UsageError
 from soseleto.pieces.piece import Direction, State, Step
 from soseleto.task.task import Task
-
-# by(parameter, state, group) -> what the optimizer multiplies the parameter's gradient by, beside the learning rate
-Preconditioner = Callable[[Tensor, Mapping[str, Any], Mapping[str, Any]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -104,11 +101,7 @@ class preconditioned(Direction):
         θ ← θ − Λ P ∂L/∂θ        P: the optimizer's preconditioner, diagonal;  Λ: the learning rates of the groups
         q = Qᵀ Λ P g             the decrease of the target loss by a step of this optimizer on each example
 
-    of: the direction to precondition.
-    by: None takes that of torch's Adam, AdamW or NAdam. For another optimizer a function
-        ``by(parameter, state, group)`` of what it keeps about a parameter (``optimizer.state[parameter]``, never empty)
-        and of the parameter's group in ``optimizer.param_groups``. It returns what the gradient is multiplied by, in
-        the parameter's shape, without the learning rate.
+    of: the direction to precondition. The optimizer is torch's Adam, AdamW or NAdam.
 
     Plain alignments, Qᵀg, are those of a step of SGD. Adam and AdamW divide by √v̂ + ε, so that a parameter with small
     gradients moves as far as one with large ones. P is read from the optimizer's state before the step, and Λ are the
@@ -122,7 +115,6 @@ class preconditioned(Direction):
     """
 
     of: last_batch | running_mean = field(default_factory=running_mean)
-    by: Preconditioner | None = None
 
     def init(self, task: Task) -> State:
         return self.of.init(task)
@@ -130,13 +122,13 @@ class preconditioned(Direction):
     def update(self, value: dict[str, Tensor], state: State, step: Step) -> dict[str, Tensor]:
         if step.optimizer is None:
             raise UsageError("preconditioned reads the optimizer's state: write Selection(..., optimizer=optimizer).")
-        by = self.by or _of_optimizer(step.optimizer.optimizer)
+        _require_adam(step.optimizer.optimizer)
         direction: dict[str, Tensor] = {}
         for name, g in self.of.update(value, state, step).items():
             if (kept := step.optimizer.of(name)) is None:
                 continue
             if _has_stepped(kept.state):
-                along = g * by(kept.parameter.detach(), kept.state, kept.group)
+                along = g * _of_adam(kept.state, kept.group)
             elif isinstance(self.of, running_mean):  # ``correct`` multiplies by the correction, which is for g's size
                 along = g.sign() / self.of.correction(state["batches"] + 1)
             else:
@@ -154,18 +146,15 @@ def _has_stepped(state: Mapping[str, Any]) -> bool:
     return bool(getattr(steps, "is_cuda", False) or steps > 0)
 
 
-def _of_adam(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
+def _of_adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
     """1/(√v̂ + ε), v̂ = v/(1 − β₂ᵗ)."""
     squares: Tensor = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
     so_far = 1.0 - group["betas"][1] ** state["step"].double()
     return (squares / so_far).sqrt_().add_(group["eps"]).reciprocal_()
 
 
-def _of_optimizer(optimizer: Optimizer) -> Preconditioner:
-    if isinstance(optimizer, Adam | AdamW | NAdam):
-        return _of_adam
-    if isinstance(optimizer, SGD):
-        raise UsageError("preconditioned has no effect with SGD, which has no preconditioner: leave it out.")
-    raise UsageError(
-        f"preconditioned does not know {type(optimizer).__name__}: write preconditioned(by=function), see its help."
-    )
+def _require_adam(optimizer: Optimizer) -> None:
+    if not isinstance(optimizer, Adam | AdamW | NAdam):
+        raise UsageError(
+            f"preconditioned knows the optimizers Adam, AdamW and NAdam, got {type(optimizer).__name__}: leave it out."
+        )

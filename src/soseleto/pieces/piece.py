@@ -30,9 +30,8 @@ REFRESH = 25  # steps between two refreshes of what pieces do not compute in eve
 
 
 class ParameterState(NamedTuple):
-    """A parameter, what the optimizer keeps about it (nothing before its first step), and its group's settings."""
+    """What the optimizer keeps about a parameter (nothing before its first step), and its group's settings."""
 
-    parameter: nn.Parameter
     state: Mapping[str, Any]
     group: Mapping[str, Any]
 
@@ -52,7 +51,7 @@ class ParameterStates:
         if name not in self._places:
             return None
         parameter, group = self._places[name]
-        return ParameterState(parameter, self.optimizer.state.get(parameter, {}), self.optimizer.param_groups[group])
+        return ParameterState(self.optimizer.state.get(parameter, {}), self.optimizer.param_groups[group])
 
     def _find(self) -> None:
         groups = self.optimizer.param_groups
