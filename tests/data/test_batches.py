@@ -87,13 +87,3 @@ def test_a_stream_continues_and_an_example_has_its_own() -> None:
     assert torch.equal(whole, torch.cat([parts.uniform(2), parts.uniform(3)]))
     some = torch.tensor([31, 7])
     assert torch.equal(whole[:, some], ExampleRandom.of(3, some).uniform(5))
-
-
-@pytest.mark.parametrize("shift", [(0, 1), (1, 0)], ids=["next place", "next example"])
-def test_numbers_are_even_and_neighbours_unrelated(shift: tuple[int, int]) -> None:
-    found = ExampleRandom.of(11, torch.arange(20_000)).uniform(8).double()
-    counts = torch.histc(found, 64, 0.0, 1.0)
-    assert float(((counts - 2500) ** 2 / 2500).sum()) < 110  # χ² of 63 degrees of freedom: 99.98 %
-    rows, columns = shift
-    first, second = found[: 8 - rows, : 20_000 - columns], found[rows:, columns:]
-    assert abs(float(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1])) < 0.01

@@ -3,7 +3,6 @@
 import torch
 
 from soseleto.data import Augment, Examples, Preprocess, feed, source_batches
-from soseleto.data.feeding import block_steps
 
 
 def examples(n=100):
@@ -39,12 +38,6 @@ def test_a_resumed_epoch_continues_with_the_same_batches():
     assert not torch.equal(other[0].inputs, whole[0].inputs)
 
 
-def test_blocks_stay_small_for_large_inputs():
-    assert block_steps(examples(), 8) == 1
-    assert block_steps(Elsewhere(3, 8, 8), 8) == 16
-    assert block_steps(Elsewhere(3, 224, 224), 256) == 1
-
-
 def test_blocks_of_many_steps_hold_the_same_batches(monkeypatch):
     data, batches = examples(), source_batches(100, 8, seed=0, epoch=3)
     single = epoch_of(data, batches)
@@ -54,15 +47,3 @@ def test_blocks_of_many_steps_hold_the_same_batches(monkeypatch):
         assert len(blocks) == 13 - start
         for one, other in zip(single[start:], blocks, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-class Elsewhere:
-    """A stand-in for examples on another device."""
-
-    device, reads_ahead = torch.device("cuda"), False
-
-    def __init__(self, *shape):
-        self.inputs = torch.zeros(1, *shape, dtype=torch.uint8)
-
-    def sample(self):
-        return self.inputs

@@ -6,11 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from soseleto.data import Reading, as_examples, tables
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import DataError
 
 
 def read(path: Path, content: str | bytes, **options):
@@ -43,22 +41,6 @@ def test_quoted_line_breaks_are_read(tmp_path):
     made = read(tmp_path / "t.csv", content)
     assert made.ids == ("p\n1,2,x", 'q "said"\r\n\r\nmore\n', "r")
     assert names(made) == ["x", "y", '5" nail']
-
-
-text = st.text(alphabet=st.sampled_from('ab7.,;\t" \r\né'), max_size=12)
-
-
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    rows=st.lists(
-        st.tuples(text.filter(bool), st.sampled_from(["x", "y", "007"])), min_size=1, unique_by=lambda r: r[0]
-    )
-)
-def test_what_a_csv_writer_wrote_is_read(tmp_path, rows):
-    quoted = [f'{at % 3},"{key.replace(chr(34), 2 * chr(34))}",{label}' for at, (key, label) in enumerate(rows)]
-    made = read(tmp_path / "t.csv", "\n".join(["a,id,label", *quoted]))
-    assert made.ids == tuple(key for key, _ in rows)
-    assert names(made) == [label for _, label in rows]
 
 
 def test_a_label_of_a_whole_paragraph_stops_with_its_row(tmp_path):
@@ -127,12 +109,6 @@ def test_json_lines_have_an_encoding_and_bytes_are_utf8(tmp_path):
     pa.parquet.write_table(pa.table({"a": [1, 2], "label": [b"b\xe9", b"b\xe8"]}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"the label of row 0 is b'b\\xe9', which is not UTF-8: save it as text"):
         as_examples(tmp_path / "t.parquet", name="source")
-
-
-def test_an_unknown_encoding_is_refused():
-    for unknown in ("latin1000", "base64"):
-        with pytest.raises(UsageError, match=f"unknown encoding '{unknown}'"):
-            Reading(encoding=unknown)
 
 
 @pytest.mark.parametrize(

@@ -390,12 +390,3 @@ def _begin_worker(of_main_thread: bool, worker: int) -> None:
     # Linux ends the worker at once if the thread that started it ends, and so only where that is the main thread.
     if of_main_thread and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def refuse_iterable(data: Any, *, name: str) -> None:
-    """Raise for what can only be iterated."""
-    if hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
-        raise UsageError(
-            f"the {name} can only be iterated, but every weight belongs to one example: give a map-style Dataset with "
-            "__len__ and __getitem__, such as the dataset of a DataLoader."
-        )

@@ -21,7 +21,7 @@ from soseleto.data.checks import CHECKED, check_examples, labels_in_source
 from soseleto.data.examples import Examples
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
 from soseleto.data.labels import names_of, number_labels, plain
-from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory, refuse_iterable
+from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory
 from soseleto.data.preparation import Preparation, prepare, prepared
 from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, escaped, some
 from soseleto.data.text import TextExamples
@@ -172,7 +172,6 @@ def _raw(data: Any, name: str, reading: Reading) -> Raw:
         return tables.from_table(tables.frame_table(data), name=name, reading=reading, folder=None, what=what)
     if _is_dataset(data):
         return _from_pair(*stack_dataset(data, name=name), name)
-    refuse_iterable(data, name=name)
     raise UsageError(
         f"the {name} is a {type(data).__name__}: give a path (image folder, .csv, .tsv, .parquet, .jsonl, .npz), a "
         "pair (inputs, labels), a map-style Dataset of (input, label), a data frame or Examples."

@@ -15,7 +15,7 @@ from torch import Tensor
 from soseleto.data.cells import LEFT_OUT
 from soseleto.data.structure import Inputs
 from soseleto.data.text import Tokenizer
-from soseleto.errors import DataError, UsageError, counted, did_you_mean
+from soseleto.errors import DataError, UsageError, counted
 
 _KINDS = {
     "numeric_columns": "number",
@@ -76,7 +76,6 @@ class Reading:
             raise UsageError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}.")
         if self.workers is not None and self.workers < 0:
             raise UsageError(f"workers must be 0 or more, got {self.workers}.")
-        _check_encoding(self.encoding)
         named = [name for option in _KINDS for name in _columns(self, option)]
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise UsageError(f"column {twice[0]!r} is given two kinds: name it once among {', '.join(_KINDS)}.")
@@ -97,16 +96,6 @@ def _columns(reading: Reading, option: str) -> Sequence[str]:
     if isinstance(names, str):
         raise UsageError(f"{option} must be a list of column names, got {names!r}: write {option}=[{names!r}].")
     return names
-
-
-def _check_encoding(encoding: str | None) -> None:
-    try:
-        "a".encode(encoding or "utf-8")
-    except (LookupError, ValueError) as error:
-        hint = did_you_mean(str(encoding), ("utf-8", "utf-16", "latin-1", "cp1252"))
-        raise UsageError(
-            f"unknown encoding {encoding!r}{hint}: give one that Python knows, such as latin-1."
-        ) from error
 
 
 @dataclass(frozen=True)
