@@ -25,8 +25,8 @@ from models import LLAMA_135M, Line, Loss, of_transformers, words
 from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
-from soseleto.engines.contract import Step
-from soseleto.engines.peak_memory import peak_bytes
+from soseleto.engines.check_gradients import peak_bytes
+from soseleto.engines.interface import Step
 
 TINY = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,

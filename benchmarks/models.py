@@ -29,7 +29,7 @@ from common import arguments, as_graph, images, interleaved, settle, show, write
 from soseleto.algorithm import Soseleto
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
-from soseleto.engines.peak_memory import peak_bytes
+from soseleto.engines.check_gradients import peak_bytes
 from soseleto.errors import SoseletoError
 from soseleto.models.architectures import quick, resnet18
 from soseleto.task.cuda_graph import as_if_recording

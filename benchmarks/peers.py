@@ -35,7 +35,7 @@ from common import Case, arguments, as_graph, images, interleaved, peak_mib, set
 from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
-from soseleto.engines.contract import Step
+from soseleto.engines.interface import Step
 from soseleto.models.architectures import mlp, quick
 from soseleto.task.losses import NoisyLosses
 

@@ -147,10 +147,6 @@ def spectral_norm() -> nn.Module:
     return normed(parametrizations.spectral_norm)
 
 
-def weight_norm_by_hook() -> nn.Module:
-    return normed(torch.nn.utils.weight_norm)
-
-
 class RmsNorm(nn.Module):
     """As written in many language models: computed in float32, with a weight that is stored as a difference from 1."""
 

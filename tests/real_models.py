@@ -83,12 +83,6 @@ def translate(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(**batch.inputs).logits.transpose(1, 2), ids, reduction="none").mean(1)
 
 
-def each_token(model: nn.Module, batch: Batch) -> Tensor:
-    """Token classification: the mean over the tokens of each sequence."""
-    out = model(**batch.inputs)
-    return F.cross_entropy(out.logits.transpose(1, 2), batch.inputs["input_ids"] % CLASSES, reduction="none").mean(1)  # type: ignore[call-overload]
-
-
 def pairs(model: nn.Module, batch: Batch) -> Tensor:
     """The distance between an image's embedding and that of its own text."""
     out = model(**batch.inputs)
@@ -286,9 +280,7 @@ CLIP = of_transformers(
 
 MODELS = [
     RealModel("bert", BERT, tokens, classify),
-    RealModel("bert_tokens", of_transformers("BertForTokenClassification", **ENCODER), tokens, each_token),
     RealModel("distilbert", of_transformers("DistilBertForSequenceClassification", **VOCABULARY, dim=width(), n_layers=layers, n_heads=2, hidden_dim=width(2), max_position_embeddings=length), tokens, classify),
-    RealModel("roberta", of_transformers("RobertaForSequenceClassification", **ENCODER), tokens, classify),
     RealModel("deberta_v2", of_transformers("DebertaV2ForSequenceClassification", **ENCODER, relative_attention=True, position_buckets=4, pos_att_type=["p2c", "c2p"]), tokens, classify),
     RealModel("modernbert", of_transformers("ModernBertForSequenceClassification", **ENCODER, pad_token_id=0, local_attention=4, global_attn_every_n_layers=layers), tokens, classify, single_inside=True),
     RealModel("vit", of_transformers("ViTForImageClassification", **PATCHES), pixels, classify),
@@ -300,12 +292,8 @@ MODELS = [
     RealModel("gpt2", GPT2, tokens, next_token),
     RealModel("opt", of_transformers("OPTForCausalLM", **VOCABULARY, hidden_size=width(), word_embed_proj_dim=width(), num_hidden_layers=layers, num_attention_heads=2, ffn_dim=width(2), max_position_embeddings=length), tokens, next_token),
     RealModel("llama", LLAMA, tokens, next_token, single_inside=True),
-    RealModel("llama_tied", of_transformers("LlamaForCausalLM", **DECODER, tie_word_embeddings=True), unpadded, next_token, single_inside=True),
-    RealModel("mistral", of_transformers("MistralForCausalLM", **DECODER, sliding_window=4), tokens, next_token, single_inside=True),
-    RealModel("qwen2", of_transformers("Qwen2ForCausalLM", **DECODER), tokens, next_token, single_inside=True),
     RealModel("qwen3", of_transformers("Qwen3ForCausalLM", **DECODER, head_dim=8), tokens, next_token, single_inside=True),
     RealModel("gemma", of_transformers("GemmaForCausalLM", **DECODER, head_dim=8), tokens, next_token, single_inside=True),
-    RealModel("phi3", of_transformers("Phi3ForCausalLM", **DECODER), tokens, next_token, single_inside=True),
     RealModel("mixtral", of_transformers("MixtralForCausalLM", **DECODER, num_local_experts=3), tokens, next_token, single_inside=True, engine="forward"),
     RealModel("mixtral_grouped", of_transformers("MixtralForCausalLM", "grouped_mm", **DECODER, num_local_experts=3), tokens, next_token, only_single=True, engine="double_backward"),
     RealModel("t5", of_transformers("T5ForConditionalGeneration", **VOCABULARY, d_model=width(), d_kv=8, d_ff=width(2), num_layers=layers, num_heads=2, decoder_start_token_id=0), to_decoder, translate, single_inside=True),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from zoo import CLASSES, B, Problem, tokens, vectors
+from zoo import CLASSES, B, Problem, tokens
 
 WORDS = 11
 
@@ -87,18 +87,6 @@ class Frames(nn.Module):
         return self.out(x.flatten(1)).view(*videos.shape[:2], -1).mean(1)
 
 
-class TwoViews(nn.Module):
-    """Both views of every example in one pass: the examples come twice, one after the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.out = nn.Linear(7, 6), nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        one, other = torch.tanh(self.layer(torch.cat([x, x.flip(1)]))).chunk(2)
-        return self.out(one * other)
-
-
 class Experts(nn.Module):
     """A mixture of experts as in Mixtral: each expert gets the rows of the tokens that were routed to it."""
 
@@ -120,25 +108,6 @@ class Experts(nn.Module):
         return out.view(x.shape)
 
 
-class StackedExperts(nn.Module):
-    """A mixture of experts whose weights are slices of one parameter, taken by a number that depends on the data."""
-
-    def __init__(self, width: int = 6, experts: int = 3) -> None:
-        super().__init__()
-        self.route = nn.Linear(width, experts, bias=False)
-        self.up, self.down = nn.Parameter(torch.randn(experts, 8, width)), nn.Parameter(torch.randn(experts, width, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        weights, chosen = self.route(rows).softmax(-1).max(-1)
-        out = torch.zeros_like(rows)
-        for number in chosen.unique():
-            (token,) = torch.where(chosen == number)
-            h = F.linear(F.silu(F.linear(rows[token], self.up[number])), self.down[number])
-            out.index_add_(0, token, h * weights[token, None])
-        return out.view(x.shape)
-
-
 class MixtureOfExperts(nn.Module):
     def __init__(self, kind: type[nn.Module] = Experts) -> None:
         super().__init__()
@@ -148,26 +117,6 @@ class MixtureOfExperts(nn.Module):
         x = self.embed(tokens)
         x = x + self.mix(x)
         return self.out((x + self.again(x)).mean(1))
-
-
-class Valid(nn.Module):
-    """Padding is left out by a mask before the layers, and filled in after them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.layer, self.norm, self.out = (
-            nn.Embedding(WORDS, 6),
-            nn.Linear(6, 6),
-            nn.LayerNorm(6),
-            nn.Linear(6, CLASSES),
-        )
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths(tokens).unsqueeze(1)
-        x = self.embed(tokens)
-        y = torch.zeros_like(x)
-        y[valid] = self.norm(torch.tanh(self.layer(x[valid])))
-        return self.out(y.mean(1))
 
 
 class Packed(nn.Module):
@@ -204,8 +153,6 @@ SUMS: dict[str, Sum] = {
     "index_add": lambda t, owner, n: t.new_zeros(n).index_add(0, owner, t),
     "scatter_add": lambda t, owner, n: t.new_zeros(n).scatter_add(0, owner, t),
     "scatter_reduce": lambda t, owner, n: t.new_zeros(n).scatter_reduce(0, owner, t, "mean", include_self=False),
-    "segments": lambda t, owner, n: torch.segment_reduce(t, "mean", lengths=owner.bincount(minlength=n), unsafe=True),
-    "split": lambda t, owner, n: torch.stack([part.mean() for part in t.split(owner.bincount(minlength=n).tolist())]),
 }
 
 
@@ -265,47 +212,6 @@ class Bags(nn.Module):
         return self.out(torch.tanh(self.bag(tokens, per_sample_weights=weights)))
 
 
-class Speech(nn.Module):
-    """Recurrent, time-major, with a CTC loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.out = nn.LSTM(7, 5, bidirectional=True), nn.Linear(10, 4)
-
-    def forward(self, sounds: Tensor) -> Tensor:
-        return self.out(self.rnn(sounds.transpose(0, 1))[0]).log_softmax(-1)
-
-
-def ctc(model: nn.Module, batch: Any) -> Tensor:
-    outputs, n = model(batch[0]), len(batch[0])
-    labels = 1 + torch.stack([batch[1], (batch[1] + 1) % 3], 1)
-    return F.ctc_loss(outputs, labels, torch.full((n,), len(outputs)), torch.full((n,), 2), reduction="none")
-
-
-class TimeMajorMixing(nn.Module):
-    """Time-major, and the examples act on each other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.layer, self.out = nn.Embedding(WORDS, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.layer(self.embed(tokens.T))
-        return self.out((x - x.mean(1, keepdim=True)).mean(0))
-
-
-class Shuffled(nn.Module):
-    """Rows gathered by a permutation that is not undone: losses mix with other examples' rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.out = nn.Linear(7, 6), nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.layer(x))
-        return self.out(h + h[torch.arange(len(x)).roll(1)])
-
-
 def sliced_loss(model: nn.Module, batch: Any) -> Tensor:
     """Packed sequences whose losses are cut out one by one: no index tells the examples of the tokens."""
     tokens, owner = pack(batch[0])
@@ -322,20 +228,12 @@ def by(engine: str) -> dict[str, str]:
 
 PROBLEMS = [
     Problem("lstm_deep_packed", lambda: Recurrent(nn.LSTM, packed=True, num_layers=2, bidirectional=True, proj_size=3), tokens(), declines=by("double_backward")),
-    Problem("lstm_time_major_square", lambda: Recurrent(nn.LSTM, batch_first=False, bias=False), tokens(B), declines=by("forward")),
-    Problem("rnn_deep", lambda: Recurrent(nn.RNN, nonlinearity="relu", num_layers=3, bidirectional=True, batch_first=False), tokens(), declines=by("forward")),
-    Problem("lstm_cell", lambda: Cell(nn.LSTMCell), tokens(), declines=by("forward")),
     Problem("gru_cell", lambda: Cell(nn.GRUCell), tokens()),
-    Problem("ctc", Speech, lambda: torch.randn(B, 6, 7), ctc, declines=by("loop")),
     Problem("flattened_tokens", lambda: Flattened(time_major=False), tokens()),
-    Problem("flattened_tokens_time_major", lambda: Flattened(time_major=True), tokens(), declines=by("forward")),
     Problem("flattened_tokens_time_major_square", lambda: Flattened(time_major=True), tokens(B), declines=by("forward")),
     Problem("flattened_logits", lambda: TokenMlp(flat=True), tokens(), mean_of_flat_tokens),
     Problem("frames", Frames, lambda: torch.randn(B, 4, 3, 8, 8)),
-    Problem("two_views", TwoViews, vectors(), declines=by("forward")),
     Problem("mixture_of_experts", MixtureOfExperts, tokens(), declines=by("forward")),
-    Problem("stacked_experts", lambda: MixtureOfExperts(StackedExperts), tokens(), declines=by("forward")),
-    Problem("valid_tokens", Valid, tokens(), declines=by("forward")),
     *[Problem(f"packed_{name}", Packed, tokens(), packed_loss(name)) for name in SUMS],
     Problem("packed_shifted", Packed, tokens(), packed_loss("scatter_add", shift=True)),
     Problem("packed_mixing", lambda: Packed(mixes=True), tokens(), packed_loss("index_add"), declines=by("forward")),
@@ -345,7 +243,5 @@ PROBLEMS = [
     Problem("embedding_bag_weighted", lambda: Bags(mode="sum"), tokens()),
     Problem("embedding_bag_offsets", lambda: Bags(offsets=True), tokens()),
     Problem("embedding_bag_max", lambda: Bags(mode="max"), tokens(), declines=by("loop")),
-    Problem("time_major_mixing", TimeMajorMixing, tokens(), declines=by("forward")),
-    Problem("shuffled", Shuffled, vectors(), declines=by("forward")),
 ]  # fmt: skip
 BY_NAME = {problem.name: problem for problem in PROBLEMS}

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from soseleto.data.batches import Batch
+from soseleto.engines.model_state import unchanged
 from soseleto.engines.proof import Schedule
-from soseleto.engines.unchanged import unchanged
 from soseleto.task.cuda_graph import WARM_UP, CapturedStep, as_if_recording
 
 
@@ -73,7 +73,7 @@ def test_steps_before_a_recording_run_as_if_it_had_begun(batch: Batch, monkeypat
 def test_what_has_no_side_effects_has_none_in_a_step_that_runs_as_if_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a proof would move BatchNorm's statistics, and dropout would draw other numbers after it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("soseleto.engines.unchanged._is_capturing", lambda: False)
+    monkeypatch.setattr("soseleto.engines.model_state._is_capturing", lambda: False)
     model, before = nn.BatchNorm1d(2), torch.get_rng_state()
     with as_if_recording(), unchanged(model):
         model(torch.randn(4, 2))

@@ -32,7 +32,7 @@ from torch.optim import Adam
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Losses, make_engine, trainable
 from soseleto.engines.autograd import gradient
-from soseleto.engines.contract import SourceStep
+from soseleto.engines.interface import SourceStep
 from soseleto.errors import UsageError
 from soseleto.methods.state import checked_losses, require_noisy, require_share, shared_gradient
 from soseleto.task.task import State, Task

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, make_engine
-from soseleto.engines.contract import Passes, Step
+from soseleto.engines.interface import Passes, Step
 from soseleto.errors import UsageError
 from soseleto.methods.state import require_share
 from soseleto.task.task import State, Task

@@ -30,8 +30,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batches import Batch
-from soseleto.engines import Engine, Losses, Passes, contract, make_engine
-from soseleto.engines.unchanged import Restore, is_recording
+from soseleto.engines import Engine, Losses, Passes, interface, make_engine
+from soseleto.engines.model_state import Restore, is_recording
 from soseleto.errors import UsageError
 from soseleto.pieces import chain, hold_when_vanished, last_batch, mean, normalized, running_mean, scale_by_rms
 from soseleto.pieces.alignment import conditions, copies
@@ -183,7 +183,7 @@ class Soseleto:
             before = Step(task, source, target, optimizer=state.parameter_states)
             return sharing.passes(
                 state.engine,
-                contract.Step(
+                interface.Step(
                     task.model,
                     state.losses,
                     source,

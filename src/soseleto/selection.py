@@ -27,7 +27,7 @@ from soseleto.data import structure
 from soseleto.data.batches import Batch
 from soseleto.defaults import resolve
 from soseleto.engines import trainable
-from soseleto.engines.shards import sharded_modules
+from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import UsageError
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.micro_batches import PER_PART, Sharing, average_running_statistics, require_divisible

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import soseleto
 from soseleto.data.batches import Batch
 from soseleto.engines import auto, make_engine, trainable
+from soseleto.engines.auto import ProvedEngine
 from soseleto.engines.autograd import loop
-from soseleto.engines.contract import Step
-from soseleto.engines.proved import ProvedEngine
+from soseleto.engines.interface import Step
 from soseleto.errors import EngineError
 from soseleto.task.losses import NoisyLosses
 from zoo import BY_NAME, CLASSES, Mixing, cross_entropy
@@ -93,19 +93,6 @@ def test_a_switch_from_eval_to_train_is_noticed(trials: list[str]) -> None:
     require_exact(model.eval(), batch)  # the first choice holds again
     require_exact(model.train(), batch)
     assert len(trials) == 3
-
-
-def test_a_training_step_notices_a_switch_from_eval_to_train() -> None:
-    model, (inputs, labels) = BY_NAME["batchnorm_mlp_eval"].build()
-    batch = Batch(torch.arange(len(labels)), inputs, labels)
-    coefficients = torch.full((len(labels),), 0.2, dtype=torch.float64)
-    step = Step(model, NoisyLosses(), batch, batch, lambda found: found, coefficients)
-    engine = make_engine("auto")
-    for training, name in ((False, "layerwise"), (True, "forward"), (False, "layerwise")):
-        model.train(training)
-        found, right = engine.passes(step), make_engine("loop").passes(step)
-        assert engine.name == name
-        torch.testing.assert_close(found.alignment, right.alignment, rtol=1e-9, atol=1e-12)
 
 
 class Memory(nn.Module):

@@ -60,10 +60,6 @@ def finite_difference(problem: Problem) -> Tensor:
     return (losses(1.0) - losses(-1.0)) / (2 * step)
 
 
-def test_the_zoo_is_large_enough() -> None:
-    assert len(EXACT) >= 20
-
-
 @pytest.mark.parametrize("problem", EXACT, ids=lambda p: p.name)
 @pytest.mark.parametrize("engine", ENGINES[1:])
 def test_engine_equals_loop(problem: Problem, engine: str) -> None:
@@ -164,7 +160,7 @@ def test_mixed_precision_is_close(engine: str) -> None:
     assert 0 < relative(found, exact) < 0.03
 
 
-@pytest.mark.parametrize("name", ["attention_fused", "tied_language_model"])
+@pytest.mark.parametrize("name", ["attention_fused", "derived_shared"])
 @pytest.mark.parametrize("engine", ["double_backward", "forward", "layerwise"])
 def test_nothing_is_left_for_the_garbage_collector(name: str, engine: str) -> None:
     """Reference cycles would keep a step's activations until the collector runs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 
 import soseleto
 from soseleto.engines.autograd import gradient
-from soseleto.engines.contract import trainable
+from soseleto.engines.check_gradients import peak_bytes
 from soseleto.engines.forward import forward
-from soseleto.engines.peak_memory import peak_bytes
+from soseleto.engines.interface import trainable
 from soseleto.errors import EngineError
 from soseleto.models.architectures import resnet18
 from zoo import BY_NAME, CLASSES, cross_entropy
@@ -101,34 +100,6 @@ def test_batch_norm_with_directions_for_some_of_its_parameters(affine: tuple[str
     _, right = soseleto.alignment(model, cross_entropy, batch, some, engine="loop")
     _, found = forward(model, cross_entropy, batch, some)
     assert float((found - right).norm() / right.norm()) < 1e-9
-
-
-class Doubled(torch.autograd.Function):
-    """A user's own function, which has no forward-mode rule."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> Tensor:  # type: ignore[override]
-        return delta * 2
-
-
-class WithOwnFunction(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(7, 6), nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.two(Doubled.apply(self.one(x)))  # type: ignore[no-untyped-call]
-
-
-def test_a_users_own_function_is_refused() -> None:
-    model = WithOwnFunction().double()
-    batch = torch.randn(4, 7, dtype=torch.float64), torch.randint(CLASSES, (4,))
-    with pytest.raises(EngineError, match="not exact"):
-        soseleto.alignment(model, cross_entropy, batch, random_direction(model), engine="forward")
 
 
 def test_no_tangent_is_kept() -> None:

@@ -27,7 +27,7 @@ from random_models import (
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.auto import AutoEngine
-from soseleto.engines.contract import SourcePass, SourceStep, Step
+from soseleto.engines.interface import SourcePass, SourceStep, Step
 from soseleto.errors import EngineError, UsageError
 
 pytestmark = [

@@ -14,9 +14,9 @@ from soseleto.data.batches import Batch
 from soseleto.engines import Passes, make_engine, trainable
 from soseleto.engines.auto import AutoEngine
 from soseleto.engines.autograd import gradient
-from soseleto.engines.contract import Engine, Step
-from soseleto.engines.layerwise.engine import LayerwiseEngine
-from soseleto.engines.peak_memory import peak_bytes
+from soseleto.engines.check_gradients import peak_bytes
+from soseleto.engines.interface import Engine, Step
+from soseleto.engines.layerwise import LayerwiseEngine
 
 pytestmark = pytest.mark.filterwarnings("default")  # transformers, peft and timm emit warnings of their own
 MEMORY = MODELS if os.environ.get("SOSELETO_LONG_ZOO") else [m for m in MODELS if m.name in ("bert", "vit", "llama")]

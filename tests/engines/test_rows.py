@@ -14,13 +14,13 @@ from rows import BY_NAME, PROBLEMS, WORDS
 from soseleto.data.batches import Batch
 from soseleto.engines import FASTEST_FIRST, make_engine, trainable
 from soseleto.engines.auto import AutoEngine
-from soseleto.engines.contract import Passes, PerExampleLoss, SourcePass, SourceStep, Step
-from soseleto.engines.layerwise.engine import LayerwiseEngine
+from soseleto.engines.interface import Passes, PerExampleLoss, SourcePass, SourceStep, Step
+from soseleto.engines.layerwise import LayerwiseEngine
 from soseleto.engines.proof import Schedule
 from zoo import CLASSES, B, Problem
 
 LAYERWISE = [p for p in PROBLEMS if not p.declines]
-LATE = ("gru_cell", "flattened_tokens", "frames", "packed_split", "embedding_bag")
+LATE = ("gru_cell", "flattened_tokens", "frames", "packed_scatter_reduce", "embedding_bag")
 
 
 def direction_for(model: nn.Module) -> dict[str, Tensor]:

@@ -14,15 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import soseleto
+from random_models import LAYERS, Clock
 from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
-from soseleto.engines.contract import SourceStep, Step
-from soseleto.engines.layerwise.engine import LayerwiseEngine
+from soseleto.engines.interface import SourceStep, Step
+from soseleto.engines.layerwise import LayerwiseEngine
 from soseleto.engines.proof import Kinds, ProofDue, Schedule
 from soseleto.errors import EngineError, UsageError
 from soseleto.task.losses import NoisyLosses
-from zoo import BY_NAME, CLASSES, Recurrent, cross_entropy
+from zoo import CLASSES, Recurrent, cross_entropy
 
 STEPS = 5
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -90,20 +91,6 @@ def similarity(model: nn.Module, batch: Any) -> Tensor:
     return -F.cosine_similarity(one, other, dim=1) + F.cross_entropy(one, batch[1], reduction="none")
 
 
-class Scaled(nn.Module):
-    """A hook multiplies the gradient of an activation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.norm, self.two = nn.Linear(7, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.norm(self.one(x)))
-        if h.requires_grad:
-            h.register_hook(lambda g: 0.1 * g)
-        return self.two(h)
-
-
 def with_parameter_hook(model: nn.Module) -> nn.Module:
     next(iter(model.parameters())).register_hook(lambda g: 0.1 * g)
     return model
@@ -118,32 +105,16 @@ class ByFrequency(nn.Module):
         return self.out(torch.tanh(self.embed(x)).mean(1))
 
 
-class Centred(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(0)
+CLOCK = Clock()
 
 
-class Scale(torch.autograd.Function):
-    """A user's own function that takes a parameter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x * weight
-
-    @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        x, weight = ctx.saved_tensors
-        return delta * weight, (delta * x).sum(0)
+def layer(name: str, start: int = 0) -> nn.Module:
+    """A layer that an engine could miss, from a step of the training on."""
+    return LAYERS[name](CLOCK, start)
 
 
-class OwnFunction(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Scale.apply(x, self.weight)  # type: ignore[no-untyped-call]
+def around(name: str, *before: nn.Module, start: int = 0) -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 6), *before, nn.Tanh(), layer(name, start), nn.Linear(6, CLASSES))
 
 
 def zero_head(*middle: nn.Module) -> nn.Module:
@@ -154,83 +125,12 @@ def zero_head(*middle: nn.Module) -> nn.Module:
     return model
 
 
-def frozen_affine() -> nn.Module:
-    model = zero_head(nn.BatchNorm1d(6))
-    model[1].requires_grad_(False)  # type: ignore[index]
-    return model
-
-
 def scripted_trunk() -> nn.Module:
     trunk = torch.jit.script(nn.Sequential(nn.Linear(7, 6), nn.Tanh()))
     head = nn.Linear(6, CLASSES)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return nn.Sequential(trunk, head)
-
-
-class Gated(nn.Module):
-    """ReZero (a scalar) or LayerScale (a vector): the branch, which mixes examples, starts at zero."""
-
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
-        self.one, self.branch, self.out = nn.Linear(7, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
-        self.gate = nn.Parameter(torch.zeros(shape))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.one(x))
-        b = torch.tanh(self.branch(h))
-        return self.out(h + self.gate * (b - b.mean(0)))
-
-
-class ManifoldMixup(nn.Module):
-    """Activations are mixed from a step on, or at random."""
-
-    def __init__(self, mixes: Callable[[int], bool]) -> None:
-        super().__init__()
-        self.one, self.two, self.mixes, self.step = nn.Linear(7, 6), nn.Linear(6, CLASSES), mixes, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.one(x))
-        if self.mixes(self.step):
-            h = 0.6 * h + 0.4 * h[torch.arange(len(h)).roll(1)]
-        return self.two(h)
-
-
-class Later(nn.Module):
-    """From a step on, something that forward mode cannot see: a hook, or a function of the user's."""
-
-    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.one, self.norm, self.two = nn.Linear(7, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
-        self.act, self.step = act, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.norm(self.one(x)))
-        return self.two(self.act(h) if self.step >= 2 else h)
-
-
-def hooked(h: Tensor) -> Tensor:
-    h = h * 1.0
-    if h.requires_grad:
-        h.register_hook(lambda g: 0.1 * g)
-    return h
-
-
-class Reverse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> Tensor:  # type: ignore[override]
-        return -delta
-
-
-def gate_behind_zero_head() -> nn.Module:
-    """The gate has a gradient from the second step on, and the branch from the third."""
-    model = Gated(6)
-    nn.init.zeros_(model.out.weight)
-    return model
 
 
 class ComplexLayer(nn.Module):
@@ -270,11 +170,6 @@ class Case:
     make: Callable[[], nn.Module]
     loss: Loss = cross_entropy
     inputs: Callable[[], Tensor] = vectors
-    before: Callable[[nn.Module, int], None] = lambda model, step: None
-
-
-def count(model: nn.Module, step: int) -> None:
-    model.step = step  # type: ignore[assignment]
 
 
 CASES = [
@@ -283,22 +178,21 @@ CASES = [
     Case("no_grad_lstm", lambda: Recurrent(nn.LSTM), by_confidence, tokens),
     Case("no_grad_batch_norm", batch_norm, by_confidence),
     Case("simsiam", batch_norm, similarity),
-    Case("tensor_hook", Scaled),
+    Case("tensor_hook", lambda: around("scaled_gradient", nn.BatchNorm1d(6))),
     Case("parameter_hook", lambda: with_parameter_hook(mlp())),
     Case("parameter_hook_batch_norm", lambda: with_parameter_hook(batch_norm().double())),
     Case("scale_grad_by_freq", ByFrequency, inputs=tokens),
     Case("zero_head_batch_norm", lambda: zero_head(nn.BatchNorm1d(6, affine=False))),
-    Case("zero_head_frozen_affine", frozen_affine),
-    Case("zero_head_centred", lambda: zero_head(Centred())),
-    Case("zero_head_own_function", lambda: zero_head(OwnFunction())),
+    Case("zero_head_centred", lambda: zero_head(layer("centre"))),
+    Case("zero_head_own_function", lambda: zero_head(layer("own_scale"))),
     Case("zero_head_scripted_trunk", scripted_trunk),
-    Case("rezero", Gated),
-    Case("layer_scale", lambda: Gated(6)),
-    Case("mixup_later", lambda: ManifoldMixup(lambda step: step >= 3), before=count),
-    Case("mixup_half", lambda: ManifoldMixup(lambda step: step in (1, 2, 4)), before=count),
-    Case("gate_behind_zero_head", gate_behind_zero_head),
-    Case("hook_later", lambda: Later(hooked), before=count),
-    Case("reversal_later", lambda: Later(lambda h: h + Reverse.apply(torch.tanh(h))), before=count),  # type: ignore[no-untyped-call]
+    Case("rezero", lambda: around("rezero_mixes")),
+    Case("layer_scale", lambda: around("layer_scale_mixes")),
+    Case("mixup_later", lambda: around("mixup", start=3)),
+    Case("mixup_half", lambda: around("mixup_half", start=1)),
+    Case("gate_behind_zero_head", lambda: zero_head(layer("layer_scale_mixes"))),
+    Case("hook_later", lambda: around("scaled_gradient", nn.BatchNorm1d(6), start=2)),
+    Case("reversal_later", lambda: around("reversed", nn.BatchNorm1d(6), start=2)),
     Case("complex", ComplexLayer),
     Case("scripted", scripted),
     Case("buffer", RunningMean),
@@ -311,7 +205,7 @@ def test_auto_equals_loop_at_every_step(case: Case) -> None:
     model = case.make().double() if case.name != "scripted" else case.make()
     engine, optimizer = make_engine("auto"), torch.optim.SGD(model.parameters(), lr=0.5)
     for step in range(STEPS):
-        case.before(model, step)
+        CLOCK.step = step
         batch = case.inputs(), torch.randint(CLASSES, (8,))
         direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
         buffers = {name: b.clone() for name, b in model.named_buffers()}
@@ -330,7 +224,7 @@ def test_auto_equals_loop_at_every_step(case: Case) -> None:
 
 def test_auto_is_replaced_in_the_middle_of_a_training_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    model, engine = zero_head(Centred()).double(), make_engine("auto")
+    model, engine = zero_head(layer("centre")).double(), make_engine("auto")
     batch = vectors(), torch.randint(CLASSES, (8,))
     names = []
     with caplog.at_level(logging.WARNING, logger="soseleto"):
@@ -414,14 +308,6 @@ def test_one_number_expanded_to_all_examples_is_refused(engine: str) -> None:
         )
 
 
-def test_reentrant_checkpoints_are_refused_in_one_sentence() -> None:
-    model, batch = BY_NAME["checkpointed_reentrant"].build()
-    direction = {n: torch.randn_like(p) for n, p in trainable(model).items()}
-    with pytest.raises(EngineError) as error:
-        soseleto.alignment(model, cross_entropy, batch, direction)
-    assert str(error.value).count("use_reentrant=False") == 1
-
-
 class Standardised(nn.Module):
     """Statistics of the batch, detached: other values where source and target share a pass."""
 
@@ -470,16 +356,6 @@ def test_only_the_target_gradients_asked_for_are_returned(engine: str) -> None:
     torch.testing.assert_close(part.source_gradient, whole.source_gradient)
 
 
-def test_proofs_are_repeated_while_a_parameter_is_unproved() -> None:
-    for unproved, wanted in (({"a"}, [1, 2, 3, 4, 5, 6, 7, 8, 16]), (set(), [1, 2, 3, 4, 16])):
-        schedule, held = Schedule(), []
-        for call in range(1, 20):
-            if schedule.count():
-                held.append(call)
-                schedule.proved(unproved)
-        assert held == wanted
-
-
 def test_proofs_do_not_change_the_random_states() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, CLASSES)).double()
@@ -522,17 +398,6 @@ def test_a_graph_proved_in_part_is_proved_again() -> None:
     kinds.add(["a", "b"], now=116)
     assert not kinds.is_new(["a", "b"], now=1000)
     assert not kinds.is_new(["a"], now=1000)
-
-
-def test_a_late_graph_proved_in_part_is_on_the_schedule() -> None:
-    """What records a CUDA graph asks the schedule whether the next call holds a proof."""
-    schedule = Schedule(calls=32, at=64)
-    schedule.count()
-    schedule.proved({"p"}, again=34)
-    assert schedule.is_due
-    schedule.count()
-    schedule.proved((), again=None)
-    assert not schedule.is_due
 
 
 @pytest.mark.parametrize("engine", ["layerwise", "forward"])

@@ -19,7 +19,7 @@ from soseleto.data import TargetCycle
 from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
-from soseleto.engines.contract import Step
+from soseleto.engines.interface import Step
 from soseleto.errors import UsageError
 from soseleto.parallel.micro_batches import PER_PART, Sharing
 from soseleto.parallel.reducer import Reducer

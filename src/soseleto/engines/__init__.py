@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from soseleto.engines.auto import FASTEST_FIRST, AutoEngine, make_engine
 from soseleto.engines.check_gradients import EngineReport, check_gradients
-from soseleto.engines.contract import Direction, Engine, Losses, Passes, PerExampleLoss, trainable
+from soseleto.engines.interface import Direction, Engine, Losses, Passes, PerExampleLoss, trainable
 
 __all__ = [
     "FASTEST_FIRST",

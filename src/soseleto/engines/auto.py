@@ -1,28 +1,194 @@
-"""The fastest exact engine for a model, chosen by trial and logged."""
+"""Engines by name; those that follow the whole model; and the fastest exact one, chosen by trial and logged.
+
+``forward``, ``double_backward`` and ``loop`` are functions that return the batch's losses, still attached to their
+graph, and the alignments. Each is used once it has been proved for the model at hand (``proof``), and proved again for
+every new kind of graph that the model builds.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from soseleto.engines.autograd import double_backward, loop
-from soseleto.engines.contract import Direction, Engine, Passes, PerExampleLoss, SourcePass, SourceStep, Step
-from soseleto.engines.forward import forward
-from soseleto.engines.layerwise.engine import LayerwiseEngine
-from soseleto.engines.proof import ProofDue, Schedule
-from soseleto.engines.proved import PerModel, ProvedEngine
-from soseleto.engines.unchanged import is_recording, unchanged_on_error
+from soseleto.engines.autograd import Linearize, double_backward, gradient, loop, target_first
+from soseleto.engines.forward import CannotFollow, forward
+from soseleto.engines.interface import (
+    Direction,
+    Engine,
+    Passes,
+    PerExampleLoss,
+    SourcePass,
+    SourceStep,
+    Step,
+    named_in,
+    no_reentrant_checkpoint,
+    refuse_sharded,
+    trainable,
+    uncompiled,
+)
+from soseleto.engines.layerwise import LayerwiseEngine
+from soseleto.engines.model_state import PerModel, Restore, is_recording, sharded_modules, unchanged_on_error
+from soseleto.engines.proof import Inexact, Kinds, ProofDue, Recorded, Schedule, prove
 from soseleto.errors import EngineError, UsageError, did_you_mean, first_line
 
 logger = logging.getLogger("soseleto")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 _ADVICE = re.compile(r"[;:] use engine=.*$")  # at the end of an engine's error
+
+
+class ProvedEngine:
+    """The engine of one function; with ``proofs=False`` it is trusted, as ``loop`` is."""
+
+    def __init__(self, name: str, linearize: Linearize, *, proofs: bool = True) -> None:
+        self.name = name
+        self.schedule = Schedule() if proofs else None
+        self._function = linearize
+        self._proofs: PerModel[_Proofs] = PerModel()
+
+    def __call__(
+        self, model: nn.Module, per_example_loss: PerExampleLoss, batch: Any, direction: Direction
+    ) -> tuple[Tensor, Tensor]:
+        named_in(direction, model)
+        proofs = self._proofs_of(model, per_example_loss, batch, direction, with_gradient=False)
+        losses, alignment = self._linearize(model, per_example_loss, batch, direction, proofs)
+        return losses.detach(), alignment
+
+    def passes(self, step: Step) -> Passes:
+        # Proved before the target's pass, so that an engine that fails has not changed the method's direction yet.
+        proofs = self._proofs_of(step.model, step.losses.source, step.source, None)
+        return target_first(step, lambda source: self._source_pass(source, proofs))
+
+    def source_pass(self, step: SourceStep) -> SourcePass:
+        named_in(step.direction, step.model)
+        return self._source_pass(step, self._proofs_of(step.model, step.loss, step.batch, step.direction))
+
+    def _source_pass(self, step: SourceStep, proofs: _Proofs) -> SourcePass:
+        losses, alignment = self._linearize(step.model, step.loss, step.batch, step.direction, proofs)
+        c = step.coefficients(alignment) if callable(step.coefficients) else step.coefficients
+        return SourcePass(losses.detach(), alignment, gradient(losses, trainable(step.model), c.to(losses.dtype)))
+
+    @property
+    def _calls(self) -> int:
+        return 0 if self.schedule is None else self.schedule.calls
+
+    def _linearize(
+        self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction, proofs: _Proofs
+    ) -> tuple[Tensor, Tensor]:
+        """Losses and alignments; a new kind of graph is proved first."""
+        restore = None if self.schedule is None else Restore(model)
+        losses, alignment, calls = self._run(model, loss, batch, direction)
+        if restore is None or not proofs.kinds.is_new(calls, len(losses) > 1, now=self._calls):
+            return losses, alignment
+        del losses, alignment
+        restore()
+        self._prove(proofs, model, loss, batch, direction)
+        losses, alignment, _ = self._run(model, loss, batch, direction)
+        return losses, alignment
+
+    def _proofs_of(
+        self,
+        model: nn.Module,
+        loss: PerExampleLoss,
+        batch: Any,
+        direction: Direction | None,
+        *,
+        with_gradient: bool = True,
+    ) -> _Proofs:
+        """The proofs for a model and a loss, with a new one if it is due; for all parameters without ``direction``."""
+        refuse_sharded(bool(sharded_modules(model)), f"the {self.name} engine")
+        condition = (None if direction is None else tuple(direction), with_gradient)
+        proofs = self._proofs.get(model, loss, condition)
+        is_due = self.schedule is not None and self.schedule.count()
+        is_new = proofs is None
+        if proofs is None:
+            proofs = _Proofs(with_gradient)
+            self._proofs.keep(model, loss, proofs, condition)
+        if self.schedule is not None and (is_due or is_new):
+            self._prove(proofs, model, loss, batch, trainable(model) if direction is None else direction)
+        return proofs
+
+    def _prove(self, proofs: _Proofs, model: nn.Module, loss: PerExampleLoss, batch: Any, names: Iterable[str]) -> None:
+        assert self.schedule is not None
+        self.schedule.begin()
+        kinds: list[tuple[list[Hashable], bool]] = []  # of the graphs that are built
+
+        def align(along: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            try:
+                losses, alignment, calls = self._run(model, loss, batch, along)
+            except (EngineError, torch.OutOfMemoryError):
+                raise
+            except (RuntimeError, TypeError, AttributeError) as error:  # an ordinary pass has just succeeded
+                raise Inexact(first_line(error)) from error
+            kinds.append((calls, len(losses) > 1))
+            return losses, alignment
+
+        seed, first = self._calls, not proofs.is_proved
+        try:
+            unproved = prove(
+                align, model, loss, batch, names, seed=seed, first=first, with_gradient=proofs.with_gradient
+            )
+        except Inexact as error:
+            raise EngineError(
+                f"the {self.name} engine is not exact for this model ({error}): use engine='loop', or engine='auto', "
+                "which picks the fastest exact one."
+            ) from error
+        proofs.is_proved = True
+        again = [proofs.kinds.add(*kind, now=self._calls, unproved=unproved) for kind in kinds[-1:]]
+        self.schedule.proved(unproved, *again)
+
+    def _run(
+        self, model: nn.Module, loss: PerExampleLoss, batch: Any, direction: Direction
+    ) -> tuple[Tensor, Tensor, list[Hashable]]:
+        """Losses, alignments, and what the model called."""
+        recorded = Recorded()
+
+        def recording(model: nn.Module, batch: Any) -> Tensor:
+            with recorded:
+                return loss(model, batch)
+
+        try:
+            with torch.enable_grad(), uncompiled(model):
+                return *self._function(model, recording, batch, direction), recorded.functions
+        except RuntimeError as error:
+            if reentrant := no_reentrant_checkpoint(error):
+                raise reentrant from error
+            if self.name != "loop" and (isinstance(error, CannotFollow) or _no_rule(error)):
+                raise EngineError(
+                    f"the {self.name} engine has no rule for an operator of this model ({first_line(error)}): "
+                    f"use engine={'double_backward' if self.name == 'forward' else 'loop'!r}."
+                ) from error
+            raise
+
+
+@dataclass
+class _Proofs:
+    """What was proved for a model and a loss."""
+
+    with_gradient: bool
+    is_proved: bool = False
+    kinds: Kinds = field(default_factory=Kinds)
+
+
+def _no_rule(error: RuntimeError) -> bool:
+    """Whether PyTorch's error says that an operator lacks a derivative."""
+    message = str(error)
+    return isinstance(error, NotImplementedError) or any(
+        sign in message
+        for sign in (
+            "forward AD",
+            "is not implemented",
+            "not differentiable twice",
+            "does not support",
+            "once_diff",
+        )
+    )
+
 
 MAKERS: dict[str, Callable[[], Engine]] = {
     "auto": lambda: AutoEngine(),
@@ -79,7 +245,7 @@ class AutoEngine:
     def source_pass(self, step: SourceStep) -> SourcePass:
         return self._first_exact(step.model, step.loss, lambda engine: engine.source_pass(step))
 
-    def _first_exact(self, model: nn.Module, loss: PerExampleLoss, run: Callable[[Engine], Found]) -> Found:
+    def _first_exact(self, model: nn.Module, loss: PerExampleLoss, run: Callable[[Engine], Result]) -> Result:
         """``run`` by the engine for this model and loss, or by the first slower one that does not fail."""
         choice = self._choices.get(model, loss)
         if choice is None:
@@ -91,7 +257,7 @@ class AutoEngine:
             engine = choice.engine
             try:
                 with unchanged_on_error(model):  # a proof may fail at any step, when the model builds another graph
-                    found = run(engine)
+                    result = run(engine)
             except Exception as error:
                 following = self._names[self._names.index(engine.name) + 1 :]
                 if _is_final(error, is_last=not following):
@@ -104,7 +270,7 @@ class AutoEngine:
             self.name, self._schedule = engine.name, getattr(engine, "schedule", None)
             if reasons or choice.calls == 1:
                 self._log(engine.name, reasons, is_change=choice.calls > 1)
-            return found
+            return result
 
     def _log(self, name: str, reasons: list[str], *, is_change: bool) -> None:
         if not reasons:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from soseleto.engines.contract import (
+from soseleto.engines.interface import (
     Direction,
     Passes,
     PerExampleLoss,
@@ -29,7 +29,7 @@ from soseleto.engines.contract import (
     refuse_sparse,
     trainable,
 )
-from soseleto.engines.shards import is_shard
+from soseleto.engines.model_state import is_shard
 
 Linearize = Callable[[nn.Module, PerExampleLoss, Any, Direction], tuple[Tensor, Tensor]]
 

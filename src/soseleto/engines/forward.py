@@ -27,14 +27,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from soseleto.engines.autograd import differentiable_recurrence
-from soseleto.engines.contract import (
+from soseleto.engines.functions import out_of_place, writes_to_first
+from soseleto.engines.interface import (
     Direction,
     PerExampleLoss,
     as_loss_vector,
     named_in,
     reductions_dtype,
 )
-from soseleto.engines.layerwise.functions import writes_to_first
 from soseleto.engines.rules import BATCH_NORM, EMBEDDING, Arguments
 
 # The tangent of BatchNorm in training mode, which PyTorch computes with about 25 passes over the activations.
@@ -169,7 +169,8 @@ class _ForwardMode(TorchFunctionMode):
         if func is F.batch_norm and (dual := self._batch_norm(BATCH_NORM.bind(args, kwargs))) is not None:
             return dual
         written = args[0] if args and writes_to_first(func) else None
-        if isinstance(written, Dual) and (plain := _out_of_place(func)) is not None:
+        # Writing to a dual tensor is writing to a view, for which autograd copies the activation in the backward.
+        if isinstance(written, Dual) and (plain := out_of_place(func)) is not None:
             return _replace(written, self._follow(plain, args, kwargs)[0])
         if kwargs.get("inplace") and args and isinstance(args[0], Dual):
             return _replace(args[0], self._follow(func, args, {**kwargs, "inplace": False})[0])
@@ -256,18 +257,6 @@ def _is_plain(func: Any) -> bool:
     """Whether a function is an attribute that is no activation, as ``shape``."""
     views = ("T", "mT", "H", "mH", "real", "imag")
     return getattr(func, "__name__", "") == "__get__" and getattr(func.__self__, "__name__", "") not in views
-
-
-@cache
-def _out_of_place(func: Any) -> Any:
-    """``add`` for ``add_`` and ``__iadd__``, or None.
-
-    A function that writes to a dual tensor writes to a view, for which autograd copies the activation in the backward.
-    """
-    name = func.__name__
-    plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
-    found = getattr(Tensor, plain, None) or getattr(torch, plain, None)
-    return found if callable(found) and found is not func else None
 
 
 def _replace(written: Dual, out: Any) -> Dual:

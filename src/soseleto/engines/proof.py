@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from soseleto.engines.autograd import gradient
-from soseleto.engines.contract import PerExampleLoss, as_loss_vector, inner, trainable
-from soseleto.engines.unchanged import unchanged
+from soseleto.engines.interface import PerExampleLoss, as_loss_vector, inner, trainable
+from soseleto.engines.model_state import unchanged
 from soseleto.errors import EngineError, first_line
 
 # --- what a model calls during a pass: by it a graph of another kind than those proved is recognised ---

@@ -12,16 +12,17 @@ gradients are sums over δ and cheap, and alignment and gradient follow from the
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from soseleto.engines.contract import reductions_dtype
+from soseleto.engines.interface import reductions_dtype
 
 Arguments = dict[str, Any]
 
@@ -316,8 +317,28 @@ BATCH_NORM = Rule(
 # --- a bare parameter broadcast over the batch: position embeddings, class tokens, layer scales ---
 
 
+def without_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(itertools.dropwhile(lambda size: size == 1, shape))
+
+
+def _own(parameter: Tensor) -> Tensor:
+    """The parameter in the shape that it has within a row."""
+    return parameter.reshape(without_leading_ones(parameter.shape))
+
+
 def _sum_to(delta: Tensor, arguments: Arguments, coefficients: Tensor | None) -> Tensor:
-    return scale(delta, coefficients).sum_to_size(arguments["other"].shape)
+    other = arguments["other"]
+    return scale(delta, coefficients).sum_to_size(without_leading_ones(other.shape)).view(other.shape)
+
+
+def _rows_of(delta: Tensor, arguments: Arguments) -> dict[str, Tensor]:
+    """One gradient per row, in float32 or better."""
+    shape, dtype = arguments["other"].shape, reductions_dtype(delta.dtype)
+    own = without_leading_ones(shape)
+    padded = [1] * (delta.ndim - 1 - len(own)) + list(own)
+    summed = [dim for dim, size in enumerate(padded, 1) if size == 1]
+    rows = delta.sum(summed, dtype=dtype) if summed else delta.to(dtype)
+    return {"other": rows.reshape(len(delta), *shape)}
 
 
 def _refuse_broadcast(arguments: Arguments) -> str | None:
@@ -336,15 +357,29 @@ ADD = Rule(
     large="other",
     refuse=_refuse_broadcast,
     gradient=lambda arguments, a, delta, c: _sum_to(delta, arguments, c),
-    tangent=lambda arguments, a, direction: direction.clone(),  # the caller overwrites it
+    tangent=lambda arguments, a, direction: _own(direction).clone(),  # the caller overwrites it
 )
 MULTIPLY = Rule(
     ("input", "other"),
     large="other",
     refuse=_refuse_broadcast,
     gradient=lambda arguments, a, delta, c: _sum_to(delta * a, arguments, c),
-    tangent=lambda arguments, a, direction: a * direction,
+    tangent=lambda arguments, a, direction: a * _own(direction),
 )
+SMALL_ADD = replace(
+    ADD, large=None, small=("other",), per_example=lambda arguments, a, delta: _rows_of(delta, arguments)
+)
+SMALL_MULTIPLY = replace(
+    MULTIPLY, large=None, small=("other",), per_example=lambda arguments, a, delta: _rows_of(delta * a, arguments)
+)
+BROADCAST = (ADD, MULTIPLY, SMALL_ADD, SMALL_MULTIPLY)
+_SMALL = 8  # at most 1/8 of a row: such gradients are kept until the end of the backward, all together
+
+
+def broadcast_rule(rule: Rule, arguments: Arguments, rows: int) -> Rule:
+    """The form of ``ADD`` or ``MULTIPLY`` for a parameter of this size."""
+    is_small = arguments["other"].numel() * _SMALL * rows <= arguments["input"].numel()
+    return rule if not is_small else SMALL_ADD if rule is ADD else SMALL_MULTIPLY
 
 
 RULES: dict[Any, Rule] = {

@@ -22,11 +22,10 @@ from torch.optim import Optimizer
 from soseleto.data.batches import Batch
 from soseleto.data.structure import change
 from soseleto.engines import Engine
-from soseleto.engines.contract import SourcePass, SourceStep
-from soseleto.engines.layerwise.engine import TOLERANCE
+from soseleto.engines.interface import SourcePass, SourceStep
+from soseleto.engines.layerwise import TOLERANCE
+from soseleto.engines.model_state import is_shard, reshard, sharded_modules, unchanged, whole
 from soseleto.engines.proof import Dtypes, Schedule
-from soseleto.engines.shards import is_shard, reshard, sharded_modules, whole
-from soseleto.engines.unchanged import unchanged
 from soseleto.errors import EngineError, UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import LossOf, Sharing

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from soseleto.engines import trainable
-from soseleto.engines.contract import inner
-from soseleto.engines.shards import whole
-from soseleto.engines.unchanged import unchanged
+from soseleto.engines.interface import inner
+from soseleto.engines.model_state import unchanged, whole
 from soseleto.errors import UsageError
 from soseleto.pieces.piece import Alignment, Piece, State, Step
 from soseleto.task.task import Task

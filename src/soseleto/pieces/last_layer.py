@@ -29,9 +29,9 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from soseleto.data.batches import Batch
-from soseleto.engines.contract import Losses, reductions_dtype, uncompiled
 from soseleto.engines.forward import without_tangent
-from soseleto.engines.shards import sharded_modules
+from soseleto.engines.interface import Losses, reductions_dtype, uncompiled
+from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import EngineError, UsageError
 from soseleto.pieces.piece import Alignment, Piece, State, Step, chain
 from soseleto.task.task import Task

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from soseleto.data.batches import Batch
-from soseleto.engines.contract import Losses, Passes
+from soseleto.engines.interface import Losses, Passes
 from soseleto.errors import UsageError
 from soseleto.task.task import Task
 from soseleto.weights import Weights

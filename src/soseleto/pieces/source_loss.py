@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from soseleto.data.batches import Batch
 from soseleto.engines.autograd import times
-from soseleto.engines.contract import Losses, Passes
+from soseleto.engines.interface import Losses, Passes
 from soseleto.errors import UsageError
 from soseleto.pieces.piece import Piece, SourceLoss, State, Step
 from soseleto.task.loop import LoopLosses

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Passes
-from soseleto.engines.contract import Step, as_loss_vector
+from soseleto.engines.interface import Step, as_loss_vector
 from soseleto.errors import UsageError
 from soseleto.parallel.micro_batches import LossOf, Sharing
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from soseleto.data import structure
 from soseleto.data.batches import Batch
 from soseleto.data.structure import Inputs
-from soseleto.engines.contract import as_loss_vector
+from soseleto.engines.interface import as_loss_vector
 from soseleto.errors import UsageError
 
 # loss(outputs, labels) -> (B,); outputs are what the model returns

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from soseleto.data.batches import Batch
-from soseleto.engines.contract import Losses
-from soseleto.engines.shards import reshard
+from soseleto.engines.interface import Losses
+from soseleto.engines.model_state import reshard
 from soseleto.errors import CannotSave, TrainingError, UsageError
 from soseleto.parallel.micro_batches import Sharing
 from soseleto.parallel.reducer import Reducer, Single

@@ -31,7 +31,7 @@ from soseleto.data.feeding import Prepare, match_input_range
 from soseleto.data.preparation import Preparation
 from soseleto.data.reading import some
 from soseleto.defaults import Settings
-from soseleto.engines.shards import sharded_modules
+from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import UsageError, counted
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.parallel.micro_batches import Sharing

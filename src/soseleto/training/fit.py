@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from soseleto.data import Reading, structure
 from soseleto.defaults import DefaultMethod, kind_of_inputs, resolve
-from soseleto.engines.shards import sharded_modules
+from soseleto.engines.model_state import sharded_modules
 from soseleto.errors import SoseletoError, UsageError, first_line, need
 from soseleto.methods.wrappers import Recording, Signals
 from soseleto.models.trunk_and_heads import evaluation_mode

@@ -16,7 +16,7 @@ from soseleto.data import ExampleSet, TargetCycle, feed, seed_for, structure
 from soseleto.data.batches import Batch
 from soseleto.data.examples import truth_known
 from soseleto.defaults import Settings
-from soseleto.engines.shards import reshard, sharded_modules
+from soseleto.engines.model_state import reshard, sharded_modules
 from soseleto.errors import OutOfMemory, TrainingError, counted
 from soseleto.methods.wrappers import Signals
 from soseleto.parallel.fsdp import gathered

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soseleto.engines.shards import reshard, sharded_modules
+from soseleto.engines.model_state import reshard, sharded_modules
 from soseleto.errors import CannotSave, DataError, Interrupted, UsageError, first_line
 from soseleto.parallel.fsdp import gathered, in_parts
 from soseleto.parallel.reducer import Reducer

@@ -24,7 +24,7 @@ from soseleto.data.batches import Batch
 from soseleto.data.feeding import Prepare, make_prepare
 from soseleto.data.views import AnyViews, UnlabelledViews
 from soseleto.defaults import Settings, kind_of_inputs, name_of
-from soseleto.engines.shards import is_shard, reshard
+from soseleto.engines.model_state import is_shard, reshard
 from soseleto.errors import DataError, SoseletoError, UsageError, counted, first_line
 from soseleto.models.trunk_and_heads import TrunkAndHeads, evaluation_mode, feature_width
 from soseleto.parallel.fsdp import ShardedSharing, require_shardable, sharing_of, split_heads

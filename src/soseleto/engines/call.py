@@ -1,19 +1,131 @@
-"""One use of parameters by the model, and groups of such uses that share parameters."""
+"""One use of parameters by the model, and groups of such uses that share parameters.
+
+The first dimension of a call's output is the batch, or one of two layouts, which the proof checks like all else:
+
+    grouped     (B·k, ...): the k rows of an example follow each other, as with tokens flattened to (B·L, D), windows
+                of an image, and frames of a video
+    packed      (N, ...) or (1, N, ...): all sequences in one row, with token losses that an index sums to examples
+
+Models with other layouts take the forward engine.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from soseleto.engines.contract import reductions_dtype
-from soseleto.engines.layerwise.computed_parameters import Derived
-from soseleto.engines.layerwise.rows import Layout, Sums
-from soseleto.engines.rules import ADD, EMBEDDING, LAYER_NORM, LINEAR, MULTIPLY, RMS_NORM, Arguments, Rule
-from soseleto.engines.shards import whole
+from soseleto.engines.computed_parameters import Derived
+from soseleto.engines.interface import reductions_dtype
+from soseleto.engines.model_state import whole
+from soseleto.engines.rules import (
+    BROADCAST,
+    EMBEDDING,
+    LAYER_NORM,
+    LINEAR,
+    RMS_NORM,
+    Arguments,
+    Rule,
+    without_leading_ones,
+)
 from soseleto.errors import EngineError
+
+
+class Layout(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def part(self, x: Tensor, examples: slice) -> Tensor:
+        """The rows of x that belong to the chosen examples."""
+        ...
+
+    def fold(self, values: Tensor, examples: slice) -> Tensor:
+        """Sums over the rows of each chosen example; ``values`` has one entry for each row of ``part``."""
+        ...
+
+    def spread(self, coefficients: Tensor | None, examples: slice) -> Tensor | None:
+        """An example's coefficient for each row of ``part``; None stands for ones."""
+        ...
+
+
+@dataclass(frozen=True)
+class Grouped:
+    each: int  # k
+    name: str = "grouped"
+
+    def part(self, x: Tensor, examples: slice) -> Tensor:
+        start, stop, _ = examples.indices(len(x) // self.each)
+        return x[start * self.each : stop * self.each]
+
+    def fold(self, values: Tensor, examples: slice) -> Tensor:
+        return values.unflatten(0, (-1, self.each)).sum(1)
+
+    def spread(self, coefficients: Tensor | None, examples: slice) -> Tensor | None:
+        return None if coefficients is None else coefficients.repeat_interleave(self.each)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """All rows are kept, and those of other examples multiplied by zero: choosing rows would wait for the device."""
+
+    index: Tensor  # (N,), the example of each row
+    examples: int
+    dims: int  # leading dimensions that hold the rows
+    name: str = "packed"
+
+    def part(self, x: Tensor, examples: slice) -> Tensor:
+        return x.flatten(0, self.dims - 1)
+
+    def fold(self, values: Tensor, examples: slice) -> Tensor:
+        total = values.new_zeros(self.examples, *values.shape[1:])
+        return total.index_add_(0, self.index, values)[examples]
+
+    def spread(self, coefficients: Tensor | None, examples: slice) -> Tensor | None:
+        if coefficients is None and len(range(*examples.indices(self.examples))) == self.examples:
+            return None
+        like = torch.ones((), device=self.index.device) if coefficients is None else coefficients
+        each = like.new_zeros(self.examples)
+        each[examples] = like
+        return each[self.index]
+
+
+_SUMS = {
+    getattr(owner, name + suffix)
+    for name in ("index_add", "scatter_add", "scatter_reduce")
+    for owner, suffix in ((torch, ""), (Tensor, ""), (Tensor, "_"))
+}
+
+
+@dataclass
+class Sums:
+    """The indices by which a forward pass adds rows up, by the numbers of rows before and after."""
+
+    indices: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note a call that is made."""
+        if func not in _SUMS:
+            return
+        dim: Any = args[1] if len(args) > 1 else kwargs.get("dim")
+        index: Any = args[2] if len(args) > 2 else kwargs.get("index")
+        if dim == 0 and args[0].ndim and index.numel() == max(index.shape, default=0):
+            self.indices[index.numel(), len(args[0])] = index.detach().flatten()
+
+    def layout(self, shape: tuple[int, ...], leading: int, examples: int) -> Layout | None:
+        """The layout of an output of this shape, whose first ``leading`` dimensions may hold rows."""
+        for dims in range(1, min(leading, 2) + 1):
+            n = math.prod(shape[:dims])
+            for missing in (0, 1):  # a language model has one loss less than it has tokens
+                if (index := self.indices.get((n - missing, examples))) is not None:
+                    return Packed(torch.cat([index, index[-1:]]) if missing else index, examples, dims)
+        if shape and examples and shape[0] > examples and shape[0] % examples == 0:
+            return Grouped(shape[0] // examples)
+        return None
+
 
 # Per-example gradients of biases and of the affine parameters of norms, for all layers together.
 #
@@ -114,11 +226,8 @@ class Call:
             lead = len(shape) - 1
         elif self.rule is LAYER_NORM or self.rule is RMS_NORM:
             lead = len(shape) - len(self.arguments["normalized_shape"])
-        elif self.rule is ADD or self.rule is MULTIPLY:
-            own = list(self.arguments["other"].shape)
-            while own and own[0] == 1:
-                own.pop(0)
-            lead = len(shape) - len(own)
+        elif self.rule in BROADCAST:
+            lead = len(shape) - len(without_leading_ones(self.arguments["other"].shape))
         if self.a is not None and self.a.shape[:lead] != shape[:lead]:
             return 1
         return max(lead, 1)

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from soseleto.engines.autograd import gradient, target_first
-from soseleto.engines.contract import (
+from soseleto.engines.call import OTHER_ENGINES, Call, SmallGradients
+from soseleto.engines.interface import (
     Direction,
     Passes,
     PerExampleLoss,
@@ -39,9 +40,7 @@ from soseleto.engines.contract import (
     trainable,
     uncompiled,
 )
-from soseleto.engines.layerwise.call import OTHER_ENGINES, Call, SmallGradients
-from soseleto.engines.layerwise.sweep import ALL_ROWS, Parts, Sweep, alignments
-from soseleto.engines.layerwise.tape import Tape
+from soseleto.engines.model_state import Restore, unchanged
 from soseleto.engines.proof import (
     Equation,
     Inexact,
@@ -57,7 +56,8 @@ from soseleto.engines.proof import (
     subtract,
     unproved,
 )
-from soseleto.engines.unchanged import Restore, unchanged, unchanged_on_error
+from soseleto.engines.sweep import ALL_ROWS, Parts, Sweep, alignments
+from soseleto.engines.tape import Tape
 from soseleto.errors import EngineError
 
 # --- whether source and target may share one pass: the source's losses and gradients must be those it has alone ---
@@ -136,7 +136,6 @@ class LayerwiseEngine:
         self.schedule = Schedule()
         self.proofs = 0  # so far
         self._kinds: WeakKeyDictionary[nn.Module, Kinds] = WeakKeyDictionary()
-        self._without_copies: WeakSet[nn.Module] = WeakSet()  # models whose examples are not in the first dimension
         self._apart: WeakSet[nn.Module] = WeakSet()  # models whose source and target must not share a pass
 
     def __call__(
@@ -195,23 +194,8 @@ class LayerwiseEngine:
         return SourcePass(losses.detach(), sweep.alignment, sweep.source_gradient)
 
     def _forward(self, model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
-        if model in self._without_copies:
-            return self._recorded(Tape(model, copies=False), run)
+        """One forward pass on a tape, checked where that is due."""
         tape = Tape(model)
-        if model in self._kinds:
-            return self._recorded(tape, run)
-        try:
-            with unchanged_on_error(model):
-                return self._recorded(tape, run)
-        except EngineError:
-            if not tape.has_copies:
-                raise
-        self._without_copies.add(model)
-        return self._forward(model, run)
-
-    def _recorded(self, tape: Tape, run: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
-        """One forward pass on the tape, checked where that is due."""
-        model = tape.model
         with torch.enable_grad(), uncompiled(model), tape:
             losses = as_loss_vector(run())
         tape.check_rows(len(losses))

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from soseleto.engines.autograd import add_gradients, times
-from soseleto.engines.contract import (
+from soseleto.engines.call import Call, SmallGradients
+from soseleto.engines.interface import (
     Coefficients,
     Direction,
     ToDirection,
     reductions_dtype,
     refuse_sharded,
 )
-from soseleto.engines.layerwise.call import Call, SmallGradients
-from soseleto.engines.layerwise.tape import Tape
+from soseleto.engines.tape import Tape
 
 ALL_ROWS = slice(None)
 

@@ -2,9 +2,8 @@
 
 While it is open, the tape intercepts each torch function that the model calls. A call that takes data and a parameter,
 or a tensor derived from parameters, is looked up in the rules; its input a is kept, and an identity operation after its
-output records δ during the backward. Functions without a rule get copies of the parameter for every example, or are
-differentiated as they are; what allows neither raises. So no use of a parameter is missed. Nothing is attached to the
-model.
+output records δ during the backward. Functions without a rule are differentiated as they are; what does not allow that
+raises. So no use of a parameter is missed. Nothing is attached to the model.
 """
 
 from __future__ import annotations
@@ -18,32 +17,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from soseleto.engines.contract import is_differentiable
-from soseleto.engines.layerwise.call import OTHER_ENGINES, Call, grouped_calls
-from soseleto.engines.layerwise.computed_parameters import Arguments as Found
-from soseleto.engines.layerwise.computed_parameters import Derived
-from soseleto.engines.layerwise.functions import (
-    BROADCAST,
-    LARGE_COPIES,
-    OWN_ROWS,
-    SMALL,
-    SMALL_COPIES,
+from soseleto.engines.call import OTHER_ENGINES, Call, Sums, grouped_calls
+from soseleto.engines.computed_parameters import Arguments as Found
+from soseleto.engines.computed_parameters import Derived
+from soseleto.engines.functions import (
     as_linear,
-    batch_form,
-    is_mask,
-    over_batch,
-    promotes,
+    out_of_place,
     refuse_attention,
-    replaced,
     rule_for,
     self_attention,
     tensors,
     writes_to_first,
 )
-from soseleto.engines.layerwise.rows import Sums
+from soseleto.engines.interface import is_differentiable
+from soseleto.engines.model_state import sharded_modules
 from soseleto.engines.proof import described
-from soseleto.engines.rules import ADD, BATCH_NORM, MULTIPLY, RULES, Arguments, Rule
-from soseleto.engines.shards import sharded_modules
+from soseleto.engines.rules import ADD, BATCH_NORM, MULTIPLY, RULES, Arguments, Rule, broadcast_rule
 from soseleto.errors import EngineError
 
 # --- identities in the model's graph whose backward records the gradients that the tape is for ---
@@ -112,7 +101,6 @@ class Tape(TorchFunctionMode):
 
     model: nn.Module
     calls: list[Call] = field(default_factory=list)
-    copies: bool = True  # whether functions that broadcast may get copies of parameters over the first dimension
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -121,13 +109,10 @@ class Tape(TorchFunctionMode):
         for name, p in self.derived.parameters.items():
             if p.is_complex():
                 raise self._no_rule(name, "it is complex")
-        self.functions: list[
-            Hashable
-        ] = []  # all that the model called, whether under no_grad, and for which parameters
+        # All that the model called, whether under no_grad, and for which parameters.
+        self.functions: list[Hashable] = []
         self.dtypes: set[torch.dtype] = set()  # of all results that have a gradient
         self.sums = Sums()
-        self.has_copies = False
-        self._copies: dict[tuple[str, int, int], Tensor] = {}
         self.leaves_graph = False  # whether the losses may depend on an example in a way that no gradient shows
         self._listener = Listener()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
@@ -172,7 +157,7 @@ class Tape(TorchFunctionMode):
     def _meet(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor]) -> Any:
         """A call that takes data, and parameters or tensors derived from them."""
         rule = RULES.get(func)
-        if (rule is None or func in BROADCAST) and (instead := self._instead(func, args, kwargs, mine)):
+        if rule is None and (instead := self._instead(func, args, kwargs, mine)):
             return instead()
         if rule is not None and rule.lowered:
             args = _cast_data(args)
@@ -192,42 +177,11 @@ class Tape(TorchFunctionMode):
             raise self._no_rule(self.derived.key(args[0]), why)
         if func is F.multi_head_attention_forward:
             return lambda: self._attention(args, kwargs, mine)
-        if (form := batch_form(func, args, kwargs)) and self._takes_copies(func, args, mine, *form):
-            return lambda: self._with_copies(func, args, kwargs, mine, *form)
+        if writes_to_first(func) and RULES.get(plain := out_of_place(func)) is ADD:  # others need the data as they were
+            return lambda: args[0].copy_(self.__torch_function__(plain, (), args, kwargs))
         if (linear := as_linear(func, args, kwargs, self.derived)) is not None:
             return lambda: self.__torch_function__(F.linear, (), linear)
         return None
-
-    def _takes_copies(self, func: Any, args: tuple[Any, ...], mine: list[Tensor], rows: int, ndim: int) -> bool:
-        if func in BROADCAST and not self.copies:
-            return False
-        own_rows = all(value.ndim == ndim and len(value) == rows for value in mine)
-        return own_rows or not (_has_saved_tensor_hooks() or any(promotes(value, tensors(args)) for value in mine))
-
-    def _with_copies(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: list[Tensor], rows: int, ndim: int
-    ) -> Any:
-        """Call the function with a copy of its parameters for every example."""
-        self.has_copies |= func in BROADCAST
-        size = max(t.numel() for t in tensors((*args, *kwargs.values()))) // max(rows, 1)
-        copies = {id(value): self._copy(value, rows, ndim, size) for value in mine}
-        args, kwargs = replaced((args, kwargs), lambda t: copies.get(id(t), t))
-        if func is Tensor.__setitem__ and is_mask(args[1]):
-            args = (*args[:2], args[2].expand(args[0].shape)[args[1]])
-        return func(*args, **kwargs)
-
-    def _copy(self, value: Tensor, rows: int, ndim: int, size: int) -> Tensor:
-        """One copy for all functions that use the same parameter with the same number of dimensions."""
-        value = value if (one := self.derived.one_row(value)) is None else one
-        key = self.derived.key(value)
-        which = key, rows, ndim
-        if which not in self._copies:
-            own = value.ndim == ndim and len(value) == rows > 1
-            rule = OWN_ROWS if own else SMALL_COPIES if value.numel() * SMALL <= size else LARGE_COPIES
-            numbers = torch.arange(rows, device=value.device) if own else None
-            call = Call(rule, {"other": value}, {"other": key}, numbers, 0, rows, value.dtype)
-            self._copies[which] = self._tap(over_batch(value, rows, ndim), call)
-        return self._copies[which]
 
     def _tap(self, out: Tensor, call: Call) -> Tensor:
         call.shape = out.shape
@@ -250,9 +204,11 @@ class Tape(TorchFunctionMode):
             return self._record_any(func, args, kwargs, mine, out)
         if why:
             raise self._no_rule(self.derived.key(mine[0]), why)
-        data = arguments.pop("input")
-        a = None if rule is ADD else data.detach()
-        version, rows = 0 if a is None else a._version, out.shape[0] if out.ndim else 0
+        rows, a = out.shape[0] if out.ndim else 0, None if rule is ADD else arguments["input"].detach()
+        if rule is ADD or rule is MULTIPLY:
+            rule = broadcast_rule(rule, arguments, rows)
+        del arguments["input"]
+        version = 0 if a is None else a._version
         return self._tap(out, Call(rule, arguments, names, a, version, rows, out.dtype))
 
     def _record_any(

@@ -1,0 +1,154 @@
+"""What engines know of a model between passes: its buffers and random states, its shards, and values kept for it.
+
+A model that ``fully_shard`` (FSDP2) has split over ranks has DTensors as parameters, of which each rank holds a part.
+For its forward and again for its backward a sharded module has whole, plain parameters under the same names.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary, WeakMethod, ref
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from soseleto.engines.interface import PerExampleLoss
+
+Value = TypeVar("Value")
+
+_is_capturing = torch.cuda.is_current_stream_capturing  # torch's own: ``as_if_recording`` replaces the name in torch
+
+
+def is_recording() -> bool:
+    """Whether a CUDA graph is being recorded, not only said to be."""
+    return torch.cuda.is_available() and _is_capturing()
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Restore the model's buffers and the random states of torch, numpy and Python at the end of the block.
+
+    Buffers that the block makes or enlarges stay: a table of positions, for instance, that grows with the inputs.
+    """
+    restore = Restore(model)
+    try:
+        yield
+    finally:
+        restore()
+
+
+@contextmanager
+def unchanged_on_error(model: nn.Module) -> Iterator[None]:
+    """``unchanged`` for a block that fails; a block that succeeds keeps what it did."""
+    restore = Restore(model)
+    try:
+        yield
+    except BaseException:
+        restore()
+        raise
+
+
+class Restore:
+    """A copy of buffers and random states; a call writes them back. Does nothing while a CUDA graph is recorded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._is_recording = is_recording()
+        if self._is_recording:
+            return
+        self._buffers = {name: b.clone() for name, b in model.named_buffers()}
+        devices = {p.device for p in model.parameters() if p.is_cuda}
+        self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
+        self._cpu, self._python = torch.get_rng_state(), random.getstate()
+        self._numpy = np.random.get_state()  # noqa: NPY002  # what the user's code draws from
+
+    def __call__(self) -> None:
+        if self._is_recording:
+            return
+        torch.set_rng_state(self._cpu)
+        for device, state in self._cuda.items():
+            torch.cuda.set_rng_state(state, device)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        for name, b in self._model.named_buffers():
+            kept = self._buffers.get(name)
+            if kept is not None and kept.shape == b.shape:
+                b.data.copy_(kept)  # without a new version, which would invalidate graphs that hold it
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules that fully_shard was called on."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: fully_shard cannot have been called
+    return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
+
+
+def is_shard(value: object) -> bool:
+    return hasattr(value, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor; for a shard this is a collective that every rank must call."""
+    found: Tensor = tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
+    return found
+
+
+def reshard(model: nn.Module) -> None:
+    """Free whole parameters that FSDP keeps for a backward that does not follow."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+class PerModel(Generic[Value]):
+    """A value for a model and a loss, both referenced weakly.
+
+    It holds while the model's modules, their training flags and hooks and its trainable parameters stay the same.
+    """
+
+    def __init__(self) -> None:
+        self._values: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[_Reference, Value]]] = WeakKeyDictionary()
+
+    def get(self, model: nn.Module, loss: PerExampleLoss, condition: Hashable = None) -> Value | None:
+        kept = self._values.get(model)
+        entry = kept.get(_key(model, loss, condition)) if kept else None
+        # The id of an object that no longer exists may be that of another one.
+        return entry[1] if entry is not None and entry[0]() is not None else None
+
+    def keep(self, model: nn.Module, loss: PerExampleLoss, value: Value, condition: Hashable = None) -> None:
+        """Replace the value, and drop those whose loss no longer exists."""
+        alive = {key: entry for key, entry in self._values.get(model, {}).items() if entry[0]() is not None}
+        self._values[model] = {**alive, _key(model, loss, condition): (_weak(loss), value)}
+
+
+_Reference = Callable[[], PerExampleLoss | None]  # a weak reference: a loss may refer to the model
+
+
+def _key(model: nn.Module, loss: PerExampleLoss, condition: Hashable) -> Hashable:
+    """A bound method is a new object at every access, and known by its object and function."""
+    same = (id(loss.__self__), id(loss.__func__)) if isinstance(loss, MethodType) else id(loss)
+    return _settings(model), same, condition
+
+
+def _settings(model: nn.Module) -> Hashable:
+    """Each module's class, training flag, number of hooks, and its own trainable parameters with theirs."""
+
+    def own(module: nn.Module) -> tuple[tuple[str, int], ...]:
+        parameters = ((name, p) for name, p in module._parameters.items() if p is not None and p.requires_grad)
+        return tuple((name, len(p._backward_hooks or ())) for name, p in parameters)
+
+    def hooks(module: nn.Module) -> tuple[int, int]:
+        return len(module._forward_hooks) + len(module._forward_pre_hooks), len(module._backward_hooks)
+
+    return tuple((type(module), module.training, hooks(module), own(module)) for module in model.modules())
+
+
+def _weak(loss: PerExampleLoss) -> _Reference:
+    try:
+        return WeakMethod(loss) if isinstance(loss, MethodType) else ref(loss)
+    except TypeError:  # an object without weak references
+        return lambda: loss
