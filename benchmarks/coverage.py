@@ -239,7 +239,7 @@ def suspects_of(draw: Draw, cell: Cell, *, earlier: bool, epochs: int, device: s
     return result.suspects()
 
 
-def audited(found: Suspects, wrong: Array, seed: int) -> audit.Figures:
+def audited(found: Suspects, wrong: Array, seed: int) -> dict[str, Estimate]:
     """After all checks that an audit plans by default."""
     chosen = found.is_suspect.numpy()
     strata = audit.draw(found.probability.double().numpy(), chosen, seed=seed)
@@ -260,7 +260,7 @@ def rows_of(cell: Cell, data: Path, device: str, epochs: int = 20, sizes: Any = 
     checked = audited(found, draw.wrong, cell.seed)
     rows = [
         row_of(cell, WITHOUT, draw, found, found.precision, found.wrong_share),
-        row_of(cell, AUDITED, draw, found, checked.precision, checked.wrong_share),
+        row_of(cell, AUDITED, draw, found, checked.get("precision"), checked["wrong_share"]),
     ]
     differ = int((draw.before != draw.target.labels).sum())
     if enough_of_both(differ, len(draw.before)):

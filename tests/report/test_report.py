@@ -139,19 +139,11 @@ def test_the_comparison_is_in_the_summary_and_drawn(tmp_path: Path) -> None:
     comparison = {"judged_on": "target", "folds": 5, "rows": rows}
     run.write_json(COMPARISON, comparison)
     text = text_of(render(run.path))
-    assert (
-        "Held-out accuracy on 1,200 target examples (5-fold cross-validation): SOSELETO 91.5 %, "
-        "ordinary training 80.0 %, target only 61.0 %." in text
-    )
+    assert "Held-out accuracy on 1,200 target examples (5-fold cross-validation)" in text
     assert "ordinary training 80.0 % 75.0 % to 84.0 %" in text
-    assert "Comparison with other methods on the same data and for as many epochs" in text
-    run.write_json(COMPARISON, {**comparison, "epochs_of_others": 30})
-    said = "on the same data: SOSELETO by the strong recipe for 3 epochs, the others for 30"
-    assert said in text_of(render(run.path))
-    run.write_json(COMPARISON, {**comparison, "judged_on": "test", "rows": rows[:1]})
-    page = render(run.path)
-    assert "Held-out accuracy on 1,200 test examples: SOSELETO 91.5 %." in text_of(page)
-    assert "Comparison with other methods" not in page
+    run.write_json(COMPARISON, {**comparison, "judged_on": "test", "rows": rows[:1], "epochs_of_others": 30})
+    text = text_of(render(run.path))
+    assert "on 1,200 test examples; SOSELETO by the strong recipe for 3 epochs, the others for 30" in text
 
 
 def test_examples_without_an_image_are_marked(tmp_path: Path) -> None:

@@ -221,18 +221,18 @@ def compared(run: RunFiles) -> list[tuple[str, float, float, float]]:
 
 def compared_how(run: RunFiles) -> str:
     """The caption of the comparison."""
-    same, others = "Comparison with other methods on the same data", run.comparison.get("epochs_of_others")
-    if others is None:
-        return f"{same} and for as many epochs"
-    return f"{same}: SOSELETO by the strong recipe for {counted(len(run.epochs), 'epoch')}, the others for {others}"
-
-
-def evaluated_on(run: RunFiles) -> str:
-    """``100 target examples (5-fold cross-validation)`` or ``1,000 test examples``."""
-    examples = count(run.comparison["rows"][0]["examples"])
-    if run.comparison.get("judged_on") == "test":
-        return f"{examples} test examples"
-    return f"{examples} target examples ({run.comparison['folds']}-fold cross-validation)"
+    judged, others = run.comparison, run.comparison.get("epochs_of_others")
+    on = (
+        "test examples"
+        if judged.get("judged_on") == "test"
+        else f"target examples ({judged.get('folds')}-fold cross-validation)"
+    )
+    epochs = (
+        f"; SOSELETO by the strong recipe for {counted(len(run.epochs), 'epoch')}, the others for {others}"
+        if others
+        else ""
+    )
+    return f"Held-out accuracy on {count(judged['rows'][0]['examples'])} {on}{epochs}"
 
 
 def _method(name: str) -> str:
@@ -241,12 +241,7 @@ def _method(name: str) -> str:
 
 
 def _comparison(run: RunFiles) -> str:
-    rows = compared(run)
-    if not rows:
-        return ""
-    accuracies = [f"{method} {percent(accuracy)}" for method, accuracy, _, _ in rows]
-    text = f"Held-out accuracy on {evaluated_on(run)}: {', '.join(accuracies)}."
-    return f"{text} {verdict(run.comparison)}".rstrip()
+    return verdict(run.comparison)
 
 
 def verdict(comparison: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from soseleto.run_folder.files import readable
 from soseleto.run_folder.folder import AUDIT, RunFolder
 from soseleto.run_folder.ranking import Ranking, is_suspect
 from soseleto.suspects import audit as statistics
-from soseleto.suspects.audit import CHECKS, LONGEST, Checked, Figures, Stratum
+from soseleto.suspects.audit import CHECKS, LONGEST, Checked, Stratum
 from soseleto.suspects.calibration import AUDITED, Estimate
 
 TITLES = {
@@ -90,28 +90,23 @@ class Progress:
     """The state of an audit: its figures, the answers that count so far, and the checks that are left."""
 
     audit: Audit
-    figures: Figures
+    figures: dict[str, Estimate]
     suspects: int
     others: int
     left: int
-
-    @property
-    def shown(self) -> dict[str, Estimate]:
-        """The figures by name; only the share of wrong labels without suspects."""
-        return {name: figure for name in TITLES if (figure := getattr(self.figures, name)) is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """The content of ``audit.json``."""
         return {
             "checks": self.audit.checks,
             "checked": {"suspects": self.suspects, "others": self.others},
-            "figures": {name: figure.to_dict(AUDITED) for name, figure in self.shown.items()},
+            "figures": {name: figure.to_dict(AUDITED) for name, figure in self.figures.items()},
             "strata": [asdict(stratum) for stratum in self.audit.strata],
         }
 
     def on_page(self) -> dict[str, Any]:
         """What the page shows."""
-        rows = [{"name": TITLES[name], **figure.to_dict(AUDITED)} for name, figure in self.shown.items()]
+        rows = [{"name": TITLES[name], **figure.to_dict(AUDITED)} for name, figure in self.figures.items()]
         return {"figures": rows, "sentence": self.sentence()}
 
     def summary(self) -> list[str]:
@@ -120,7 +115,7 @@ class Progress:
             f"checked {self.suspects:,} suspects and {self.others:,} other examples",
             *(
                 f"{TITLES[name].lower()}: {figure}{f', {AUDITED}' * figure.known}"
-                for name, figure in self.shown.items()
+                for name, figure in self.figures.items()
             ),
             self.sentence(),
         ]

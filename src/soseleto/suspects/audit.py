@@ -94,21 +94,12 @@ class Checked:
         return min(max(rate * self.size, self.wrong), self.size - self.right)
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What an audit shows; precision and recall are None without suspects."""
-
-    precision: Estimate | None
-    recall: Estimate | None
-    wrong_share: Estimate
-
-
-def figures(strata: Sequence[Checked]) -> Figures:
-    """Precision, recall and share of wrong labels with their intervals."""
+def figures(strata: Sequence[Checked]) -> dict[str, Estimate]:
+    """Precision and recall, if there are suspects, and the share of wrong labels, with their intervals."""
     suspects, others = ([stratum for stratum in strata if stratum.suspects == of] for of in (True, False))
     if not suspects:
-        return Figures(None, None, _share(others))
-    return Figures(_share(suspects), _recall(suspects, others), _share(strata))
+        return {"wrong_share": _share(others)}
+    return {"precision": _share(suspects), "recall": _recall(suspects, others), "wrong_share": _share(strata)}
 
 
 def _share(strata: Sequence[Checked]) -> Estimate:
