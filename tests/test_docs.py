@@ -180,7 +180,7 @@ def test_the_readme_is_short() -> None:
 
 def test_links_lead_somewhere() -> None:
     for path in PAGES:
-        for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text("utf-8")):
+        for link in re.findall(r"\]\(([^)#: ]+)\)", path.read_text("utf-8")):
             assert (path.parent / link).exists(), f"{path.name}: {link}"
 
 
