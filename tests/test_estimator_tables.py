@@ -1,4 +1,4 @@
-"""scikit-learn habits of the estimator: pipelines that carry the target, sparse matrices, frames, final estimators."""
+"""scikit-learn habits of the estimator: pipelines that carry the target, sparse matrices, frames."""
 
 import json
 from typing import Any
@@ -12,20 +12,14 @@ import torch
 pytest.importorskip("sklearn")
 
 import sklearn
-from scipy.sparse import csr_matrix
 from sklearn.compose import ColumnTransformer
-from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.exceptions import DataConversionWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-import soseleto
 from soseleto import SoseletoClassifier
 from soseleto.data import TablePreparation
-from soseleto.data.tables import stacked
 
 
 def quick(**options: Any) -> SoseletoClassifier:
@@ -110,57 +104,6 @@ def test_frames_keep_names_and_kinds() -> None:
     assert np.array_equal(by_polars.source_weights_, made.source_weights_)
 
 
-def test_a_final_estimator_is_trained_on_the_weighted_source_and_the_target() -> None:
-    draw = np.random.default_rng(0)
-    X = draw.normal(size=(120, 4))
-    truth = (X[:, 0] > 0).astype(int)
-    y = np.where(draw.random(120) < 0.3, 1 - truth, truth)
-    X_target, y_target = X[:40] + 0.01, truth[:40]
-    made = quick(epochs=5, final_estimator=LogisticRegression())
-    made.fit(X, y, X_target=X_target, y_target=y_target)
-    weights = np.full(120, made.source_weights_.mean())
-    by_hand = LogisticRegression().fit(
-        np.r_[X, X_target], np.r_[y, y_target], sample_weight=np.r_[weights, np.ones(40)]
-    )
-    assert np.allclose(made.predict_proba(X), by_hand.predict_proba(X), atol=1e-4)
-    assert not np.allclose(made.final_.coef_, LogisticRegression().fit(X, y).coef_, atol=1e-3)
-
-
-def test_final_estimators_get_frames_and_sparse_matrices_as_they_are() -> None:
-    X, y = people(90, 0)
-    X_target, y_target = people(30, 1)
-    X, X_target = X.astype({"town": "category"}), X_target.astype({"town": "category"})
-    boosted = HistGradientBoostingClassifier(categorical_features="from_dtype", max_iter=5)
-    made = quick(final_estimator=boosted).fit(X, y, X_target=X_target, y_target=y_target)
-    assert made.final_.is_categorical_.tolist() == [False, True]
-    assert made.score(X, y) > 0.8
-    rows = csr_matrix(np.eye(40)[:, :10] + 1.0)
-    labels = np.arange(40) % 2
-    sparse = quick(final_estimator=LogisticRegression()).fit(rows, labels, X_target=rows[:10], y_target=labels[:10])
-    assert sparse.final_.coef_.shape == (1, 10)
-    with pytest.raises(soseleto.UsageError, match="KNeighborsClassifier does not take sample_weight"):
-        quick(final_estimator=KNeighborsClassifier()).fit(rows, labels, X_target=rows[:10], y_target=labels[:10])
-
-
-def test_a_final_estimator_takes_a_target_of_another_type() -> None:
-    """Whole numbers with a gap, halves among them, and an array in place of a frame of numbers."""
-    X = pd.DataFrame({"age": np.arange(80), "name": ["u", "v"] * 40}).astype({"name": "category"})
-    y = np.where(X.age > 40, "p", "q")
-    part = X.iloc[::4].astype({"age": float})
-    part.iloc[3, 0], part.iloc[4, 0] = np.nan, 16.5
-    whole = stacked(X, part)
-    assert whole.age.iloc[80:].tolist()[4] == 16.5
-    assert whole.age.isna().sum() == 1
-    assert whole.name.dtype == X.name.dtype
-    made = quick(final_estimator=HistGradientBoostingClassifier()).fit(X, y, X_target=part, y_target=y[::4])
-    assert made.final_ is not None
-    numbers = X[["age"]].assign(b=1.0)
-    assert stacked(numbers, np.ones((2, 2))).shape == (82, 2)
-    boosted = quick(final_estimator=HistGradientBoostingClassifier())
-    with pytest.warns(UserWarning, match="does not have valid feature names"):
-        boosted.fit(numbers, y, X_target=np.ones((2, 2)), y_target=y[:2])
-
-
 def test_labels_of_a_frame_with_words_are_checked_as_those_of_numbers() -> None:
     X = pd.DataFrame({"age": np.arange(40), "name": ["u", "v"] * 20})
     y = np.where(X.age > 20, "p", "q")
@@ -172,16 +115,3 @@ def test_labels_of_a_frame_with_words_are_checked_as_those_of_numbers() -> None:
             quick().fit(X, labels)
         with pytest.raises(ValueError, match=r"y should be|label type|contains NaN|rows but 39 labels"):
             quick().fit(X, y, X_target=X, y_target=labels)
-
-
-def test_a_final_estimator_that_cannot_read_words_gets_prepared_numbers() -> None:
-    draw = np.random.default_rng(0)
-    X = pd.DataFrame({"town": draw.choice(["Ulm", "Aix", "Rio"], 120), "size": draw.normal(size=120)})
-    X.loc[::7, "size"] = None
-    y = np.where(X["town"] == "Ulm", "yes", "no")
-    for final in (HistGradientBoostingClassifier(max_iter=20, min_samples_leaf=3), LogisticRegression()):
-        made = quick(final_estimator=final).fit(X, y, X_target=X[:40], y_target=y[:40])
-        assert made.score(X, y) > 0.6
-    boosted = quick(final_estimator=HistGradientBoostingClassifier(max_iter=20, min_samples_leaf=3)).fit(X, y)
-    assert boosted.final_.is_categorical_.tolist() == [True, False, False]
-    assert boosted.score(X, y) == 1.0

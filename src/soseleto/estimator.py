@@ -21,7 +21,7 @@ from soseleto.data.arrays import inputs_of
 from soseleto.data.columns import TEXT_LENGTH
 from soseleto.data.preparation import prepared
 from soseleto.data.storage import check_size
-from soseleto.data.tables import frame_table, is_frame, stacked
+from soseleto.data.tables import frame_table, is_frame
 from soseleto.errors import UsageError
 from soseleto.models.by_name import default_name, make_model
 from soseleto.prediction.predictor import Predictor
@@ -31,7 +31,7 @@ from soseleto.training.options import Inputs, as_probes
 
 try:
     from scipy.sparse import issparse
-    from sklearn.base import BaseEstimator, ClassifierMixin, clone
+    from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils import assert_all_finite, check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
@@ -62,10 +62,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     standardize : centre and scale the inputs by the statistics of X; sparse matrices are only scaled, by one factor
         for all columns, and the columns of data frames with words or missing values are prepared by
         ``soseleto.data.TablePreparation``.
-    final_estimator : a scikit-learn classifier that takes ``sample_weight``, such as
-        ``HistGradientBoostingClassifier()``; a copy is trained on X and the target, and
-        predicts in place of the network. If it cannot read the words or gaps of a data frame, it gets the numbers of
-        ``preparation_`` instead, and is told which of them are codes of categories where it has an option for that.
     device : ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : an int makes two fits identical, to the last bit on a CPU.
 
@@ -74,7 +70,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     classes_ : the labels that ``predict`` returns.
     source_weights_, source_scores_ : one of each per row of X; a low weight marks a row that hurts the target.
     model_ : the trained module.
-    final_ : the trained final estimator, or None.
     preparation_ : how the columns of a data frame were prepared, or None.
     history_ : one record per epoch.
     settings_ : the complete settings of the training.
@@ -94,7 +89,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         method: Any = None,
         probes: Any = None,
         standardize: bool = True,
-        final_estimator: Any = None,
         device: str = "auto",
         random_state: Any = None,
     ) -> None:
@@ -108,7 +102,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.method = method
         self.probes = probes
         self.standardize = standardize
-        self.final_estimator = final_estimator
         self.device = device
         self.random_state = random_state
 
@@ -157,8 +150,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.source_weights_ = result.weights.numpy()
         self.source_scores_ = result.scores.numpy()
         self._evidence, self._seed = result.evidence, seed
-        self._final_reads_rows = False
-        self.final_ = self._final(X, y, trusted, torch.cat([rows, rows_target]) if trusted is not None else rows)
         return self
 
     def _inputs_of(self, X: Any, y: Any) -> _Inputs:
@@ -166,37 +157,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             labels = np.unique(_labels_of(y, X), return_inverse=True)[1]
             return _Inputs(TablePreparation.fit(frame_table(X), labels), sparse=False)
         return _Inputs(None, sparse=bool(issparse(X)))
-
-    def _final(self, X: Any, y: np.ndarray, trusted: tuple[Any, Any] | None, rows: Tensor) -> Any:
-        """The final estimator, fitted on X and the target: as they were given, or where it cannot read a data frame on
-        its prepared ``rows``."""
-        if self.final_estimator is None:
-            return None
-        if self.mode == "transfer":
-            raise UsageError("final_estimator needs source and target of the same classes: write mode='noisy'.")
-        # Every row has the mean of the weights, so that the target counts more the more of the source is doubtful: with
-        # its own weight a row that contradicts the network counts little, and its mistakes are repeated.
-        weights = np.full_like(self.source_weights_, self.source_weights_.mean())
-        X, labels = _array(X), y
-        if trusted is not None:
-            X = stacked(X, _array(trusted[0]))
-            labels = np.concatenate([y, np.asarray(_array(trusted[1]))])
-            weights = np.concatenate([weights, np.ones(len(labels) - len(y), dtype=weights.dtype)])
-        made = clone(self.final_estimator)
-        try:
-            return made.fit(X, labels, sample_weight=weights)
-        except (TypeError, ValueError) as error:
-            if "sample_weight" not in str(error):
-                if self.preparation_ is None:
-                    raise
-                self._final_reads_rows = True
-                return _with_codes(self.final_estimator, self.preparation_).fit(
-                    rows.numpy(), labels, sample_weight=weights
-                )
-            name = type(made).__name__
-            raise UsageError(
-                f"final_estimator={name} does not take sample_weight ({error}): choose another."
-            ) from error
 
     def suspects(self, precision: float | None = None, *, guarantee: bool | None = None) -> Suspects:
         """The rows of X that are probably mislabelled, as ``soseleto.Result.suspects``; needs ``probes``.
@@ -226,9 +186,6 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         """One probability per class, in the order of ``classes_``."""
         check_is_fitted(self)
         rows, _ = self._fitted_inputs.rows(self, X, None, reset=False)
-        if self.final_ is not None:
-            given = rows.numpy() if self._final_reads_rows else _array(X)
-            return np.asarray(self.final_.predict_proba(given), dtype=np.float64)
         device = next(self.model_.parameters()).device
         made = Predictor(model=self.model_, prepare=self._prepare, device=device)
         return made.predict_proba(rows).double().numpy()
@@ -287,14 +244,6 @@ class _Inputs:
         if self.preparation is not None:
             return "linear" if self.preparation.is_text else "table"
         return "linear" if self.sparse else default_name(shape)
-
-
-def _with_codes(estimator: Any, table: TablePreparation) -> Any:
-    """A copy for prepared rows; ``categorical_features`` is set unless the user has."""
-    made = clone(estimator)
-    if made.get_params().get("categorical_features", "none") in (None, "from_dtype", "warn"):
-        made.set_params(categorical_features=list(table.codes) or None)
-    return made
 
 
 def _labels_of(y: Any, X: Any = None) -> np.ndarray:

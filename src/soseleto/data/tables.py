@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from soseleto.data import cells, storage
@@ -181,25 +180,6 @@ def _array(pyarrow: Any, values: Any) -> Any:
         return pyarrow.array(values, from_pandas=True)
     except (pyarrow.ArrowException, OverflowError):  # several types, or whole numbers of more than 64 bits
         return pyarrow.array([None if v is None or v != v else str(v) for v in values], pyarrow.string())
-
-
-def stacked(first: Any, second: Any) -> Any:
-    """Rows of ``first`` and then of ``second``, in the form of ``first``: data frames, sparse matrices or arrays.
-
-    Columns of numbers get a type that holds both, so that whole numbers may have gaps in ``second``.
-    """
-    if hasattr(first, "to_arrow"):
-        polars = need("polars", to="joining data frames")
-        same = second.select(first.columns) if is_frame(second) else polars.DataFrame(second, schema=first.columns)
-        return polars.concat([first, same], how="vertical_relaxed")
-    if is_frame(first):
-        pandas = need("pandas", to="joining data frames")
-        second = second if is_frame(second) else pandas.DataFrame(second, columns=first.columns)
-        kinds = {name: kind for name, kind in first.dtypes.items() if not pandas.api.types.is_numeric_dtype(kind)}
-        return pandas.concat([first, second.astype(kinds)], ignore_index=True)
-    if hasattr(first, "toarray"):
-        return need("scipy.sparse", to="joining sparse matrices").vstack([first, second]).tocsr()
-    return np.concatenate([np.asarray(first), np.asarray(second)])
 
 
 # Hugging Face data sets, recognised by their attributes, so that the library need not be imported
