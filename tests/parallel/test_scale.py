@@ -34,7 +34,6 @@ FOUR = {"micro_batch_size": 4}
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"compute": {"micro_batch_size": 0}}, "micro_batch_size must be at least 1, got 0"),
         ({"compute": FOUR, "method": METHODS["reweight"]()}, "'reweight' trains in one process and on whole"),
         ({"compute": FOUR, "probes": 0.5}, "probes need one process and whole batches"),
     ],
