@@ -64,8 +64,7 @@ OPTIMIZERS: Mapping[str, MakeOptimizer] = {"adamw": adamw, "sgd": sgd}
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Run):
-    """settings: of the method; "last_blocks" is how many of the model's blocks the alignments are taken over, "views"
-        how many strong views of a text there are
+    """settings: of the method; "last_blocks" is how many of the model's blocks the alignments are taken over
     noise: which news; n_trusted: trusted texts
     encoder: "trained", fine-tuned with a new linear classifier, or "frozen", a linear classifier of its embeddings
     model: the folder of the pretrained model, or its name below ``ROOT/pretrained``; max_tokens: of a text
@@ -98,8 +97,6 @@ ENCODERS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 USUAL_STEP = "usual"  # the weight step that ``fit`` takes where many labels are wrong
 USUAL_STEPS: Mapping[str, float] = {"trained": PRETRAINED_WEIGHT_STEP, "frozen": MANY_WEIGHT_STEP}
-SHARED: Mapping[str, Any] = {"target_share": 0.3}
-DOUBTING: Mapping[str, Any] = {"target_share": 0.2, "doubt_labels": True}
 # What ``fit`` chooses where it estimates that many labels are wrong.
 USUAL: Mapping[str, Any] = {
     "target_share": MANY_SHARE, "doubt_labels": True, "weight_step": USUAL_STEP, "last_layer": True,
@@ -119,18 +116,6 @@ LINES: Lines = {
     "cleanlab": line("cleanlab, trained on what it keeps", "mixed", folds=5),
     "meta_weight_net": line("Meta-Weight-Net", "meta_weight_net"),
     "soseleto": line("**SOSELETO**", "soseleto"),
-    "soseleto_shuffled": line("… weights shuffled", "shuffled_weights"),
-    "soseleto_probes": line("… with probes", "soseleto", probes="auto"),
-    "soseleto_probes_alone": line(
-        "… with probes, earlier labels unknown", "soseleto", probes="auto", labels_before=False
-    ),
-    "soseleto_shared": line("**SOSELETO, target gradient in θ's step**", "soseleto", SHARED),
-    "soseleto_shared_frozen": line("… weights frozen", "soseleto", {**SHARED, "weight_step": None}),
-    "soseleto_shared_shuffled": line("… weights shuffled", "shuffled_weights", SHARED),
-    "soseleto_shared_probes": line("… with probes", "soseleto", SHARED, probes="auto"),
-    "soseleto_doubting": line("**SOSELETO, labels doubted**", "soseleto", DOUBTING),
-    "soseleto_doubting_frozen": line("… weights frozen at 0.7", "soseleto", {**DOUBTING, **FROZEN_LOW}),
-    "soseleto_doubting_probes": line("… with probes", "soseleto", DOUBTING, probes="auto"),
     "soseleto_usual": line("**SOSELETO, default for many wrong labels**", "soseleto", BY_BLOCKS),
     "soseleto_usual_frozen": line("… weights frozen at 0.7", "soseleto", {**USUAL, **FROZEN_LOW}),
     "soseleto_usual_shuffled": line("… weights shuffled", "shuffled_weights", BY_BLOCKS),
@@ -140,7 +125,6 @@ LINES: Lines = {
     "strong_shuffled": line("… weights shuffled", "strong_shuffled", STRONG),
     "strong_believed": line("… labels believed", "strong", {**STRONG, "labels": "believed"}),
     "strong_ignored": line("… labels ignored", "strong", {**STRONG, "labels": "ignored"}),
-    "strong_one_view": line("… one strong view", "strong", {**STRONG, "views": 1}),
     "strong_probes": line("… with probes", "strong", STRONG, probes="auto"),
 }
 ONLY_FROZEN = ("logistic_noisy", "logistic_mixed", "logistic_right")
@@ -238,7 +222,7 @@ def _side(kind: type[Examples], inputs: Tensor, labels: Tensor, index: Tensor, *
 
 def method_of(config: Config, model: nn.Module) -> Method:
     """The method with its settings, for a model whose last blocks they may name by number."""
-    settings = {name: value for name, value in config.settings.items() if name != "views"}
+    settings = dict(config.settings)
     if (blocks := settings.pop("last_blocks", None)) is not None:
         settings["aligned"] = last_blocks(model, blocks) or None
     return make_method(config.base, settings)
@@ -306,11 +290,10 @@ def trained(config: Config, texts: Texts, root: Root, device: str, signals: Sign
 
 
 def _views(config: Config, texts: Texts) -> AnyViews | None:
-    """Of the strong recipe, as many as usual or as the line says."""
+    """Of the strong recipe."""
     if not config.base.startswith("strong"):
         return None
-    views = views_for(kind_of_inputs(texts.source))
-    return replace(views, count=config.settings.get("views", views.count))
+    return views_for(kind_of_inputs(texts.source))
 
 
 EXPERIMENT = Experiment(NAME, LINES, 5, configuration, cells, data, measure)
@@ -330,18 +313,10 @@ SIGNALS = (
     ("soseleto_usual", "score", "SOSELETO, default for many wrong labels, score"),
     ("soseleto_usual", "margin", "… running margin"),
     ("strong", "weight", "strong recipe, weight"),
-    ("soseleto_probes", "probability", "**SOSELETO, calibrated probability**"),
-    ("soseleto_probes_alone", "probability", "… earlier labels unknown"),
-    ("soseleto_shared_probes", "probability", "**SOSELETO, target gradient in θ's step, calibrated probability**"),
-    ("soseleto_doubting_probes", "probability", "**SOSELETO, labels doubted, calibrated probability**"),
     ("soseleto_usual_probes", "probability", "**SOSELETO, default for many wrong labels, calibrated probability**"),
     ("strong_probes", "probability", "**strong recipe, calibrated probability**"),
 )
 PROBES = {
-    "soseleto_probes": "SOSELETO",
-    "soseleto_probes_alone": "SOSELETO, earlier labels unknown",
-    "soseleto_shared_probes": "SOSELETO, target gradient in θ's step",
-    "soseleto_doubting_probes": "SOSELETO, labels doubted",
     "soseleto_usual_probes": "SOSELETO, default for many wrong labels",
     "strong_probes": "strong recipe",
 }

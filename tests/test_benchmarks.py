@@ -65,17 +65,6 @@ def test_peers_give_equal_answers(job: str) -> None:
         assert max(errors.values()) < 1e-12, f"{case.name}: {errors}"
 
 
-def test_a_cut_loop_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = importlib.import_module("peers")
-    problem = peers.Problem.of(peers.peer_cases(torch.device("cpu"), tiny=True)[1], torch.device("cpu"))
-    assert len(problem.source) == 12  # of which LOOPED_ON_CPU are run
-    runs = peers._runs(problem, "alignments")
-    assert len(runs[peers.NOTEBOOK]().alignment) == peers.LOOPED_ON_CPU == 9
-    monkeypatch.setattr(peers, "interleaved", lambda runs, device, **how: {peers.NOTEBOOK: 10.0, "first": 2.0})
-    seconds = peers._seconds(problem, "alignments", runs, torch.device("cpu"), rounds=1, calls=1)
-    assert seconds == {peers.NOTEBOOK: 13.0}  # one a further example
-
-
 def test_comparison_sees_a_wrong_answer() -> None:
     peers = importlib.import_module("peers")
     right = peers.Answer(torch.ones(3), {"weight": torch.ones(2, 2)})
@@ -83,36 +72,6 @@ def test_comparison_sees_a_wrong_answer() -> None:
     assert peers.relative_error(peers.Answer(torch.ones(2), {}), right) == 0.0
     assert peers.relative_error(peers.Answer(-torch.ones(3), right.gradient), right) == 2.0
     assert peers.relative_error(peers.Answer(torch.ones(3), {"weight": torch.zeros(2, 2)}), right) == 1.0
-
-
-def test_a_package_that_is_not_there_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = importlib.import_module("peers")
-    monkeypatch.setattr(peers, "NEEDS", {name: f"{name}_not_installed" for name in peers.NEEDS})
-    assert peers.missing() == dict.fromkeys(peers.NEEDS, "not installed")
-    assert "Opacus" not in peers.contenders("step")
-    rows = peers.measure(
-        peers.peer_cases(torch.device("cpu"), tiny=True)[1], "step", torch.device("cpu"), rounds=1, calls=1
-    )
-    assert rows[-1]["error"] == "not installed"
-
-
-@pytest.mark.usefixtures("unsettled")
-@pytest.mark.long
-def test_peers(tmp_path: Path) -> None:
-    rows = run("peers", tmp_path / "peers.json")
-    timed = [row for row in rows if "times ours" in row]
-    assert {row["model"] for row in timed} == {"Quick", "MLP", "transformer"}
-    assert all(row["ms"] > 0 and row["error"] < 1e-3 for row in timed)
-
-
-def test_peers_check_names_what_falls_short() -> None:
-    peers = importlib.import_module("peers")
-    row = {"model": "Quick", "job": "step", "contender": "loop of the notebook", "error": 0.0, "times ours": 49.0}
-    assert len(peers.shortfalls([row], torch.device("cuda"))) == 1
-    assert peers.shortfalls([row], torch.device("cpu")) == []
-    close = {**row, "contender": "Opacus", "times ours": 1.9}
-    assert len(peers.shortfalls([close, {**close, "times ours": 2.1}], torch.device("cpu"))) == 1
-    assert len(peers.shortfalls([{**row, "error": float("nan")}], torch.device("cpu"))) == 1
 
 
 @pytest.mark.usefixtures("unsettled")
@@ -125,13 +84,6 @@ def test_scaling(tmp_path: Path) -> None:
     assert all(row["update µs"] > 0 and row["share %"] > 0 for row in updates)
 
 
-def test_scaling_places_are_distinct_and_in_range() -> None:
-    scaling = importlib.import_module("scaling")
-    index = scaling.places(1000, 256, torch.device("cpu"))
-    assert len(index.unique()) == 256
-    assert 0 <= int(index.min()) <= int(index.max()) < 1000
-
-
 @pytest.mark.long
 def test_end_to_end(tmp_path: Path) -> None:
     rows = run("end_to_end", tmp_path / "end_to_end.json", "--epochs", "1", "--limit", "40")
@@ -139,17 +91,6 @@ def test_end_to_end(tmp_path: Path) -> None:
     assert rows[-1]["ratio"] == 1.0
     assert all(row["seconds"] > 0 for row in rows)
     assert all(row["accuracy"] is None for row in rows)  # of random images
-
-
-def test_end_to_end_refuses_to_check_a_part_of_the_run() -> None:
-    with pytest.raises(SystemExit):
-        importlib.import_module("end_to_end").main(["--device", "cpu", "--tiny", "--check"])
-
-
-def test_end_to_end_may_leave_trainings_out(tmp_path: Path) -> None:
-    left = "plain PyTorch, DataLoader"
-    rows = run("end_to_end", tmp_path / "end_to_end.json", "--epochs", "1", "--limit", "40", "--only", left)
-    assert [(row["training"], row["ratio"]) for row in rows] == [(left, None)]
 
 
 def test_language_peers_give_equal_answers() -> None:
@@ -164,16 +105,6 @@ def test_language_peers_give_equal_answers() -> None:
         for parameter, wanted in right_g.items():
             found = g[parameter].double()
             torch.testing.assert_close(found, wanted.double(), rtol=1e-4, atol=1e-7, msg=f"{name}: {parameter}")
-
-
-@pytest.mark.usefixtures("unsettled")
-@pytest.mark.long
-def test_language_peers(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    rows = run("peers", tmp_path / "peers.json", "--language-model")
-    assert [row.get("error") for row in rows] == [None] * 5
-    assert rows[0]["times ours"] == 1.0
-    assert rows[0]["extra memory"] == 1.0
 
 
 @pytest.mark.long
@@ -212,35 +143,11 @@ def test_models_reports_a_line_that_fails(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(models.shortfalls([row | {"at most": 0.1}, declined])) == 2
 
 
-def test_step_check_names_what_is_too_slow_or_too_large() -> None:
-    step = importlib.import_module("step")
-    row = {"model": "Quick", "precision": "fp32", "times": 1.5, "at most": 1.55, "memory": 1.2}
-    assert step.shortfalls([row, {**row, "memory": None}]) == []
-    assert len(step.shortfalls([{**row, "times": 1.6}, {**row, "memory": 1.3}])) == 2
-
-
 def test_suspect_intervals(tmp_path: Path) -> None:
     rows = run("suspect_intervals", tmp_path / "suspect_intervals.json")
     assert [row["rate"] for row in rows] == ["wrong share", "precision", "recall"]
     assert all(0 <= row["covered %"] <= 100 for row in rows)
     assert all(row["half width"] >= row["their half width"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize("human", [True, False])
-@pytest.mark.long
-def test_suspect_intervals_part_the_source(human: bool) -> None:
-    intervals = importlib.import_module("suspect_intervals")
-    evidence, wrong = intervals.tiny()
-    drawn, truth = intervals.redrawn(evidence, wrong, 60, human, np.random.default_rng(0))
-    probes = drawn.probes
-    assert len(probes) == 60
-    assert len(truth) == probes.n_source == len(wrong) - (200 if human else 60)
-    is_wrong = np.concatenate([truth, probes.wrong.numpy()])
-    signal = drawn.signals["score"].numpy()
-    known = evidence.signals["score"][: len(wrong)].numpy()
-    assert all(is_wrong[at] in wrong[known == signal[at]] for at in range(len(is_wrong)))  # matched to its signals
-    checked = int(truth.sum()) + (probes.checked or (0, int(probes.wrong.sum())))[1]
-    assert checked == int(wrong.sum())
 
 
 @pytest.fixture
@@ -253,23 +160,6 @@ def coverage() -> Any:
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-def test_coverage_makes_each_kind_of_mistakes(coverage: Any) -> None:
-    draw = np.random.default_rng(0)
-    truth = draw.integers(0, 4, 900)
-    points = (np.array([[0, 0], [2, 0], [2, 2], [0, 2]])[truth] + draw.normal(size=(900, 2))).astype(np.float32)
-    parts = {"text/x": points, "text/y": truth, "text/human": (truth + (np.arange(900) % 3 == 0) * 2) % 4}
-    for noise in ("uniform", "pairs", "hard", "human"):
-        cell = coverage.Cell("text", noise, 0.2, 1)
-        made, again = (coverage.drawn(cell, parts, (400, 100, 300)) for _ in range(2))
-        assert torch.equal(made.source.labels, again.source.labels)
-        wrong = np.concatenate([made.wrong, (made.before != made.target.labels).numpy()])
-        assert wrong.sum() == 100  # exactly, of source and target together
-        by = ((made.source.labels - made.source.truth) % 4)[torch.from_numpy(made.wrong)]
-        assert {"pairs": {1}, "human": {2}}.get(noise, set(by.tolist())) == set(by.tolist())
-    kinds = {cell.key[:3] for cell in coverage.cells(1)}
-    assert len(kinds) == len(list(coverage.cells(1))) == 52
 
 
 @pytest.mark.long
@@ -363,15 +253,3 @@ def test_never_worse_runs_the_command_line(tmp_path: Path, monkeypatch: pytest.M
     assert set(row["accuracy"]) == {"soseleto", "ordinary", "mixed", "target_only"}
     assert all(40 <= accuracy <= 100 for accuracy in row["accuracy"].values())
     assert row["kept"] in row["accuracy"]
-
-
-def test_never_worse_compares_with_the_best_of_the_rivals(monkeypatch: pytest.MonkeyPatch, coverage: Any) -> None:
-    monkeypatch.setitem(sys.modules, "coverage", coverage)
-    never_worse = importlib.import_module("never_worse")
-    accuracy = {"soseleto": 80.0, "ordinary": 79.0, "mixed": 81.0, "target_only": 60.0}
-    name = {"data": "table", "noise": "uniform", "rate": 0.3, "accuracy": accuracy}
-    lines = never_worse.summary([name | {"kept": "mixed"}, name | {"kept": "soseleto"}])
-    assert [line["data"] for line in lines] == ["table", "all"]
-    for line in lines:
-        assert (line["kept − best"], line["SOSELETO − best"], line["SOSELETO − ordinary"]) == (-0.5, -1.0, 1.0)
-        assert (line["draws"], line["kept SOSELETO"]) == (2, 1)

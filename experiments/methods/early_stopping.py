@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from soseleto.data.batches import Batch
 from soseleto.data.structure import call, scores_of, split
-from soseleto.errors import UsageError
 from soseleto.methods.wrappers import WrapperState
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.task import Method, Task, after_step, state_of
@@ -34,13 +33,6 @@ class EarlyStopping:
     method: Method
     heldout: Batch
     every: int
-
-    def __post_init__(self) -> None:
-        if self.every < 1 or len(self.heldout) < 1:
-            raise UsageError(
-                f"EarlyStopping needs every >= 1 and at least one held-out example, got every={self.every} "
-                f"and {len(self.heldout)} examples: give both."
-            )
 
     @property
     def name(self) -> str:

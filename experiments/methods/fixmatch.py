@@ -29,8 +29,7 @@ from soseleto.data import structure
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.errors import UsageError
-from soseleto.methods.state import joint_scores, require_classes, require_share, views_of
+from soseleto.methods.state import joint_scores, require_classes, views_of
 from soseleto.methods.teacher import TaughtState, Teacher, no_steps
 from soseleto.task.task import Task
 from soseleto.weights import Weights
@@ -51,12 +50,6 @@ class FixMatch:
 
     name = "fixmatch"
     takes_views = True
-
-    def __post_init__(self) -> None:
-        for field in ("threshold", "teacher"):
-            require_share(field, getattr(self, field))
-        if not self.unlabelled >= 0:
-            raise UsageError(f"unlabelled must be 0 or more, got {self.unlabelled}.")
 
     def init(self, task: Task) -> TaughtState:
         require_classes(task, self.name)

@@ -51,13 +51,6 @@ class Luo:
 
     name = "luo"
 
-    def __post_init__(self) -> None:
-        for name in ("domain", "entropy"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"{name} of Luo must be 0 or more, got {getattr(self, name)}.")
-        if self.batch_size < 1:
-            raise UsageError(f"batch_size of Luo must be at least 1, got {self.batch_size}.")
-
     def __repr__(self) -> str:
         shape = None if self.unlabelled is None else tuple(self.unlabelled.shape)
         return (

@@ -23,7 +23,7 @@ from soseleto.data.batches import Batch
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.state import PhasedState, require_share
+from soseleto.methods.state import PhasedState
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.task.losses import FULL, joined_inputs
 from soseleto.task.task import Task
@@ -71,9 +71,6 @@ class MatchingNetworks:
     scale: float = 10.0
 
     name = "matching_networks"
-
-    def __post_init__(self) -> None:
-        require_share("fine_tune", self.fine_tune)
 
     def init(self, task: Task) -> PhasedState:
         require_transfer(task, self.name)

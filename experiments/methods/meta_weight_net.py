@@ -33,8 +33,7 @@ from soseleto.data.batches import Batch
 from soseleto.engines import Engine, Losses, make_engine, trainable
 from soseleto.engines.autograd import gradient
 from soseleto.engines.interface import SourceStep
-from soseleto.errors import UsageError
-from soseleto.methods.state import checked_losses, require_noisy, require_share, shared_gradient
+from soseleto.methods.state import checked_losses, require_noisy, shared_gradient
 from soseleto.task.task import State, Task
 from soseleto.weights import Weights
 
@@ -54,11 +53,6 @@ class MetaWeightNet:
     engine: str | Engine = "auto"
 
     name = "meta_weight_net"
-
-    def __post_init__(self) -> None:
-        if self.hidden < 1 or self.meta_lr <= 0:
-            raise UsageError(f"hidden and meta_lr must be above 0, got {self.hidden} and {self.meta_lr}.")
-        require_share("target_share", self.target_share)
 
     def init(self, task: Task) -> MetaWeightNetState:
         require_noisy(task, self.name)

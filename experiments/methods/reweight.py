@@ -25,8 +25,6 @@ from torch import Tensor
 from soseleto.data.batches import Batch
 from soseleto.engines import Engine, make_engine
 from soseleto.engines.interface import Passes, Step
-from soseleto.errors import UsageError
-from soseleto.methods.state import require_share
 from soseleto.task.task import State, Task
 from soseleto.weights import Weights
 
@@ -43,11 +41,6 @@ class Reweight:
     clip: float | None = None
 
     name = "reweight"
-
-    def __post_init__(self) -> None:
-        require_share("target_share", self.target_share)
-        if self.clip is not None and not self.clip > 0:
-            raise UsageError(f"clip must be above 0, got {self.clip}: None does not clip.")
 
     def init(self, task: Task) -> ReweightState:
         weights = Weights(task.n_source, device=task.device)

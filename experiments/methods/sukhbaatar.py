@@ -30,9 +30,8 @@ from experiments.methods.noise_matrix import project
 from experiments.methods.warm_up import MixedFirstState
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
-from soseleto.errors import UsageError
 from soseleto.methods.baselines import share_of_target
-from soseleto.methods.state import require_noisy, require_share
+from soseleto.methods.state import require_noisy
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 
@@ -49,13 +48,6 @@ class Sukhbaatar:
     target_share: float | None = None
 
     name = "sukhbaatar"
-
-    def __post_init__(self) -> None:
-        require_share("pretrain", self.pretrain)
-        if self.target_share is not None:
-            require_share("target_share", self.target_share)
-        if self.noise_lr < 0 or self.noise_decay < 0:
-            raise UsageError(f"noise_lr and noise_decay must be 0 or more, got {self.noise_lr}, {self.noise_decay}.")
 
     def init(self, task: Task) -> SukhbaatarState:
         require_noisy(task, self.name)

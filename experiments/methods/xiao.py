@@ -33,7 +33,7 @@ from experiments.methods.noise_matrix import label_counts
 from experiments.methods.warm_up import MixedFirstState
 from soseleto.data.batches import Batch
 from soseleto.errors import UsageError
-from soseleto.methods.state import require_noisy, require_share
+from soseleto.methods.state import require_noisy
 from soseleto.task.task import Task
 from soseleto.weights import Weights
 
@@ -51,11 +51,6 @@ class Xiao:
     target_share: float | None = None
 
     name = "xiao"
-
-    def __post_init__(self) -> None:
-        require_share("pretrain", self.pretrain)
-        if self.target_share is not None:
-            require_share("target_share", self.target_share)
 
     def init(self, task: Task) -> XiaoState:
         require_noisy(task, self.name)

@@ -24,8 +24,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def of_files(columns: Sequence[str], row: Callable[[dict[str, Any]], Sequence[str] | None], *names: str) -> str:
     """A table with a line for each row of the existing results files, except rows for which ``row`` returns None."""
-    found = [load(name) for name in names if (ROOT / "results" / name).exists()]
-    lines = [[*cells, one["device"]] for one in found for r in one["rows"] if (cells := row(r)) is not None]
+    lines = []
+    for name in names:
+        if (ROOT / "results" / name).exists():
+            results = load(name)
+            machine = results["device"].removeprefix("NVIDIA ")
+            lines += [[*cells, machine] for each in results["rows"] if (cells := row(each)) is not None]
     return table([*columns, "machine"], lines) if lines else "Not run yet."
 
 

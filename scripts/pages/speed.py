@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pages.common import load, of_files
+from pages.common import load, of_files, table
 
 STEPS = ("step-gpu.json", "step-cpu.json")
 BATCH_NORM = "step-batch-norm-gpu.json"
@@ -61,13 +61,17 @@ def whole_model(row: dict[str, Any]) -> list[str]:
     return [row["model"], row["precision"], sizes, row["engine"], form, *times]
 
 
-def peer(row: dict[str, Any]) -> list[str] | None:
-    """A whole step; alignments alone are in the results file."""
-    if row["job"] != "step":
-        return None
-    if "times ours" not in row:
-        return [row["model"], row["contender"], row["error"], ""]
-    return [row["model"], row["contender"], f"{row['times ours']:.1f}", f"{row['error']:.0e}"]
+def peers() -> str:
+    """A whole step of each implementation by model, over the time of ours; alignments alone are in the results file."""
+    rows = [row for row in load("peers-gpu.json")["rows"] if row["job"] == "step"]
+    models, contenders = (dict.fromkeys(row[name] for row in rows) for name in ("model", "contender"))
+    times = {(row["contender"], row["model"]): row.get("times ours") for row in rows}
+
+    def cell(contender: str, model: str) -> str:
+        found = times.get((contender, model))
+        return "" if found is None else f"{found:,.1f}"
+
+    return table(["times ours", *models], [[name, *(cell(name, model) for model in models)] for name in contenders])
 
 
 def language_peer(row: dict[str, Any]) -> list[str]:
@@ -111,7 +115,7 @@ def parts() -> dict[str, str]:
             "fine_tuning-gpu.json",
             "fine_tuning-cpu.json",
         ),
-        "peers": of_files(["model", "implementation", "times ours", "error"], peer, "peers-gpu.json"),
+        "peers": peers(),
         "language peers": of_files(
             ["implementation", "B", "steps", "ms an example", "times ours", "extra MiB an example"],
             language_peer,

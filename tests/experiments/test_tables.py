@@ -161,8 +161,8 @@ def test_lines_run(name: str, line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "soseleto_probes", "cleanlab", "strong",
-        *(pytest.param(line, marks=pytest.mark.long) for line in ("logistic_right", "soseleto_usual", "strong_frozen")),
+        "soseleto_usual_probes", "cleanlab", "strong",
+        *(pytest.param(line, marks=pytest.mark.long) for line in ("logistic_right", "strong_frozen")),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("encoder", ["trained", "frozen"])
@@ -173,7 +173,7 @@ def test_lines_of_texts_run(minilm: str, line: str, encoder: str) -> None:
     assert row["config"]["model"] == "tiny"  # no folder of this machine
     if line == "cleanlab":
         assert set(row["issues"]) == {"count", "precision", "recall"}
-    if line == "soseleto_probes":
+    if line == "soseleto_usual_probes":
         assert (row["suspects"][0]["asked"], row["suspects"][0]["basis"]) == (90, "from earlier labels")
 
 

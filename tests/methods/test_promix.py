@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 import soseleto
 from experiments.methods import ProMix
-from experiments.methods.divide_mix.mix_match import mixed_alike, partners
-from experiments.methods.promix.heads import NetworksWithHeads
-from experiments.methods.promix.selection import small_losses
+from experiments.methods.divide_mix import mixed_alike, partners
+from experiments.methods.promix import NetworksWithHeads, small_losses
 from soseleto.data import Views
 from soseleto.data.batches import ExampleRandom
 from soseleto.methods.teacher import quantiles

@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import soseleto
 from experiments.methods import DivideMix, FixMatch, ProMix
-from experiments.methods.divide_mix.mix_match import mixed_alike
-from experiments.methods.divide_mix.mixture import right_probability
+from experiments.methods.divide_mix import mixed_alike, right_probability
 from experiments.methods.two_networks import Networks
 from soseleto.data import Augment, StrongAugment, Views
 from soseleto.data.batches import ExampleRandom

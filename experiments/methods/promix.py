@@ -1,7 +1,7 @@
 """ProMix (Xiao et al., 2023), with the trusted images added to the labelled side.
 
 Two networks are trained; k is one of them. Each has its classifier, with scores z, and an auxiliary head on the same
-features, with scores a. Selected for network k are (``selection.py``)
+features, with scores a. Selected for network k are
 
     small losses:  of every class c the ⌈R·N/C⌉ images labelled c with its smallest losses −log p^k_y, after every epoch
     matched:       images whose label it predicts with p^k_y > τ, in every batch
@@ -10,10 +10,12 @@ Labelled are these and the trusted images, with their labels, and in the last pa
 both networks predict the same class with p > τ, the surest first and at most so many that 90 % of a batch are labelled,
 with the class of its debiased prediction. The others have the pseudo-label
 
-    s = sharpened(softmax(z(weak) − α log p̃))                                                   (``debiasing.py``)
+    s = sharpened(softmax(z(weak) − α log p̃))
 
-With the debiased margin loss ℓ, the weak view w, the strong view v, and x = the weak view of a labelled image mixed
-with that of another, λ = max(b, 1 − b), b ~ Beta(4, 4), one a batch,
+where p̃ are the shares in which the network predicts the classes: p̃ ← m p̃ + (1 − m)·mean of the batch's p, of its
+labelled images and of its others apart. With the debiased margin loss ℓ(y, z) = −Σ_c y_c log softmax(z + α log p̃)_c,
+the weak view w, the strong view v, and x = the weak view of a labelled image mixed with that of another,
+λ = max(b, 1 − b), b ~ Beta(4, 4), one a batch,
 
     L = mean_labelled Σ_{h = z, a} [ℓ(y, h(w)) + γ ℓ(y, h(v)) + γ ℓ(y', h(x))]
         + β mean_others [ℓ(s, a(w)) + γ ℓ(s, a(v))]
@@ -52,19 +54,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from experiments.methods.divide_mix.mix_match import mean_over, mixed_alike
-from experiments.methods.promix.debiasing import learn_shares, margin_loss, pseudo_labels
-from experiments.methods.promix.heads import NetworksWithHeads
-from experiments.methods.promix.selection import agreed, small_losses
-from experiments.methods.two_networks import two_views
+from experiments.methods.divide_mix import mean_over, mixed_alike
+from experiments.methods.two_networks import Networks, anew, two_views
 from soseleto.data.batches import Batch, ExampleRandom
+from soseleto.data.structure import scores_of
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
 from soseleto.errors import UsageError
-from soseleto.methods.state import PhasedState, require_classes, require_share, view_scores
-from soseleto.methods.teacher import no_steps, one_hot, sharpened
+from soseleto.methods.state import PhasedState, require_classes, view_scores
+from soseleto.methods.teacher import SMALLEST, no_steps, one_hot, sharpened
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.losses import FULL
 from soseleto.task.task import Task
@@ -102,16 +103,6 @@ class ProMix:
 
     name = "promix"
     takes_views = True
-
-    def __post_init__(self) -> None:
-        for field in ("warm_up", "ramp", "share", "confidence", "agree_after", "labelled", "memory"):
-            require_share(field, getattr(self, field))
-        for field in ("temperature", "mixup"):
-            if not getattr(self, field) > 0:
-                raise UsageError(f"{field} must be above 0, got {getattr(self, field)}.")
-        for field in ("unlabelled", "debias"):
-            if not getattr(self, field) >= 0:
-                raise UsageError(f"{field} must be 0 or more, got {getattr(self, field)}.")
 
     def init(self, task: Task) -> ProMixState:
         classes, n = require_classes(task, self.name), task.n_source
@@ -279,3 +270,93 @@ class ProMixState(PhasedState):
 
 _MODULES = ("second", "heads")  # the first network is the model of the run
 _TENSORS = ("losses", "labels", "selected", "shares", "taken")
+
+
+def small_losses(losses: Tensor, labels: Tensor, classes: int, most: int) -> Tensor:
+    """(N,) bool: the ``most`` smallest losses among the examples of every label, or all where there are fewer."""
+    order = losses.argsort(stable=True)
+    order = order[labels[order].argsort(stable=True)]  # by label, then by loss
+    counts = torch.zeros(classes, dtype=torch.int64, device=labels.device)
+    counts.scatter_add_(0, labels, torch.ones_like(labels))
+    first = counts.cumsum(0) - counts  # place of every label's smallest loss
+    rank = torch.arange(len(order), device=order.device) - first[labels[order]]
+    found = torch.empty(len(order), dtype=torch.bool, device=order.device)
+    found[order] = rank < most
+    return found
+
+
+def agreed(p: Tensor, kept: Tensor, confidence: float, most: int) -> Tensor:
+    """(B,) bool: not ``kept``, but both networks predict the same class with more than this confidence.
+
+    The surest ones, so that at most ``most`` examples are labelled with those that are kept. p: (2, B, C)
+    """
+    highest, predictions = p.max(2)
+    sure = (highest > confidence).all(0) & (predictions[0] == predictions[1]) & ~kept
+    order = torch.where(sure, -highest.mean(0), torch.inf).argsort(stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device)
+    return sure & (rank < most - kept.sum())
+
+
+def pseudo_labels(scores: Tensor, shares: Tensor, strength: float) -> Tensor:
+    """(..., C) probabilities of the debiased scores; ``shares`` (..., C) is p̃, ``strength`` α."""
+    return (scores - strength * _log(shares, scores)).softmax(-1)
+
+
+def margin_loss(scores: Tensor, classes: Tensor, shares: Tensor, strength: float) -> Tensor:
+    """ℓ (..., R) of scores, class shares y and p̃, all (..., R, C)."""
+    return -(classes * (scores + strength * _log(shares, scores)).log_softmax(-1)).sum(-1)
+
+
+def learn_shares(shares: Tensor, p: Tensor, rows: Tensor, memory: float) -> None:
+    """Move p̃ (C,) towards the mean of p (B, C) over the marked rows (B,); it stays where there are none."""
+    marked = rows.to(shares.dtype)
+    count = marked.sum()
+    mean = marked @ p.to(shares.dtype) / count.clamp(min=1.0)
+    shares += (1.0 - memory) * (count > 0).to(shares.dtype) * (mean - shares)
+
+
+def _log(shares: Tensor, scores: Tensor) -> Tensor:
+    return shares.clamp(min=SMALLEST).log().to(scores.dtype)
+
+
+class NetworksWithHeads(Networks):
+    """Both networks and their auxiliary heads; to evaluate, the classifiers answer alone."""
+
+    def __init__(self, first: nn.Module, classes: int) -> None:
+        super().__init__(first)
+        self._classifiers = [classifier(network, classes) for network in self.both]
+        self.heads = nn.ModuleList(anew(one) for one in self._classifiers)
+
+    def with_head(self, k: int, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of network k by its classifier and by its auxiliary head, both (B, C)."""
+        with _InputOf(self._classifiers[k].weight) as features:
+            scores = scores_of(self.both[k](inputs))
+        if features.found is None:
+            raise UsageError("ProMix adds a head beside the classifier: let a linear layer end the model.")
+        return scores, self.heads[k](features.found)
+
+
+def classifier(network: nn.Module, classes: int) -> nn.Linear:
+    """The last linear layer of the network with one output per class."""
+    found = [one for one in network.modules() if isinstance(one, nn.Linear) and one.out_features == classes]
+    if not found:
+        raise UsageError(
+            f"ProMix adds a head beside the classifier, and the model has no linear layer of {classes} outputs: "
+            "let one end the model."
+        )
+    return found[-1]
+
+
+class _InputOf(TorchFunctionMode):
+    """Records the input of the linear layer with this weight."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self._weight = weight
+        self.found: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear and args[1] is self._weight:
+            self.found = args[0]
+        return func(*args, **(kwargs or {}))

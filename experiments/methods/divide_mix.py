@@ -1,7 +1,7 @@
 """DivideMix (Li et al., 2020), with the trusted images added to the labelled side.
 
 Two networks p¹ and p² are trained; k is one of them and o the other. After every epoch a mixture of two Gaussians on
-the losses of network o gives w, the probability that a label is right (``mixture.py``). Then, for network k:
+the losses of network o gives w, the probability that a label is right (``right_probability``). Then, for network k:
 
     labelled:    w > 0.5, and the trusted images with w = 1
     co-refined:  s = sharpened(w·label + (1 − w)·p^k)              labelled images;  p^k is the mean of its two views
@@ -31,6 +31,7 @@ The weight of a source example is the mean of both networks' w at the last visit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,15 +40,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.methods.divide_mix.mix_match import given_classes, loss_of, mixed_alike
-from experiments.methods.divide_mix.mixture import right_probability
 from experiments.methods.two_networks import Networks, two_views
 from soseleto.data.batches import Batch, ExampleRandom
 from soseleto.engines import trainable
 from soseleto.engines.autograd import gradient
-from soseleto.errors import UsageError
-from soseleto.methods.state import PhasedState, require_classes, require_share, view_scores
-from soseleto.methods.teacher import no_steps, one_hot
+from soseleto.methods.state import PhasedState, require_classes, view_scores
+from soseleto.methods.teacher import no_steps, one_hot, quantiles, sharpened
 from soseleto.models.trunk_and_heads import evaluation_mode
 from soseleto.task.task import Task
 from soseleto.weights import Weights
@@ -76,15 +74,6 @@ class DivideMix:
 
     name = "divide_mix"
     takes_views = True
-
-    def __post_init__(self) -> None:
-        for field in ("warm_up", "ramp", "threshold"):
-            require_share(field, getattr(self, field))
-        for field in ("temperature", "mixup"):
-            if not getattr(self, field) > 0:
-                raise UsageError(f"{field} must be above 0, got {getattr(self, field)}.")
-        if not self.unlabelled >= 0:
-            raise UsageError(f"unlabelled must be 0 or more, got {self.unlabelled}.")
 
     def init(self, task: Task) -> DivideMixState:
         require_classes(task, self.name)
@@ -212,3 +201,94 @@ class DivideMixState(PhasedState):
         for name in ("losses", "right", "taken"):
             getattr(self, name).copy_(state[name])
         self.key = state["key"]
+
+
+ITERATIONS = 10
+ADDED_VARIANCE = 5e-4
+_FEWEST = 1e-12  # examples in a component, so that an empty one has a mean
+
+
+def right_probability(losses: Tensor) -> Tensor:
+    """(N,) float64: which labels are right, by a mixture of two Gaussians on the losses (N,) of all examples.
+
+        x = (ℓ − min ℓ)/(max ℓ − min ℓ)
+        r_ik = π_k N(x_i; μ_k, σ_k²) / Σ_j π_j N(x_i; μ_j, σ_j²)
+        π_k = mean_i r_ik,   μ_k = Σ_i r_ik x_i / Σ_i r_ik,   σ_k² = Σ_i r_ik (x_i − μ_k)² / Σ_i r_ik + 5e-4
+
+    The probability is r_i of the component with the smaller mean. As published: the two clusters of k-means to start
+    from, ten iterations and the variance that is added. Here all ten are taken, where the authors' stop when the
+    likelihood rises by less than 0.01.
+    """
+    x = losses.double()
+    x = (x - x.min()) / (x.max() - x.min()).clamp(min=_FEWEST)
+    r = _clusters(x)
+    for _ in range(ITERATIONS):
+        count = r.sum(1, keepdim=True) + _FEWEST
+        mean = (r * x).sum(1, keepdim=True) / count
+        variance = (r * (x - mean) ** 2).sum(1, keepdim=True) / count + ADDED_VARIANCE
+        density = -0.5 * ((x - mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
+        r = (density + (count / len(x)).log()).softmax(0)
+    return torch.where(mean[0] <= mean[1], r[0], r[1])
+
+
+def _clusters(x: Tensor) -> Tensor:
+    """(2, N) of 0 and 1: the clusters of k-means, which starts from the smallest and the largest."""
+    low, high = x.min(), x.max()
+    for _ in range(ITERATIONS):
+        upper = (x > (low + high) / 2).to(x.dtype)
+        high = (upper * x).sum() / upper.sum().clamp(min=1.0)
+        low = ((1 - upper) * x).sum() / (1 - upper).sum().clamp(min=1.0)
+    return torch.stack([1 - upper, upper])
+
+
+def given_classes(own: Tensor, both: Tensor, labels: Tensor, w: Tensor, labelled: Tensor, temperature: float) -> Tensor:
+    """s (B, C): co-refined labels where ``labelled`` (B,), co-guessed classes elsewhere.
+
+    own: p of the network (B, C); both: mean of the two networks'; w: probability that the label is right (B,)
+    """
+    w = w[:, None].to(own.dtype)
+    refined = w * one_hot(labels, own.shape[1]) + (1 - w) * own
+    return sharpened(torch.where(labelled[:, None], refined, both), temperature)
+
+
+def mixed_alike(
+    inputs: Tensor, classes: Tensor, draws: ExampleRandom, a: float, side: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mixup with one λ = max(b, 1 − b) of the whole batch, b ~ Beta(a, a): every row stays nearer to its own image.
+
+    side: (R,) bool; rows are mixed with rows of the same side
+    """
+    order, u = draws.uniform(2)
+    b = quantiles(u[:1], a)  # an index without dimensions would wait for the GPU
+    partner = order.argsort() if side is None else partners(order, side)
+    share = torch.maximum(b, 1 - b)
+    blend, inverse = share.to(inputs.dtype), (1 - share).to(inputs.dtype)
+    return blend * inputs + inverse * inputs[partner], share * classes + (1 - share) * classes[partner]
+
+
+def partners(order: Tensor, side: Tensor) -> Tensor:
+    """(R,) a permutation, random by ``order`` in [0, 1), that maps every row to one of the same side."""
+    places = torch.arange(len(side), device=side.device)
+    listed = (places + len(side) * side).argsort()  # both lists: one side, then the other
+    drawn = (order + side).argsort()
+    found = torch.empty_like(drawn)
+    found[listed] = drawn
+    return found
+
+
+def loss_of(scores: Tensor, classes: Tensor, labelled: Tensor, unlabelled: Tensor | float) -> tuple[Tensor, Tensor]:
+    """L, and H(y, p) of every row (R,).
+
+    scores, classes: (R, C); labelled: (R,) bool; unlabelled: λ_u
+    """
+    log_p = scores.log_softmax(1)
+    p, each = log_p.exp(), -(classes * log_p).sum(1)
+    apart = ((p - classes) ** 2).mean(1)
+    uneven = -(math.log(p.shape[1]) + p.mean(0).log().mean())  # Σ_c 1/C log((1/C)/p̄_c)
+    return mean_over(each, labelled) + unlabelled * mean_over(apart, ~labelled) + uneven, each
+
+
+def mean_over(values: Tensor, rows: Tensor) -> Tensor:
+    """Mean over the marked rows; 0 if there are none."""
+    marked = rows.to(values.dtype)
+    return (values * marked).sum() / marked.sum().clamp(min=1.0)
