@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
-from soseleto import Selection  # noqa: E402
+from soseleto import Selection, Soseleto  # noqa: E402
 from soseleto.errors import UsageError  # noqa: E402
 from soseleto.integrations.batches import Numbered  # noqa: E402
 from soseleto.integrations.huggingface import (  # noqa: E402
@@ -80,9 +80,9 @@ def trainer(folder: Path, model: Any = None, **kwargs: Any) -> Any:
 
 
 def test_weights_find_the_wrong_labels(tmp_path: Path) -> None:
-    trained = trainer(
-        tmp_path, args={"num_train_epochs": 7, "learning_rate": 0.01, "logging_steps": 10}, eval_dataset=texts(32, 2)
-    )
+    args = {"num_train_epochs": 7, "learning_rate": 0.01, "logging_steps": 10}
+    # the default for classes moves weights beyond noise only, which seven visits seldom show
+    trained = trainer(tmp_path, args=args, eval_dataset=texts(32, 2), method=Soseleto())
     trained.train()
     weights = trained.weights
     assert weights.shape == (48,)
