@@ -113,5 +113,5 @@ def test_labels_of_a_frame_with_words_are_checked_as_those_of_numbers() -> None:
     for labels in (y[:-1], None, [None, *y[1:]], pd.Series(y).where(y == "p")):
         with pytest.raises(ValueError, match=r"y should be|label type|contains NaN|numbers of samples"):
             quick().fit(X, labels)
-        with pytest.raises(ValueError, match=r"y should be|label type|contains NaN|rows but 39 labels"):
+        with pytest.raises(ValueError, match=r"y should be|label type|contains NaN|rows but 39 labels|belong together"):
             quick().fit(X, y, X_target=X, y_target=labels)
