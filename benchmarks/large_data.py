@@ -41,7 +41,7 @@ from data import CORES, holds, machine, row, show, timed
 from data_safety.compare import differences
 from soseleto.data import LazyDataset, feed, source_batches
 from soseleto.data.batches import Batch
-from soseleto.weights import MOST_IN_MEMORY, Weights
+from soseleto.weights import Weights
 
 BATCH = 256
 ITEM = 3072  # bytes
@@ -113,7 +113,6 @@ def many_examples(count: int) -> list[dict[str, Any]]:
     memory = used_memory(mapped=True) - before
     quick = seconds_of_quick()
     return [
-        row(f"{count:,} examples: weights on disk", float(12 * count > MOST_IN_MEMORY), "yes or no"),
         row("examples: indices, weights and their update, a step", 1e6 * each, "µs"),
         row("examples: a step of Quick", 1e6 * quick, "µs"),
         row("examples: update against a step of Quick", 100 * each / quick, "%", at_most=2.0),

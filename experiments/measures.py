@@ -6,6 +6,7 @@ loss). Ties are treated exactly: every number is the expectation over all orders
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -34,7 +35,9 @@ def trusts(result: Result, signals: Signals | None) -> dict[str, Tensor]:
             known = signal[: len(result.source)]
             if not bool(known.isnan().any()):  # an example without neighbours of its label has no number
                 trust[names.get(name, name)] = known
-        trust["probability"] = -result.suspects().probability
+        probability = result.suspects().probability
+        if not bool(probability.isnan().any()):  # unknown in a class that the target lacks
+            trust["probability"] = -probability
     return trust
 
 
@@ -100,8 +103,9 @@ def _rates(is_listed: Tensor, wrong: Tensor) -> dict[str, float | None]:
     }
 
 
-def _percent(share: float) -> float:
-    return round(100 * share, 2)
+def _percent(share: float) -> float | None:
+    """None where a part is not known."""
+    return None if math.isnan(share) else round(100 * share, 2)
 
 
 def auroc(trust: Tensor, wrong: Tensor) -> float:

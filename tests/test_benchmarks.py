@@ -234,7 +234,7 @@ def test_large_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = ["--items", "600", "--examples", "100000", "--kills", kills]
     rows = large_data.main([*sizes, "--work", str(tmp_path), "--out", str(out)])
     assert json.loads(out.read_text())["rows"] == rows
-    assert len(rows) == 9 + 2 * int(kills)
+    assert len(rows) == 8 + 2 * int(kills)
     limits = {row["what"]: row["at_most"] for row in rows if "at_most" in row}
     assert sorted(limits.values()) == sorted([1.3, 300, 2, 2000] + [0] * int(kills))
     assert all(row["value"] == 0 for row in rows if row.get("at_most") == 0)

@@ -112,7 +112,8 @@ def full_disk(folder: Path, chosen: Callable[[int], Iterable[int]], *, both: boo
             tried, survived = tried + 1, survived + (said.code == 0)
             if said.code:
                 again = fit(folder, out, Disk(out))
-                problems += [] if again.code == 0 else [f"resuming: {again.err[-300:]}"]
+                ended = "holds a run already" in again.err  # the last flush failed, after the last file; compared below
+                problems += [] if again.code == 0 or ended else [f"resuming: {again.err[-300:]}"]
             if kept is not None and _main(out) != kept:
                 problems.append("the main training was repeated")
             problems += differences(out, folder / "whole") if not problems else []

@@ -41,7 +41,14 @@ def data(tmp_path: Path) -> list[object]:
 
 def test_no_suspects_are_told_without_a_precision(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
-    folder.write_ranking({"id": np.array(["a", "b"]), "mislabelled_probability": np.array([0.718, 0.1])})
+    folder.write_ranking(
+        {
+            "id": np.array(["a", "b"]),
+            "label": np.array([0, 1]),
+            "weight": np.array([0.5, 1.0]),
+            "mislabelled_probability": np.array([0.718, 0.1]),
+        }
+    )
     precision = {"value": 0.6, "low": 0.5, "high": 0.7, "basis": "assumes random mistakes"}
     best = {"count": 40, "precision": precision}
     folder.write_json(SUSPECTS, {"count": 0, "precision": {}, "recall": {}, "best": best})

@@ -37,7 +37,7 @@ def test_it_says_its_method_and_writes_a_run(type_: Type, data: list[object], tm
     config = RunFolder.open(tmp_path / "run").config()
     assert config["settings"]["name"] == "Strong"
     assert (config["lr"], config["weight_decay"], config["target_batch_size"]) == (0.1, 5e-4, 16)
-    assert config["optimizer"] == "SGD, momentum 0.9, Nesterov"
+    assert config["optimizer"] == "sgd, nesterov=True"
     assert soseleto.load(tmp_path / "run").outputs(np.zeros((2, 1, 8, 8), dtype=np.uint8)).shape == (2, 2)
     assert len(RunFolder.open(tmp_path / "run").ranking()["weight"]) == 96
     page = (tmp_path / "run" / "report.html").read_text("utf-8")

@@ -200,7 +200,7 @@ def test_review_in_the_browser(walk: Walk, reviewed: Path, browser: Browser) -> 
     with serving(RunFolder.open(reviewed)) as server:  # what `soseleto review RUN` opens
         open_review(browser, server)
         assert browser.text("#which") == f"Suspect 1 of {len(walk.suspects())}"
-        first, second = (server.review.queue.id_of(row) for row in server.review.queue.rows[:2])
+        first, second = (server.review.queue.ids[row] for row in server.review.queue.rows[:2])
         suggested = browser.text("#suggested")
         press(browser, "s")
         press(browser, "d")

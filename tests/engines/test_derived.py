@@ -103,9 +103,7 @@ def test_data_written_into_a_derived_tensor_is_refused() -> None:
     assert error(model, vectors(), "auto") < 1e-12
 
 
-@pytest.mark.parametrize(
-    "name", ["derived_shared", "derived_biases_plain", "derived_products", "derived_queries_dropout"]
-)
+@pytest.mark.parametrize("name", ["derived_shared", "derived_biases_plain", "derived_products"])
 def test_a_step_with_coefficients_from_the_alignment(name: str) -> None:
     """The weighted gradient of derived parameters, where its coefficients are known only at the end."""
     model, (inputs, labels) = BY_NAME[name].build()

@@ -114,8 +114,9 @@ def test_a_step_is_that_of_selection(tmp_path: Path) -> None:
         save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     watched = Watched(
-        one, args, train_dataset=texts(48, 0), target_dataset=texts(16, 1), data_collator=collate, target_batch_size=4
-    )
+        one, args, train_dataset=texts(48, 0), target_dataset=texts(16, 1), data_collator=collate, target_batch_size=4,
+        method=Soseleto(),
+    )  # fmt: skip
     targets: list[Any] = []
     begin = watched._begin
 
@@ -128,7 +129,7 @@ def test_a_step_is_that_of_selection(tmp_path: Path) -> None:
     watched.train()
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     other.train()
-    selection = Selection(other, n_source=48, loss=default_loss(other), optimizer=optimizer)
+    selection = Selection(other, n_source=48, loss=default_loss(other), optimizer=optimizer, method=Soseleto())
     for step, (inputs, target) in enumerate(zip(seen, targets, strict=True)):
         index = inputs.pop(INDEX)
         selection.backward(inputs, target, index=index, scale=0.5)
@@ -229,7 +230,7 @@ def test_adapters_and_checkpointing(tmp_path: Path) -> None:
     model = peft.get_peft_model(bert(), peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS"))
     args = {"max_steps": 2, "gradient_checkpointing": True}
     args["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
-    trained = trainer(tmp_path, model, args=args)
+    trained = trainer(tmp_path, model, args=args, method=Soseleto())
     trained.train()
     assert trained.selection.engine == "layerwise"
     assert (trained.selection.visits <= 1).all()

@@ -183,7 +183,7 @@ def test_ranking_is_best_first_with_the_truth() -> None:
     table = fit().ranking()
     assert list(table)[:5] == ["id", "label", "weight", "score", "visits"]
     assert np.all(np.diff(table["score"]) <= 0)
-    assert table.rows == N
+    assert len(table["id"]) == N
     assert set(table["visits"]) == {4}
     assert table["wrong"].sum() == 30
     assert table["wrong"][: N // 2].sum() < table["wrong"][N // 2 :].sum()

@@ -27,6 +27,7 @@ from soseleto.models.pretrained_images import pretrained_images
 from soseleto.parallel.reducer import Reducer, choose_device, first_reads, ranks
 from soseleto.report import write_report
 from soseleto.report.sentences import verdict
+from soseleto.run_folder.files import checksums_of
 from soseleto.run_folder.folder import PARTS, PRETRAINED, PROBLEMS, REPORT, RunFolder
 from soseleto.run_folder.ranking import LOW_WEIGHT, about_suspects, about_unknown, is_suspect
 from soseleto.run_folder.source import digest, remember
@@ -51,7 +52,7 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
     folder = RunFolder(options.out)
     reducer.first(folder.require_place)
     compared = reducer.first(lambda: folder.is_run() and folder.comparison() is not None)
-    if compared and reducer.first(lambda: folder.has(REPORT) and not (folder.path / PARTS).exists()):
+    if compared and reducer.first(lambda: _has_ended(folder)):
         raise UsageError(f"{folder.path} holds a run already: give --out another folder, or delete that one.")
     pair, sha256 = first_reads(reducer, lambda: _read(options, reducer))
     if not compared:
@@ -64,6 +65,12 @@ def _fit(options: FitOptions, echo: Callable[[str], None], reducer: Reducer) -> 
     folder.tidy()
     for line in [*summary(folder), f"report: {page}"]:
         echo(line)
+
+
+def _has_ended(folder: RunFolder) -> bool:
+    """Whether the last file has been written and is in the list of checksums."""
+    listed = REPORT in (checksums_of(folder.path) or {})
+    return listed and folder.has(REPORT) and not (folder.path / PARTS).exists()
 
 
 def _read(options: FitOptions, reducer: Reducer) -> tuple[Pair, str | None]:

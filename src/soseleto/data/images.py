@@ -26,16 +26,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from soseleto.data import storage
 from soseleto.data.reading import Names, Problem, Raw, Reading, escaped, some
 from soseleto.errors import DataError
+
+if TYPE_CHECKING:  # Pillow is imported by the functions that use it: arrays are trained on without it
+    from PIL import Image
 
 VERSION = 3  # part of every cache key: increase it when a rule changes
 MAX_PIXELS = 1 << 26  # 67 million: larger images are treated as decompression bombs
@@ -64,6 +66,8 @@ class Decoded(NamedTuple):
 
 def open_image(path: str) -> Image.Image:
     """Open an image, reading only the header; its size is checked before any pixel is decoded."""
+    from PIL import Image
+
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would block
         raise Unreadable("is not a file")
     content = Path(path).read_bytes()
@@ -80,6 +84,8 @@ def open_image(path: str) -> Image.Image:
 
 def pixels(image: Image.Image, shape: Shape) -> np.ndarray:
     """An opened image as (C, H, W) bytes."""
+    from PIL import Image, ImageOps
+
     channels, height, width = shape
     image.draft(None, (2 * max(height, width),) * 2)  # of no effect on other formats than JPEG
     image = _eight_bits(ImageOps.exif_transpose(image)).convert("RGB" if channels == 3 else "L")
@@ -91,6 +97,8 @@ def pixels(image: Image.Image, shape: Shape) -> np.ndarray:
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """8 bits per channel, no transparency."""
+    from PIL import Image
+
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image.convert("RGBA"))
@@ -106,6 +114,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 def _reason(error: BaseException) -> str:
     """Why a file could not be read; continues a sentence that starts with its name."""
+    from PIL import UnidentifiedImageError
+
     if isinstance(error, Unreadable):
         return str(error)
     if isinstance(error, FileNotFoundError):

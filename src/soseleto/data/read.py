@@ -278,7 +278,8 @@ def _decoded(
     assert raw.truth is None or isinstance(raw.truth, Tensor)
     keep = _keep(raw, problems)
     if not bool(keep.any()):
-        raise DataError(f"no example of the {raw.name} can be used: {some([str(p) for p in problems])}")
+        why = some([str(problem) for problem in problems]) if problems else "it is empty"
+        raise DataError(f"no example of the {raw.name} can be used: {why}.".replace("..", "."))
     if labels.ndim == 1:  # Examples refuses -1, and rows that are left out may have no class: any index will do
         labels = torch.where(keep.to(labels.device), labels, 0)
     examples = (TextExamples if raw.texts else Examples)(inputs, labels, raw.ids, raw.classes, raw.truth, raw.paths)

@@ -6,20 +6,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from rich.console import Console
-from rich.control import Control
-from rich.segment import ControlType
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from soseleto.errors import UsageError
 from soseleto.training.history import VANISHED
 from soseleto.training.options import Logger, Progress, Watcher
 
+if TYPE_CHECKING:  # rich is imported when a line is made: trainings without one do not need it
+    from rich.console import Console
+    from rich.text import Text
+
 BAR = 16  # characters
 LOG_SECONDS = 60.0  # without a terminal, between two lines
-_ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 
 
 def as_watchers(progress: Watcher | Sequence[Watcher]) -> tuple[list[Progress], list[Logger]]:
@@ -49,6 +47,8 @@ class LiveLine:
     """
 
     def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
         self.console = console or Console(stderr=True)
         self.title = ""
         self.printed: set[str] = set()
@@ -89,11 +89,16 @@ class LiveLine:
 
     def clear(self) -> None:
         """Erase the line."""
+        from rich.control import Control
+        from rich.segment import ControlType
+
         if self.console.is_terminal:
-            self.console.control(_ERASE)
+            self.console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
 
     def line(self) -> Text:
         """The current line."""
+        from rich.text import Text
+
         done = self.seen.get("step", 0) / self.steps if self.steps else 0.0
         full = round(BAR * done)
         numbers = describe(self.seen)
