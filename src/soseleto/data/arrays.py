@@ -17,7 +17,6 @@ from torch.utils.data import TensorDataset
 
 from soseleto.data import structure
 from soseleto.data.labels import labels_from, names_of, text_of
-from soseleto.data.preprocess import single_precision
 from soseleto.data.reading import Names, Raw
 from soseleto.data.storage import check_expansion
 from soseleto.data.structure import Inputs
@@ -33,7 +32,6 @@ _FIELDS = ("x", "y", "id", "truth")  # of .npz files
 def inputs_of(values: Any, *, name: str) -> Inputs:
     """Inputs as a tensor: uint8 is kept, floats become float32, other integers int64.
 
-    Numbers such as Unix times, whose differences float32 would round away, stay float64.
     NumPy images (N, H, W, C) become (N, C, H, W), and uint8 (N, H, W) becomes (N, 1, H, W); tensors keep their shape.
     A mapping or a tuple of arrays keeps its structure.
     """
@@ -78,7 +76,7 @@ def _narrow(values: Tensor, *, name: str) -> Tensor:
     if values.ndim == 1:
         values = values[:, None]  # one column
     if values.dtype.is_floating_point:
-        return single_precision(values)
+        return values.to(torch.float32)
     return values if values.dtype == torch.uint8 else values.to(torch.int64)
 
 

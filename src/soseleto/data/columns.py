@@ -16,11 +16,9 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-import torch
 
 from soseleto.data import cells
 from soseleto.data.cells import Kind
-from soseleto.data.preprocess import SHARE, rounded_away
 
 BINS = 8  # of a number's piecewise-linear encoding; more of them help to memorise wrong labels
 PER_BIN = 60  # examples: a small source gets fewer bins
@@ -92,7 +90,6 @@ class Number(Column):
     """A number: its value with the median in place of a missing one, and whether it was missing.
 
     edges: quantiles of the source, between which the encoding rises from 0 to 1
-    exact: stored and encoded in float64, for numbers such as Unix times that float32 would round away
     """
 
     name: str
@@ -101,7 +98,6 @@ class Number(Column):
     spread: float
     edges: tuple[float, ...]
     gaps: bool
-    exact: bool = False
     kind: ClassVar[str] = "number"
 
     @classmethod
@@ -112,13 +108,10 @@ class Number(Column):
             known = np.zeros(1)
         shares = np.linspace(0, 1, max(2, min(BINS, len(known) // PER_BIN)) + 1)
         centre, spread = float(known.mean()), float(known.std())
-        spread = spread if spread > 1e-10 * (1 + abs(centre)) else 1.0
-        exact = rounded_away(torch.from_numpy(known)[:, None], torch.tensor([SHARE * spread]))
-        if not exact and spread <= 1e-6 * (1 + abs(centre)):
-            spread = 1.0
-        edges = np.unique(np.quantile(known, shares).astype(np.float64 if exact else np.float32))
+        spread = spread if spread > 1e-6 * (1 + abs(centre)) else 1.0
+        edges = np.unique(np.quantile(known, shares).astype(np.float32))
         fill, gaps = float(np.median(known)), bool(np.isnan(values).any())
-        return cls(name, fill, centre, spread, tuple(map(float, edges)), gaps, exact)
+        return cls(name, fill, centre, spread, tuple(map(float, edges)), gaps)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,8 +130,8 @@ class Number(Column):
     def fill_in(self, values: np.ndarray) -> np.ndarray:
         gone = np.isnan(values)
         with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is checked later
-            filled = np.where(gone, self.fill, values).astype(np.float64 if self.exact else np.float32)
-        return np.stack([filled, gone.astype(filled.dtype)], axis=1) if self.gaps else filled[:, None]
+            filled = np.where(gone, self.fill, values).astype(np.float32)
+        return np.stack([filled, gone.astype(np.float32)], axis=1) if self.gaps else filled[:, None]
 
     def missing(self) -> tuple[float, ...]:
         return (self.fill, 1.0) if self.gaps else (self.fill,)

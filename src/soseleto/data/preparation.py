@@ -76,12 +76,6 @@ class TablePreparation:
         return tuple(column.name for column in self.columns if isinstance(column, Text))
 
     @property
-    def exact(self) -> bool:
-        """Whether some numbers are stored and encoded in float64, since float32 would round them away."""
-        parts = [part for column in self.columns for part in getattr(column, "parts", (column,))]
-        return any(isinstance(part, Number) and part.exact for part in parts)
-
-    @property
     def codes(self) -> tuple[int, ...]:
         """The places of the categories among the stored numbers."""
         return tuple(first for column, first in self._places() if isinstance(column, Category))
@@ -103,10 +97,10 @@ class TablePreparation:
         return list(zip(self.columns, first, strict=False))
 
     def read(self, table: Any) -> Tensor:
-        """The stored numbers of a pyarrow table, (N, D) float32, or float64 if ``exact``; other columns are ignored."""
-        columns, dtype = self.formatted_as(table), self._dtype
-        check_size(dtype.itemsize * table.num_rows * len(self.names), what="the table")
-        inputs = storage.empty(table.num_rows, len(self.names), what="the table", dtype=dtype)
+        """The stored numbers of a pyarrow table, (N, D) float32; other columns are ignored."""
+        columns = self.formatted_as(table)
+        check_size(4 * table.num_rows * len(self.names), what="the table")
+        inputs = storage.empty(table.num_rows, len(self.names), what="the table")
         for first in range(0, table.num_rows, storage.PIECE):  # texts have 2,048 numbers a row before they are stored
             rows, at = table.slice(first, storage.PIECE), 0
             for column in columns:
@@ -132,8 +126,8 @@ class TablePreparation:
         if key not in self._tensors:
             self._tensors[key] = tuple(tensor.to(inputs.device) for tensor in self._encoding())
         ramp_of, low, scale, least, most, code_of, code = self._tensors[key]
-        inputs = inputs.to(self._dtype)
-        ramps = ((inputs.index_select(1, ramp_of) - low) * scale).maximum(least).minimum(most).float()
+        inputs = inputs.to(torch.float32)
+        ramps = ((inputs.index_select(1, ramp_of) - low) * scale).maximum(least).minimum(most)
         if not len(code_of):
             return ramps
         return torch.cat([ramps, (inputs.index_select(1, code_of) == code).to(ramps.dtype)], dim=1)
@@ -144,14 +138,10 @@ class TablePreparation:
         for column, first in self._places():
             ramps += [(first + at, *ramp) for at, pieces in enumerate(column.ramps()) for ramp in pieces]
             codes += [(first, code) for code in column.codes()]
-        numbers = torch.tensor([ramp[1:] for ramp in ramps], dtype=torch.float64).reshape(-1, 4).to(self._dtype)
+        numbers = torch.tensor([ramp[1:] for ramp in ramps], dtype=torch.float64).reshape(-1, 4).to(torch.float32)
         ramp_of = torch.tensor([ramp[0] for ramp in ramps], dtype=torch.int64)
         places = torch.tensor(codes, dtype=torch.int64).reshape(-1, 2)
-        return ramp_of, *numbers.unbind(1), places[:, 0], places[:, 1].to(self._dtype)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.float64 if self.exact else torch.float32
+        return ramp_of, *numbers.unbind(1), places[:, 0], places[:, 1].to(torch.float32)
 
     def present(self, inputs: Tensor) -> Tensor:
         """The number of columns of each row that have a value, (N,)."""
