@@ -9,8 +9,6 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image, PngImagePlugin
@@ -108,12 +106,11 @@ def png_claiming(width, height):
 
 
 def test_image_bombs_are_refused_before_a_pixel_is_decoded(tmp_path):
-    for name, size in (("a", (60000, 60000)), ("b", (9000, 9000)), ("c", (4, 4000000))):
+    for name, size in (("a", (60000, 60000)), ("b", (9000, 9000))):
         (tmp_path / name).write_bytes(png_claiming(*size))
-    bad = bad_ones(tmp_path, "a", "b", "c")
-    assert [row for row, _ in bad] == [0, 1, 2]
+    bad = bad_ones(tmp_path, "a", "b")
+    assert [row for row, _ in bad] == [0, 1]
     assert "more than the" in bad[1][1] or "more pixels" in bad[1][1]
-    assert "absurd size" in bad[2][1]
 
 
 def test_pipes_and_folders_named_like_images_do_not_hang(tmp_path):
@@ -131,22 +128,6 @@ def test_text_chunks_and_programs_in_images_are_refused(tmp_path):
     assert (1, "is not an image of a known kind") in bad
     assert bad[0][0] == 0
     assert "Decompressed data too large" in bad[0][1]
-
-
-def test_compressed_bombs_are_refused(tmp_path):
-    zeros = 1 << 26
-    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((zeros >> 3, 8), np.uint8), y=np.zeros(zeros >> 3, np.int8))
-    with pytest.raises(DataError, match="decompression bomb"):
-        as_examples(tmp_path / "a.npz", name="source")
-
-
-def test_a_table_that_stands_for_billions_of_rows_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("soseleto.data.storage.MAX_BYTES", 1 << 20)
-    table = pa.table({"a": np.zeros(1 << 18), "label": np.zeros(1 << 18, np.int8)})
-    pa.parquet.write_table(table, tmp_path / "a.parquet")
-    assert (tmp_path / "a.parquet").stat().st_size < 10000
-    with pytest.raises(DataError, match="more than the"):
-        as_examples(tmp_path / "a.parquet", name="source")
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\n(x) print\n%%EOF\n"

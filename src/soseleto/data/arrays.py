@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +17,8 @@ from torch.utils.data import TensorDataset
 from soseleto.data import structure
 from soseleto.data.labels import labels_from, names_of, text_of
 from soseleto.data.reading import Names, Raw
-from soseleto.data.storage import check_expansion
 from soseleto.data.structure import Inputs
-from soseleto.errors import DataError, SoseletoError, UsageError, first_line
+from soseleto.errors import DataError, UsageError, first_line
 
 READ_AGAIN = 12  # items, evenly spaced
 TIMES = 3  # a random flip is missed by all of them with probability 2^-36
@@ -232,13 +230,8 @@ def read_npz(path: Path, *, name: str, labelled: bool = True) -> Raw:
 def load_arrays(path: Path, *, every: bool = False) -> dict[str, Any]:
     """The arrays x, y, id and truth by name, as far as the file has them; with ``every``, all of its arrays."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                check_expansion(member.compress_size, member.file_size, what=f"{member.filename} in {path}")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if every or name in _FIELDS}
-    except SoseletoError:
-        raise
     except Exception as error:  # many kinds, from NumPy, zipfile and zlib
         raise DataError(
             f"{path} cannot be read ({first_line(error)}): save numbers or fixed-length text by np.savez, not objects."

@@ -44,7 +44,6 @@ MAX_PIXELS = 1 << 26  # 67 million: larger images are treated as decompression b
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
 # No format that needs another program or embeds code (EPS runs Ghostscript).
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-_MIN_SIDE, _MAX_RATIO = 4, 20
 _SAMPLED = 256  # source images, evenly spaced, whose headers decide size and colour
 _LARGEST = 224  # the largest side chosen by default
 _GREY = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
@@ -77,8 +76,6 @@ def open_image(path: str) -> Image.Image:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise Unreadable(f"has {width} x {height} pixels, more than the limit of {MAX_PIXELS}")
-    if min(width, height) < _MIN_SIDE or max(width, height) > _MAX_RATIO * min(width, height):
-        raise Unreadable(f"has the absurd size {width} x {height}")
     return image
 
 
@@ -271,7 +268,7 @@ def pixels_of(
 
 
 def _problem(raw: Raw, why: str, rows: list[int]) -> Problem:
-    kind = "missing" if why == "is missing" else "absurd size" if "absurd" in why else "unreadable"
+    kind = "missing" if why == "is missing" else "unreadable"
     names = some([escaped(raw.files[row]) if raw.files else f"image {raw.id_of(row)}" for row in rows])
     text = f"each of {len(rows)} images {why}: {names}." if len(rows) > 1 else f"{names} {why}."
     return Problem(raw.name, kind, text, tuple(raw.id_of(row) for row in rows))

@@ -23,7 +23,6 @@ from soseleto.data import cells, storage
 from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, plan_of
 from soseleto.data.columns import Category, Column, Date, Number, Text, column_from_dict, fit_column
 from soseleto.data.reading import Problem, Raw, Reading, some
-from soseleto.data.storage import check_size
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean
 
@@ -99,7 +98,6 @@ class TablePreparation:
     def read(self, table: Any) -> Tensor:
         """The stored numbers of a pyarrow table, (N, D) float32; other columns are ignored."""
         columns = self.formatted_as(table)
-        check_size(4 * table.num_rows * len(self.names), what="the table")
         inputs = storage.empty(table.num_rows, len(self.names), what="the table")
         for first in range(0, table.num_rows, storage.PIECE):  # texts have 2,048 numbers a row before they are stored
             rows, at = table.slice(first, storage.PIECE), 0
