@@ -1,4 +1,4 @@
-"""No code runs from data, nothing is written or read outside its folder, bombs are refused."""
+"""No code runs from data, and image bombs are refused."""
 
 import io
 import os
@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import EpsImagePlugin, Image, PngImagePlugin
 
 import soseleto
-from soseleto.data import ProblemsError, Reading, as_examples, check_pair, images
+from soseleto.data import ProblemsError, as_examples, images
 from soseleto.errors import DataError
 from soseleto.run_folder.source import image_from_file
 
@@ -54,41 +53,6 @@ def test_object_arrays_in_npz_are_refused(tmp_path):
     with pytest.raises(DataError, match="not objects"):
         as_examples(tmp_path / "a.npz", name="source")
     assert not (tmp_path / "m").exists()
-
-
-def test_manifests_cannot_read_outside_their_root(tmp_path, image_folder):
-    image_folder("images", {"a": [1, 2]})
-    image_folder("secret", {"a": [3]})
-    secret = tmp_path / "secret" / "a" / "0003.png"
-    os.symlink(secret, tmp_path / "images" / "a" / "link.png")
-    os.symlink(tmp_path / "secret", tmp_path / "images" / "folder")
-    table = tmp_path / "images" / "t.csv"
-    rows = ["a/0001.png", "../secret/a/0003.png", str(secret), "a/link.png", "folder/a/0003.png", "a/../a/0002.png"]
-    table.write_text("path,label\n" + "".join(f"{row},x\n" for row in rows))
-    with pytest.raises(ProblemsError, match="4 rows with a path outside"):
-        as_examples(table, name="source")
-    (problem,) = check_pair(table, (np.zeros((1, 3, 32, 32), np.uint8), ["x"]), mode="noisy")
-    assert problem.ids == ("1", "2", "3", "4")
-    allowed = as_examples(table, name="source", reading=Reading(allow_outside=True))
-    assert len(allowed) == 6
-    assert torch.equal(allowed.inputs[1], allowed.inputs[4])
-
-
-def test_image_folders_cannot_read_outside_either(tmp_path, image_folder):
-    root = image_folder("images", {"a": [1]})
-    secret = image_folder("secret", {"b": [3]})
-    os.symlink(secret / "b" / "0003.png", root / "a" / "link.png")
-    with pytest.raises(ProblemsError, match=r"a/link.png lead outside"):
-        as_examples(root, name="source")
-    assert len(as_examples(root, name="source", reading=Reading(allow_outside=True))) == 2
-    (root / "a" / "link.png").unlink()
-    os.symlink(secret / "b", root / "b")  # a class folder that is a link
-    with pytest.raises(ProblemsError, match=r"b/0003\.png lead outside"):
-        as_examples(root, name="source")
-    assert len(as_examples(root, name="source", reading=Reading(allow_outside=True))) == 2
-    (root / "b").unlink()
-    os.symlink(secret, root / "a" / "deeper")
-    assert as_examples(root, name="source").ids == ("a/0001.png",)
 
 
 def bad_ones(folder, *names):

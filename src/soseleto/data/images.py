@@ -23,7 +23,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,7 +32,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import storage
-from soseleto.data.reading import Names, Problem, Raw, Reading, escaped, some
+from soseleto.data.reading import Names, Problem, Raw, Reading, some
 from soseleto.errors import DataError
 
 if TYPE_CHECKING:  # Pillow is imported by the functions that use it: arrays are trained on without it
@@ -269,7 +268,7 @@ def pixels_of(
 
 def _problem(raw: Raw, why: str, rows: list[int]) -> Problem:
     kind = "missing" if why == "is missing" else "unreadable"
-    names = some([escaped(raw.files[row]) if raw.files else f"image {raw.id_of(row)}" for row in rows])
+    names = some([raw.files[row] if raw.files else f"image {raw.id_of(row)}" for row in rows])
     text = f"each of {len(rows)} images {why}: {names}." if len(rows) > 1 else f"{names} {why}."
     return Problem(raw.name, kind, text, tuple(raw.id_of(row) for row in rows))
 
@@ -277,7 +276,7 @@ def _problem(raw: Raw, why: str, rows: list[int]) -> Problem:
 # Image folders: one subfolder per class; the path below the folder is the id
 
 
-def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = True) -> Raw:
+def read_folder(folder: Path, *, name: str, labelled: bool = True) -> Raw:
     """All images at any depth below the class folders, sorted by path; hidden files are skipped.
 
     labelled: else images beside the class folders are read too, and every label is 0
@@ -287,7 +286,7 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
         raise DataError(
             f"the {name} folder {folder} has no subfolders: make one for each class, with its images inside."
         )
-    paths = {c: sorted(_images(folder, c, allow_outside=reading.allow_outside)) for c in classes}
+    paths = {c: sorted(_images(folder, c)) for c in classes}
     ids = [path for c in classes for path in paths[c]]
     if not labelled:
         ids = sorted([*ids, *(one.name for one in os.scandir(folder) if one.is_file() and _is_image(one.name))])
@@ -295,20 +294,19 @@ def read_folder(folder: Path, *, name: str, reading: Reading, labelled: bool = T
         place = f"into its subfolders ({some(classes)})" if labelled else "there"
         raise DataError(f"no images below {folder} of the {name}: put {', '.join(SUFFIXES[:3])} ... files {place}.")
     problems = []
-    if labelled and (empty := [escaped(c) for c in classes if not paths[c]]):
+    if labelled and (empty := [c for c in classes if not paths[c]]):
         which = f"the class {empty[0]} has" if len(empty) == 1 else f"the classes {some(empty)} have"
         text = f"{which} no images: put images there, or remove the empty subfolders."
         problems.append(Problem(name, "empty class", text))
-    if outsiders := [] if reading.allow_outside else [escaped(ids[row]) for row in outside(folder, ids)]:
-        text = f"{some(outsiders)} lead outside {folder}: type reading=Reading(allow_outside=True) if intended."
-        problems.append(Problem(name, "outside", text, tuple(outsiders)))
     files = tuple(f"{folder}{os.sep}{path}" for path in ids)
+    if odd := next((path for path in files if not path.isascii() and not _is_text(path)), None):
+        raise DataError(f"the file name {odd!a} is not UTF-8: rename the file.")
     return Raw(
         name,
-        Names(tuple(escaped(c) for c in classes for _ in paths[c])) if labelled else torch.zeros(len(ids)).long(),
+        Names(tuple(c for c in classes for _ in paths[c])) if labelled else torch.zeros(len(ids)).long(),
         files=files,
-        ids=tuple(map(escaped, ids)),
-        paths=tuple(map(escaped, files)),
+        ids=tuple(ids),
+        paths=files,
         problems=tuple(problems),
     )
 
@@ -317,26 +315,17 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
-def _images(folder: Path, c: str, *, allow_outside: bool) -> Iterator[str]:
-    """Posix paths relative to the folder; linked folders below the class only if ``allow_outside``."""
+def _is_text(path: str) -> bool:
+    """Whether the bytes of the name are UTF-8: others Python has as lone surrogates, which no file can store."""
+    return not any("\udc80" <= character <= "\udcff" for character in path)
+
+
+def _images(folder: Path, c: str) -> Iterator[str]:
+    """Posix paths relative to the folder; linked folders below that of the class are skipped."""
 
     def fail(error: OSError) -> None:
         raise DataError(f"the folder {error.filename} cannot be read ({error.strerror}): check its permissions.")
 
-    for here, folders, names in os.walk(folder / c, onerror=fail, followlinks=allow_outside):
+    for here, folders, names in os.walk(folder / c, onerror=fail):
         folders[:] = [below for below in folders if not below.startswith(".")]
         yield from (Path(here, name).relative_to(folder).as_posix() for name in names if _is_image(name))
-
-
-def outside(root: Path, paths: Sequence[str]) -> list[int]:
-    """The rows whose path, with links resolved, is not below the root."""
-    real_folder = cache(os.path.realpath)  # once per folder, not once per file
-    real_root = os.path.realpath(root)
-    rows = []
-    for row, path in enumerate(paths):
-        folder, name = os.path.split(os.path.join(root, path))
-        full = os.path.join(real_folder(folder), name)
-        real = os.path.realpath(full) if name in ("", ".", "..") or os.path.islink(full) else full
-        if os.path.commonpath([real_root, real]) != real_root:
-            rows.append(row)
-    return rows

@@ -23,7 +23,7 @@ from soseleto.data.images import Progress, Shape, pixels_of, shape_for
 from soseleto.data.labels import names_of, number_labels, plain
 from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory
 from soseleto.data.preparation import Preparation, prepare, prepared
-from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, escaped, some
+from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, some
 from soseleto.data.text import TextExamples
 from soseleto.errors import DataError, UsageError, did_you_mean
 
@@ -191,7 +191,7 @@ def _from_path(path: Path, name: str, reading: Reading) -> Raw:
         for option in ("path_column", "id_column", "truth_column", "root"):
             if getattr(reading, option) is not None:
                 raise UsageError(f"{option} is for tables and has no effect on the image folder {path}: leave it out.")
-        return image_files.read_folder(path, name=name, reading=reading)
+        return image_files.read_folder(path, name=name)
     if _suffix(path, name) == ".npz":
         return read_npz(path, name=name)
     table = tables.load(path, reading)
@@ -205,7 +205,7 @@ def _without_labels(path: Path, name: str, reading: Reading, known: Sequence[str
     images: whether the path may be that of an image
     """
     if path.is_dir():
-        return image_files.read_folder(path, name=name, reading=reading, labelled=False)
+        return image_files.read_folder(path, name=name, labelled=False)
     if images and path.suffix.lower() in image_files.SUFFIXES and path.is_file():
         return Raw(name, torch.zeros(1, dtype=torch.int64), files=(str(path),))
     if _suffix(path, name) == ".npz":
@@ -352,7 +352,7 @@ def _inputs(path: Path, shape: tuple[int, ...], preparation: Preparation | None,
         raise ProblemsError(problems)
     if tuple(examples.inputs.shape[1:]) != shape:
         raise DataError(f"{path} holds inputs of shape {tuple(examples.inputs.shape[1:])}: the model needs {shape}.")
-    names = tuple(map(escaped, raw.files or (f"{path}:{row}" for row in range(len(examples)))))
+    names = raw.files or tuple(f"{path}:{row}" for row in range(len(examples)))
     return Inputs(names, examples.inputs)
 
 

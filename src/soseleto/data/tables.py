@@ -12,7 +12,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 from soseleto.data import cells
-from soseleto.data.images import outside
 from soseleto.data.labels import labels_from, labels_of_words, names_of, text_of
-from soseleto.data.reading import Problem, Raw, Reading, escaped, existing, some
+from soseleto.data.reading import Problem, Raw, Reading, some
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, first_line, need
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
@@ -348,20 +347,12 @@ def _with_features(raw: Raw, table: Any, what: str) -> Raw:
 
 def _with_images(raw: Raw, paths: Sequence[Any], reading: Reading, folder: Path | None) -> Raw:
     root = Path(reading.root).expanduser() if reading.root is not None else folder or Path()
-    missing = {row: None for row, path in enumerate(paths) if not path or "\0" in str(path)}
-    relative = ["." if row in missing else existing(str(path), root=root) for row, path in enumerate(paths)]
-    left = [] if reading.allow_outside else outside(root, relative)
-    fix = "type reading=Reading(allow_outside=True), or root=..."
-    problems = [
-        *_rows(raw, "missing", list(missing), "without a path: give every row one, or leave it out"),
-        *_rows(raw, "outside", left, f"with a path outside {root}: {fix}"),
-    ]
-    unread = {*missing, *left}  # an empty name is never opened
-    files = tuple("" if row in unread else os.path.join(root, path) for row, path in enumerate(relative))
-    return replace(raw, files=files, paths=tuple(map(escaped, files)), problems=tuple(problems))
-
-
-def _rows(raw: Raw, kind: str, rows: list[int], what: str) -> Iterator[Problem]:
-    if rows:
-        ids = tuple(raw.id_of(row) for row in rows)
-        yield Problem(raw.name, kind, f"{counted(len(ids), 'row')} {what} ({some(ids)}).", ids)
+    # An empty name is never opened.
+    files = tuple("" if not path or "\0" in str(path) else os.path.join(root, str(path)) for path in paths)
+    missing = [row for row, file in enumerate(files) if not file]
+    problems: tuple[Problem, ...] = ()
+    if missing:
+        ids = tuple(raw.id_of(row) for row in missing)
+        text = f"{counted(len(ids), 'row')} without a path: give every row one, or leave it out ({some(ids)})."
+        problems = (Problem(raw.name, "missing", text, ids),)
+    return replace(raw, files=files, paths=files, problems=problems)

@@ -23,9 +23,8 @@ import numpy as np
 
 from soseleto.data import tables
 from soseleto.data.arrays import load_arrays
-from soseleto.data.images import outside
 from soseleto.data.labels import names_of, text_of
-from soseleto.data.reading import Reading, escaped, existing
+from soseleto.data.reading import Reading
 from soseleto.data.storage import is_large
 from soseleto.data.tables import columns_of
 from soseleto.errors import DataError, UsageError, need
@@ -116,7 +115,7 @@ def source_file(run: RunFolder) -> Path | None:
 
 
 def image_files(run: RunFolder, paths: Iterable[str]) -> list[str]:
-    """Absolute paths of the images of a ranking, ``escaped``; raises if one is missing."""
+    """Absolute paths of the images of a ranking; raises if one is missing."""
     source = run.source().get("path")
     if source is None:
         return existing_files(paths)
@@ -125,12 +124,12 @@ def image_files(run: RunFolder, paths: Iterable[str]) -> list[str]:
 
 
 def existing_files(paths: Iterable[str]) -> list[str]:
-    """The paths made absolute, ``escaped``; raises if a file is missing."""
-    files = [os.path.abspath(existing(path)) for path in paths]
+    """The paths made absolute; raises if a file is missing."""
+    files = [os.path.abspath(path) for path in paths]
     missing = next((file for file in files if not os.path.exists(file)), None)
     if missing is not None:
-        raise UsageError(f"the image {escaped(missing)} no longer exists: restore the images to where they were.")
-    return list(map(escaped, files))
+        raise UsageError(f"the image {missing} no longer exists: restore the images to where they were.")
+    return files
 
 
 def _below(path: str, base: Path) -> str:
@@ -143,7 +142,7 @@ def _below(path: str, base: Path) -> str:
     parts = Path(path).parts
     starts = [k for k in reversed(range(len(parts))) if _is_end(parts[:k], base.parts)]
     places = [os.path.join(base, *parts[k:]) for k in starts]
-    return next((file for file in (*places, path) if os.path.exists(existing(file))), places[0])
+    return next((file for file in (*places, path) if os.path.exists(file)), places[0])
 
 
 def _is_end(start: tuple[str, ...], of: tuple[str, ...]) -> bool:
@@ -159,8 +158,7 @@ def write_corrected(
 ) -> int:
     """Write the source without the ids in ``drop`` and with the labels in ``relabel``; return the number of rows.
 
-    Image paths are written relative to ``out``, which must be in a folder at or above them: ``fit`` reads no images
-    outside a table's folder.
+    Image paths are written relative to the folder of ``out``.
     """
     endings = (".npz",) if is_npz(Path(run.source().get("path", ""))) else (".csv", ".parquet")
     if out.suffix.lower() not in endings:
@@ -235,15 +233,7 @@ def _with_column(table: Any, name: str, values: Any) -> Any:
 def _relative_to(out: Path, files: list[str]) -> list[str]:
     """The absolute paths relative to the folder of ``out``."""
     folder = Path(os.path.abspath(out)).parent
-    files = [existing(file) for file in files]
-    relative = [os.path.relpath(file, folder) for file in files]
-    if outside(folder, relative):
-        common = os.path.commonpath([os.path.dirname(file) for file in files])
-        raise UsageError(
-            f"the images are outside {folder}, and fit reads only images below a table's folder: "
-            f"write it as {os.path.join(common, out.name)}."
-        )
-    return [escaped(Path(path).as_posix()) for path in relative]
+    return [Path(os.path.relpath(file, folder)).as_posix() for file in files]
 
 
 def _write_csv(table: Any, sink: Any, out: Path) -> None:
@@ -319,7 +309,7 @@ def image_from_file(path: str, largest: int) -> bytes | None:
     from soseleto.data.images import open_image
 
     try:
-        return _shrink(open_image(existing(path)).convert("RGB"), largest)
+        return _shrink(open_image(path).convert("RGB"), largest)
     except Exception:  # Pillow raises many kinds
         return None
 
