@@ -36,7 +36,10 @@ _TIMES = 0.95  # share of the present words that are times, in a column of times
 _UNIQUE = 0.5  # share of different words among the present ones, above which they are near-unique
 _LONG = 6.0  # words of a value on average, from which near-unique values are texts and not names
 _ENOUGH = 20  # rows from which a column can be recognised as an id, a copy of the label or near-unique
-_ID_NAME = re.compile(r"(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row)$", re.IGNORECASE)
+# Also the names that pandas gives an index without one.
+_ID_NAME = re.compile(
+    r"^$|(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row|unnamed: 0|index_level_0__)$", re.IGNORECASE
+)
 _ID_ENDING = re.compile(r"(?<=[a-z])I[dD]$")
 _SHOWN = 3  # values of a column in the plan
 _LONGEST = 24  # characters of a value in the plan

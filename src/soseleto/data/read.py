@@ -20,7 +20,7 @@ from soseleto.data.arrays import inputs_of, labels_of, read_npz, stack_dataset
 from soseleto.data.checks import CHECKED, check_examples, labels_in_source
 from soseleto.data.examples import Examples
 from soseleto.data.images import Progress, Shape, pixels_of, shape_for
-from soseleto.data.labels import names_of, number_labels, plain
+from soseleto.data.labels import names_of, number_labels
 from soseleto.data.lazy import ExampleSet, LazyDataset, fits_memory
 from soseleto.data.preparation import Preparation, prepare, prepared
 from soseleto.data.reading import Problem, ProblemsError, Raw, Reading, some
@@ -131,7 +131,7 @@ def as_examples(
     if isinstance(data, Examples):
         return data
     reading = reading or Reading()
-    raws = number_labels([_raw(data, name, reading)], shared=True, merge=reading.merge_labels)
+    raws = number_labels([_raw(data, name, reading)], shared=True)
     if raws[0].table is not None or reading.kinds:
         raws, _ = prepare(raws, reading, preparation)
     examples, problems = _decoded(raws[0], shape_for(raws[0], reading), reading)
@@ -248,7 +248,7 @@ def _read(
             f"the inputs of the {structured.name} are a {type(structured.inputs).__name__} of tensors, which cannot be "
             "checked beside files: give all data as pairs or Datasets."
         )
-    raws = number_labels(raws, shared=mode == "noisy", merge=reading.merge_labels)
+    raws = number_labels(raws, shared=mode == "noisy")
     if unlabelled is not None:
         known = () if raws[0].table is None else raws[0].table.column_names
         raws.append(_without_labels(Path(unlabelled).expanduser(), _UNLABELLED, reading, known))
@@ -395,7 +395,7 @@ def read_labels_before(given: str, target: Examples, path: Path, reading: Readin
             f"{file} has no label for {len(missing)} of the {len(target)} target examples ({some(missing)}): give "
             "every one the label it had before the check, and the same id, in a column id."
         )
-    return _class_indices([plain(str(name)) if reading.merge_labels else str(name) for name in before], target, file)
+    return _class_indices([str(name) for name in before], target, file)
 
 
 def _class_indices(names: list[str], target: Examples, file: Path) -> Tensor:

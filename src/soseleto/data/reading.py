@@ -38,7 +38,6 @@ class Reading:
     numeric_columns, categorical_columns, text_columns, drop_columns: columns of a table whose kind is not inferred
     tokenizer: of a pretrained text model, for which one column of text is read
     encoding: of text files (.csv, .tsv, .jsonl), such as "latin-1"; default: UTF-8
-    merge_labels: make one class of names that differ only in case, surrounding blanks or Unicode form
     root: folder that relative paths in a table start from; default: the table's own folder
     cache: folder for decoded images; default: SOSELETO_CACHE, else ~/.cache/soseleto/images
     workers: number of decoding processes, 0 for none; default: one per core if there are many images
@@ -57,7 +56,6 @@ class Reading:
     drop_columns: Sequence[str] = ()
     tokenizer: Tokenizer | None = None
     encoding: str | None = None
-    merge_labels: bool = False
     root: str | Path | None = None
     cache: str | Path | None = None
     workers: int | None = None

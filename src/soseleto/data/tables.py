@@ -30,8 +30,6 @@ PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_pa
 IDS = ("id", "uid", "uuid", "key")
 _SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas"}
 _BLOCK = 1 << 26  # bytes of a CSV file that pyarrow parses at a time; a row must fit
-# The names that pandas gives an index without one: in Parquet, and after reading a CSV file back.
-_INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)?")
 
 
 # Files
@@ -254,17 +252,6 @@ def _column(table: Any, reading: Reading, option: str, names: Sequence[str], wha
     return given or usual(columns, names)
 
 
-def index_columns(table: Any) -> list[str]:
-    """The index of a pandas data frame, which is no feature: by its name, and by what pandas recorded in Parquet."""
-    try:
-        recorded = json.loads((table.schema.metadata or {})[b"pandas"])["index_columns"]
-    except (KeyError, ValueError, TypeError, RecursionError):  # none, or written by something else
-        recorded = []
-    recorded = recorded if isinstance(recorded, list) else []
-    unnamed = table.column_names[:1] == [""]  # in a CSV file
-    return [n for n in table.column_names if _INDEX.fullmatch(n) or n in recorded or (unnamed and not n)]
-
-
 # Data sets
 
 
@@ -335,14 +322,9 @@ def _ids(values: Sequence[Any], where: str) -> tuple[str, ...]:
 
 
 def _with_features(raw: Raw, table: Any, what: str) -> Raw:
-    index = index_columns(table)
-    table = table.drop_columns(index)
     if not table.num_columns:
         raise DataError(f"{what} has a label but no features: add feature columns, or name the path_column.")
-    listed = some([repr(column) for column in index])
-    text = f"the pandas index {listed} is not used as a feature (rename it to use it; index=False leaves it out)."
-    problems = (Problem(raw.name, "index", text, stops=False),) if index else ()
-    return replace(raw, table=table, files=None, problems=problems)
+    return replace(raw, table=table, files=None)
 
 
 def _with_images(raw: Raw, paths: Sequence[Any], reading: Reading, folder: Path | None) -> Raw:
