@@ -26,8 +26,6 @@ FORMATS = (
     "%m/%d/%Y",
     "%d/%m/%Y",
 )
-_FRACTION = r"(?:\.\d+)? ?"
-_OFFSET = r"[+-]\d\d(?::?\d\d)?"
 
 
 LEFT_OUT = "left out"
@@ -37,9 +35,7 @@ _UNIQUE = 0.5  # share of different words among the present ones, above which th
 _LONG = 6.0  # words of a value on average, from which near-unique values are texts and not names
 _ENOUGH = 20  # rows from which a column can be recognised as an id, a copy of the label or near-unique
 # Also the names that pandas gives an index without one.
-_ID_NAME = re.compile(
-    r"^$|(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row|unnamed: 0|index_level_0__)$", re.IGNORECASE
-)
+_ID_NAME = re.compile(r"^$|(?:^|[\W_])(?:id|ids|uid|uuid|key|index|idx|row|unnamed: 0|index_level_0__)$", re.IGNORECASE)
 _ID_ENDING = re.compile(r"(?<=[a-z])I[dD]$")
 _SHOWN = 3  # values of a column in the plan
 _LONGEST = 24  # characters of a value in the plan
@@ -124,7 +120,7 @@ def counts_of(text: Any) -> list[tuple[str, int]]:
 
 
 def times(column: Any, format: str | None) -> np.ndarray:
-    """The column as (N,) datetime64[s] in UTC without fractions, NaT where missing or not in ``format``.
+    """The column as (N,) datetime64[s] without fractions, NaT where missing or not in ``format``.
 
     format: of words; None: only a column of times is read
     """
@@ -133,59 +129,24 @@ def times(column: Any, format: str | None) -> np.ndarray:
         return np.asarray(column.cast(pyarrow().timestamp("s", zone), safe=False).to_numpy(), dtype="datetime64[s]")
     if format is None:
         return np.full(len(column), "NaT", dtype="datetime64[s]")
-    text = words(column)
-    parsed = np.asarray(_parsed(text, format).to_numpy(zero_copy_only=False), dtype="datetime64[s]")
-    return parsed - _offsets(text)
+    return np.asarray(_parsed(words(column), format).to_numpy(zero_copy_only=False), dtype="datetime64[s]")
 
 
 def time_format(text: Any) -> tuple[str, int]:
     """The format in which most of these words are times, and the number of them."""
-    counts = _parsed_counts(text)
+    counts = [len(text) - _parsed(text, format).null_count for format in FORMATS]
     best = int(np.argmax(counts))
-    return FORMATS[best], int(counts[best])
-
-
-def format_of(column: Any, trained: str | None) -> str | None:
-    """The format in which to read another table's column; None where none is certain, and for times.
-
-    trained: the source's, which is taken unless another one reads more; that must be the only one to read all values,
-        or the only one to read most of them: whether 01/02 is in January is not guessed
-    """
-    if is_time(column):
-        return None
-    text = words(column)
-    present = len(text) - text.null_count
-    counts = _parsed_counts(text)
-    if trained in FORMATS and counts[FORMATS.index(trained)] == counts.max():
-        return trained
-    likely = counts == present if counts.max() == present else counts > present / 2
-    return FORMATS[int(likely.argmax())] if likely.sum() == 1 else None
-
-
-def _parsed_counts(text: Any) -> np.ndarray:
-    """How many of these words are times in each of ``FORMATS``."""
-    return np.array([len(text) - _parsed(text, format).null_count for format in FORMATS])
+    return FORMATS[best], counts[best]
 
 
 def _parsed(text: Any, format: str) -> Any:
-    """Times without fraction and offset; null for 31.01.20, whose year would be 20."""
+    """Times without their fraction and offset; null for 31.01.20, whose year would be 20."""
     pc, pa = compute(), pyarrow()
-    local = pc.replace_substring_regex(text, pattern=rf"(:\d\d){_FRACTION}(?:Z|UTC|{_OFFSET})?$", replacement=r"\1")
+    local = pc.replace_substring_regex(
+        text, pattern=r"(:\d\d)(?:\.\d+)? ?(?:Z|UTC|[+-]\d\d(?::?\d\d)?)?$", replacement=r"\1"
+    )
     whole = pc.if_else(pc.match_substring_regex(local, r"\d{4}"), local, pa.scalar(None, pa.string()))
     return pc.strptime(whole, format=format, unit="s", error_is_null=True)
-
-
-def _offsets(text: Any) -> np.ndarray:
-    """(N,) timedelta64[s]: how far the words are ahead of UTC."""
-    offset = compute().extract_regex(text, pattern=rf":\d\d{_FRACTION}(?P<offset>{_OFFSET})$")
-    encoded = compute().struct_field(offset, "offset").dictionary_encode()
-    seconds = np.array([_seconds(offset) for offset in encoded.dictionary.to_pylist()] + [0], dtype="timedelta64[s]")
-    return seconds[encoded.indices.fill_null(len(seconds) - 1).to_numpy(zero_copy_only=False)]
-
-
-def _seconds(offset: str) -> int:
-    digits = offset[1:].replace(":", "").ljust(4, "0")
-    return (-60 if offset[0] == "-" else 60) * (60 * int(digits[:2]) + int(digits[2:]))
 
 
 # Kinds of columns, decided on the source alone

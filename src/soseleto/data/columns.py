@@ -11,7 +11,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -63,10 +63,6 @@ class Column(ABC):
     @abstractmethod
     def read(self, column: Any) -> np.ndarray:
         """The stored numbers of a pyarrow column, (N, len(names))."""
-
-    def unusable(self, column: Any) -> np.ndarray:
-        """(N,) whether a value is present but not of this kind, from a pyarrow column."""
-        return np.zeros(len(column), dtype=bool)
 
     @abstractmethod
     def missing(self) -> tuple[float, ...]:
@@ -125,6 +121,7 @@ class Number(Column):
         return self.fill_in(cells.numbers(column).values)
 
     def unusable(self, column: Any) -> np.ndarray:
+        """(N,) whether a value is present but no number, from a pyarrow column."""
         return cells.numbers(column).is_word
 
     def fill_in(self, values: np.ndarray) -> np.ndarray:
@@ -163,10 +160,6 @@ class Category(Column):
         codes = np.array([*(code_of.get(word, code_of.get(cells.one_spelling(word), OTHER)) for word in words), GONE])
         at = encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
         return codes[at].astype(np.float32)[:, None]
-
-    def unusable(self, column: Any) -> np.ndarray:
-        """Rare and unseen values."""
-        return np.asarray(self.read(column)[:, 0] == OTHER) if self.values else super().unusable(column)
 
     def _code_of(self) -> dict[str, int]:
         """The codes of the values as the source spells them, and as every file format would."""
@@ -208,10 +201,6 @@ class Date(Column):
     @property
     def has_gaps(self) -> bool:
         return self.parts[0].gaps
-
-    def formatted_as(self, column: Any) -> Self:
-        """A copy that reads the words of another table's whole column."""
-        return replace(self, format=cells.format_of(column, self.format))
 
     def read(self, column: Any) -> np.ndarray:
         parts = _date_parts(cells.times(column, self.format))

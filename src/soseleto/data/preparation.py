@@ -10,7 +10,6 @@ Numerical Features"), categories one place each; a linear layer on top of them i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -97,21 +96,14 @@ class TablePreparation:
 
     def read(self, table: Any) -> Tensor:
         """The stored numbers of a pyarrow table, (N, D) float32; other columns are ignored."""
-        columns = self.formatted_as(table)
         inputs = storage.empty(table.num_rows, len(self.names), what="the table")
         for first in range(0, table.num_rows, storage.PIECE):  # texts have 2,048 numbers a row before they are stored
             rows, at = table.slice(first, storage.PIECE), 0
-            for column in columns:
+            for column in self.columns:
                 piece = torch.from_numpy(column.read(rows[column.name]))
                 inputs[first : first + len(piece), at : at + piece.shape[1]] = piece
                 at += piece.shape[1]
         return inputs
-
-    def formatted_as(self, table: Any) -> tuple[Column, ...]:
-        """The columns, with dates in the format that this table has them in."""
-        return tuple(
-            column.formatted_as(table[column.name]) if isinstance(column, Date) else column for column in self.columns
-        )
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Stored numbers (N, D) as the model gets them, (N, width) float32, on the same device."""
@@ -216,13 +208,10 @@ def _values(column: Column, stored: Tensor, gone: np.ndarray) -> np.ndarray:
 Preparation = TablePreparation | TextPreparation
 
 _OTHER_KIND = 0.5  # share among the present values, from which a column of numbers or dates is of another kind
-_UNSEEN = 0.9  # the same of categories, whose values may well be new
 _FAULTS = {
     Number: ("not numbers", "cannot be read as numbers"),
-    Date: ("not dates", "cannot be read as dates of a certain format"),
-    Category: ("unseen", "the source does not have"),
+    Date: ("not dates", "cannot be read as dates of the source's format"),
 }
-logger = logging.getLogger("soseleto")
 
 
 def prepare(
@@ -349,24 +338,21 @@ def _left_out(source: Raw, preparation: TablePreparation, reading: Reading) -> l
 
 
 def unusable_values(table: Any, preparation: TablePreparation, *, where: str) -> list[Problem]:
-    """The values of each column that are not of its kind: they are read as missing, or as unseen.
+    """The values of columns of numbers and dates that are neither: they are read as missing.
 
-    It stops where most values of another table's column are no numbers or dates. Unseen categories are reported where
-    nearly all values are.
+    It stops where most values of another table's column are such.
     """
     examples = {seen.name: seen.examples for seen in preparation.seen}
     problems = []
-    for column in preparation.formatted_as(table):
-        unseen = isinstance(column, Category)
-        if isinstance(column, Text) or (unseen and where == "source"):
+    for column in preparation.columns:
+        if not isinstance(column, Number | Date):
             continue
         words = cells.words(table[column.name])
         rows = np.flatnonzero(column.unusable(table[column.name]))
-        most = len(rows) > (_UNSEEN if unseen else _OTHER_KIND) * (len(words) - words.null_count)
-        if not len(rows) or (unseen and not most):
+        if not len(rows):
             continue
-        stops = most and not unseen and where != "source"
-        fix = "write them like those" if stops else f"they are read as {'one unseen value' if unseen else 'missing'}"
+        stops = where != "source" and len(rows) > _OTHER_KIND * (len(words) - words.null_count)
+        fix = "write them like those" if stops else "they are read as missing"
         shown = some(list(dict.fromkeys(map(repr, words.take(rows[:1000]).to_pylist()))))
         beside = "" if where == "source" else f"; the source has {', '.join(examples[column.name])}"
         kind, fault = _FAULTS[type(column)]
@@ -386,9 +372,6 @@ def prepared(table: Any, preparation: Preparation, what: str) -> Tensor:
     problems = unusable_values(table, preparation, where=what) if isinstance(preparation, TablePreparation) else []
     if stopping := [str(problem) for problem in problems if problem.stops]:
         raise DataError(" ".join(stopping))
-    for problem in problems:
-        if problem.kind == "unseen":
-            logger.warning("%s", problem)
     inputs = preparation.read(table)
     if rows := (~inputs.isfinite()).any(1).nonzero().flatten().tolist():
         shown = some([str(row) for row in rows])
