@@ -57,7 +57,7 @@ def test_kinds_are_inferred_alike_from_files_and_frames(source, tmp_path):
         "dose": "number",
         "town": "category",
         "member": "category",
-        "since": "date",
+        "since": "left out",
         "name": "left out",
         "note": "text",
         "planet": "left out",

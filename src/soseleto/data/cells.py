@@ -1,4 +1,4 @@
-"""The cells of one column of a pyarrow table, read as words, numbers or times; missing ones are null, NaN or NaT."""
+"""The cells of one column of a pyarrow table, read as words or numbers; missing ones are null or NaN."""
 
 from __future__ import annotations
 
@@ -16,21 +16,8 @@ MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "#na", "nan", "-nan", "
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?[iI][nN][fF]([iI][nN][iI][tT][yY])?$"
 _WHOLE = re.compile(r"^([+-]?\d+)\.0*$")
 
-FORMATS = (
-    "%Y-%m-%d",
-    "%Y-%m-%d %H:%M:%S",
-    "%Y-%m-%dT%H:%M:%S",
-    "%Y-%m-%d %H:%M",
-    "%Y/%m/%d",
-    "%d.%m.%Y",
-    "%m/%d/%Y",
-    "%d/%m/%Y",
-)
-
-
 LEFT_OUT = "left out"
 _NUMBERS = 0.9  # share of the present words that are numbers, in a column of numbers
-_TIMES = 0.95  # share of the present words that are times, in a column of times
 _UNIQUE = 0.5  # share of different words among the present ones, above which they are near-unique
 _LONG = 6.0  # words of a value on average, from which near-unique values are texts and not names
 _ENOUGH = 20  # rows from which a column can be recognised as an id, a copy of the label or near-unique
@@ -119,46 +106,15 @@ def counts_of(text: Any) -> list[tuple[str, int]]:
     return sorted(((entry["values"], entry["counts"]) for entry in counts), key=lambda pair: (-pair[1], pair[0]))
 
 
-def times(column: Any, format: str | None) -> np.ndarray:
-    """The column as (N,) datetime64[s] without fractions, NaT where missing or not in ``format``.
-
-    format: of words; None: only a column of times is read
-    """
-    if is_time(column):
-        zone = getattr(column.type, "tz", None)
-        return np.asarray(column.cast(pyarrow().timestamp("s", zone), safe=False).to_numpy(), dtype="datetime64[s]")
-    if format is None:
-        return np.full(len(column), "NaT", dtype="datetime64[s]")
-    return np.asarray(_parsed(words(column), format).to_numpy(zero_copy_only=False), dtype="datetime64[s]")
-
-
-def time_format(text: Any) -> tuple[str, int]:
-    """The format in which most of these words are times, and the number of them."""
-    counts = [len(text) - _parsed(text, format).null_count for format in FORMATS]
-    best = int(np.argmax(counts))
-    return FORMATS[best], counts[best]
-
-
-def _parsed(text: Any, format: str) -> Any:
-    """Times without their fraction and offset; null for 31.01.20, whose year would be 20."""
-    pc, pa = compute(), pyarrow()
-    local = pc.replace_substring_regex(
-        text, pattern=r"(:\d\d)(?:\.\d+)? ?(?:Z|UTC|[+-]\d\d(?::?\d\d)?)?$", replacement=r"\1"
-    )
-    whole = pc.if_else(pc.match_substring_regex(local, r"\d{4}"), local, pa.scalar(None, pa.string()))
-    return pc.strptime(whole, format=format, unit="s", error_is_null=True)
-
-
 # Kinds of columns, decided on the source alone
 
 
 @dataclass(frozen=True)
 class Kind:
-    """name: "number", "category", "date", "text" or "left out"; why: for a column that is left out."""
+    """name: "number", "category", "text" or "left out"; why: for a column that is left out."""
 
     name: str
     why: str = ""
-    format: str | None = None  # of dates that are words
 
 
 def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[str, str]) -> Kind:
@@ -170,8 +126,7 @@ def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[s
     text = words(column)
     present = len(text) - text.null_count
     if name in chosen:
-        kind = "date" if chosen[name] == "number" and is_time(column) else chosen[name]
-        return Kind(kind, "as you asked" if kind == LEFT_OUT else "")
+        return Kind(chosen[name], "as you asked" if chosen[name] == LEFT_OUT else "")
     if not present:
         return Kind(LEFT_OUT, "it is empty")
     distinct = len(counts_of(text)) if not is_number(column) else _distinct(numbers(column).values)
@@ -182,13 +137,10 @@ def kind_of(name: str, column: Any, labels: np.ndarray | None, chosen: Mapping[s
     if is_category(column):
         return _kind_of_words(text, present, distinct)
     if is_time(column):
-        return Kind("date")
+        return Kind(LEFT_OUT, "it holds times: write what matters of them, such as the hour, in columns of numbers")
     read = numbers(column)
     if not read.is_word.sum() > (1 - _NUMBERS) * present:
         return Kind(LEFT_OUT, "it numbers the rows") if _numbers_rows(name, read.values) else Kind("number")
-    format, parsed = time_format(text)
-    if parsed >= _TIMES * present:
-        return Kind("date", format=format)
     return _kind_of_words(text, present, distinct)
 
 

@@ -179,59 +179,6 @@ class Category(Column):
 
 
 @dataclass(frozen=True)
-class Date(Column):
-    """A day or time: days since 1970, month, day of the week and hour, each a number."""
-
-    name: str
-    format: str | None  # of the source's words; None where its file has times
-    parts: tuple[Number, ...]
-    kind: ClassVar[str] = "date"
-
-    @classmethod
-    def fit(cls, name: str, column: Any, format: str | None) -> Self:
-        parts = _date_parts(cells.times(column, format))
-        varied = {part: values for part, values in parts.items() if np.nanmin(values) < np.nanmax(values)}
-        kept = varied or {"day": parts["day"]}
-        return cls(name, format, tuple(Number.fit(f"{name} {part}", values) for part, values in kept.items()))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(name for part in self.parts for name in part.names)
-
-    @property
-    def has_gaps(self) -> bool:
-        return self.parts[0].gaps
-
-    def read(self, column: Any) -> np.ndarray:
-        parts = _date_parts(cells.times(column, self.format))
-        prefix = len(self.name) + 1
-        return np.concatenate([part.fill_in(parts[part.name[prefix:]]) for part in self.parts], axis=1)
-
-    def unusable(self, column: Any) -> np.ndarray:
-        present = cells.words(column).is_valid().to_numpy(zero_copy_only=False)
-        return np.asarray(np.isnat(cells.times(column, self.format)) & present)
-
-    def missing(self) -> tuple[float, ...]:
-        return tuple(value for part in self.parts for value in part.missing())
-
-    def ramps(self) -> list[list[Ramp]]:
-        return [pieces for part in self.parts for pieces in part.ramps()]
-
-
-def _date_parts(moments: np.ndarray) -> dict[str, np.ndarray]:
-    gone = np.isnat(moments)
-    known = np.where(gone, np.datetime64(0, "s"), moments)
-    days = known.astype("datetime64[D]").astype(np.int64)
-    parts = {
-        "day": days,
-        "month": known.astype("datetime64[M]").astype(np.int64) % 12 + 1,
-        "weekday": (days + 3) % 7,  # 1 January 1970 was a Thursday
-        "hour": (known.astype(np.int64) - 86_400 * days) / 3600,
-    }
-    return {part: np.where(gone, np.nan, values) for part, values in parts.items()}
-
-
-@dataclass(frozen=True)
 class Text(Column):
     """Free text as a hashed bag of words and pairs of neighbouring words: no vocabulary, no download.
 
@@ -295,8 +242,6 @@ def _hashed_counts(texts: Iterable[str | None], buckets: int) -> np.ndarray:
 def fit_column(name: str, column: Any, kind: Kind) -> Column:
     if kind.name == "number":
         return Number.fit(name, cells.numbers(column).values)
-    if kind.name == "date":
-        return Date.fit(name, column, kind.format)
     if kind.name == "text":
         return Text.fit(name, cells.words(column))
     return Category.fit(name, cells.words(column))
@@ -305,17 +250,11 @@ def fit_column(name: str, column: Any, kind: Kind) -> Column:
 def column_from_dict(fields: Mapping[str, Any]) -> Column:
     """What ``Column.to_dict`` wrote."""
     values = {name: value for name, value in fields.items() if name != "kind"}
-    if fields["kind"] == "date":
-        return Date(values["name"], values["format"], tuple(_number(part) for part in values["parts"]))
     if fields["kind"] == "number":
-        return _number(values)
+        return Number(**{**values, "edges": _floats(values["edges"])})
     if fields["kind"] == "category":
         return Category(str(values["name"]), tuple(map(str, values["values"])))
     return Text(str(values["name"]), _floats(values["idf"]))
-
-
-def _number(fields: Mapping[str, Any]) -> Number:
-    return Number(**{**fields, "edges": _floats(fields["edges"])})
 
 
 def _floats(values: Sequence[Any]) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from soseleto.data import cells, storage
 from soseleto.data.cells import LEFT_OUT, Kind, Seen, kind_of, plan_of
-from soseleto.data.columns import Category, Column, Date, Number, Text, column_from_dict, fit_column
+from soseleto.data.columns import Category, Column, Number, Text, column_from_dict, fit_column
 from soseleto.data.reading import Problem, Raw, Reading, some
 from soseleto.data.text import TextPreparation
 from soseleto.errors import DataError, UsageError, counted, did_you_mean
@@ -193,25 +193,16 @@ class TablePreparation:
 def _values(column: Column, stored: Tensor, gone: np.ndarray) -> np.ndarray:
     if isinstance(column, Number):
         return np.where(gone, np.float32(np.nan), stored[:, 0].numpy())
-    if isinstance(column, Category):
-        known = np.array(["(other)", "", *column.values], dtype=object)
-        return np.asarray(known[stored[:, 0].long().clamp(0, len(known) - 1).numpy()])
-    day = f"{column.name} day"
-    if day not in column.names:
-        return np.full(len(stored), "", dtype=object)
-    days, at = np.unique(stored[:, column.names.index(day)].round().long().numpy(), return_inverse=True)
-    return np.where(gone, "", days.astype("datetime64[D]").astype(str).astype(object)[at])
+    assert isinstance(column, Category)
+    known = np.array(["(other)", "", *column.values], dtype=object)
+    return np.asarray(known[stored[:, 0].long().clamp(0, len(known) - 1).numpy()])
 
 
 # Tables read together: the preparation is fitted on the source, and every problem of every column is found at once
 
 Preparation = TablePreparation | TextPreparation
 
-_OTHER_KIND = 0.5  # share among the present values, from which a column of numbers or dates is of another kind
-_FAULTS = {
-    Number: ("not numbers", "cannot be read as numbers"),
-    Date: ("not dates", "cannot be read as dates of the source's format"),
-}
+_OTHER_KIND = 0.5  # share among the present values, from which a column of numbers is of another kind
 
 
 def prepare(
@@ -338,14 +329,14 @@ def _left_out(source: Raw, preparation: TablePreparation, reading: Reading) -> l
 
 
 def unusable_values(table: Any, preparation: TablePreparation, *, where: str) -> list[Problem]:
-    """The values of columns of numbers and dates that are neither: they are read as missing.
+    """The values of columns of numbers that are none: they are read as missing.
 
     It stops where most values of another table's column are such.
     """
     examples = {seen.name: seen.examples for seen in preparation.seen}
     problems = []
     for column in preparation.columns:
-        if not isinstance(column, Number | Date):
+        if not isinstance(column, Number):
             continue
         words = cells.words(table[column.name])
         rows = np.flatnonzero(column.unusable(table[column.name]))
@@ -355,9 +346,8 @@ def unusable_values(table: Any, preparation: TablePreparation, *, where: str) ->
         fix = "write them like those" if stops else "they are read as missing"
         shown = some(list(dict.fromkeys(map(repr, words.take(rows[:1000]).to_pylist()))))
         beside = "" if where == "source" else f"; the source has {', '.join(examples[column.name])}"
-        kind, fault = _FAULTS[type(column)]
-        text = f"column {column.name!r} has {counted(len(rows), 'value')} that {fault} ({shown}{beside}): {fix}."
-        problems.append(Problem(where, kind, text, stops=stops))
+        text = f"column {column.name!r} has {counted(len(rows), 'value')} that cannot be read as numbers ({shown}{beside}): {fix}."
+        problems.append(Problem(where, "not numbers", text, stops=stops))
     return problems
 
 
