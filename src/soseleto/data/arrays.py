@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
 from soseleto.data import structure
-from soseleto.data.labels import labels_from, names_of, text_of
+from soseleto.data.labels import labels_from, names_of
 from soseleto.data.reading import Names, Raw
 from soseleto.data.structure import Inputs
 from soseleto.errors import DataError, UsageError, first_line
@@ -90,7 +90,7 @@ def labels_of(values: Any, *, name: str) -> Tensor | Names:
         labels = values.detach()
     else:
         array = np.asarray(values)
-        if array.dtype.kind in "OUS":
+        if array.dtype.kind in "OU":
             return names_of(array.reshape(-1).tolist())
         if array.dtype.kind not in "buif":
             raise DataError(f"{name} labels are of type {array.dtype}: give class indices, names or numbers.")
@@ -222,7 +222,7 @@ def read_npz(path: Path, *, name: str, labelled: bool = True) -> Raw:
         name,
         labels_from(labels.reshape(-1).tolist() if labels.size == count else labels, name=name),
         inputs=inputs,
-        ids=ids and tuple(text_of(v, where=f"id {at} in {path}") for at, v in enumerate(ids)),
+        ids=ids and tuple(map(str, ids)),
         truth=names_of(arrays["truth"].reshape(-1).tolist()) if "truth" in arrays else None,
     )
 
@@ -237,6 +237,6 @@ def load_arrays(path: Path, *, every: bool = False) -> dict[str, Any]:
             f"{path} cannot be read ({first_line(error)}): save numbers or fixed-length text by np.savez, not objects."
         ) from error
     for name, array in arrays.items():
-        if array.dtype.kind not in "buifUS":
-            raise DataError(f"{name} in {path} is of type {array.dtype}: save numbers or fixed-length text.")
+        if array.dtype.kind not in "buifU":
+            raise DataError(f"{name} in {path} is of type {array.dtype}: save numbers or text of type str.")
     return arrays

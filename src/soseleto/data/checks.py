@@ -33,8 +33,7 @@ def check_examples(sets: dict[str, Examples], *, mode: str, preparation: Prepara
     if _has_classes(source) and _has_classes(target):
         problems += _classes_of_source(source)
         if mode == "noisy":
-            absurd = any(problem.kind == "absurd classes" for problem in problems)
-            problems += _classes_of_one_set(source, target, with_source=not absurd)
+            problems += _classes_of_one_set(source, target)
     for other in ("source", "test"):
         if other in sets:
             problems += _copies(sets, other, mode, preparation)
@@ -79,10 +78,6 @@ def _column(position: int, columns: Sequence[str] | None) -> str:
 
 def _classes_of_source(source: Examples) -> list[Problem]:
     labels, problems = source.labels.cpu(), []
-    used = len(torch.unique(labels))
-    if len(labels) >= 100 and used > len(labels) // 2:
-        text = f"{used:,} classes for {len(labels):,} examples: probably not the label column, so name another."
-        problems.append(Problem("source", "absurd classes", text))
     if source.classes is not None and labels.ndim == 1:
         counts = torch.bincount(labels, minlength=len(source.classes))
         if empty := [source.classes[c] for c in (counts == 0).nonzero().flatten().tolist()]:
@@ -90,7 +85,7 @@ def _classes_of_source(source: Examples) -> list[Problem]:
     return problems
 
 
-def _classes_of_one_set(source: Examples, target: Examples, *, with_source: bool) -> list[Problem]:
+def _classes_of_one_set(source: Examples, target: Examples) -> list[Problem]:
     """Classes that only one of the sets has, which share one head in noisy mode.
 
     One that only the target has cannot be learned from the source. The examples of one that only the source has keep
@@ -101,7 +96,7 @@ def _classes_of_one_set(source: Examples, target: Examples, *, with_source: bool
         names = _classes(_names(target, rows))
         text = f"the source has no example of {names}: add source examples, or use mode='transfer'."
         problems.append(Problem("target", "class not in source", text, _ids(target, rows)))
-    if with_source and len(rows := _others(source, target)):
+    if len(rows := _others(source, target)):
         count, names = counted(len(rows), "example"), _classes(_names(source, rows))
         text = f"the source has {count} of {names}, and the target none to judge them by: add target examples."
         problems.append(Problem("target", "class not in target", text, stops=False))

@@ -126,13 +126,9 @@ def decoded(
     shape: Shape,
     *,
     cache: Path | str | None = None,
-    workers: int | None = None,
     progress: Progress | None = None,
 ) -> Decoded:
-    """All files decoded into one array, from the cache if possible.
-
-    workers: number of threads; by default one for each core
-    """
+    """All files decoded into one array, from the cache if possible."""
     root = storage.cache_root(cache)
     entry = root / _key(files, shape)
     if not entry.is_dir():
@@ -142,7 +138,7 @@ def decoded(
         aside = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
         try:
             array = np.memmap(aside / "pixels", dtype=np.uint8, mode="w+", shape=(len(files), *shape))
-            failed = _fill(array, files, range(len(files)), shape, workers, progress)
+            failed = _fill(array, files, range(len(files)), shape, progress)
             array.flush()
             (aside / "bad.json").write_text(json.dumps([row for row, _ in failed]))
             if not entry.is_dir():  # else another process was faster
@@ -154,7 +150,7 @@ def decoded(
         rows = json.loads((entry / "bad.json").read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"the image cache entry {entry} is damaged: delete that folder and run again.") from error
-    return Decoded(torch.from_numpy(array), _fill(array, files, rows, shape, workers))
+    return Decoded(torch.from_numpy(array), _fill(array, files, rows, shape))
 
 
 def _key(files: Sequence[str], shape: Shape) -> str:
@@ -175,8 +171,8 @@ def _fill(
     images: Sequence[Any],
     rows: Iterable[int],
     shape: Shape,
-    workers: int | None,
     progress: Progress | None = None,
+    threads: int | None = None,
 ) -> Bad:
     """Decode these rows into the array; returns those that cannot be, and why."""
 
@@ -190,7 +186,7 @@ def _fill(
 
     bad: Bad = []
     rows = list(rows)
-    with warnings.catch_warnings(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         warnings.simplefilter("ignore")  # Pillow's warnings about odd files: unreadable ones are reported as bad
         for done, (row, why) in enumerate(zip(rows, pool.map(fill_row, rows), strict=True), start=1):
             if why is not None:
@@ -254,12 +250,12 @@ def pixels_of(
 ) -> tuple[Tensor, list[Problem]]:
     """All images of a data set as (N, C, H, W) uint8, and the unreadable ones as problems (their rows are zero)."""
     if raw.files is not None:
-        inputs, bad = decoded(raw.files, shape, cache=reading.cache, workers=reading.workers, progress=progress)
+        inputs, bad = decoded(raw.files, shape, cache=reading.cache, progress=progress)
         bad = [(row, why) for row, why in bad if raw.files[row]]
     else:
         assert raw.images is not None
         inputs = storage.empty(len(raw.images), *shape, what="the decoded images", dtype=torch.uint8).zero_()
-        bad = _fill(inputs.numpy(), raw.images, range(len(raw.images)), shape, 1)
+        bad = _fill(inputs.numpy(), raw.images, range(len(raw.images)), shape, threads=1)
     rows_by_reason: dict[str, list[int]] = {}  # so that a thousand missing files are one line
     for row, why in bad:
         rows_by_reason.setdefault(why, []).append(row)

@@ -38,28 +38,18 @@ def labels_from(values: Any, *, name: str) -> Names | Tensor:
 
 def names_of(values: Iterable[Any]) -> Names:
     """Labels of any type as names; None, NaN and blank text mean no label."""
-    return Names(tuple(_name(value, row) for row, value in enumerate(values)))
+    return Names(tuple(map(_name, values)))
 
 
-def _name(value: Any, row: int) -> str | None:
+def _name(value: Any) -> str | None:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and abs(value) < 2**53 and value == int(value):
         return str(int(value))
-    name = text_of(value, where=f"the label of row {row}")
+    name = str(value)
     return name if name.strip() else None
-
-
-def text_of(value: Any, *, where: str) -> str:
-    """A value as text; bytes that are not UTF-8 raise."""
-    if not isinstance(value, bytes):
-        return str(value)
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where} is {value[:40]!r}, which is not UTF-8: save it as text.") from error
 
 
 def labels_of_words(words: Sequence[str]) -> list[Any]:

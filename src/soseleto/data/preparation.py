@@ -346,7 +346,8 @@ def unusable_values(table: Any, preparation: TablePreparation, *, where: str) ->
         fix = "write them like those" if stops else "they are read as missing"
         shown = some(list(dict.fromkeys(map(repr, words.take(rows[:1000]).to_pylist()))))
         beside = "" if where == "source" else f"; the source has {', '.join(examples[column.name])}"
-        text = f"column {column.name!r} has {counted(len(rows), 'value')} that cannot be read as numbers ({shown}{beside}): {fix}."
+        count = counted(len(rows), "value")
+        text = f"column {column.name!r} has {count} that cannot be read as numbers ({shown}{beside}): {fix}."
         problems.append(Problem(where, "not numbers", text, stops=stops))
     return problems
 

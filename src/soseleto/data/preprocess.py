@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soseleto.errors import DataError, UsageError
+from soseleto.errors import DataError
 
 _ROWS = 1024  # examples at a time, to bound the memory for the statistics of a large set
 
@@ -26,12 +25,6 @@ class Preprocess:
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.mean) != len(self.std):
-            raise UsageError(f"Preprocess has {len(self.mean)} means but {len(self.std)} deviations: give as many.")
-        if not all(math.isfinite(value) for value in self.mean + self.std) or min(self.std, default=1) <= 0:
-            raise UsageError("Preprocess needs finite means and deviations above 0.")
 
     @classmethod
     def of(cls, inputs: Tensor) -> Preprocess:

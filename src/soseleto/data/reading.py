@@ -40,7 +40,6 @@ class Reading:
     encoding: of text files (.csv, .tsv, .jsonl), such as "latin-1"; default: UTF-8
     root: folder that relative paths in a table start from; default: the table's own folder
     cache: folder for decoded images; default: SOSELETO_CACHE, else ~/.cache/soseleto/images
-    workers: number of decoding processes, 0 for none; default: one per core if there are many images
     """
 
     image_size: int | tuple[int, int] | None = None
@@ -58,7 +57,6 @@ class Reading:
     encoding: str | None = None
     root: str | Path | None = None
     cache: str | Path | None = None
-    workers: int | None = None
 
     def __post_init__(self) -> None:
         sides = self.sides
@@ -68,8 +66,6 @@ class Reading:
             )
         if self.channels not in (None, 1, 3):
             raise UsageError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}.")
-        if self.workers is not None and self.workers < 0:
-            raise UsageError(f"workers must be 0 or more, got {self.workers}.")
         named = [name for option in _KINDS for name in _columns(self, option)]
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise UsageError(f"column {twice[0]!r} is given two kinds: name it once among {', '.join(_KINDS)}.")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from soseleto.data import cells
-from soseleto.data.labels import labels_from, labels_of_words, names_of, text_of
+from soseleto.data.labels import labels_from, labels_of_words, names_of
 from soseleto.data.reading import Problem, Raw, Reading, some
 from soseleto.errors import DataError, UsageError, counted, did_you_mean, first_line, need
 
@@ -28,7 +28,6 @@ SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 LABELS = ("label", "class", "target", "y", "category")
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
 IDS = ("id", "uid", "uuid", "key")
-_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas"}
 _BLOCK = 1 << 26  # bytes of a CSV file that pyarrow parses at a time; a row must fit
 
 
@@ -77,13 +76,6 @@ def _load_csv(text: str, path: Path, reading: Reading) -> Any:
     pyarrow, pyarrow_csv = cells.pyarrow(), need("pyarrow.csv", to="reading CSV")
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     header = next(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)), [])
-    other = next((mark for mark in _SEPARATORS if len(header) == 1 and mark in header[0]), None)
-    if other is not None:
-        raise DataError(
-            f"the columns of {path} are separated by {_SEPARATORS[other]} instead of {_SEPARATORS[delimiter]}: save it "
-            f"again, such as by pandas.read_csv({path.name!r}, sep={other!r}).to_csv('new.csv', index=False), with "
-            "decimal=',' where numbers have decimal commas."
-        )
     if '"' in text:
         _check_quotes(text, delimiter, path)
     table = pyarrow_csv.read_csv(
@@ -318,7 +310,7 @@ def _ids(values: Sequence[Any], where: str) -> tuple[str, ...]:
     for row, value in enumerate(values):
         if value is None or value == "":
             raise DataError(f"row {row} has no id in {where}: give every row one.")
-    return tuple(text_of(value, where=f"row {row}, {where}") for row, value in enumerate(values))
+    return tuple(map(str, values))
 
 
 def _with_features(raw: Raw, table: Any, what: str) -> Raw:

@@ -23,7 +23,7 @@ import numpy as np
 
 from soseleto.data import tables
 from soseleto.data.arrays import load_arrays
-from soseleto.data.labels import names_of, text_of
+from soseleto.data.labels import names_of
 from soseleto.data.reading import Reading
 from soseleto.data.storage import is_large
 from soseleto.data.tables import columns_of
@@ -253,7 +253,7 @@ def _corrected_npz(file: Path, drop: Collection[str], relabel: Mapping[str, str]
     arrays = load_arrays(file, every=True)
     ids = [str(row) for row in range(len(arrays["y"]))]
     if "id" in arrays:
-        ids = [text_of(value, where=f"an id in {file}") for value in arrays["id"].tolist()]
+        ids = list(map(str, arrays["id"].tolist()))
     if relabel:
         names = names_of(arrays["y"].reshape(-1).tolist()).names
         new = [relabel.get(key, old or "") for key, old in zip(ids, names, strict=True)]
