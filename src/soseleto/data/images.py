@@ -68,10 +68,7 @@ def open_image(path: str) -> Image.Image:
 
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would block
         raise Unreadable("is not a file")
-    content = Path(path).read_bytes()
-    if not content:
-        raise Unreadable("is empty")
-    image = Image.open(io.BytesIO(content), formats=FORMATS)
+    image = Image.open(io.BytesIO(Path(path).read_bytes()), formats=FORMATS)
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise Unreadable(f"has {width} x {height} pixels, more than the limit of {MAX_PIXELS}")

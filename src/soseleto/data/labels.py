@@ -48,6 +48,8 @@ def _name(value: Any) -> str | None:
         return "true" if value else "false"
     if isinstance(value, float) and abs(value) < 2**53 and value == int(value):
         return str(int(value))
+    if isinstance(value, bytes):
+        raise DataError(f"a label is {value[:40]!r}, which is bytes: save labels as text.")
     name = str(value)
     return name if name.strip() else None
 

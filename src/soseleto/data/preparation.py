@@ -307,7 +307,6 @@ def _prepared(raw: Raw, preparation: Preparation, reading: Reading) -> Raw:
         raw,
         inputs=preparation.read(raw.table),
         table=None,
-        columns=preparation.names,
         texts=isinstance(preparation, TextPreparation),
         problems=tuple(problems),
     )

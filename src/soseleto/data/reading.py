@@ -171,7 +171,6 @@ class Raw:
     classes: tuple[str, ...] | None = None  # if the order of the classes is fixed
     truth: Names | Tensor | None = None
     paths: tuple[str, ...] | None = None
-    columns: tuple[str, ...] | None = None  # names of the inputs that a table was prepared to
     texts: bool = False  # the inputs are tokens
     problems: tuple[Problem, ...] = ()
 

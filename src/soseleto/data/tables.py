@@ -11,7 +11,6 @@ import csv
 import io
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,20 +54,15 @@ def load(path: Path, reading: Reading | None = None) -> Any:
 
 
 def _decoded(path: Path, encoding: str | None) -> str:
-    """The whole file; bytes that are not text raise an error with their line and the likely encoding."""
+    """The whole file; bytes that are not text raise an error with their line."""
     content = path.read_bytes()
     try:
         return content.decode(encoding or "utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        likely = "latin-1"
-        if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-            likely = "utf-16"
-        elif re.search(rb"[\x80-\x9f]", content):  # quotes, dashes and the euro of Windows; no characters of latin-1
-            likely = "cp1252"
         raise DataError(
             f"byte 0x{content[error.start]:02x} in line {line} of {path} is not {encoding or 'UTF-8'}: read it "
-            f"with encoding={likely!r}, if that is its encoding."
+            "with encoding='latin-1', or whichever it has."
         ) from error
 
 
