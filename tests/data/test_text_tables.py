@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -41,14 +40,6 @@ def test_quoted_line_breaks_are_read(tmp_path):
     made = read(tmp_path / "t.csv", content)
     assert made.ids == ("p\n1,2,x", 'q "said"\r\n\r\nmore\n', "r")
     assert names(made) == ["x", "y", '5" nail']
-
-
-def test_a_label_of_a_whole_paragraph_stops_with_its_row(tmp_path):
-    pa.parquet.write_table(pa.table({"a": [1, 2], "label": ["x", "y" * 201]}), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match="the label of row 1 has 201 characters"):
-        as_examples(tmp_path / "t.parquet", name="source")
-    with pytest.raises(DataError, match="the label of row 0 has a line break"):
-        as_examples((np.zeros((2, 3)), ["a\nb", "c"]), name="source")
 
 
 @pytest.mark.parametrize(

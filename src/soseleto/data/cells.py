@@ -161,9 +161,9 @@ def _numbers_rows(name: str, numbers: np.ndarray) -> bool:
     """Different whole numbers that count up, or are named like an id."""
     if len(numbers) < _ENOUGH or not np.isfinite(numbers).all() or (numbers != np.floor(numbers)).any():
         return False
-    if _distinct(numbers) < len(numbers):
-        return False
-    return bool(_ID_NAME.search(name) or _ID_ENDING.search(name) or (np.diff(numbers) == 1).all())
+    return _distinct(numbers) == len(numbers) and bool(
+        _ID_NAME.search(name) or _ID_ENDING.search(name) or (np.diff(numbers) == 1).all()
+    )
 
 
 def _is_copy(text: Any, labels: np.ndarray, distinct: int) -> bool:

@@ -77,12 +77,11 @@ def _column(position: int, columns: Sequence[str] | None) -> str:
 
 
 def _classes_of_source(source: Examples) -> list[Problem]:
-    labels, problems = source.labels.cpu(), []
-    if source.classes is not None and labels.ndim == 1:
-        counts = torch.bincount(labels, minlength=len(source.classes))
-        if empty := [source.classes[c] for c in (counts == 0).nonzero().flatten().tolist()]:
-            problems.append(Problem("source", "empty class", f"no examples of {_classes(empty)}.", stops=False))
-    return problems
+    if source.classes is None or source.labels.ndim > 1:
+        return []
+    counts = torch.bincount(source.labels.cpu(), minlength=len(source.classes))
+    empty = [source.classes[c] for c in (counts == 0).nonzero().flatten().tolist()]
+    return [Problem("source", "empty class", f"no examples of {_classes(empty)}.", stops=False)] if empty else []
 
 
 def _classes_of_one_set(source: Examples, target: Examples) -> list[Problem]:
