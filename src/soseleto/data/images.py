@@ -292,7 +292,7 @@ def read_folder(folder: Path, *, name: str, labelled: bool = True) -> Raw:
         text = f"{which} no images: put images there, or remove the empty subfolders."
         problems.append(Problem(name, "empty class", text))
     files = tuple(f"{folder}{os.sep}{path}" for path in ids)
-    if odd := next((path for path in files if not path.isascii() and not _is_text(path)), None):
+    if odd := next((path for path in files if not _is_text(path)), None):
         raise DataError(f"the file name {odd!a} is not UTF-8: rename the file.")
     return Raw(
         name,
@@ -310,7 +310,7 @@ def _is_image(name: str) -> bool:
 
 def _is_text(path: str) -> bool:
     """Whether the bytes of the name are UTF-8: others Python has as lone surrogates, which no file can store."""
-    return not any("\udc80" <= character <= "\udcff" for character in path)
+    return path.isascii() or not any("\udc80" <= character <= "\udcff" for character in path)
 
 
 def _images(folder: Path, c: str) -> Iterator[str]:

@@ -40,14 +40,16 @@ def load(path: Path, reading: Reading | None = None) -> Any:
     try:
         if suffix == ".parquet":
             with need("pyarrow.parquet", to="reading Parquet").ParquetFile(str(path)) as file:
-                return file.read()
-        text = _decoded(path, reading.encoding)
-        table = _load_csv(text, path, reading) if suffix in (".csv", ".tsv") else _load_json(text, path)
+                table = file.read()
+        elif suffix in (".csv", ".tsv"):
+            table = _load_csv(_decoded(path, reading.encoding), path, reading)
+        else:
+            table = _load_json(_decoded(path, reading.encoding), path)
         table.validate(full=True)
         return table
-    except (DataError, FileNotFoundError) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except FileNotFoundError as error:
         raise DataError(f"{path} is missing: check the path.") from error
     except Exception as error:  # Arrow's errors, and OSErrors and ValueErrors from within it
         raise DataError(f"{path} cannot be read ({first_line(error)}): correct it, or save it as Parquet.") from error
