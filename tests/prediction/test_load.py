@@ -223,9 +223,3 @@ def test_bad_inputs_are_one_sentence(tmp_path: Path, name: str, content: bytes |
         (tmp_path / name).write_bytes(content)
     with pytest.raises((DataError, UsageError), match=sentence):
         read_inputs([tmp_path / name], shape=(1, 28, 28))
-
-
-def test_paths_of_a_table_cannot_lead_outside(tmp_path: Path) -> None:
-    (tmp_path / "list.csv").write_text("path\n../secret.png\n")
-    with pytest.raises(DataError, match="with a path outside"):
-        read_inputs([tmp_path / "list.csv"], shape=(1, 28, 28))

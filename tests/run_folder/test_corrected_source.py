@@ -114,7 +114,7 @@ def test_images_are_found_from_another_folder_than_fits(
     assert len(as_examples("clean.csv", name="source")) == N - len(DROPPED)
     shutil.move(tmp_path / "images" / LABELS[0], tmp_path / "moved")
     with pytest.raises(UsageError, match=rf"^the image {tmp_path}/images/{LABELS[0]}/0.png no longer exists: restore"):
-        export_source(run.path, "clean.csv", suspects="drop")
+        export_source(run.path, "again.csv", suspects="drop")
 
 
 @pytest.mark.parametrize("kind", MAKERS)
