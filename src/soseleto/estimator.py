@@ -157,7 +157,7 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             return _Inputs(TablePreparation.fit(frame_table(X), labels), sparse=False)
         return _Inputs(None, sparse=bool(issparse(X)))
 
-    def suspects(self, precision: float | None = None, *, guarantee: bool | None = None) -> Suspects:
+    def suspects(self, precision: float | None = None) -> Suspects:
         """The rows of X that are probably mislabelled, as ``soseleto.Result.suspects``; needs ``probes``.
 
         The suggested labels are places in ``classes_``.
@@ -165,11 +165,8 @@ class SoseletoClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         check_is_fitted(self)
         if self._evidence is None:
             raise UsageError("this estimator was fitted without probes: write SoseletoClassifier(probes='auto').")
-        options = as_probes(self.probes)
-        return Calibrated.learn(self._evidence, self._seed).for_precision(
-            options.precision if precision is None else precision,
-            guarantee=options.guarantee if guarantee is None else guarantee,
-        )
+        precision = as_probes(self.probes).precision if precision is None else precision
+        return Calibrated.learn(self._evidence, self._seed).for_precision(precision)
 
     def _checked_probes(self, target: Any) -> Any:
         if target is None and self.probes is not None:

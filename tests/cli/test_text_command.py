@@ -215,15 +215,3 @@ def test_label_studio_gets_tasks_with_predictions(desk: Path) -> None:
         assert (result["from_name"], result["to_name"], result["type"]) == ("label", "text", "choices")
         assert result["value"] == {"choices": [row["suggested_label"]]}
     assert len({task["predictions"][0]["result"][0]["id"] for task in tasks}) == 3
-
-
-def test_argilla_gets_records_with_suggestions(desk: Path) -> None:
-    """As argilla's ``Record.from_dict`` reads them: suggestions by question, each with value, score and agent."""
-    rows = json.loads(command("rank", desk / "run", "--worst", "3", "--format", "json"))
-    records = json.loads(command("rank", desk / "run", "--worst", "3", "--format", "argilla"))
-    for record, row in zip(records, rows, strict=True):
-        assert set(record) == {"id", "fields", "metadata", "suggestions", "responses", "vectors"}
-        assert record["fields"] == {"text": row["x0"]}
-        assert record["metadata"]["given_label"] == row["label"]
-        assert set(record["suggestions"]["label"]) == {"value", "score", "agent"}
-        assert record["suggestions"]["label"]["value"] == row["suggested_label"]

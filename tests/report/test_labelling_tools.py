@@ -1,4 +1,4 @@
-"""Files for labelling tools, of runs on images and on numbers."""
+"""Tasks for Label Studio, of runs on images."""
 
 import json
 from pathlib import Path
@@ -36,14 +36,6 @@ def touched(*files: str) -> list[str]:
     return list(files)
 
 
-def test_fiftyone_gets_labels_by_absolute_path(tmp_path: Path) -> None:
-    """The format of FiftyOneImageClassificationDataset: paths to labels with attributes, no ids of classes."""
-    run = make_run(tmp_path / "run", path=touched(*(f"{tmp_path}/images/cat/{name}.png" for name in "abc")))
-    found = json.loads(export_ranking(run.path, format="fiftyone", worst=1))
-    path = f"{tmp_path}/images/cat/c.png"
-    assert found == {"labels": {path: {"label": "cat", "attributes": {"example": "c", "suggested_label": "dog"}}}}
-
-
 def test_label_studio_gets_images_below_its_document_root(tmp_path: Path) -> None:
     paths = touched(*(f"{tmp_path}/my images/{name}.png" for name in ("cat/a", "dog/b", "cat/c")))
     found = json.loads(export_ranking(make_run(tmp_path / "run", path=paths).path, format="label-studio"))
@@ -65,7 +57,8 @@ def test_image_paths_are_absolute_from_any_folder(
     run.write_json(SOURCE, {"path": str(tmp_path / source)})
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert list(json.loads(export_ranking(run.path, format="fiftyone"))["labels"]) == files
+    found = json.loads(export_ranking(run.path, format="label-studio"))
+    assert [task["data"]["image"] for task in found] == [f"/data/local-files/?d=cat/{name}.png" for name in "abc"]
     Path(files[1]).unlink()
     with pytest.raises(UsageError, match=rf"^the image {files[1]} no longer exists: restore"):
-        export_ranking(run.path, format="argilla")
+        export_ranking(run.path, format="label-studio")

@@ -1,10 +1,11 @@
-"""What rank and report show of suspects: basis, the best list, audited figures, and transfer mode."""
+"""What rank and report show of suspects: basis, audited figures, and transfer mode."""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -53,17 +54,9 @@ def run(tmp_path: Path) -> RunFolder:
             "precision": figure(0.95, 0.8, 1.0),
             "recall": figure(None, 0.1, 1.0),
             "wrong_share": figure(0.2, 0.1, 0.3),
-            "best": None,
         },
     )
     return made
-
-
-def without_suspects(run: RunFolder) -> RunFolder:
-    run.write_ranking(run.ranking() | {"is_label_issue": np.zeros(100, bool)})
-    best = {"count": 12, "precision": figure(0.62, 0.5, 0.74), "recall": figure(0.6, 0.4, 0.8)}
-    run.write_json(SUSPECTS, {**(run.suspects() or {}), "count": 0, "precision": figure(None, 0.0, 1.0), "best": best})
-    return run
 
 
 def test_the_worst_have_the_highest_probability(run: RunFolder, tmp_path: Path) -> None:
@@ -74,21 +67,14 @@ def test_the_worst_have_the_highest_probability(run: RunFolder, tmp_path: Path) 
     assert [row["id"] for row in rows(export_ranking(plain.path, worst=7))] == plain.ranking()["id"][::-1][:7].tolist()
 
 
-def test_without_suspects_the_best_list_is_shown(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    without_suspects(run)
-    with pytest.raises(SystemExit):
-        main(["rank", str(run.path), "--suspects"])
-    out, err = capsys.readouterr()
-    best = list(csv.DictReader(io.StringIO(out)))
-    assert len(best) == 12
-    assert all(row["suggested_label"] for row in best)
-    assert err == (
-        "no suspects: no label is wrong with more than 99 % probability; the 12 most suspicious are listed, precision "
-        f"62 % (50 to 74; {BASIS})\n"
-    )
+def test_without_suspects_none_are_listed(run: RunFolder) -> None:
+    run.write_ranking(run.ranking() | {"is_label_issue": np.zeros(100, bool)})
+    run.write_json(SUSPECTS, {**(run.suspects() or {}), "count": 0, "precision": figure(None, 0.0, 1.0)})
+    assert rows(export_ranking(run.path, suspects=True)) == []
+    assert json.loads(export_ranking(run.path, suspects=True, format="json")) == []
+    assert describe_list(run.path) == "no suspects: no label is wrong with more than 99 % probability"
     text = text_of(render(run.path))
-    assert f"; the 12 most suspicious are listed, precision 62 % (50 to 74; {BASIS})." in text
-    assert text.count("No list reaches the requested precision. These are the examples most likely") == 1
+    assert "There are no suspects." in text
     assert "95 % (0 to 100" not in text
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from soseleto.report.export import with_usual_names
 from soseleto.run_folder.ranking import by_class, most_suspicious_first, suspect_rows
 
 
@@ -33,10 +32,3 @@ def test_rows_of_each_class() -> None:
     assert (first.label, first.count, first.suspects) == ("a", 3, 1)
     assert (first.best.tolist(), first.worst.tolist(), first.least_suspicious.tolist()) == ([0, 2], [4, 2], [0, 2])
     assert (second.best.tolist(), second.worst.tolist()) == ([1], [3])
-
-
-def test_other_tools_get_their_own_names_and_directions() -> None:
-    found = with_usual_names(WITH_PROBES)
-    assert found["mistakenness"].tolist() == [0.1, 0.7, 0.2, 0.9, 0.8]
-    assert np.allclose(found["label_quality"], [0.9, 0.3, 0.8, 0.1, 0.2])
-    assert found["given_label"].tolist() == ["a", "b", "a", "b", "a"]

@@ -1,4 +1,4 @@
-"""The basis of estimates, precision by the lower end of the interval, and the best list where none is good enough."""
+"""The basis of estimates, and intervals that say nothing."""
 
 from __future__ import annotations
 
@@ -41,30 +41,6 @@ def test_the_basis_is_named_wherever_a_number_is() -> None:
         kept = found.to_dict()
         assert kept["basis"] == kept["probability_basis"] == basis
         assert {kept[name]["basis"] for name in ("precision", "recall", "wrong_share")} == {basis}
-        assert kept["best"] is None
-
-
-def test_a_guarantee_is_about_the_lower_end() -> None:
-    made = calibrated(apart=4)
-    plain, sure = made.for_precision(0.9), made.for_precision(0.9, guarantee=True)
-    assert plain.precision.low < 0.9 <= sure.precision.low
-    assert 0 < len(sure) < len(plain)
-    looser = sure.at(round(sure.threshold - 0.01, 2))
-    assert looser.precision.low < 0.9  # as many suspects as possible
-    assert len(calibrated(apart=1).for_precision(0.9, guarantee=True)) == 0
-
-
-def test_without_suspects_there_is_a_best_list() -> None:
-    found = calibrated(apart=1.5).for_precision(0.99)
-    assert len(found) == 0
-    best = found.best
-    assert len(best) == round(float(found.probability.double().sum()))
-    assert 0.4 < best.precision.value < 0.9
-    assert best.precision.value == pytest.approx(float(best.probability[best.is_suspect].mean()), abs=1e-4)
-    kept = found.to_dict()["best"]
-    assert kept["count"] == len(best)
-    assert kept["precision"]["basis"] == "assumes random mistakes"
-    assert f"the best list has {len(best):,} examples with precision {best.precision}" in str(found)
 
 
 def test_an_interval_that_says_nothing_is_unknown() -> None:

@@ -208,9 +208,7 @@ def report(
 @app.command(short_help="The ranking of the source, and its suspects.")
 def rank(
     run: RunArgument,
-    format: Annotated[
-        str, typer.Option(metavar="csv|parquet|json|label-studio|argilla|fiftyone", help="Format of the output.")
-    ] = "csv",
+    format: Annotated[str, typer.Option(metavar="csv|parquet|json|label-studio", help="Format of the output.")] = "csv",
     best: Annotated[int | None, typer.Option(metavar="N", help="Only the N best.")] = None,
     worst: Annotated[int | None, typer.Option(metavar="N", help="Only the N worst, worst first.")] = None,
     suspects: Annotated[bool, typer.Option("--suspects", help="Only the suspects, most suspicious first.")] = False,
@@ -221,12 +219,10 @@ def rank(
 
     --worst orders by the probability of a wrong label where there is one.
     --suspects also prints their precision, and what it rests on, to standard
-    error; without suspects it lists the best there is.
+    error.
 
-    Some columns have the names of cleanlab (given_label, predicted_label,
-    is_label_issue, label_quality) and of FiftyOne (filepath, mistakenness).
-    --format label-studio, argilla or fiftyone writes a file that the tool
-    imports, with the label and the suggested one.
+    --format label-studio writes a file that Label Studio imports, with the
+    label and the suggested one.
     """
     from soseleto.report.export import describe_list, export_ranking
 

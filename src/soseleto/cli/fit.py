@@ -323,5 +323,7 @@ def _suspects(folder: RunFolder) -> str:
             f"{counted(count, 'suspect')}: source examples of weight below {LOW_WEIGHT:g}, with an unknown precision "
             f"({command}; soseleto audit {folder.path} measures it)"
         )
-    measured = "" if not suspects["count"] else f"; soseleto audit {folder.path} measures them"
-    return f"{about_suspects(folder.ranking(), suspects)} ({command}{measured})"
+    about = about_suspects(folder.ranking(), suspects)
+    if not suspects["count"]:
+        return f"{about} (soseleto rank {folder.path} --worst 20)"
+    return f"{about} ({command}; soseleto audit {folder.path} measures them)"

@@ -20,7 +20,7 @@ from soseleto.report.charts import Figure
 from soseleto.report.sentences import PAPER_THRESHOLD, RunFiles
 from soseleto.run_folder.files import aside, readable, replacing
 from soseleto.run_folder.folder import REPORT
-from soseleto.run_folder.ranking import best_count, by_class, most_suspicious_first, suspect_rows
+from soseleto.run_folder.ranking import by_class, most_suspicious_first, suspect_rows
 from soseleto.run_folder.source import media_type
 
 PAGE = Path(__file__).parent / "page"
@@ -121,11 +121,10 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     assert run.ranking is not None
     galleries, more_classes = _galleries(run)
     suspects = suspect_rows(run.ranking)
-    strongest = suspects if len(suspects) else most_suspicious_first(run.ranking)[: best_count(run.suspects)]
     return {
         "histograms": _histograms(run),
         "truth": _truth(run),
-        "strongest": _examples(run, strongest[:STRONGEST]),
+        "strongest": _examples(run, suspects[:STRONGEST]),
         "suspects_count": len(suspects),
         "worst_name": "Lowest-ranked" if run.is_transfer else "Most suspicious",
         "probabilities": _probabilities(run),

@@ -16,7 +16,6 @@ from soseleto.run_folder.folder import RANKING, RunFolder
 from soseleto.run_folder.ranking import (
     about_suspects,
     about_unknown,
-    best_count,
     feature_columns,
     in_words,
     suggested_labels,
@@ -107,7 +106,7 @@ class RunFiles:
     @cached_property
     def suggested(self) -> np.ndarray | None:
         """The suggested label of each suspect, see ``suggested_labels``."""
-        return None if self.ranking is None else suggested_labels(self.ranking, best_count(self.suspects))
+        return None if self.ranking is None else suggested_labels(self.ranking)
 
     @property
     def is_strong(self) -> bool:

@@ -70,17 +70,12 @@ def most_suspicious_first(ranking: Ranking) -> np.ndarray:
     return np.lexsort((-rows, -probable, ~is_suspect(ranking)))
 
 
-def suggested_labels(ranking: Ranking, best: int = 0) -> np.ndarray | None:
-    """(N,) a different label for each suspect, None for the others; None where the run has no predictions.
-
-    best: the length of the best list, in a run without suspects
-    """
+def suggested_labels(ranking: Ranking) -> np.ndarray | None:
+    """(N,) a different label for each suspect, None for the others; None where the run has no predictions."""
     column = ranking.get("suggested_label", ranking.get("predicted_label"))
     if column is None:
         return None
-    listed = is_suspect(ranking).copy()
-    listed[most_suspicious_first(ranking)[:best]] = True
-    other = listed & (column.astype(str) != ranking["label"].astype(str))
+    other = is_suspect(ranking) & (column.astype(str) != ranking["label"].astype(str))
     labels = column.astype(str).astype(object)
     labels[~other] = None
     return np.asarray(labels)
@@ -156,11 +151,6 @@ def with_audit(suspects: Mapping[str, Any], audit: Mapping[str, Any]) -> dict[st
     return {**merged, "basis": basis, ESTIMATED: estimated}
 
 
-def best_count(suspects: Mapping[str, Any] | None) -> int:
-    """The length of the best list of a run without suspects; 0 where the run has suspects, or no probabilities."""
-    return int(((suspects or {}).get("best") or {}).get("count", 0))
-
-
 def is_known(figure: Mapping[str, Any] | None) -> bool:
     """Whether a figure has a value; an interval that says nothing has none."""
     return figure is not None and figure.get("value") is not None
@@ -177,7 +167,7 @@ def in_words(figure: Mapping[str, Any] | None) -> str:
 
 
 def about_suspects(ranking: Ranking, suspects: Mapping[str, Any] | None) -> str:
-    """How many suspects there are, with which precision and recall, and on what basis; or the best list there is."""
+    """How many suspects there are, with which precision and recall, and on what basis."""
     suspects = suspects or {}
     count, probability = int(is_suspect(ranking).sum()), ranking.get("mislabelled_probability")
     if count:
@@ -185,10 +175,7 @@ def about_suspects(ranking: Ranking, suspects: Mapping[str, Any] | None) -> str:
         return f"{counted(count, 'suspect')}: precision {precision}, recall {recall}"
     if probability is None:
         return "no suspects"
-    text = f"no suspects: no label is wrong with more than {100 * float(np.nanmax(probability)):.0f} % probability"
-    if best := suspects.get("best"):
-        text += f"; the {best['count']:,} most suspicious are listed, precision {in_words(best.get('precision'))}"
-    return text
+    return f"no suspects: no label is wrong with more than {100 * float(np.nanmax(probability)):.0f} % probability"
 
 
 # As an object for users

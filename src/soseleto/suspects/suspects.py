@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from soseleto.data import seed_for
-from soseleto.errors import UsageError, counted
+from soseleto.errors import UsageError
 from soseleto.suspects import calibration
 from soseleto.suspects.calibration import EARLIER_LABELS, ESTIMATED_MISTAKES, RANDOM_MISTAKES, Estimate, Rectifier
 from soseleto.suspects.probes import PlantedProbes
@@ -26,7 +26,6 @@ from soseleto.suspects.signals import Evidence
 
 RESAMPLES = 100
 MOST_RESAMPLED = 20_000  # source examples on which shares and intervals are computed
-THRESHOLDS = tuple(round(0.01 * step, 2) for step in range(1, 100))  # that are tried for a guarantee
 Array = np.ndarray
 
 
@@ -59,13 +58,6 @@ class Suspects:
         """What the estimates rest on, one of the constants in calibration.py."""
         return self.calibrated.basis
 
-    @property
-    def best(self) -> Suspects:
-        """The best list without a wanted precision: the most probable, as many as wrong labels are expected."""
-        ordered = np.sort(self.calibrated.probability)[::-1]
-        count = min(max(round(float(ordered.sum())), 1), len(ordered))
-        return self.at(float(ordered[count - 1]))
-
     def __len__(self) -> int:
         """The number of suspects."""
         return int(self.is_suspect.sum())
@@ -82,11 +74,9 @@ class Suspects:
 
     def __str__(self) -> str:
         if len(self) == 0:
-            best = self.best
             return (
                 f"no suspects of {len(self.probability):,} (the highest probability is {self.highest:.2f}), "
-                f"wrong labels in all {self.wrong_share}; the best list has {counted(len(best), 'example')} with "
-                f"precision {best.precision} ({self.basis})"
+                f"wrong labels in all {self.wrong_share} ({self.basis})"
             )
         return (
             f"{len(self):,} suspects of {len(self.probability):,} (probability {self.threshold:.2f} or more): "
@@ -97,7 +87,7 @@ class Suspects:
         return f"<Suspects: {self}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary that a run folder stores; without suspects, ``best`` has the best list there is."""
+        """The summary that a run folder stores."""
         return {
             "basis": self.basis,
             "probability_basis": self.basis,
@@ -106,12 +96,10 @@ class Suspects:
             "n_source": len(self.probability),
             "unknown": self.unknown,
             "n_probes": len(self.calibrated.evidence.probes),
-            **self._figures("precision", "recall", "wrong_share"),
-            "best": None if len(self) else {"count": len(self.best), **self.best._figures("precision", "recall")},
+            "precision": self.precision.to_dict(self.basis),
+            "recall": self.recall.to_dict(self.basis),
+            "wrong_share": self.wrong_share.to_dict(self.basis),
         }
-
-    def _figures(self, *names: str) -> dict[str, Any]:
-        return {name: getattr(self, name).to_dict(self.basis) for name in names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,31 +198,16 @@ class Calibrated:
             calibrated=self,
         )
 
-    def for_precision(self, precision: float, *, guarantee: bool = False) -> Suspects:
-        """As many suspects as possible: the lowest threshold at which the estimated precision is the requested one.
-
-        guarantee: the lower end of the estimate's interval must reach it
-        """
+    def for_precision(self, precision: float) -> Suspects:
+        """As many suspects as possible: the lowest threshold at which the estimated precision is the requested one."""
         if not 0.0 < precision < 1.0:
             raise UsageError(f"precision must lie between 0 and 1, got {precision}: for 95 % say 0.95.")
-        if guarantee:
-            return self._guaranteed(precision)
         ordered = np.sort(self.probability)[::-1]
         # The mean of the highest probabilities falls with their number, so the entries that reach it come first.
         reached = np.cumsum(ordered) / np.arange(1, len(ordered) + 1) >= precision
         last_of_equals = np.append(ordered[1:] < ordered[:-1], True)  # a threshold takes equal probabilities together
         ends = np.flatnonzero(reached & last_of_equals)
         return self.at(float(ordered[ends[-1]]) if len(ends) else 1.0)
-
-    def _guaranteed(self, precision: float) -> Suspects:
-        """At the lowest of THRESHOLDS whose interval lies above ``precision``; none where there is none."""
-        for threshold in THRESHOLDS:
-            chosen = self.probability[self.probability >= threshold]
-            if len(chosen) and chosen.mean() >= precision:
-                found = self.at(threshold)
-                if found.precision.low >= precision:
-                    return found
-        return self.at(1.0)
 
 
 def _shares(ratios: Array, probes: PlantedProbes, draw: np.random.Generator) -> Array:

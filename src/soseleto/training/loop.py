@@ -253,7 +253,6 @@ class Loop:
             config=config,
             settings=self.settings,
             suspect_precision=self.options.probes.precision,
-            guarantee=self.options.probes.guarantee,
         )
 
     def _with_evidence(self, result: Result, state: Any) -> Result:

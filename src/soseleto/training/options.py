@@ -56,22 +56,19 @@ class Probes:
     labels_before: the labels that the target's examples had before they were checked, -1 where unknown: wrong probes
         then carry real mistakes; otherwise those that the data suggest
     precision: the share of the suspects that should really be mislabelled
-    guarantee: choose the suspects so that the lower end of the interval, not its middle, reaches ``precision``
     """
 
     share: Share = "auto"
     labels_before: Any = None
     precision: float = SUSPECT_PRECISION
-    guarantee: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.precision < 1.0:
             raise UsageError(
                 f"the precision of the suspects must lie between 0 and 1, got {self.precision}: for 95 % write 0.95."
             )
-        for name in ("labels_before", "guarantee"):
-            if self.share == 0 and getattr(self, name) not in (None, False):
-                raise UsageError(f"{name} has no effect without probes: write share='auto', or leave it out.")
+        if self.share == 0 and self.labels_before is not None:
+            raise UsageError("labels_before has no effect without probes: write share='auto', or leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True)

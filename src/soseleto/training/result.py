@@ -61,7 +61,6 @@ class Result(Predictor):
     evidence: Evidence | None = None  # where the run had probes
     missing: tuple[int, ...] = ()
     suspect_precision: float = 0.95
-    guarantee: bool = False
 
     def __repr__(self) -> str:
         model, epochs = type(self.model).__name__, counted(len(self.history), "epoch")
@@ -81,20 +80,15 @@ class Result(Predictor):
     def _weights(self) -> Weights:
         return require_weights(self.learned, str(self.config.get("method", "")))
 
-    def suspects(self, precision: float | None = None, *, guarantee: bool | None = None) -> Suspects:
+    def suspects(self, precision: float | None = None) -> Suspects:
         """The source examples that are probably mislabelled, as many as ``precision`` allows.
 
         precision: the share of them that should really be mislabelled; by default that of ``Probes``, 0.95
-        guarantee: the lower end of the precision's interval must reach it; by default as in ``Probes``
 
         Every source example gets a probability, except where the target has no example of its label or of the class
-        that it looks like; ``.at(threshold)`` gives precision and recall at any threshold, and
-        ``.best`` the best list there is where none reaches the precision.
+        that it looks like; ``.at(threshold)`` gives precision and recall at any threshold.
         """
-        return self._calibrated.for_precision(
-            self.suspect_precision if precision is None else precision,
-            guarantee=self.guarantee if guarantee is None else guarantee,
-        )
+        return self._calibrated.for_precision(self.suspect_precision if precision is None else precision)
 
     @cached_property
     def _calibrated(self) -> Calibrated:

@@ -79,7 +79,6 @@ class Options:
             "loss": name_of(self.loss[0]),
             "target_loss": name_of(self.loss[1]),
             "suspect_precision": self.probes.precision,
-            "guarantee": self.probes.guarantee,
             "precision": None if self.compute.dtype is None else str(self.compute.dtype),
             "seed": self.seed,
         }
