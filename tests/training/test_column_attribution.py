@@ -82,5 +82,4 @@ def test_ranking_report_and_review_show_the_values_of_the_table(tmp_path: Path):
     queue = Queue(run).to_json()
     assert queue["features"] == ["colour", "size", "note"]
     assert queue["items"][0]["values"][0] in ("red", "blue")
-    assert queue["typical"]["r"][0] == "red"
     assert any(item["attribution"] for item in queue["items"])

@@ -7,7 +7,6 @@ is shown, so that its text stays readable on a phone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,6 @@ from markupsafe import Markup, escape
 
 from soseleto.report.sentences import PAPER_THRESHOLD, RunFiles, count, number
 
-THRESHOLDS = np.linspace(0, 1, 101)
 MOST_POINTS = 3000  # of a scatter plot
 NAMES = {"right": "correctly labelled", "wrong": "mislabelled", "all": "source examples"}
 Array = np.ndarray
@@ -59,15 +57,18 @@ class Chart:
         y: tuple[float, float],
         x_label: str,
         y_label: str,
-        *,
-        width: float = 420,
         height: float = 250,
     ) -> None:
-        self.width, self.height = width, height
+        self.width, self.height = 420.0, height
         self.x_range, self.y_range = ((low, high) if low < high else (low, low + 1.0) for low, high in (x, y))
         self.y_ticks = nice_ticks(*self.y_range, most=5)
         longest = max(len(tick_text(tick)) for tick in self.y_ticks)
-        self.left, self.right, self.top, self.bottom = max(54.0, 24 + 7.5 * longest), width - 12.0, 12.0, height - 40.0
+        self.left, self.right, self.top, self.bottom = (
+            max(54.0, 24 + 7.5 * longest),
+            self.width - 12.0,
+            12.0,
+            height - 40.0,
+        )
         self.labels = (x_label, y_label)
         self.marks: list[str] = []
 
@@ -116,7 +117,7 @@ class Chart:
         at = _n(float(self.x(x)))
         self.marks.append(f'<line class="rule" x1="{at}" x2="{at}" y1="{_n(self.top)}" y2="{_n(self.bottom)}"/>')
 
-    def level(self, y: float, kind: str = "rule") -> None:
+    def level(self, y: float, kind: str) -> None:
         """A horizontal line at ``y``."""
         at = _n(float(self.y(y)))
         self.marks.append(f'<line class="{kind}" x1="{_n(self.left)}" x2="{_n(self.right)}" y1="{at}" y2="{at}"/>')
@@ -169,47 +170,31 @@ def histogram(
     title: str,
     x_label: str,
     caption: str,
-    bounds: tuple[float, float] = (0.0, 1.0),
     rule: float | None = None,
 ) -> Figure:
-    """Bars of all examples, or of correctly labelled and mislabelled ones overlaid; ``rule`` draws a dashed line."""
-    edges = np.linspace(*bounds, 41)
+    """Values in [0, 1] as bars, of correctly labelled and mislabelled examples apart; ``rule`` draws a dashed line."""
+    edges = np.linspace(0.0, 1.0, 41)
     parts = {"all": values} if wrong is None else {"right": values[~wrong], "wrong": values[wrong]}
     bins = {kind: np.histogram(part, edges)[0] for kind, part in parts.items()}
     top = max(int(counts.max()) for counts in bins.values())
-    chart = Chart(bounds, (0, top * 1.05), x_label, "examples")
+    chart = Chart((0, 1), (0, top * 1.05), x_label, "examples")
     for kind, counts in bins.items():
         chart.bars(edges, counts, kind)
-    if rule is not None and bounds[0] < rule < bounds[1]:
+    if rule is not None and 0.0 < rule < 1.0:
         chart.rule(rule)
     peaks = (f"{NAMES[kind]} peak near {number(float(edges[int(bins[kind].argmax())]))}" for kind in bins)
     legend = tuple(("bar", kind, NAMES[kind]) for kind in bins) if len(bins) > 1 else ()
     return Figure(title, chart.svg(f"Histogram of {x_label}: {'; '.join(peaks)}."), caption, legend)
 
 
-def score_histogram(score: Array, wrong: Array | None, *, caption: str, rule: float | None) -> Figure | None:
-    """The scores between their 0.5 and 99.5 percentiles; outliers are counted in the outermost bins."""
-    known = np.isfinite(score)
-    if not known.any():
-        return None
-    score, wrong = score[known], None if wrong is None else wrong[known]
-    low, high = (float(end) for end in np.percentile(score, [0.5, 99.5]))
-    low, high = (low, high) if low < high else (low - 0.5, high + 0.5)
-    outliers = int(((score < low) | (score > high)).sum())
-    caption += f" The outermost bars include {count(outliers)} outliers." if outliers else ""
-    clipped = np.clip(score, low, high)
-    return histogram(clipped, wrong, title="Scores", x_label="score", caption=caption, bounds=(low, high), rule=rule)
-
-
 @dataclass(frozen=True)
 class Curve:
-    """Metrics per epoch as lines; ``lines`` is (key, kind, text), ``level`` a dashed horizontal line."""
+    """Metrics per epoch as lines; ``lines`` is (key, kind, text)."""
 
     title: str
     y_label: str
     lines: tuple[tuple[str, str, str], ...]
     caption: str = ""
-    level: float | None = None
 
 
 def curves(run: RunFiles, curve: Curve) -> Figure | None:
@@ -218,14 +203,11 @@ def curves(run: RunFiles, curve: Curve) -> Figure | None:
     lines = tuple(line for line in curve.lines if np.isfinite(series[line[0]]).any())
     if not lines:
         return None
-    epochs, level = run.series("epoch"), curve.level
-    included = [0.0] if level is None else [0.0, level]
-    values = np.concatenate([included, *(series[key] for key, _, _ in lines)])
+    epochs = run.series("epoch")
+    values = np.concatenate([[0.0], *(series[key] for key, _, _ in lines)])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     margin = 0.05 * (high - low)
     chart = _over_epochs(epochs, (low - margin * (low != 0), high + margin * (high != 0)), curve.y_label)
-    if level is not None:
-        chart.level(level)
     for key, kind, _ in lines:
         chart.line(epochs, series[key], kind)
     changes = "; ".join(_from_to(text, series[key]) for key, _, text in lines)
@@ -241,7 +223,7 @@ def groups(
     among: str = "groups",
     caption: str = "",
 ) -> Figure | None:
-    """Mean weight of both groups per epoch with 95 % confidence intervals: Figure 1 (d).
+    """Mean weight of both groups per epoch with 95 % confidence intervals.
 
     ``among`` is the metrics key: "groups" of all examples, or "probe_groups".
     """
@@ -260,28 +242,6 @@ def groups(
     return Figure(title, chart.svg(f"Mean weight over {len(epochs)} epochs: {changes}."), caption, legend)
 
 
-def precision_and_recall(
-    weight: Array, wrong: Array, title: str = "Precision and recall of a weight threshold"
-) -> Figure:
-    """Of "weight below the threshold" as a detector of mislabelled examples: Figure 1 (e)."""
-    below = [weight < np.float32(threshold) for threshold in THRESHOLDS]
-    caught = np.array([int((flags & wrong).sum()) for flags in below], dtype=float)
-    flagged = np.array([int(flags.sum()) for flags in below], dtype=float)
-    precision = np.divide(caught, flagged, out=np.full(len(flagged), np.nan), where=flagged > 0)
-    recall = caught / wrong.sum() if wrong.any() else np.full(len(flagged), np.nan)
-    chart = Chart((0, 1), (0, 1), "weight threshold", "precision, recall")
-    chart.line(THRESHOLDS, precision, "first")
-    chart.line(THRESHOLDS, recall, "second")
-    chart.rule(PAPER_THRESHOLD)
-    points = "; ".join(
-        f"at {THRESHOLDS[at]:.1f} precision {number(float(precision[at]))}, recall {number(float(recall[at]))}"
-        for at in (10, 50, 90)
-    )
-    caption = "Examples with a weight below the threshold are predicted to be mislabelled."
-    legend = (("line", "first", "precision"), ("line", "second", "recall"))
-    return Figure(title, chart.svg(f"Precision and recall: {points}."), caption, legend)
-
-
 def _over_epochs(epochs: Array, y: tuple[float, float], y_label: str) -> Chart:
     return Chart((float(epochs.min()), float(epochs.max())), y, "epoch", y_label)
 
@@ -295,59 +255,20 @@ def _from_to(text: str, values: Array) -> str:
 # Figure 1 of the paper, for a source with two features and known true labels
 
 
-def figure_1(run: RunFiles) -> list[Figure]:
-    """Panels (a) to (e); empty where the run has no such source."""
-    weight, wrong, label = run.column("weight"), run.wrong, run.column("label")
-    if list(run.features) != ["x0", "x1"] or weight is None or wrong is None or label is None:
-        return []
-    low, over_time = weight < np.float32(PAPER_THRESHOLD), groups(run, "(d) Mean weight by true label")
-    return [
-        _source(run, label, wrong),
-        _classified(run, "(b) Clean points", ~low & ~wrong, low & ~wrong, ("at or above", "below")),
-        _classified(run, "(c) Flipped points", low & wrong, ~low & wrong, ("below", "at or above")),
-        *([over_time] if over_time else []),
-        precision_and_recall(weight, wrong, "(e) Precision and recall by weight threshold"),
-    ]
-
-
-def _source(run: RunFiles, label: Array, wrong: Array) -> Figure:
-    chart, names = _plane(run), sorted(set(label.tolist()), key=str)
-    kinds = {name: ("first", "second", "third", "fourth")[place % 4] for place, name in enumerate(names)}
-    for name, kind in kinds.items():
-        _draw(run, (label == name) & ~wrong, kind, chart.dots)
-        _draw(run, (label == name) & wrong, kind, chart.crosses)
-    legend = tuple(("dots", kind, f"label {name}") for name, kind in kinds.items())
-    sampled = "" if len(label) <= MOST_POINTS else f" 1 in {-(-len(label) // MOST_POINTS)} points is drawn."
-    return Figure(
-        "(a) Source points",
-        chart.svg(
-            f"{count(len(wrong))} source points in the plane, {count(wrong.sum())} of them with a flipped label."
-        ),
-        f"Colour: given label. Crosses: flipped labels.{sampled}",
-        (*legend, ("crosses", "plain", "flipped")),
-    )
-
-
-def _classified(run: RunFiles, title: str, good: Array, bad: Array, sides: tuple[str, str]) -> Figure:
-    chart = _plane(run)
-    _draw(run, good, "right", chart.dots)
-    _draw(run, bad, "wrong", chart.crosses)
-    correct, wrong = count(good.sum()), count(bad.sum())
-    legend = (
-        ("dots", "right", f"{sides[0]} {PAPER_THRESHOLD}: {correct}"),
-        ("crosses", "wrong", f"{sides[1]} {PAPER_THRESHOLD}: {wrong}"),
-    )
-    alt = f"{title[4:]}: {correct} have a weight {sides[0]} {PAPER_THRESHOLD}, {wrong} {sides[1]} it."
-    return Figure(title, chart.svg(alt), f"{correct} classified correctly, {wrong} incorrectly.", legend)
-
-
-def _plane(run: RunFiles) -> Chart:
-    assert run.ranking is not None
-    x, y = ((float(run.ranking[name].min()), float(run.ranking[name].max())) for name in ("x0", "x1"))
-    return Chart(x, y, "x0", "x1", width=320, height=320)
-
-
-def _draw(run: RunFiles, mask: Array, kind: str, mark: Callable[[Array, Array, str], None]) -> None:
-    assert run.ranking is not None
-    rows = np.flatnonzero(mask)[:: -(-len(mask) // MOST_POINTS)]
-    mark(run.ranking["x0"][rows], run.ranking["x1"][rows], kind)
+def figure_1(run: RunFiles) -> Figure | None:
+    """The source points that a weight threshold classifies correctly, and the others; None for any other source."""
+    weight, wrong, ranking = run.column("weight"), run.wrong, run.ranking
+    if list(run.features) != ["x0", "x1"] or weight is None or wrong is None or ranking is None:
+        return None
+    correct = (weight < np.float32(PAPER_THRESHOLD)) == wrong
+    x, y = ranking["x0"], ranking["x1"]
+    chart = Chart((float(x.min()), float(x.max())), (float(y.min()), float(y.max())), "x0", "x1", height=420)
+    every = -(-len(x) // MOST_POINTS)
+    right, missed = np.flatnonzero(correct)[::every], np.flatnonzero(~correct)[::every]
+    chart.dots(x[right], y[right], "right")
+    chart.crosses(x[missed], y[missed], "wrong")
+    counts = (f"correct: {count(correct.sum())}", f"incorrect: {count((~correct).sum())}")
+    legend = (("dots", "right", counts[0]), ("crosses", "wrong", counts[1]))
+    caption = f"A weight below {PAPER_THRESHOLD} classifies a point as flipped."
+    alt = f"Source points in the plane, classified by their weight: {counts[0]}, {counts[1]}."
+    return Figure("Source points, classified by weight", chart.svg(alt), caption, legend)

@@ -132,7 +132,7 @@ def _label_studio(run: RunFolder, ranking: Ranking, rows: np.ndarray) -> bytes:
 
 
 def _shown(run: RunFolder, ranking: Ranking, rows: np.ndarray) -> tuple[str, list[str]]:
-    """What a person is shown of each row: its image below Label Studio's document root, or the first column of texts."""
+    """What a person is shown of each row: its image below the document root, or the first column of texts."""
     if "path" in ranking:
         files = image_files(run, map(str, ranking["path"][rows]))
         # Label Studio takes folders below its root as storage, so the root is the folder above the images.

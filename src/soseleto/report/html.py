@@ -20,11 +20,10 @@ from soseleto.report.charts import Figure
 from soseleto.report.sentences import PAPER_THRESHOLD, RunFiles
 from soseleto.run_folder.files import aside, readable, replacing
 from soseleto.run_folder.folder import REPORT
-from soseleto.run_folder.ranking import by_class, most_suspicious_first, suspect_rows
+from soseleto.run_folder.ranking import SHOWN, most_suspicious_first, suspect_rows
 from soseleto.run_folder.source import media_type
 
 PAGE = Path(__file__).parent / "page"
-EXAMPLES_SHOWN, STRONGEST = 20, 24
 FILTERS = (sentences.count, sentences.share, sentences.percent, sentences.number)
 
 CURVES: tuple[charts.Curve, ...] = (
@@ -36,21 +35,6 @@ CURVES: tuple[charts.Curve, ...] = (
     ),
     charts.Curve("Mean weight", "mean weight", (("mean_weight", "all", "mean weight"),)),
     charts.Curve("Effective sample size", "examples", (("effective_source", "all", "effective sample size"),)),
-    charts.Curve(
-        "Change of the target loss per step",
-        "change",
-        (("predicted_change", "first", "first-order prediction"), ("actual_change", "second", "measured")),
-        "Where the lines diverge, the step is too long for the first-order approximation.",
-        level=0.0,
-    ),
-    charts.Curve(
-        "The paper’s sufficient condition",
-        "ratio",
-        (("condition", "all", "ratio"),),
-        "λ_α divided by the paper’s bound. At 1 or above, the target loss is guaranteed to fall to first order; the "
-        "condition is sufficient, not necessary.",
-        level=1.0,
-    ),
 )
 
 
@@ -78,7 +62,6 @@ def render(run_path: str | os.PathLike[str]) -> str:
             figures=sentences.key_figures(run),
             compared=sentences.compared(run),
             compared_how=sentences.compared_how(run) if run.comparison.get("rows") else "",
-            panels=charts.figure_1(run),
             curves=_curves(run),
             settings=json.dumps(run.config, indent=2, ensure_ascii=False),
             start=PAPER_THRESHOLD,
@@ -117,37 +100,28 @@ def template(name: str, folder: Path = PAGE, filters: tuple[Callable[..., str], 
 
 
 def _ranking_sections(run: RunFiles) -> dict[str, Any]:
-    """The sections made from the ranking: suspects, histograms, examples."""
+    """The sections made from the ranking: suspects, weights, examples."""
     assert run.ranking is not None
-    galleries, more_classes = _galleries(run)
-    suspects = suspect_rows(run.ranking)
+    suspects, worst = suspect_rows(run.ranking), most_suspicious_first(run.ranking)
+    half = min(SHOWN, -(-len(worst) // 2))
     return {
-        "histograms": _histograms(run),
+        "weights": _weights(run),
         "truth": _truth(run),
-        "strongest": _examples(run, suspects[:STRONGEST]),
+        "strongest": _examples(run, suspects[:SHOWN]),
         "suspects_count": len(suspects),
         "worst_name": "Lowest-ranked" if run.is_transfer else "Most suspicious",
         "probabilities": _probabilities(run),
-        "classes": galleries,
-        "more_classes": more_classes,
+        "best": _examples(run, np.arange(half)),
+        "worst": _examples(run, worst[:half]),
         "features": run.features,
     }
 
 
-def _histograms(run: RunFiles) -> list[Figure]:
+def _weights(run: RunFiles) -> Figure:
     assert run.ranking is not None
     caption = f"Dashed line: the threshold of {PAPER_THRESHOLD} below which a weight is low."
-    weight, score = run.ranking["weight"], run.column("score")
-    weights = charts.histogram(
-        weight, run.wrong, title="Weights", x_label="weight", caption=caption, rule=PAPER_THRESHOLD
-    )
-    if score is None:
-        return [weights]
-    caption = "Mean alignment with the target gradient; positive lowers the target loss to first order."
-    if run.is_strong:
-        caption = "Mean of the probability that the label is right over all visits, of which later ones count more."
-    scores = charts.score_histogram(score, run.wrong, caption=caption, rule=None if run.is_strong else 0.0)
-    return [weights, scores] if scores else [weights]
+    weight = run.ranking["weight"]
+    return charts.histogram(weight, run.wrong, title="Weights", x_label="weight", caption=caption, rule=PAPER_THRESHOLD)
 
 
 def _probabilities(run: RunFiles) -> Figure | None:
@@ -168,38 +142,20 @@ def _probabilities(run: RunFiles) -> Figure | None:
 
 
 def _truth(run: RunFiles) -> list[Figure]:
-    """Charts against the true labels, unless Figure 1 shows them already."""
-    weight, wrong = run.column("weight"), run.wrong
-    if wrong is None or weight is None or charts.figure_1(run):
-        return []
-    return [figure for figure in (charts.groups(run), charts.precision_and_recall(weight, wrong)) if figure]
+    """Charts against the true labels."""
+    figures = [] if run.wrong is None else [charts.figure_1(run), charts.groups(run)]
+    return [figure for figure in figures if figure]
 
 
 def _curves(run: RunFiles) -> list[Figure]:
     """The metrics per epoch."""
     probes = "Probes are target examples added to the source; which of their labels are wrong is known. "
     figures = [charts.curves(run, curve) for curve in CURVES]
-    figures.insert(4, charts.groups(run, "Mean weight of the probes", among="probe_groups", caption=probes))
+    figures.append(charts.groups(run, "Mean weight of the probes", among="probe_groups", caption=probes))
     return [figure for figure in figures if figure]
 
 
 # Examples: thumbnails where the run has them, table rows otherwise
-
-
-def _galleries(run: RunFiles) -> tuple[list[dict[str, Any]], int]:
-    """The best and the most suspicious examples of each of the largest classes, and the number of classes left out."""
-    assert run.ranking is not None
-    galleries = [
-        {**vars(rows), "best": _examples(run, rows.best), "worst": _examples(run, rows.worst)}
-        for rows in by_class(run.ranking)
-    ]
-    if galleries:
-        return galleries, len(np.unique(run.ranking["label"].astype(str))) - len(galleries)
-    order = most_suspicious_first(run.ranking)
-    shown = min(EXAMPLES_SHOWN, -(-len(order) // 2))
-    best, worst = _examples(run, np.arange(shown)), _examples(run, order[:shown])
-    suspects = len(suspect_rows(run.ranking))
-    return [{"label": "", "count": len(order), "suspects": suspects, "best": best, "worst": worst}], 0
 
 
 def _examples(run: RunFiles, rows: np.ndarray) -> list[dict[str, Any]]:

@@ -21,13 +21,12 @@ import numpy as np
 from soseleto.errors import UsageError, did_you_mean
 from soseleto.run_folder.files import append_line, changing, lines_of, locked, readable, verified
 from soseleto.run_folder.folder import REVIEW, RunFolder
-from soseleto.run_folder.ranking import by_class, feature_columns, suggested_labels, suspect_rows
+from soseleto.run_folder.ranking import feature_columns, least_suspicious, suggested_labels, suspect_rows
 from soseleto.run_folder.source import image_from_file, load_thumbnails, write_corrected
 
 ACTIONS = ("keep", "drop", "relabel")
 UNDO = "undo"
 UNDECIDED = ("keep", "drop", "relabel")  # what can happen to suspects without a decision
-TYPICAL = 6  # examples shown of each class
 LARGEST = 1024  # longer side in pixels of an image read from the data
 
 
@@ -57,14 +56,12 @@ class Queue:
 
     def to_json(self) -> dict[str, Any]:
         """Everything the page needs except the images."""
-        groups = by_class(self.ranking, each=TYPICAL, most=len(self.ids))
         return {
             "classes": self.classes,
             "items": [self._item(row) for row in self.rows],
-            "like": {group.label: group.least_suspicious.tolist() for group in groups},
+            "like": {name: rows.tolist() for name, rows in least_suspicious(self.ranking).items()},
             "pictures": bool(self.pictures) or "path" in self.ranking,
             "features": list(self.features.values()),
-            "typical": self._typical(),
             "basis": self.basis,
         }
 
@@ -89,30 +86,12 @@ class Queue:
             "values": [self.ranking[name][row] for name in self.features],
         }
 
-    def _typical(self) -> dict[str, list[float | str | None]]:
-        """Per class, the medians of the features, or the most frequent words, over the better half of its examples."""
-        labels, typical = self.ranking["label"].astype(str), {}
-        for name in self.classes if self.features else ():
-            rows = np.flatnonzero(labels == name)
-            rows = rows[: -(-len(rows) // 2)]
-            typical[name] = [_middle(self.ranking[column][rows]) for column in self.features]
-        return typical
-
     def _classes(self) -> list[str]:
         """Class names in the run's order, followed by names that occur only in labels or suggestions."""
         known = self.run.config().get("classes") or []
-        labels = [group.label for group in by_class(self.ranking, most=len(self.ids))]
+        labels = np.unique(self.ranking["label"].astype(str)).tolist()
         suggested = () if self.suggested is None else sorted({*self.suggested} - {None})
         return list(dict.fromkeys([*map(str, known), *labels, *suggested]))
-
-
-def _middle(values: np.ndarray) -> float | str | None:
-    """The median of numbers, the most frequent of words."""
-    if values.dtype.kind == "f":
-        values = values[np.isfinite(values)]
-        return float(np.median(values)) if len(values) else None
-    names, counts = np.unique(values.astype(str), return_counts=True)
-    return str(names[counts.argmax()]) if len(names) else None
 
 
 # Decisions

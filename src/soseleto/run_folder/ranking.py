@@ -6,7 +6,6 @@ The figures are precision, recall and share of wrong labels, each with its inter
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,27 +13,15 @@ import numpy as np
 from soseleto.errors import counted
 
 LOW_WEIGHT = np.float32(0.1)  # suspects without probes: examples of lower weight
-PER_CLASS = 12
-MOST_CLASSES = 60
-MOST_SUSPECTS = 4000  # that are shown
+SHOWN = 20  # best and worst examples of a report, and its suspects
+PER_CLASS, MOST_CLASSES = 6, 60  # examples that a review shows for comparison
+MOST_SUSPECTS = 4000  # that have a thumbnail
 
 FIGURES = ("precision", "recall", "wrong_share")
 ESTIMATED = "estimated"  # entry of suspects.json: the estimates that audited figures have replaced
 UNKNOWN = "unknown"
 
 Ranking = Mapping[str, np.ndarray]  # the columns of ranking.parquet, best example first
-
-
-@dataclass(frozen=True)
-class ClassRows:
-    """One class: its best, most suspicious and least suspicious rows, at most half of the class each."""
-
-    label: str
-    count: int
-    suspects: int
-    best: np.ndarray
-    worst: np.ndarray
-    least_suspicious: np.ndarray
 
 
 def is_suspect(ranking: Ranking) -> np.ndarray:
@@ -100,40 +87,26 @@ def feature_columns(ranking: Ranking, source: Mapping[str, Any]) -> dict[str, st
     return dict(zip(columns, names, strict=False))  # of a wide table only the first columns are in the ranking
 
 
-def by_class(ranking: Ranking, *, each: int = PER_CLASS, most: int = MOST_CLASSES) -> list[ClassRows]:
-    """The ``most`` largest classes, ordered by name; none where labels are real numbers."""
+def least_suspicious(ranking: Ranking) -> dict[str, np.ndarray]:
+    """The rows of each class that are shown for comparison, at most half of it; empty where labels are numbers."""
     labels = ranking["label"]
-    if labels.dtype.kind == "f" or not len(labels):
-        return []
+    if labels.dtype.kind == "f":
+        return {}
     names, place, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
-    order, suspect = most_suspicious_first(ranking), is_suspect(ranking)
-    best = np.argsort(suspect, kind="stable")  # in ranking order, suspects last
-    largest = np.sort(np.argsort(-counts, kind="stable")[:most])
-    return [
-        ClassRows(
-            label=str(names[which]),
-            count=int(counts[which]),
-            suspects=int(suspect[place == which].sum()),
-            best=best[place[best] == which][: min(each, -(-counts[which] // 2))],
-            worst=order[place[order] == which][: min(each, -(-counts[which] // 2))],
-            least_suspicious=order[::-1][place[order[::-1]] == which][: min(each, -(-counts[which] // 2))],
-        )
-        for which in sorted(largest, key=lambda which: _natural(str(names[which])))
-    ]
+    order = most_suspicious_first(ranking)[::-1]
+    return {
+        str(name): order[place[order] == which][: min(PER_CLASS, -(-counts[which] // 2))]
+        for which, name in enumerate(names)
+    }
 
 
 def shown_rows(ranking: Ranking, also: Sequence[int] = ()) -> np.ndarray:
-    """The best, the worst, the suspects and the rows ``also``: what is shown of a run; in ranking order."""
+    """The best, the worst, the suspects, some of each class and the rows ``also``; in ranking order."""
     order = most_suspicious_first(ranking)
     count = min(int(is_suspect(ranking).sum()), MOST_SUSPECTS)
-    ends = [rows for group in by_class(ranking) for rows in (group.best, group.worst, group.least_suspicious)]
-    shown = [order[: max(count, PER_CLASS)], np.arange(min(len(order), PER_CLASS)), np.array(also, dtype=int)]
-    return np.unique(np.concatenate([*shown, *ends]))
-
-
-def _natural(name: str) -> tuple[int, int, str]:
-    """Whole numbers by value, before names."""
-    return (0, int(name), name) if name.isdecimal() else (1, 0, name)
+    of_classes = list(least_suspicious(ranking).values())[:MOST_CLASSES]
+    shown = [order[: max(count, SHOWN)], np.arange(min(len(order), SHOWN)), np.array(also, dtype=int)]
+    return np.unique(np.concatenate([*shown, *of_classes]))
 
 
 # The figures of suspects.json

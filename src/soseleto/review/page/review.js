@@ -64,16 +64,11 @@
   const showFeatures = (item) => {
     at("features").hidden = !state.features.length;
     if (!state.features.length) return;
-    at("typical-given").textContent = item.label;
-    at("typical-suggested").textContent = item.suggested ?? "";
-    at("typical-other").hidden = item.suggested === null;
     const number = (value) => (value === null || value === undefined || value === "" ? "–"
       : typeof value === "string" ? value : short.format(value));
     at("features").querySelector("tbody").replaceChildren(...state.features.map((name, column) => {
       const row = document.createElement("tr");
       row.append(cell("th", name), cell("td", number(item.values[column]), "num here"));
-      row.append(cell("td", number(state.typical[item.label]?.[column]), "num"));
-      if (item.suggested !== null) row.append(cell("td", number(state.typical[item.suggested]?.[column]), "num"));
       return row;
     }));
     at("attribution").hidden = !item.attribution;
