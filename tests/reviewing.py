@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from browser import Browser
-from soseleto.review.server import TIMEOUT, Review, Server
+from soseleto.review.server import Review, Server
 from soseleto.run_folder.folder import RunFolder
 
 
 @contextlib.contextmanager
-def serving(run: RunFolder, seconds: float = TIMEOUT, **options: Any) -> Iterator[Server]:
+def serving(run: RunFolder, **options: Any) -> Iterator[Server]:
     review = Review(run.path, **options)
-    with Server(review, seconds=seconds) as server:
+    with Server(review) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

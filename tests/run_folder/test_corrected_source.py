@@ -1,4 +1,4 @@
-"""An exported source is read as the source was, without the dropped rows: every column, every array, every format."""
+"""An exported source is read as the source was, without the dropped rows: every column, every format."""
 
 from __future__ import annotations
 
@@ -36,12 +36,8 @@ def write(path: Path, columns: dict[str, list[object]]) -> Path:
         frame.to_csv(path, index=False)
     elif path.suffix == ".parquet":
         frame.to_parquet(path, index=False)
-    elif path.suffix == ".jsonl":
-        frame.to_json(path, orient="records", lines=True, double_precision=15)
     else:
-        x = frame[[name for name in frame if str(name).startswith("feature")]].to_numpy()
-        ids, notes = np.array(columns["key"]), np.arange(N * 2).reshape(N, 2)
-        np.savez(path, x=x, y=np.array(columns["label"]), id=ids, notes=notes, scale=np.float64([2.0]))
+        frame.to_json(path, orient="records", lines=True, double_precision=15)
     return path
 
 
@@ -66,7 +62,6 @@ MAKERS = {
     ".csv": lambda tmp: write(tmp / "s.csv", table()),
     ".parquet": lambda tmp: write(tmp / "s.parquet", table()),
     ".jsonl": lambda tmp: write(tmp / "s.jsonl", table()),
-    ".npz": lambda tmp: write(tmp / "s.npz", table()),
     "folder": lambda tmp: images(tmp / "images"),
     "manifest": lambda tmp: listed(tmp / "images"),
 }
@@ -121,7 +116,7 @@ def test_images_are_found_from_another_folder_than_fits(
 def test_the_export_is_read_as_the_source_was(kind: str, tmp_path: Path) -> None:
     source = MAKERS[kind](tmp_path)
     run, before = trained_on(source, tmp_path / "run")
-    out = {".npz": ".npz", ".jsonl": ".parquet"}.get(kind, ".csv")
+    out = ".parquet" if kind == ".jsonl" else ".csv"
     file = tmp_path / "images" / f"clean{out}" if kind in ("folder", "manifest") else tmp_path / f"clean{out}"
     export_source(run.path, file, suspects="drop")
     expected = contents(before.subset([row for row in range(N) if row not in DROPPED]))
@@ -131,15 +126,12 @@ def test_the_export_is_read_as_the_source_was(kind: str, tmp_path: Path) -> None
     assert contents(after) == expected
 
 
-def test_an_npz_keeps_its_other_arrays(tmp_path: Path) -> None:
-    run, _ = trained_on(write(tmp_path / "s.npz", table()), tmp_path / "run")
-    with pytest.raises(UsageError, match=r"write .*clean.npz instead"):
+def test_arrays_are_corrected_where_they_were_made(tmp_path: Path) -> None:
+    labels = np.array(LABELS * 10)
+    np.savez(tmp_path / "s.npz", x=np.random.default_rng(0).normal(size=(N, FEATURES)), y=labels)
+    run, _ = trained_on(tmp_path / "s.npz", tmp_path / "run")
+    with pytest.raises(UsageError, match=r"was trained on arrays, .* --suspects` lists, or those in .*review.jsonl"):
         export_source(run.path, tmp_path / "clean.csv", suspects="drop")
-    export_source(run.path, tmp_path / "clean.npz", suspects="drop")
-    before, after = (dict(np.load(tmp_path / name)) for name in ("s.npz", "clean.npz"))
-    assert set(after) == set(before) == {"x", "y", "id", "notes", "scale"}
-    assert (after["notes"] == np.delete(before["notes"], DROPPED, axis=0)).all()
-    assert after["scale"].tolist() == [2.0]
 
 
 def test_a_source_that_has_changed_is_refused(tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ def review(
     run: RunArgument,
     export: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet; .npz of an .npz), and exit."),
+        typer.Option(metavar="FILE", help="Write the corrected source (.csv, .parquet), and exit."),
     ] = None,
     suspects: Annotated[
         str, typer.Option(metavar="keep|drop|relabel", help="What --export does with suspects without a decision.")

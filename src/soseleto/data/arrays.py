@@ -227,11 +227,11 @@ def read_npz(path: Path, *, name: str, labelled: bool = True) -> Raw:
     )
 
 
-def load_arrays(path: Path, *, every: bool = False) -> dict[str, Any]:
-    """The arrays x, y, id and truth by name, as far as the file has them; with ``every``, all of its arrays."""
+def load_arrays(path: Path) -> dict[str, Any]:
+    """The arrays x, y, id and truth by name, as far as the file has them."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files if every or name in _FIELDS}
+            arrays = {name: file[name] for name in file.files if name in _FIELDS}
     except Exception as error:  # many kinds, from NumPy, zipfile and zlib
         raise DataError(
             f"{path} cannot be read ({first_line(error)}): save numbers or fixed-length text by np.savez, not objects."

@@ -2,9 +2,7 @@
 
 Refused, in this order: a ``Host`` header other than our own address (DNS rebinding), cross-site requests (CSRF), an
 invalid or used link, requests without the session cookie, bodies that are not small JSON. Images are requested by
-their row in the ranking, so that no request contains a path. Every request has a connection of its own (HTTP/1.0),
-with a bounded time; of too many the oldest is closed, so that clients which hold connections open cannot exclude the
-browser.
+their row in the ranking, so that no request contains a path. Every request has a connection of its own (HTTP/1.0).
 """
 
 from __future__ import annotations
@@ -16,9 +14,7 @@ import json
 import logging
 import os
 import secrets
-import socket
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable
 from http import HTTPStatus
@@ -42,8 +38,7 @@ PAGE = Path(__file__).parent / "page"
 ADDRESS = "127.0.0.1"
 TEXT = "text/plain; charset=utf-8"
 LARGEST_BODY = 4096
-MOST = 64  # connections at a time; a browser opens six
-TIMEOUT = 30.0  # seconds for a request and its answer
+TIMEOUT = 30.0  # seconds without a byte, after which a connection is closed
 OWN = (None, "none", "same-origin")  # Sec-Fetch-Site: not a browser, an address typed in, the page itself
 HEADERS = {
     "Cache-Control": "no-store",
@@ -151,15 +146,14 @@ def render(name: str, run_path: str, *, audit: bool = False) -> tuple[bytes, str
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Listens on the loopback address only; one thread for each of a bounded number of connections."""
+    """Listens on the loopback address only."""
 
     daemon_threads = True
     allow_reuse_address = os.name == "posix"
     request_queue_size = 128
 
-    def __init__(self, review: Review, port: int = 0, *, seconds: float = TIMEOUT) -> None:
-        self.review, self.seconds = review, seconds
-        self._connections: dict[socket.socket, float] = {}  # the time of their begin, oldest first
+    def __init__(self, review: Review, port: int = 0) -> None:
+        self.review = review
         try:
             super().__init__((ADDRESS, port), Handler)
         except (OSError, OverflowError) as error:
@@ -170,28 +164,6 @@ class Server(http.server.ThreadingHTTPServer):
     @property
     def link(self) -> str:
         return f"http://{self.host}/?token={self.review.token}"
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._connections[request] = time.monotonic()
-        if len(self._connections) > MOST:
-            self._hang_up(next(iter(self._connections)))
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._connections.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Called regularly while the server runs: end the requests that take too long."""
-        for connection, begin in list(self._connections.items()):
-            if time.monotonic() - begin > self.seconds:
-                self._hang_up(connection)
-
-    def _hang_up(self, connection: socket.socket) -> None:
-        """Its thread, which waits for the socket, then ends and closes it."""
-        self._connections.pop(connection, None)
-        with contextlib.suppress(OSError):  # the client has closed it
-            connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that breaks off is no error, and any other has been answered: print nothing."""

@@ -1,8 +1,8 @@
 """The source that a run was trained on: ``source.json``, by which it is found again, and a corrected copy of it.
 
-A table or an ``.npz`` file is recognised by its sha256, and its rows then by their ids or numbers; the images of a
-folder by their paths, which may be relative to the folder in which ``fit`` ran. In the copy a table keeps its columns
-and an ``.npz`` file its arrays; a folder of images becomes a table of path, label and id.
+A table is recognised by its sha256, and its rows then by their ids or numbers; images by their paths, which may be
+relative to the folder in which ``fit`` ran. In the copy a table keeps its columns; a folder of images becomes a table
+of path, label and id.
 
 Thumbnails of selected examples are in the run folder, so that report and review do not need the data:
 ``pictures.parquet`` has the columns ``id`` and ``picture`` (the bytes of a PNG or a JPEG).
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import io
 import os
-import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,14 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soseleto.data import tables
-from soseleto.data.arrays import load_arrays
 from soseleto.data.labels import names_of
 from soseleto.data.reading import Reading
 from soseleto.data.storage import is_large
 from soseleto.data.tables import columns_of
 from soseleto.errors import DataError, UsageError, need
 from soseleto.run_folder.files import aside, parquet_columns, readable, sha256, verified
-from soseleto.run_folder.folder import PICTURES, SOURCE, RunFolder, require_writable
+from soseleto.run_folder.folder import PICTURES, REVIEW, SOURCE, RunFolder, require_writable
 from soseleto.run_folder.ranking import feature_columns, shown_rows
 
 if TYPE_CHECKING:
@@ -43,10 +41,6 @@ _need = partial(need, to="writing a corrected source")
 
 def is_table(source: Path) -> bool:
     return source.suffix.lower() in tables.SUFFIXES
-
-
-def is_npz(source: Path) -> bool:
-    return source.suffix.lower() == ".npz"
 
 
 def digest(source: str | os.PathLike[str]) -> str | None:
@@ -74,7 +68,7 @@ def remember(
     if features is not None and texts and is_table(path) and digest(path) == digest_read:
         features = _with_texts(run, path, reading, features, texts)
     options = {name: value for name in OPTIONS if (value := getattr(reading, name)) is not None}
-    note = {"path": str(path), "sha256": digest_read, **options, "checked": dict(checked)}
+    note = {"path": str(path), "folder": os.getcwd(), "sha256": digest_read, **options, "checked": dict(checked)}
     run.write_json(SOURCE, {**note, "features": None if features is None else list(features)})
 
 
@@ -102,10 +96,10 @@ def row_ids(table: Any, identity: str | None) -> list[str]:
 
 
 def source_file(run: RunFolder) -> Path | None:
-    """The table or ``.npz`` file the run was trained on, if it still has the same bytes; None for other sources."""
+    """The table the run was trained on, if it still has the same bytes; None for other sources."""
     source = run.source()
     path = Path(source.get("path", ""))
-    if not (is_table(path) or is_npz(path)):
+    if not is_table(path):
         return None
     if not path.is_file():
         raise DataError(f"the source {path} no longer exists: restore it, since the export is a copy of it.")
@@ -116,11 +110,8 @@ def source_file(run: RunFolder) -> Path | None:
 
 def image_files(run: RunFolder, paths: Iterable[str]) -> list[str]:
     """Absolute paths of the images of a ranking; raises if one is missing."""
-    source = run.source().get("path")
-    if source is None:
-        return existing_files(paths)
-    base = Path(source).parent if is_table(Path(source)) else Path(source)
-    return existing_files(_below(path, base) for path in paths)
+    folder = run.source().get("folder", "")
+    return existing_files(os.path.join(folder, path) for path in paths)
 
 
 def existing_files(paths: Iterable[str]) -> list[str]:
@@ -130,24 +121,6 @@ def existing_files(paths: Iterable[str]) -> list[str]:
     if missing is not None:
         raise UsageError(f"the image {missing} no longer exists: restore the images to where they were.")
     return files
-
-
-def _below(path: str, base: Path) -> str:
-    """The path with its start, as it was given to ``fit``, replaced by the absolute path of the same folder.
-
-    The paths of images below /data/photos start with photos/, ../photos/ and so on, or with nothing.
-    """
-    if os.path.isabs(path):
-        return path
-    parts = Path(path).parts
-    starts = [k for k in reversed(range(len(parts))) if _is_end(parts[:k], base.parts)]
-    places = [os.path.join(base, *parts[k:]) for k in starts]
-    return next((file for file in (*places, path) if os.path.exists(file)), places[0])
-
-
-def _is_end(start: tuple[str, ...], of: tuple[str, ...]) -> bool:
-    names = tuple(part for part in Path(os.path.normpath(os.path.join("", *start))).parts if part != "..")
-    return of[len(of) - len(names) :] == names
 
 
 # The corrected copy
@@ -160,39 +133,27 @@ def write_corrected(
 
     Image paths are written relative to the folder of ``out``.
     """
-    endings = (".npz",) if is_npz(Path(run.source().get("path", ""))) else (".csv", ".parquet")
-    if out.suffix.lower() not in endings:
-        raise UsageError(f"this source cannot be written as {out}: write {out.with_suffix(endings[0])} instead.")
+    if out.suffix.lower() not in (".csv", ".parquet"):
+        raise UsageError(f"this source cannot be written as {out}: write {out.with_suffix('.csv')} instead.")
     require_writable(out, run=run, force=force)
-    file = source_file(run)
-    if file is not None and is_npz(file):
-        content, count = _corrected_npz(file, drop, relabel)
-    else:
-        content, count = _corrected_table(run, file, out, drop, relabel)
-    if not count:
-        raise UsageError("every example is dropped: keep at least one.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with aside(out) as part:
-        part.write_bytes(content)
-    return count
-
-
-def _corrected_table(
-    run: RunFolder, file: Path | None, out: Path, drop: Collection[str], relabel: Mapping[str, str]
-) -> tuple[bytes, int]:
-    pyarrow = _need("pyarrow")
+    file, pyarrow = source_file(run), _need("pyarrow")
     table, label, ids = _from_ranking(run, out) if file is None else _from_file(run, file, out)
     if relabel:
         labels = names_of(table.column(label).to_pylist()).names
         corrected = [relabel.get(key, old) for key, old in zip(ids, labels, strict=True)]
         table = _with_column(table, label, pyarrow.array(corrected, pyarrow.string()))
     table = table.filter(pyarrow.array([key not in drop for key in ids]))
+    if not table.num_rows:
+        raise UsageError("every example is dropped: keep at least one.")
     sink = pyarrow.BufferOutputStream()
     if out.suffix.lower() == ".parquet":
         _need("pyarrow.parquet").write_table(table, sink)
     else:
         _write_csv(table, sink, out)
-    return bytes(sink.getvalue()), int(table.num_rows)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with aside(out) as part:
+        part.write_bytes(sink.getvalue())
+    return int(table.num_rows)
 
 
 def _from_file(run: RunFolder, file: Path, out: Path) -> tuple[Any, str, list[str]]:
@@ -209,19 +170,18 @@ def _from_file(run: RunFolder, file: Path, out: Path) -> tuple[Any, str, list[st
 
 
 def _from_ranking(run: RunFolder, out: Path) -> tuple[Any, str, list[str]]:
-    """The source as far as the ranking knows it, ordered by id."""
+    """The images of a folder, ordered by id."""
     ranking = run.ranking()
-    columns: dict[str, Any] = {}
-    if "path" in ranking:
-        columns["path"] = _relative_to(out, image_files(run, map(str, ranking["path"])))
-    columns["label"] = [str(label) for label in ranking["label"]]
-    columns["id"] = [str(key) for key in ranking["id"]]
-    columns |= {name: ranking[column] for column, name in feature_columns(ranking, run.source()).items()}
-    if len(columns) == 2:
+    if "path" not in ranking:
         raise UsageError(
-            f"{run.path} was trained on data in memory, of which its folder has no copy: drop or relabel the ids that "
-            f"`soseleto rank {run.path} --suspects` lists where you made that data."
+            f"{run.path} was trained on arrays, of which its folder has no copy: drop or relabel the ids that "
+            f"`soseleto rank {run.path} --suspects` lists, or those in {run.path / REVIEW}, where you made that data."
         )
+    columns = {
+        "path": _relative_to(out, image_files(run, map(str, ranking["path"]))),
+        "label": [str(label) for label in ranking["label"]],
+        "id": [str(key) for key in ranking["id"]],
+    }
     table = _need("pyarrow").table(columns).sort_by("id")
     return table, "label", table.column("id").to_pylist()
 
@@ -246,27 +206,6 @@ def _write_csv(table: Any, sink: Any, out: Path) -> None:
     except pyarrow.ArrowException as error:  # lists, or bytes
         instead = out.with_suffix(".parquet")
         raise UsageError(f"some values of the source cannot be written as CSV: write {instead} instead.") from error
-
-
-def _corrected_npz(file: Path, drop: Collection[str], relabel: Mapping[str, str]) -> tuple[bytes, int]:
-    """Arrays with one entry per example lose the entries in ``drop``; other arrays are copied."""
-    arrays = load_arrays(file, every=True)
-    ids = [str(row) for row in range(len(arrays["y"]))]
-    if "id" in arrays:
-        ids = list(map(str, arrays["id"].tolist()))
-    if relabel:
-        names = names_of(arrays["y"].reshape(-1).tolist()).names
-        new = [relabel.get(key, old or "") for key, old in zip(ids, names, strict=True)]
-        numbers = arrays["y"].dtype.kind in "iu" and all(name.isdecimal() for name in new)
-        arrays["y"] = np.array(new).astype(int) if numbers else np.array(new)
-    keep = np.array([key not in drop for key in ids])
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:  # np.savez refuses some names of arrays
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                kept = array[keep] if array.shape[:1] == keep.shape else array
-                np.lib.format.write_array(member, kept, allow_pickle=False)
-    return content.getvalue(), int(keep.sum())
 
 
 # Thumbnails

@@ -121,9 +121,7 @@ class Calibrated:
     counted: Rectifier
 
     @classmethod
-    def learn(
-        cls, evidence: Evidence, seed: int = 0, *, ridge: float = calibration.RIDGE, apart: float = calibration.APART
-    ) -> Calibrated:
+    def learn(cls, evidence: Evidence, seed: int = 0) -> Calibrated:
         probes, judged = evidence.probes, evidence.judged.numpy()
         of_source, of_probes = np.split(judged, [evidence.n_source])
         n = int(of_source.sum())
@@ -133,7 +131,7 @@ class Calibrated:
         draw = np.random.default_rng(seed_for(seed, "probes/resample"))
         places = np.sort(draw.choice(n, min(n, MOST_RESAMPLED), replace=False))
         redrawn = [_redraw(wrong, draw) for _ in range(RESAMPLES)]
-        betas = np.stack([calibration.log_ratio(known[at], wrong[at], ridge, apart) for at in redrawn], axis=1)
+        betas = np.stack([calibration.log_ratio(known[at], wrong[at]) for at in redrawn], axis=1)
         unseen = np.stack([~np.isin(np.arange(len(wrong)), at) for at in redrawn], axis=1)
         betas = calibration.tempered(betas, known, wrong, unseen)
         ratios = source[places] @ betas
