@@ -178,14 +178,12 @@ def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
     """(name, figure, remark) of the summary; figures the run does not have are left out."""
     last, total = run.last, run.start.get("n_source")
     effective = last.get("effective_source")
-    of_total = f"{share(effective / total)} of the source" if _is_number(effective) and total else ""
+    of_total = f"(Σα)² / Σα², {share(effective / total)} of the source" if _is_number(effective) and total else ""
     of_weights = "probability that a label is right" if run.is_strong else "0: ignored, 1: full weight"
     rows = [
         ("Source examples", total, count, f"{count(run.start.get('n_target', 0))} target examples"),
         ("Effective sample size", effective, count, of_total),
         ("Mean weight", last.get("mean_weight"), number, of_weights),
-        ("Weights at 0", last.get("share_at_zero"), share, "of the source examples"),
-        ("Weights at 1", last.get("share_at_one"), share, "of the source examples"),
     ]
     return [(name, form(value), remark) for name, value, form, remark in rows if _is_number(value)]
 
@@ -195,8 +193,8 @@ def key_figures(run: RunFiles) -> list[tuple[str, str, str]]:
 
 def sentences(run: RunFiles) -> list[str]:
     """The summary in full sentences; those the run has no data for are left out."""
-    parts = (_training, _comparison, about_labels, _truth)
-    return [sentence for sentence in (part(run) for part in parts) if sentence]
+    parts = (_training(run), verdict(run.comparison), about_labels(run))
+    return [sentence for sentence in parts if sentence]
 
 
 def _training(run: RunFiles) -> str:
@@ -237,10 +235,6 @@ def compared_how(run: RunFiles) -> str:
 def _method(name: str) -> str:
     titles = {"soseleto": "SOSELETO", "ordinary": "ordinary training", "mixed": "mixed training"}
     return titles.get(name, name.replace("_", " "))
-
-
-def _comparison(run: RunFiles) -> str:
-    return verdict(run.comparison)
 
 
 def verdict(comparison: Mapping[str, Any]) -> str:
@@ -289,15 +283,3 @@ def about_labels(run: RunFiles) -> str:
     about = about_suspects(run.ranking, run.suspects)
     wrong = f"Of all labels, {in_words(run.suspects.get('wrong_share'))} are wrong." if run.suspects else ""
     return " ".join(filter(None, (f"{about[0].upper()}{about[1:]}.", wrong, about_unknown(run.ranking))))
-
-
-def _truth(run: RunFiles) -> str:
-    wrong, weight = run.wrong, run.column("weight")
-    if wrong is None or weight is None or not wrong.any() or wrong.all():
-        return ""
-    low = weight < np.float32(PAPER_THRESHOLD)
-    return (
-        f"The true labels are known: {count((low & wrong).sum())} of {count(wrong.sum())} mislabelled examples have a "
-        f"weight below {PAPER_THRESHOLD}, and {count((~low & ~wrong).sum())} of {count((~wrong).sum())} correctly "
-        f"labelled examples a weight of at least {PAPER_THRESHOLD}."
-    )
