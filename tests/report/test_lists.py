@@ -81,7 +81,6 @@ def test_without_suspects_none_are_listed(run: RunFolder) -> None:
 def test_the_report_names_the_basis_and_audited_figures(run: RunFolder) -> None:
     text = text_of(render(run.path))
     assert f"19 suspects: precision 95 % (80 to 100; {BASIS}), recall unknown." in text
-    assert f"Basis of the probabilities: {BASIS}." in text
     assert "Type soseleto audit run to measure" in text
     figures = {name: figure(0.7, 0.6, 0.8, "audited") for name in ("precision", "recall")}
     run.write_json(SUSPECTS, with_audit(run.suspects() or {}, {"figures": figures}))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup, escape
 
-from soseleto.report.sentences import PAPER_THRESHOLD, RunFiles, count, number
+from soseleto.report.sentences import RunFiles, count, number
+from soseleto.run_folder.ranking import LOW_WEIGHT
 
 MOST_POINTS = 3000  # of a scatter plot
 NAMES = {"right": "correctly labelled", "wrong": "mislabelled", "all": "source examples"}
@@ -95,13 +96,6 @@ class Chart:
             points = [f"{_n(a)} {_n(b)}" for a, b in zip(self.x(x[part]), self.y(y[part]), strict=True)]
             self._path("line", kind, "M" + "L".join(points) + ("h0" if len(points) == 1 else ""))
 
-    def band(self, x: Array, low: Array, high: Array, kind: str) -> None:
-        """The area between two lines."""
-        for part in _finite_runs(low + high):
-            x_of, low_of, high_of = self.x(x[part]), self.y(low[part]), self.y(high[part])
-            outline = [*zip(x_of, high_of, strict=True), *zip(x_of[::-1], low_of[::-1], strict=True)]
-            self._path("band", kind, "M" + "L".join(f"{_n(a)} {_n(b)}" for a, b in outline) + "z")
-
     def dots(self, x: Array, y: Array, kind: str) -> None:
         """Points as one path with round caps: about a dozen bytes per point."""
         points = zip(self.x(x), self.y(y), strict=True)
@@ -163,28 +157,20 @@ def _finite_runs(values: Array) -> list[slice]:
 # The figures
 
 
-def histogram(
-    values: Array,
-    wrong: Array | None,
-    *,
-    title: str,
-    x_label: str,
-    caption: str,
-    rule: float | None = None,
-) -> Figure:
-    """Values in [0, 1] as bars, of correctly labelled and mislabelled examples apart; ``rule`` draws a dashed line."""
+def weights(weight: Array, wrong: Array | None) -> Figure:
+    """A histogram of all examples, or of correctly labelled and mislabelled ones overlaid."""
     edges = np.linspace(0.0, 1.0, 41)
-    parts = {"all": values} if wrong is None else {"right": values[~wrong], "wrong": values[wrong]}
+    parts = {"all": weight} if wrong is None else {"right": weight[~wrong], "wrong": weight[wrong]}
     bins = {kind: np.histogram(part, edges)[0] for kind, part in parts.items()}
     top = max(int(counts.max()) for counts in bins.values())
-    chart = Chart((0, 1), (0, top * 1.05), x_label, "examples")
+    chart = Chart((0, 1), (0, top * 1.05), "weight", "examples")
     for kind, counts in bins.items():
         chart.bars(edges, counts, kind)
-    if rule is not None and 0.0 < rule < 1.0:
-        chart.rule(rule)
+    chart.rule(float(LOW_WEIGHT))
     peaks = (f"{NAMES[kind]} peak near {number(float(edges[int(bins[kind].argmax())]))}" for kind in bins)
     legend = tuple(("bar", kind, NAMES[kind]) for kind in bins) if len(bins) > 1 else ()
-    return Figure(title, chart.svg(f"Histogram of {x_label}: {'; '.join(peaks)}."), caption, legend)
+    caption = f"Dashed line: the threshold of {LOW_WEIGHT:g} below which a weight is low."
+    return Figure("Weights", chart.svg(f"Histogram of weights: {'; '.join(peaks)}."), caption, legend)
 
 
 @dataclass(frozen=True)
@@ -216,30 +202,20 @@ def curves(run: RunFiles, curve: Curve) -> Figure | None:
     return Figure(curve.title, chart.svg(alt), curve.caption, legend)
 
 
-def groups(
-    run: RunFiles,
-    title: str = "Mean weight of correctly and incorrectly labelled examples",
-    *,
-    among: str = "groups",
-    caption: str = "",
-) -> Figure | None:
-    """Mean weight of both groups per epoch with 95 % confidence intervals.
-
-    ``among`` is the metrics key: "groups" of all examples, or "probe_groups".
-    """
+def groups(run: RunFiles) -> Figure | None:
+    """Mean weight of correctly and of incorrectly labelled examples per epoch."""
     epochs = run.series("epoch")
-    means = {kind: run.group(kind, "mean", among) for kind in ("right", "wrong")}
+    means = {kind: run.group(kind, "mean") for kind in ("right", "wrong")}
     means = {kind: mean for kind, mean in means.items() if np.isfinite(mean).any()}
     if not means:
         return None
     chart = _over_epochs(epochs, (0, 1), "mean weight")
     for kind, mean in means.items():
-        chart.band(epochs, run.group(kind, "low", among), run.group(kind, "high", among), kind)
         chart.line(epochs, mean, kind)
     changes = "; ".join(_from_to(NAMES[kind], mean) for kind, mean in means.items())
     legend = tuple(("line", kind, NAMES[kind]) for kind in means)
-    caption += "Bands are 95 % confidence intervals of the means."
-    return Figure(title, chart.svg(f"Mean weight over {len(epochs)} epochs: {changes}."), caption, legend)
+    title = "Mean weight of correctly and incorrectly labelled examples"
+    return Figure(title, chart.svg(f"Mean weight over {len(epochs)} epochs: {changes}."), legend=legend)
 
 
 def _over_epochs(epochs: Array, y: tuple[float, float], y_label: str) -> Chart:
@@ -260,7 +236,7 @@ def figure_1(run: RunFiles) -> Figure | None:
     weight, wrong, ranking = run.column("weight"), run.wrong, run.ranking
     if list(run.features) != ["x0", "x1"] or weight is None or wrong is None or ranking is None:
         return None
-    correct = (weight < np.float32(PAPER_THRESHOLD)) == wrong
+    correct = (weight < LOW_WEIGHT) == wrong
     x, y = ranking["x0"], ranking["x1"]
     chart = Chart((float(x.min()), float(x.max())), (float(y.min()), float(y.max())), "x0", "x1", height=420)
     every = -(-len(x) // MOST_POINTS)
@@ -269,6 +245,6 @@ def figure_1(run: RunFiles) -> Figure | None:
     chart.crosses(x[missed], y[missed], "wrong")
     counts = (f"correct: {count(correct.sum())}", f"incorrect: {count((~correct).sum())}")
     legend = (("dots", "right", counts[0]), ("crosses", "wrong", counts[1]))
-    caption = f"A weight below {PAPER_THRESHOLD} classifies a point as flipped."
+    caption = f"A weight below {LOW_WEIGHT:g} classifies a point as flipped."
     alt = f"Source points in the plane, classified by their weight: {counts[0]}, {counts[1]}."
     return Figure("Source points, classified by weight", chart.svg(alt), caption, legend)

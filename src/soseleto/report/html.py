@@ -17,10 +17,10 @@ from markupsafe import Markup
 
 from soseleto.report import charts, sentences
 from soseleto.report.charts import Figure
-from soseleto.report.sentences import PAPER_THRESHOLD, RunFiles
+from soseleto.report.sentences import RunFiles
 from soseleto.run_folder.files import aside, readable, replacing
 from soseleto.run_folder.folder import REPORT
-from soseleto.run_folder.ranking import SHOWN, most_suspicious_first, suspect_rows
+from soseleto.run_folder.ranking import LOW_WEIGHT, SHOWN, most_suspicious_first, suspect_rows
 from soseleto.run_folder.source import media_type
 
 PAGE = Path(__file__).parent / "page"
@@ -62,9 +62,9 @@ def render(run_path: str | os.PathLike[str]) -> str:
             figures=sentences.key_figures(run),
             compared=sentences.compared(run),
             compared_how=sentences.compared_how(run) if run.comparison.get("rows") else "",
-            curves=_curves(run),
+            curves=[figure for curve in CURVES if (figure := charts.curves(run, curve))],
             settings=json.dumps(run.config, indent=2, ensure_ascii=False),
-            start=PAPER_THRESHOLD,
+            low_weight=LOW_WEIGHT,
             **(_ranking_sections(run) if run.ranking and len(run.ranking["weight"]) else {}),
         )
 
@@ -105,53 +105,20 @@ def _ranking_sections(run: RunFiles) -> dict[str, Any]:
     suspects, worst = suspect_rows(run.ranking), most_suspicious_first(run.ranking)
     half = min(SHOWN, -(-len(worst) // 2))
     return {
-        "weights": _weights(run),
+        "weights": charts.weights(run.ranking["weight"], run.wrong),
         "truth": _truth(run),
         "strongest": _examples(run, suspects[:SHOWN]),
         "suspects_count": len(suspects),
         "worst_name": "Lowest-ranked" if run.is_transfer else "Most suspicious",
-        "probabilities": _probabilities(run),
         "best": _examples(run, np.arange(half)),
         "worst": _examples(run, worst[:half]),
         "features": run.features,
     }
 
 
-def _weights(run: RunFiles) -> Figure:
-    assert run.ranking is not None
-    caption = f"Dashed line: the threshold of {PAPER_THRESHOLD} below which a weight is low."
-    weight = run.ranking["weight"]
-    return charts.histogram(weight, run.wrong, title="Weights", x_label="weight", caption=caption, rule=PAPER_THRESHOLD)
-
-
-def _probabilities(run: RunFiles) -> Figure | None:
-    """The probabilities of being mislabelled."""
-    probability = run.column("mislabelled_probability")
-    if probability is None:
-        return None
-    basis = run.suspects.get("probability_basis")
-    return charts.histogram(
-        probability,
-        run.wrong,
-        title="Probability of being mislabelled",
-        x_label="probability",
-        caption="Dashed line: examples at or above this threshold are suspects."
-        + (f" Basis of the probabilities: {basis}." if basis else ""),
-        rule=run.suspects.get("threshold"),
-    )
-
-
 def _truth(run: RunFiles) -> list[Figure]:
     """Charts against the true labels."""
     figures = [] if run.wrong is None else [charts.figure_1(run), charts.groups(run)]
-    return [figure for figure in figures if figure]
-
-
-def _curves(run: RunFiles) -> list[Figure]:
-    """The metrics per epoch."""
-    probes = "Probes are target examples added to the source; which of their labels are wrong is known. "
-    figures = [charts.curves(run, curve) for curve in CURVES]
-    figures.append(charts.groups(run, "Mean weight of the probes", among="probe_groups", caption=probes))
     return [figure for figure in figures if figure]
 
 

@@ -22,7 +22,6 @@ from soseleto.run_folder.ranking import (
 )
 from soseleto.run_folder.source import load_thumbnails
 
-PAPER_THRESHOLD = 0.1  # of the paper's Figure 1
 Record = dict[str, Any]
 
 
@@ -85,9 +84,9 @@ class RunFiles:
         """One metric of every epoch, NaN where it is missing; (E,)."""
         return np.array([as_number(record.get(key)) for record in self.epochs], dtype=float)
 
-    def group(self, name: str, key: str, among: str = "groups") -> np.ndarray:
+    def group(self, name: str, key: str) -> np.ndarray:
         """One statistic of the group "right" or "wrong" in every epoch, NaN where it is missing; (E,)."""
-        groups = [(record.get(among) or {}).get(name) or {} for record in self.epochs]
+        groups = [(record.get("groups") or {}).get(name) or {} for record in self.epochs]
         return np.array([as_number(group.get(key)) for group in groups], dtype=float)
 
     def column(self, name: str) -> np.ndarray | None:

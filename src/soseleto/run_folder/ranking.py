@@ -12,7 +12,7 @@ import numpy as np
 
 from soseleto.errors import counted
 
-LOW_WEIGHT = np.float32(0.1)  # suspects without probes: examples of lower weight
+LOW_WEIGHT = np.float32(0.1)  # of the paper's Figure 1; suspects without probes are examples of lower weight
 SHOWN = 20  # best and worst examples of a report, and its suspects
 PER_CLASS, MOST_CLASSES = 6, 60  # examples that a review shows for comparison
 MOST_SUSPECTS = 4000  # that have a thumbnail
