@@ -19,7 +19,7 @@ from soseleto.data import Examples
 from soseleto.report import render, write_report
 from soseleto.report.sentences import share, verdict
 from soseleto.run_folder.folder import COMPARISON, RunFolder
-from soseleto.run_folder.source import load_thumbnails, media_type, save_thumbnails
+from soseleto.run_folder.source import load_thumbnails, save_thumbnails
 
 
 class Outline(html.parser.HTMLParser):
@@ -151,30 +151,30 @@ def test_examples_without_an_image_are_marked(tmp_path: Path) -> None:
     run.write_ranking(columns | {"id": np.array([f"other {i}" for i in range(59)] + [columns["id"][59]])})
     page = render(run.path)
     assert '<span class="blank">no image</span>' in page
-    assert "data:image/png" in page
+    assert "data:image/jpeg" in page
 
 
 PICTURES = [
-    (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "image/png", (8, 8)),
-    (torch.zeros(2, 3, 300, 200, dtype=torch.uint8), "image/jpeg", (64, 96)),
-    (torch.linspace(-3, 5, 27).reshape(1, 3, 3, 3).repeat(2, 1, 1, 1), "image/png", (3, 3)),
+    (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), (8, 8)),
+    (torch.zeros(2, 3, 300, 200, dtype=torch.uint8), (64, 96)),
+    (torch.linspace(-3, 5, 27).reshape(1, 3, 3, 3).repeat(2, 1, 1, 1), (3, 3)),
 ]
 
 
-@pytest.mark.parametrize(("inputs", "kind", "size"), PICTURES, ids=lambda value: str(getattr(value, "shape", value)))
+@pytest.mark.parametrize(("inputs", "size"), PICTURES, ids=lambda value: str(getattr(value, "shape", value)))
 def test_thumbnails_are_stored_at_the_size_they_are_shown(
-    tmp_path: Path, inputs: torch.Tensor, kind: str, size: tuple[int, int]
+    tmp_path: Path, inputs: torch.Tensor, size: tuple[int, int]
 ) -> None:
     run = fabricate(tmp_path / "run", n=2, features=0, truth=False, epochs=1)
     save_thumbnails(run, Examples(inputs, torch.zeros(2, dtype=torch.int64), ids=("00000", "00001")))
     kept = load_thumbnails(run)
     assert set(kept) == {"00000", "00001"}
     for picture in kept.values():
-        assert media_type(picture) == kind
         with Image.open(io.BytesIO(picture)) as image:
             assert image.size == size
             if inputs.is_floating_point():
-                assert image.getextrema() == ((0, 78), (88, 167), (177, 255))  # scaled over the whole image
+                ends = np.array([[0, 78], [88, 167], [177, 255]])  # scaled over the whole image
+                assert np.abs(np.array(image.getextrema()) - ends).max() < 12
 
 
 def test_figure_one_is_drawn_of_points_in_the_plane(page: str, images: RunFolder) -> None:

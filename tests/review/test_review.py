@@ -206,7 +206,7 @@ def test_only_images_are_served_and_the_thumbnail_where_the_file_is_not_one(run:
     Path(ranking["path"][59]).write_text("<script>alert(1)</script>")
     with serving(run) as server:
         status, small, headers = ask(server, "GET", "/picture/59")
-        assert (status, headers["Content-Type"]) == (200, "image/png")
+        assert (status, headers["Content-Type"]) == (200, "image/jpeg")
         assert small == server.review.queue.pictures[str(ranking["id"][59])]
         Path(ranking["path"][58]).unlink()
         os.mkfifo(ranking["path"][58])

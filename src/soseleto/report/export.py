@@ -55,25 +55,18 @@ def export_ranking(
         if worst is not None:
             rows = worst_rows(ranking)[:worst]
         elif suspects:
-            rows = listed_rows(run, ranking)
+            run.require_noisy()
+            rows = suspect_rows(ranking)
         if format == LABEL_STUDIO:
             return _label_studio(run, ranking, rows)
         return _WRITERS[format]({name: values[rows] for name, values in ranking.items()})
-
-
-def listed_rows(run: RunFolder, ranking: Ranking) -> np.ndarray:
-    """The suspects, most suspicious first."""
-    run.require_noisy()
-    return suspect_rows(ranking)
 
 
 def describe_list(run_path: str | os.PathLike[str]) -> str:
     """What ``rank --suspects`` lists: how many, with which precision, and on what basis; what is unknown."""
     run = RunFolder.open(run_path)
     ranking = run.ranking()
-    listed_rows(run, ranking)  # refuses transfer mode
-    about = about_suspects(ranking, run.suspects())
-    unknown = about_unknown(ranking)
+    about, unknown = about_suspects(ranking, run.suspects()), about_unknown(ranking)
     return f"{about}. {unknown}" if unknown else about
 
 

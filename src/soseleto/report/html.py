@@ -21,7 +21,6 @@ from soseleto.report.sentences import RunFiles
 from soseleto.run_folder.files import aside, readable, replacing
 from soseleto.run_folder.folder import REPORT
 from soseleto.run_folder.ranking import LOW_WEIGHT, SHOWN, most_suspicious_first, suspect_rows
-from soseleto.run_folder.source import media_type
 
 PAGE = Path(__file__).parent / "page"
 FILTERS = (sentences.count, sentences.share, sentences.percent, sentences.number)
@@ -136,4 +135,4 @@ def _examples(run: RunFiles, rows: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _data_url(picture: bytes | None) -> str:
-    return f"data:{media_type(picture)};base64,{base64.b64encode(picture).decode()}" if picture else ""
+    return f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}" if picture else ""

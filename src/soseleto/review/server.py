@@ -30,7 +30,6 @@ from soseleto.review.queue import Decision, Decisions, Queue
 from soseleto.run_folder.files import as_json
 from soseleto.run_folder.folder import AUDIT, SUSPECTS, RunFolder
 from soseleto.run_folder.ranking import with_audit
-from soseleto.run_folder.source import media_type
 
 logger = logging.getLogger("soseleto")
 
@@ -243,7 +242,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         picture = review.queue.picture(int(row)) if exists else None
         if picture is None:
             raise Refused(HTTPStatus.NOT_FOUND, "Not found.")
-        self._send(HTTPStatus.OK, picture, media_type(picture), {"Cache-Control": "private, max-age=3600"})
+        self._send(HTTPStatus.OK, picture, "image/jpeg", {"Cache-Control": "private, max-age=3600"})
 
     def _page(self, tokens: list[str]) -> None:
         review, headers = self.server.review, {"Content-Security-Policy": self.server.review.policy}

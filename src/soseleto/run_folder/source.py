@@ -5,7 +5,7 @@ relative to the folder in which ``fit`` ran. In the copy a table keeps its colum
 of path, label and id.
 
 Thumbnails of selected examples are in the run folder, so that report and review do not need the data:
-``pictures.parquet`` has the columns ``id`` and ``picture`` (the bytes of a PNG or a JPEG).
+``pictures.parquet`` has the columns ``id`` and ``picture`` (the bytes of a JPEG).
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 OPTIONS = ("label_column", "path_column", "id_column", "truth_column", "encoding")
 LARGEST = 96  # longer side of a thumbnail, in pixels
-LOSSLESS = 64  # images up to this side are stored as PNG
 _need = partial(need, to="writing a corrected source")
 
 
@@ -235,11 +234,6 @@ def load_thumbnails(folder: RunFolder) -> dict[str, bytes]:
         return dict(zip(ids, pictures, strict=True))
 
 
-def media_type(picture: bytes) -> str:
-    """From the first bytes."""
-    return "image/png" if picture.startswith(b"\x89PNG") else "image/jpeg"
-
-
 def image_from_file(path: str, largest: int) -> bytes | None:
     """An image file decoded and encoded again, so that only image data is served; None where it cannot be read.
 
@@ -248,7 +242,7 @@ def image_from_file(path: str, largest: int) -> bytes | None:
     from soseleto.data.images import open_image
 
     try:
-        return _shrink(open_image(path).convert("RGB"), largest)
+        return _shrink(open_image(path), largest)
     except Exception:  # Pillow raises many kinds
         return None
 
@@ -263,14 +257,10 @@ def _is_images(inputs: Any) -> bool:
 
 
 def _shrink(image: Any, largest: int = LARGEST) -> bytes:
-    """A Pillow image as PNG if it is small, else as a JPEG of at most ``largest`` pixels per side."""
-    stream = io.BytesIO()
-    if max(image.size) <= LOSSLESS:
-        image.save(stream, "PNG", optimize=True)
-    else:
-        image = image.convert("RGB")
-        image.thumbnail((largest, largest))
-        image.save(stream, "JPEG", quality=85)
+    """A Pillow image as a JPEG of at most ``largest`` pixels per side."""
+    stream, image = io.BytesIO(), image.convert("RGB")
+    image.thumbnail((largest, largest))
+    image.save(stream, "JPEG", quality=90, subsampling=0)  # colours of small images would blur
     return stream.getvalue()
 
 

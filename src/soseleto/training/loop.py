@@ -30,7 +30,7 @@ from soseleto.suspects.signals import gather
 from soseleto.task.cuda_graph import CapturedStep, TakeStep
 from soseleto.task.task import Method, NonFiniteLoss, Task, after_step, check_guard
 from soseleto.training.data import Data, is_out_of_memory
-from soseleto.training.history import Records, group_record, weight_record
+from soseleto.training.history import Records, weight_record
 from soseleto.training.result import Result
 from soseleto.training.resume import Keeper, model_fingerprint, require_same_settings
 from soseleto.training.setup import Options, Setup
@@ -205,9 +205,6 @@ class Loop:
         record["lr"] = float(state.optimizer.param_groups[0]["lr"])
         if (learned := self._learned(state)) is not None:
             record |= weight_record(learned, self._wrong(), self.team)
-            if (probes := self.data.probes) is not None:
-                values = state.weights.values[probes.n_source :]
-                record["probe_groups"] = group_record(values, probes.wrong.to(values.device), self.team)
         return record
 
     def _gathered(self, state: Any) -> Weights | None:
