@@ -38,10 +38,6 @@ LARGEST = 96  # longer side of a thumbnail, in pixels
 _need = partial(need, to="writing a corrected source")
 
 
-def is_table(source: Path) -> bool:
-    return source.suffix.lower() in tables.SUFFIXES
-
-
 def digest(source: str | os.PathLike[str]) -> str | None:
     """The sha256 of a file; None for a folder."""
     path = Path(source).expanduser()
@@ -64,7 +60,7 @@ def remember(
     checked: the target's labels, by id, of source examples that were left out because they are also in the target
     """
     path = Path(os.path.abspath(Path(source).expanduser()))
-    if features is not None and texts and is_table(path) and digest(path) == digest_read:
+    if features is not None and texts and path.suffix.lower() in tables.SUFFIXES and digest(path) == digest_read:
         features = _with_texts(run, path, reading, features, texts)
     options = {name: value for name in OPTIONS if (value := getattr(reading, name)) is not None}
     note = {"path": str(path), "folder": os.getcwd(), "sha256": digest_read, **options, "checked": dict(checked)}
@@ -98,7 +94,7 @@ def source_file(run: RunFolder) -> Path | None:
     """The table the run was trained on, if it still has the same bytes; None for other sources."""
     source = run.source()
     path = Path(source.get("path", ""))
-    if not is_table(path):
+    if path.suffix.lower() not in tables.SUFFIXES:
         return None
     if not path.is_file():
         raise DataError(f"the source {path} no longer exists: restore it, since the export is a copy of it.")
