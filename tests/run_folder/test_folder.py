@@ -143,19 +143,6 @@ def test_model_round_trip_keeps_tied_weights_tied_and_views_apart(run: RunFolder
         run.write_model({"extra": "text"})  # type: ignore[dict-item]
 
 
-def test_a_failed_write_leaves_the_previous_file(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def disk_full(self: Path, text: str, encoding: str) -> int:
-        with self.open("w") as file:
-            file.write(text[:1])
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", disk_full)
-    with pytest.raises(OSError, match="No space"):
-        run.write_config({"seed": 4})
-    assert run.config()["seed"] == 3
-    assert [entry.name for entry in run.path.iterdir()] == ["config.json"]
-
-
 def test_outputs_never_replace_inputs_or_files_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, source = fabricate(tmp_path / "run", n=10, epochs=1), tmp_path / "source.csv"
     source.write_text("x,label\n1,a\n")

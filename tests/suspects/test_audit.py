@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import numpy as np
 import pytest
@@ -57,22 +56,6 @@ def test_the_total_is_the_least_over_all_splits() -> None:
 
 
 # Coverage
-
-
-@cache
-def interval(size: int, checked: int, wrong: int) -> tuple[float, float]:
-    estimate = precision(stratum(size, checked, wrong))
-    return estimate.low, estimate.high
-
-
-@pytest.mark.parametrize("rate", [0.94, 0.4])
-def test_intervals_hold_at_the_worst_moment_to_stop(rate: float) -> None:
-    random, truth, misses = np.random.default_rng(7), round(rate * 150), 0
-    for _ in range(400):
-        wrong = np.cumsum(random.permutation(150)[:60] < truth)
-        ends = [interval(150, checked, int(wrong[checked - 1])) for checked in range(5, 61)]
-        misses += not all(low <= truth / 150 <= high for low, high in ends)
-    assert misses / 400 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
 
 
 def test_all_figures_hold_at_the_worst_moment_to_stop() -> None:
