@@ -117,8 +117,8 @@ def _label_studio(run: RunFolder, ranking: Ranking, rows: np.ndarray) -> bytes:
         if suggested is not None:
             choice = {"type": "choices", "value": {"choices": [str(suggested[row])]}}
             result = {"id": f"{AGENT}-{name}", "from_name": "label", "to_name": field, **choice}
-            known = probability is not None and not math.isnan(probability[row])
-            score = {"score": round(float(probability[row]), 6)} if known else {}
+            wrong = math.nan if probability is None else float(probability[row])
+            score = {} if math.isnan(wrong) else {"score": round(wrong, 6)}
             task["predictions"] = [{"model_version": AGENT, "result": [result], **score}]
         tasks.append(task)
     return (json.dumps(tasks, ensure_ascii=False, indent=1) + "\n").encode()
