@@ -210,7 +210,7 @@ def test_demo_writes_a_run_a_report_and_what_it_found(
     assert said.out.endswith(f"report: {tmp_path / 'demo' / 'report.html'}\n")
     assert "engine" in said.err  # the run's message; no progress line, as this is no terminal
     assert RunFolder.open(tmp_path / "demo").config()["seed"] == 1
-    assert "(c) Flipped points" in (tmp_path / "demo" / "report.html").read_text("utf-8")
+    assert "Source points, classified by weight" in (tmp_path / "demo" / "report.html").read_text("utf-8")
 
 
 def test_demo_replaces_a_demo_and_no_other_run(
