@@ -55,6 +55,12 @@ def aside(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file atomically."""
+    with aside(path) as part:
+        part.write_text(text, "utf-8")
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn an OSError inside (disk full, read-only or broken) into a DiskError of one sentence."""
@@ -162,8 +168,7 @@ def write_checksums(folder: Path, names: Iterable[str]) -> None:
 
 
 def _write_checksums(folder: Path, checksums: Mapping[str, str]) -> None:
-    with aside(folder / CHECKSUMS) as part:
-        part.write_text("".join(f"{checksums[name]}  {name}\n" for name in sorted(checksums)), "utf-8")
+    write_text(folder / CHECKSUMS, "".join(f"{checksums[name]}  {name}\n" for name in sorted(checksums)))
 
 
 def checksums_of(folder: Path) -> dict[str, str] | None:
