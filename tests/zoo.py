@@ -231,7 +231,7 @@ def convolutions_1d() -> nn.Module:
 
 
 def convolutions_3d() -> nn.Module:
-    return nn.Sequential(nn.Conv3d(2, 4, 2, padding="same"), nn.Tanh(), nn.Conv3d(4, 2, 3, stride=2), *head(16))
+    return nn.Sequential(nn.Conv3d(2, 4, 3, padding="same"), nn.Tanh(), nn.Conv3d(4, 2, 3, stride=2), *head(16))
 
 
 MIXES = {"layerwise": "training mode"}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,25 +35,12 @@ from soseleto.engines.rules import (
 from soseleto.errors import EngineError
 
 
-class Layout(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    def part(self, x: Tensor, examples: slice) -> Tensor:
-        """The rows of x that belong to the chosen examples."""
-        ...
-
-    def fold(self, values: Tensor, examples: slice) -> Tensor:
-        """Sums over the rows of each chosen example; ``values`` has one entry for each row of ``part``."""
-        ...
-
-    def spread(self, coefficients: Tensor | None, examples: slice) -> Tensor | None:
-        """An example's coefficient for each row of ``part``; None stands for ones."""
-        ...
-
-
 @dataclass(frozen=True)
 class Grouped:
+    """As every layout: which rows of a tensor belong to chosen examples (``part``), sums over the rows of each chosen
+    example (``fold``), and an example's coefficient for each of its rows (``spread``; None stands for ones).
+    """
+
     each: int  # k
     name: str = "grouped"
 
@@ -92,6 +79,8 @@ class Packed:
         each[examples] = like
         return each[self.index]
 
+
+Layout = Grouped | Packed
 
 _SUMS = {
     getattr(owner, name + suffix)

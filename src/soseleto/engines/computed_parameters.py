@@ -27,7 +27,6 @@ from soseleto.errors import EngineError, first_line
 MAKERS = {torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.linspace}
 # Functions of their first argument that take the shape or the dtype of another one.
 OF_FIRST = {Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, Tensor.type_as, Tensor.to}
-EXPANDS = {Tensor.expand, Tensor.expand_as, torch.broadcast_to, Tensor.broadcast_to}
 
 
 class Arguments(NamedTuple):
@@ -43,7 +42,6 @@ class _Known:
     tensor: ref[Tensor]
     version: int  # a tensor that was written to since is not known any more
     roots: frozenset[str]  # the parameters it is derived from; none for a constant
-    one: Tensor | None  # for a tensor expanded over its first dimension: the same with one row
 
     def is_for(self, value: Tensor) -> bool:
         return self.tensor() is value and self.version == value._version
@@ -104,21 +102,16 @@ class Derived:
     def add(self, func: Any, found: Arguments, args: tuple[Any, ...], out: Any) -> None:
         """Record the result of a call of trainable tensors and constants."""
         roots = frozenset().union(*(self._roots_before(value) for value in found.trainable))
-        if func is Tensor.__setitem__:
-            out = args[0]
-        one = _one_row(func, args[0], out) if args and (func in EXPANDS or func is Tensor.repeat) else None
-        if one is not None:
-            self._add(one, roots)
-        self._add(out, roots, one)
+        self._add(args[0] if func is Tensor.__setitem__ else out, roots)
 
     def _roots_before(self, value: Tensor) -> frozenset[str]:
         """The roots of an argument of the last call, which may have written to it."""
         return self.roots_of(value) or self._known[id(value)].roots
 
-    def _add(self, out: Any, roots: frozenset[str], one: Tensor | None = None) -> None:
+    def _add(self, out: Any, roots: frozenset[str]) -> None:
         if isinstance(out, Tensor):
             if not out.is_inference():
-                known = _Known(ref(out), out._version, roots if out.requires_grad else frozenset(), one)
+                known = _Known(ref(out), out._version, roots if out.requires_grad else frozenset())
                 self._known[id(out)] = known
         elif isinstance(out, (list, tuple)):
             for value in out:
@@ -128,11 +121,6 @@ class Derived:
         """``found``, known as derived from what ``source`` is derived from."""
         self._add(found, self.roots_of(source))
         return found
-
-    def one_row(self, value: Tensor) -> Tensor | None:
-        """For a tensor that was expanded over its first dimension: the same with one row."""
-        known = self._lookup(value)
-        return None if known is None else known.one
 
     # --- keys: a parameter's name, or one of our own for a derived tensor that has met the data ---
 
@@ -201,16 +189,6 @@ class Derived:
             )
         except RuntimeError as error:
             raise _not_differentiable(names[0], error) from error
-
-
-def _one_row(func: Any, source: Tensor, out: Tensor) -> Tensor | None:
-    """The result of expanding or repeating ``source`` with a first dimension of 1, where all its rows are equal."""
-    if out.ndim == 0 or len(out) < 2 or (out.ndim == source.ndim and len(source) > 1):
-        return None
-    if func is Tensor.repeat:
-        times = [n // m for n, m in zip(out.shape[1:], source.shape[1:], strict=False)]
-        return source.repeat(1, *times) if out.ndim == source.ndim and source.numel() else None
-    return source.expand(1, *out.shape[1:])
 
 
 def _without_none(names: Iterable[str], values: Iterable[Tensor | None]) -> Iterable[tuple[str, Tensor]]:

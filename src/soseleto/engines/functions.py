@@ -29,7 +29,7 @@ from soseleto.errors import EngineError, first_line
 
 PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm}
 LINEAR = {
-    *PRODUCTS, Tensor.__rmatmul__, torch.einsum, Tensor.__getitem__, torch.index_select, Tensor.index_select,
+    *PRODUCTS, torch.einsum, Tensor.__getitem__, torch.index_select, Tensor.index_select,
     torch.gather, Tensor.gather, torch.tensordot, torch.inner, torch.take, Tensor.take, F.embedding_bag,
 }  # fmt: skip
 
@@ -80,17 +80,12 @@ def as_linear(
     bias = None
     if func in (torch.addmm, Tensor.addmm) and len(args) == 3 and not kwargs and args[0].ndim == 1:
         bias, *args = args  # type: ignore[assignment]
-    elif func is Tensor.__rmatmul__:
-        args = args[::-1]
     elif func not in PRODUCTS:
         return None
     if len(args) != 2 or derived.is_trainable(args[0]) or not derived.is_trainable(args[1]) or args[0].ndim < 2:
         return None
     weight = args[1]
-    if weight.ndim == 3:  # the same weight for every example
-        one = weight if len(weight) == 1 else derived.one_row(weight)
-        weight = None if one is None else derived.derive(one[0], one)
-    return None if weight is None or weight.ndim != 2 else (args[0], derived.derive(weight.mT, weight), bias)
+    return (args[0], derived.derive(weight.mT, weight), bias) if weight.ndim == 2 else None
 
 
 # torch.nn.MultiheadAttention written with separate linear layers, which have rules.
@@ -105,15 +100,15 @@ _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 def refuse_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     """Why ``self_attention`` cannot replace this call of multi_head_attention_forward, or None."""
     a = _SIGNATURE.bind(*args, **kwargs).arguments
-    if not (a["query"] is a["key"] is a["value"]):
-        return "only self-attention has a rule (query, key and value the same tensor)"
-    if a.get("need_weights", True):
-        return "returned attention weights have no rule (pass need_weights=False)"
-    if a["query"].ndim != 3 or a.get("use_separate_proj_weight") or a["add_zero_attn"]:
-        return "only batched self-attention with one packed projection has a rule"
-    if any(a.get(k) is not None for k in ("bias_k", "bias_v", "static_k", "static_v")):
-        return "attention with static or bias keys has no rule"
-    return None
+    is_plain = (
+        a["query"] is a["key"] is a["value"]
+        and a["query"].ndim == 3
+        and not a.get("need_weights", True)
+        and not a.get("use_separate_proj_weight")
+        and not a["add_zero_attn"]
+        and all(a.get(k) is None for k in ("bias_k", "bias_v", "static_k", "static_v"))
+    )
+    return None if is_plain else "only batched self-attention with a packed projection, need_weights=False, has a rule"
 
 
 def self_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:

@@ -47,7 +47,6 @@ from soseleto.engines.proof import (
     Kinds,
     Schedule,
     Tolerance,
-    all_finite,
     coefficients,
     compare,
     gradient_norms,
@@ -85,7 +84,7 @@ def joins(step: Step, joint: Alone, tolerance: float) -> bool:
     A model that draws at random draws other numbers for other sizes: there they must be those of a joint pass with
     other inputs on the target's side.
     """
-    if not (all_finite(joint.gradient) and bool(joint.losses.isfinite().all())):  # guards report them
+    if not all(bool(x.isfinite().all()) for x in (joint.losses, *joint.gradient.values())):  # guards report them
         return True
     with unchanged(step.model), torch.enable_grad(), uncompiled(step.model):
         before = torch.get_rng_state(), _gpu_state(joint.losses)

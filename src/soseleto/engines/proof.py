@@ -49,15 +49,19 @@ def described(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 
 
 class Recorded(TorchFunctionMode):
-    """Records the calls while it is open; changes nothing."""
+    """Records the calls and the dtypes of activations while it is open; changes nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.functions: list[Hashable] = []
+        self.dtypes: set[torch.dtype] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.functions.append(described(func, args, kwargs))
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.requires_grad:
+            self.dtypes.add(out.dtype)
+        return out
 
 
 # --- how far two computations of the same gradient may differ by rounding ---
@@ -231,20 +235,6 @@ def random_direction(
     return found
 
 
-@dataclass(frozen=True)
-class _Equations:
-    """What an engine must give along some directions: for each direction and each c a number with its scale."""
-
-    losses: Tensor
-    coefficients: list[Tensor]
-    gradient: dict[str, Tensor]  # of the random c
-    directions: list[dict[str, Tensor]]
-    values: Tensor  # (directions, coefficients)
-    scales: Tensor
-    tolerance: float
-    unproved: frozenset[str]
-
-
 def prove(
     align: Align,
     model: nn.Module,
@@ -260,56 +250,37 @@ def prove(
 
     with_gradient: whether the graph of its losses is used for the source gradient, and must be right too.
     """
+    parameters, names = trainable(model), list(names)
     with unchanged(model):
-        wanted = _equations(model, loss, batch, list(names), seed=seed, first=first)
-    if not bool(torch.isfinite(wanted.values).all()):  # guards report losses that are not finite
+        with Recorded() as recorded:
+            ordinary = as_loss_vector(loss(model, batch))
+        c, *one_hot = coefficients(ordinary, examples=3 if first else 1, seed=seed)
+        g = gradient(ordinary, parameters, c.to(ordinary.dtype), retain_graph=True)
+        whole = random_direction({name: g.get(name) for name in names}, {n: parameters[n] for n in names}, seed)
+        groups = 4 if first else 1
+        directions = [part for i in range(groups) if (part := {name: whole[name] for name in names[i::groups]})]
+        equations = [[Equation.of(c, g, direction)] for direction in directions]
+        for one in one_hot:
+            of_one = gradient(ordinary, parameters, one.to(ordinary.dtype), retain_graph=True)
+            for row, direction in zip(equations, directions, strict=True):
+                row.append(Equation.of(one, of_one, direction, row[0].scale / len(ordinary)))
+        ordinary = ordinary.detach()
+    if not all(equation.is_finite for row in equations for equation in row):  # guards report losses that are not finite
         return frozenset(names)
-    for number, direction in enumerate(wanted.directions):
+    tolerance = TOLERANCE.of(recorded.dtypes | {ordinary.dtype}, is_cuda=ordinary.is_cuda)
+    for number, (direction, row) in enumerate(zip(directions, equations, strict=True)):
         with unchanged(model):
             losses, q = align(direction)
-            _require_equal_losses(losses, wanted)
+            _require_equal_losses(losses, ordinary, tolerance)
             if number == 0 and with_gradient:
-                _require_equal_gradient(losses, model, wanted)
-        _require_alignments(q, number, wanted)
-    return wanted.unproved
+                compare(_source_gradient(losses, parameters, c), g, tolerance)
+        for equation in row:
+            equation.require(q, tolerance)
+    return unproved(gradient_norms(g), names, tolerance)
 
 
 class Inexact(EngineError):
     """An engine's alignments differ from those of ordinary autograd."""
-
-
-def _equations(
-    model: nn.Module, loss: PerExampleLoss, batch: Any, names: list[str], *, seed: int, first: bool
-) -> _Equations:
-    parameters = trainable(model)
-    with Dtypes() as seen:
-        losses = as_loss_vector(loss(model, batch))
-    cs = coefficients(losses, examples=3 if first else 1, seed=seed)
-    g = gradient(losses, parameters, cs[0].to(losses.dtype), retain_graph=True)
-    whole = random_direction({name: g.get(name) for name in names}, {n: parameters[n] for n in names}, seed)
-    groups = 4 if first else 1
-    parts = [part for i in range(groups) if (part := {name: whole[name] for name in names[i::groups]})]
-    columns = [_along(g, parts)]
-    for c in cs[1:]:
-        columns.append(_along(gradient(losses, parameters, c.to(losses.dtype), retain_graph=True), parts))
-    values, scales = (torch.stack(rows, 1) for rows in zip(*columns, strict=True))
-    scales = scales + scales[:, :1] / len(losses)
-    tolerance = TOLERANCE.of(seen.dtypes | {losses.dtype}, is_cuda=losses.is_cuda)
-    return _Equations(
-        losses.detach(), cs, g, parts, values, scales, tolerance, unproved(gradient_norms(g), names, tolerance)
-    )
-
-
-def _along(g: Mapping[str, Tensor], parts: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
-    """⟨g, d⟩ for each direction, and the root of Σ_p ‖g_p‖²‖d_p‖², where a small gradient counts as FLOOR."""
-    norms = {name: one.norm().double() for name, one in g.items()}
-    floor = FLOOR * torch.stack(list(norms.values())).max() if norms else torch.zeros((), dtype=torch.float64)
-    values, scales = [], []
-    for part in parts:
-        values.append(inner({name: g[name] for name in part if name in g}, part).double())
-        sizes = [norms.get(name, floor).clamp_min(floor) * d.norm().double() for name, d in part.items()]
-        scales.append(torch.stack(sizes).norm())
-    return torch.stack(values), torch.stack(scales)
 
 
 def gradient_norms(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -326,21 +297,20 @@ def unproved(norms: Mapping[str, Tensor], names: Iterable[str], tolerance: float
     return frozenset(name for name in names if name in shares and not shares[name] > UNPROVED * tolerance)
 
 
-def _require_equal_losses(losses: Tensor, wanted: _Equations) -> None:
-    apart = (losses.detach() - wanted.losses).abs().max()
-    if not bool(apart <= wanted.tolerance * (wanted.losses.abs().max() + 1e-30)):
+def _require_equal_losses(losses: Tensor, ordinary: Tensor, tolerance: float) -> None:
+    apart = (losses.detach() - ordinary).abs().max()
+    if not bool(apart <= tolerance * (ordinary.abs().max() + 1e-30)):
         raise Inexact(f"its losses differ by {float(apart):.1e} from those of an ordinary forward pass")
 
 
-def _require_equal_gradient(losses: Tensor, model: nn.Module, wanted: _Equations) -> None:
+def _source_gradient(losses: Tensor, parameters: dict[str, nn.Parameter], c: Tensor) -> dict[str, Tensor]:
     """The losses leave the engine with a graph, from which the source gradient is computed."""
     try:
-        mine = gradient(losses, trainable(model), wanted.coefficients[0].to(losses.dtype))
+        return gradient(losses, parameters, c.to(losses.dtype))
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # a checkpoint's second forward is not followed
         raise Inexact(f"its losses cannot be differentiated: {first_line(error)}") from error
-    compare(mine, wanted.gradient, wanted.tolerance)
 
 
 def compare(mine: Mapping[str, Tensor], right: Mapping[str, Tensor], tolerance: float) -> None:
@@ -368,56 +338,35 @@ def require_zero(left: Mapping[str, Tensor], norms: Mapping[str, Tensor], tolera
         raise Inexact(f"the gradient of parameter {list(left)[off[0]]!r} is not that of an ordinary backward pass")
 
 
-def _require_alignments(q: Tensor, number: int, wanted: _Equations) -> None:
-    found = torch.stack([torch.dot(q.double(), c) for c in wanted.coefficients])
-    off = _relative(found - wanted.values[number], wanted.scales[number], wanted.tolerance)
-    if not bool((off <= wanted.tolerance).all()):
-        names = list(wanted.directions[number])
-        raise Inexact(
-            f"its alignments differ from one backward per example by {float(off.max()):.1e}, in a check of "
-            f"{names[0]!r}" + (f" and {len(names) - 1} other parameters" if len(names) > 1 else "")
-        )
-
-
 @dataclass(frozen=True)
 class Equation:
-    """Σ c_j q_j = ⟨g, direction⟩, for g the gradient of Σ c_j ℓ_j."""
+    """Σ c_j q_j = ⟨g, direction⟩, for g the gradient of Σ c_j ℓ_j.
+
+    scale: the root of Σ_p ‖g_p‖²‖d_p‖², where a small gradient counts as FLOOR; errors are relative to it
+    """
 
     c: Tensor
     value: Tensor
     scale: Tensor
-    is_finite: bool
 
     @classmethod
-    def of(cls, c: Tensor, gradients: Mapping[str, Tensor], direction: dict[str, Tensor]) -> Equation:
-        values, scales = _along(gradients, [direction])
-        return cls(c, values, scales, all_finite(gradients))
+    def of(
+        cls, c: Tensor, gradients: Mapping[str, Tensor], direction: dict[str, Tensor], more: Tensor | float = 0.0
+    ) -> Equation:
+        """``more`` is added to the scale: rounding errors of the batch are seen by each example."""
+        norms = gradient_norms(gradients)
+        floor = FLOOR * torch.stack(list(norms.values())).max() if norms else torch.zeros((), dtype=torch.float64)
+        value = inner({name: gradients[name] for name in direction if name in gradients}, direction).double()
+        sizes = [norms.get(name, floor).clamp_min(floor) * d.norm().double() for name, d in direction.items()]
+        return cls(c, value, torch.stack(sizes).norm() + more)
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(self.value.isfinite())
 
     def require(self, q: Tensor, tolerance: float) -> None:
-        """Raise ``Inexact`` unless these alignments satisfy the equation."""
-        off = _relative(torch.dot(q.double(), self.c) - self.value, self.scale, tolerance)
-        if not bool((off <= tolerance).all()):
-            raise Inexact(f"its alignments differ from one backward per example by {float(off.max()):.1e}")
-
-
-def _relative(error: Tensor, scale: Tensor, tolerance: float) -> Tensor:
-    """|error|/scale, where errors below the smallest float32 count as none."""
-    return error.abs() / scale.clamp_min(torch.finfo(torch.float32).tiny / tolerance)
-
-
-def all_finite(gradients: Mapping[str, Tensor]) -> bool:
-    return not gradients or bool(torch.stack([g.isfinite().all() for g in gradients.values()]).all())
-
-
-class Dtypes(TorchFunctionMode):
-    """Records the dtypes of the activations; changes nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dtypes: set[torch.dtype] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.requires_grad:
-            self.dtypes.add(out.dtype)
-        return out
+        """Raise ``Inexact`` unless these alignments satisfy it; errors below the smallest float32 are none."""
+        smallest = torch.finfo(torch.float32).tiny / tolerance
+        off = (torch.dot(q.double(), self.c) - self.value).abs() / self.scale.clamp_min(smallest)
+        if not bool(off <= tolerance):
+            raise Inexact(f"its alignments differ from one backward per example by {float(off):.1e}")

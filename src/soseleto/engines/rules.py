@@ -123,16 +123,13 @@ def _convolution(call: Callable[..., Tensor], dims: int, *, transposed: bool) ->
     def gradient(arguments: Arguments, a: Tensor, delta: Tensor, coefficients: Tensor | None) -> Tensor:
         weight = arguments["weight"]
         a, delta = _scale_one(a, delta, coefficients)
-        padding = _padding(arguments, weight, dims)
-        if padding is None:  # 'same' with an even kernel pads asymmetrically: use autograd
-            return _weight_gradient(call, settings(arguments), a, weight, delta)
         return torch.ops.aten.convolution_backward(
             delta,
             a,
             weight if weight.dtype == delta.dtype else torch.empty_like(weight, dtype=delta.dtype),  # only its shape
             None,
             _tuple(arguments.get("stride", 1), dims),
-            padding,
+            _padding(arguments, weight, dims),
             _tuple(arguments.get("dilation", 1), dims),
             transposed,
             _tuple(arguments.get("output_padding", 0), dims),
@@ -140,10 +137,15 @@ def _convolution(call: Callable[..., Tensor], dims: int, *, transposed: bool) ->
             [False, True, False],
         )[1]
 
+    def refuse(arguments: Arguments) -> str | None:
+        is_known = _padding(arguments, arguments["weight"], dims) is not None
+        return None if is_known else "padding='same' with an even kernel pads more on one side"
+
     return Rule(
         ("input", "weight", "bias", "stride", "padding", *tail),
         large="weight",
         small=("bias",),
+        refuse=refuse,
         tangent=tangent,
         gradient=gradient,
         per_example=_channel_bias,
@@ -160,15 +162,6 @@ def _padding(arguments: Arguments, weight: Tensor, dims: int) -> tuple[int, ...]
         totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
         return None if any(total % 2 for total in totals) else tuple(total // 2 for total in totals)
     return _tuple(padding, dims)
-
-
-def _weight_gradient(
-    call: Callable[..., Tensor], settings: dict[str, Any], a: Tensor, weight: Tensor, delta: Tensor
-) -> Tensor:
-    with torch.enable_grad():
-        free = weight.detach().to(delta.dtype).requires_grad_()
-        (gradient,) = torch.autograd.grad(call(a.detach(), free, None, **settings), free, delta)
-    return gradient
 
 
 def _tuple(value: Any, dims: int) -> tuple[int, ...]:
@@ -200,12 +193,9 @@ def _not_padding(arguments: Arguments, index: Tensor, rows: Tensor) -> Tensor:
 
 
 def _refuse_embedding(arguments: Arguments) -> str | None:
-    if arguments.get("max_norm") is not None:
-        return "max_norm rewrites the weights during the forward"
-    if arguments.get("scale_grad_by_freq"):
-        return "scale_grad_by_freq mixes the examples of a batch"
-    if arguments.get("sparse"):
-        return "sparse gradients are not supported"
+    """The weights are rewritten in the forward, the examples of a batch mixed, or the gradient is sparse."""
+    if arguments.get("max_norm") is not None or arguments.get("scale_grad_by_freq") or arguments.get("sparse"):
+        return "max_norm, scale_grad_by_freq and sparse gradients have no rule"
     return None
 
 

@@ -25,7 +25,7 @@ from soseleto.engines import Engine
 from soseleto.engines.interface import SourcePass, SourceStep
 from soseleto.engines.layerwise import TOLERANCE
 from soseleto.engines.model_state import is_shard, reshard, sharded_modules, unchanged, whole
-from soseleto.engines.proof import Dtypes, Schedule
+from soseleto.engines.proof import Recorded, Schedule
 from soseleto.errors import EngineError, UsageError
 from soseleto.models.trunk_and_heads import TrunkAndHeads
 from soseleto.parallel.micro_batches import LossOf, Sharing
@@ -79,7 +79,7 @@ class ShardedSharing(Sharing):
         source = step.batch
         seeded = torch.Generator().manual_seed(seed)
         c = (torch.rand(len(source), generator=seeded, dtype=torch.float64) + 0.5).to(source.index.device)
-        with unchanged(step.model), Dtypes() as seen:
+        with unchanged(step.model), Recorded() as seen:
             losses, g = self.gradient(step.model, step.loss, source, "source", c / source.total)
         q = self._alignment(engine, replace(step, direction=g))
         square = sum(float(whole(part.double().square().sum())) for part in g.values())
