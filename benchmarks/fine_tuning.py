@@ -34,12 +34,12 @@ import transformers
 from torch import Tensor, nn
 
 from common import arguments, settle, show, write
+from memory import peak_bytes
 from models import timed
 from soseleto.algorithm import Soseleto
 from soseleto.data.batches import Batch
 from soseleto.defaults import PRETRAINED_LR, resolve
 from soseleto.engines import trainable
-from soseleto.engines.check_gradients import peak_bytes
 from soseleto.integrations.huggingface import SoseletoTrainer
 from soseleto.models.pretrained_text import PretrainedText, make_text_model
 from soseleto.task.cuda_graph import as_if_recording

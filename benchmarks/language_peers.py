@@ -21,11 +21,11 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common import as_graph, interleaved, settle
+from memory import peak_bytes
 from models import LLAMA_135M, Line, Loss, of_transformers, words
 from soseleto.data.batches import Batch
 from soseleto.engines import make_engine, trainable
 from soseleto.engines.autograd import gradient
-from soseleto.engines.check_gradients import peak_bytes
 from soseleto.engines.interface import Step
 
 TINY = {

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from common import arguments, as_graph, images, interleaved, settle, show, write
+from memory import peak_bytes
 from soseleto.algorithm import Soseleto
 from soseleto.data.batches import Batch
 from soseleto.engines import trainable
-from soseleto.engines.check_gradients import peak_bytes
 from soseleto.errors import SoseletoError
 from soseleto.models.architectures import quick, resnet18
 from soseleto.task.cuda_graph import as_if_recording

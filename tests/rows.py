@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -212,14 +211,6 @@ class Bags(nn.Module):
         return self.out(torch.tanh(self.bag(tokens, per_sample_weights=weights)))
 
 
-def sliced_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Packed sequences whose losses are cut out one by one: no index tells the examples of the tokens."""
-    tokens, owner = pack(batch[0])
-    per_token = F.cross_entropy(model(tokens, owner)[0], tokens[0], reduction="none")
-    ends = [0, *owner.bincount().cumsum(0).tolist()]
-    return torch.stack([per_token[a:b].mean() for a, b in pairwise(ends)])
-
-
 def by(engine: str) -> dict[str, str]:
     """As ``declines`` of a problem for which ``auto`` takes another engine than layerwise: all those before it."""
     names = ("layerwise", "forward", "double_backward", "loop")
@@ -237,7 +228,6 @@ PROBLEMS = [
     *[Problem(f"packed_{name}", Packed, tokens(), packed_loss(name)) for name in SUMS],
     Problem("packed_shifted", Packed, tokens(), packed_loss("scatter_add", shift=True)),
     Problem("packed_mixing", lambda: Packed(mixes=True), tokens(), packed_loss("index_add"), declines=by("forward")),
-    Problem("packed_slices", Packed, tokens(), sliced_loss, declines=by("forward")),
     Problem("every_token", TokenMlp, tokens(), every_token, declines=by("forward")),
     Problem("embedding_bag", lambda: Bags(padding_idx=3), tokens()),
     Problem("embedding_bag_weighted", lambda: Bags(mode="sum"), tokens()),

@@ -248,8 +248,6 @@ def test_check_gradients_compares_engines_and_leaves_the_model_alone() -> None:
     assert reports["forward"].error <= 1e-10
     assert reports["loop"].ratio is not None
     assert reports["loop"].ratio > 0
-    assert reports["forward"].memory_ratio is not None
-    assert 1 < reports["forward"].memory_ratio < 4
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import soseleto
+from benchmarks.memory import peak_bytes
 from soseleto.engines.autograd import gradient
-from soseleto.engines.check_gradients import peak_bytes
 from soseleto.engines.forward import forward
 from soseleto.engines.interface import trainable
 from soseleto.errors import EngineError

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.memory import peak_bytes
 from real_models import LARGER, MODELS, TIMM, TINY, RealLosses, RealModel, joined
 from soseleto.data.batches import Batch
 from soseleto.engines import Passes, make_engine, trainable
 from soseleto.engines.auto import AutoEngine
 from soseleto.engines.autograd import gradient
-from soseleto.engines.check_gradients import peak_bytes
 from soseleto.engines.interface import Engine, Step
 from soseleto.engines.layerwise import LayerwiseEngine
 

@@ -36,7 +36,7 @@ _CLASSES = 10  # of generated data
 def check_gradients(
     name: str, size: int, engines: Sequence[str], source: str | None, shape: str | None, device_name: str
 ) -> None:
-    """Print which engine ``auto`` takes, and a table of every engine's error, time and memory."""
+    """Print which engine ``auto`` takes, and a table of every engine's error and time."""
     if size < 1:
         raise UsageError(f"--batch must be at least 1, got {size}.")
     for engine in engines:
@@ -53,15 +53,14 @@ def check_gradients(
 
 
 def _engine_table(reports: Sequence[EngineReport]) -> Table:
-    table = Table(title="Error against the loop; time and memory of an ordinary step = 1", title_justify="left")
+    table = Table(title="Error against the loop; time of an ordinary step = 1", title_justify="left")
     table.add_column("engine")
     table.add_column("error", justify="right")
     table.add_column("time", justify="right")
-    table.add_column("memory", justify="right")
     table.add_column("remark", overflow="fold")
     for row in reports:
         error = "–" if row.error is None else f"{row.error:.1e}"
-        table.add_row(row.engine, error, _ratio(row.ratio), _ratio(row.memory_ratio), row.message)
+        table.add_row(row.engine, error, _ratio(row.ratio), row.message)
     return table
 
 

@@ -390,7 +390,7 @@ def check_gradients(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "auto",
 ) -> None:
     """Compare the engines on a model: which one auto takes, and every engine's
-    error against the reference, time, memory, or reason to decline.
+    error against the reference, time, or reason to decline.
 
     FUNCTION of your own file is as for fit: FUNCTION(classes=, shape=) returns
     a model. Or FUNCTION(batch_size) returns (model, per_example_loss, batch),

@@ -1,17 +1,14 @@
-"""Compare the engines on a user's model and batch: errors relative to ``loop``, times and peak memory."""
+"""Compare the engines on a user's model and batch: errors relative to ``loop``, and times."""
 
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from soseleto.engines.auto import FASTEST_FIRST, make_engine
 from soseleto.engines.autograd import gradient
@@ -27,7 +24,6 @@ class EngineReport:
     engine: its name; for ``auto`` the engine that it takes.
     error: ‖q − q_loop‖/‖q_loop‖; None if the engine declines the model.
     seconds, ratio: the time of alignments and weighted gradient, also divided by that of forward and backward alone.
-    memory, memory_ratio: peak bytes above what was allocated before, also divided by those of forward and backward.
     message: why it declines, with the module's name; for ``auto`` why it takes no faster engine.
     """
 
@@ -36,8 +32,6 @@ class EngineReport:
     seconds: float | None
     ratio: float | None
     message: str = ""
-    memory: int | None = None
-    memory_ratio: float | None = None
 
 
 def check_gradients(
@@ -50,9 +44,8 @@ def check_gradients(
 ) -> list[EngineReport]:
     """Each engine's alignments of ``batch`` compared with those of ``loop``, along the batch's own mean gradient.
 
-    Times and memory are those of the source's part of a training step, alignments and weighted gradient, compared with
-    one forward and backward pass of the same batch. Memory is what the GPU's allocator reports; on a CPU it is the size
-    of the tensors alive at one time. Random layers draw the same numbers in every engine. The model is not changed.
+    Times are those of the source's part of a training step, alignments and weighted gradient, compared with one forward
+    and backward pass of the same batch. Random layers draw the same numbers in every engine. The model is not changed.
     ``engines`` may also contain ``"auto"``.
     """
     with unchanged(model):
@@ -76,7 +69,6 @@ def _ordinary(step: SourceStep) -> Tensor:
 class _Measured:
     result: Tensor
     seconds: float
-    memory: int
 
 
 def _report(name: str, step: SourceStep, reference: Tensor, ordinary: _Measured, repeats: int) -> EngineReport:
@@ -92,8 +84,6 @@ def _report(name: str, step: SourceStep, reference: Tensor, ordinary: _Measured,
         found.seconds,
         found.seconds / ordinary.seconds,
         "; ".join(getattr(engine, "messages", ())),
-        found.memory,
-        found.memory / max(ordinary.memory, 1),
     )
 
 
@@ -102,7 +92,7 @@ def _aligned(engine: Engine, step: SourceStep) -> Callable[[], Tensor]:
 
 
 def _measure(step: SourceStep, run: Callable[[], Tensor], repeats: int) -> _Measured:
-    """The result, the shortest time of ``repeats`` runs (after a warm-up run if there are several), and the memory."""
+    """The result and the shortest time of ``repeats`` runs (after a warm-up run if there are several)."""
     times = []
     result = None
     for _ in range(repeats + (repeats > 1)):
@@ -114,62 +104,4 @@ def _measure(step: SourceStep, run: Callable[[], Tensor], repeats: int) -> _Meas
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
     assert result is not None
-    with unchanged(step.model):
-        memory = peak_bytes(run, result.device)
-    return _Measured(result, min(times[1:] or times), memory)
-
-
-def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """The most bytes that ``run`` holds at one time, above what was allocated before it; its result is dropped.
-
-    On a CPU memory inside a kernel is not counted, and the result does not depend on the machine's load.
-    """
-    if device.type == "cuda":
-        return _peak_of_gpu(run, device)
-    with LiveTensors() as live:
-        run()
-    return live.peak
-
-
-def _peak_of_gpu(run: Callable[[], object], device: torch.device) -> int:
-    torch.cuda.synchronize(device)
-    held = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    run()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - held
-
-
-class LiveTensors(TorchDispatchMode):
-    """Counts the bytes of the tensors that operators return while it is open, each storage once while it is alive."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = 0
-        self.peak = 0
-        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in tree_leaves((args, kwargs)):  # memory from before is not counted
-            if isinstance(value, Tensor):
-                self._add(value, is_new=False)
-        out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
-            if isinstance(value, Tensor):
-                self._add(value, is_new=True)
-        return out
-
-    def _add(self, tensor: Tensor, *, is_new: bool) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._known:
-            return
-        size = storage.nbytes() if is_new else 0
-
-        def freed(_: object) -> None:
-            self.bytes -= size
-            del self._known[key]
-
-        self._known[key] = weakref.ref(storage, freed)
-        self.bytes += size
-        self.peak = max(self.peak, self.bytes)
+    return _Measured(result, min(times[1:] or times))

@@ -12,7 +12,7 @@ attention by linear layers, which have rules.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import resolve_name
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from soseleto.engines.computed_parameters import Derived
 from soseleto.engines.rules import Arguments, Rule, scale
@@ -37,16 +38,16 @@ LINEAR = {
 def rule_for(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameter: Tensor) -> Rule:
     """The rule of one call of ``func``, for one of its arguments; ``a`` holds the numbers of the rows."""
     place = parameter.detach()
-    kept = replaced((args, dict(kwargs)), lambda t: place if t is parameter else t.detach())
-    is_linear = func in LINEAR and sum(t is parameter for t in tensors((*args, *kwargs.values()))) == 1
-    versions = [(t, t._version) for t in tensors((*kept[0], *kept[1].values()))]
+    kept = tree_map_only(Tensor, lambda t: place if t is parameter else t.detach(), (args, dict(kwargs)))
+    is_linear = func in LINEAR and sum(t is parameter for t in tensors((args, dict(kwargs)))) == 1
+    versions = [(t, t._version) for t in tensors(kept)]
     device = parameter.device.type
     lowered = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
     def run(value: Tensor) -> Tensor:
         if any(t._version != version for t, version in versions):
             raise RuntimeError("an argument was changed in place after its use")
-        given, named = replaced(kept, lambda t: value if t is place else t)
+        given, named = tree_map_only(Tensor, lambda t: value if t is place else t, kept)
         # The fused kernels of attention have no forward mode.
         unfused = sdpa_kernel(SDPBackend.MATH) if func is F.scaled_dot_product_attention else nullcontext()
         with torch.autocast(device, lowered, enabled=lowered is not None), unfused:
@@ -165,21 +166,6 @@ def out_of_place(func: Any) -> Any:
     return found if callable(found) and found is not func else None
 
 
-def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors(values: Any) -> list[Tensor]:
     """The tensors among the arguments of a function, also inside lists and tuples."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from tensors(value)
-
-
-def replaced(values: Any, replace: Callable[[Tensor], Tensor]) -> Any:
-    """Arguments of a function, with ``replace`` applied to each tensor."""
-    if isinstance(values, Tensor):
-        return replace(values)
-    if isinstance(values, Mapping):
-        return {name: replaced(value, replace) for name, value in values.items()}
-    if type(values) in (list, tuple):
-        return type(values)(replaced(value, replace) for value in values)
-    return values
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
